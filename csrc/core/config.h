@@ -1,0 +1,28 @@
+// Figures that several parts share, each named once.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define SELECTIVE_SCAN_HD __host__ __device__ __forceinline__
+#elif defined(_MSC_VER)
+#define SELECTIVE_SCAN_HD __forceinline
+#else
+// Always inlined: one header is compiled for several instruction sets in one library, and an
+// out-of-line copy merged by the linker could carry instructions that the processor lacks.
+#define SELECTIVE_SCAN_HD inline __attribute__((always_inline))
+#endif
+
+namespace selective_scan {
+
+/// The forward pass saves the state after every kStateChunk steps (but not after the last chunk);
+/// the backward pass recomputes the states between. This bounds what is saved to
+/// batch·dim·dstate·seqlen / kStateChunk values.
+constexpr int64_t kStateChunk = 32;
+
+/// Number of states saved along a sequence: those at the inner chunk boundaries.
+SELECTIVE_SCAN_HD int64_t num_saved_states(int64_t seqlen) {
+  return seqlen > 0 ? (seqlen - 1) / kStateChunk : 0;
+}
+
+}  // namespace selective_scan

@@ -1,0 +1,89 @@
+// What a kernel is given: one struct for the forward pass, one for the backward pass.
+//
+// The caller (csrc/torch) has validated everything and resolved the layout; kernels never see a
+// tensor. Two conventions keep them simple:
+//  - a dimension that a tensor lacks has stride 0, so constant and variable B and C, shared groups
+//    and broadcast inputs are read by the same expression;
+//  - reverse=True is expressed by pointing at the last step with a negative step stride (of every
+//    array that has steps), so kernels always scan from step 0 to step seqlen - 1.
+#pragma once
+
+#include <cstdint>
+
+#include "config.h"
+#include "discretization.h"
+#include "dtype.h"
+
+namespace selective_scan {
+
+/// A strided array read or written by (batch, channel, group, state, step). Strides count elements
+/// of `dtype`. Complex arrays are seen as their real components, the imaginary part `imag` elements
+/// behind the real part: native complex tensors have imag = 1, interleaved real tensors the stride
+/// of their last dimension.
+struct ArrayView {
+  void* data = nullptr;  // null: an optional argument that is absent
+  DType dtype = DType::kFloat32;
+  int64_t batch = 0;
+  int64_t channel = 0;
+  int64_t group = 0;
+  int64_t state = 0;
+  int64_t step = 0;
+  int64_t imag = 0;
+
+  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+};
+
+/// What both passes share: sizes, flags and inputs.
+struct ScanParams {
+  int64_t batch = 0;
+  int64_t dim = 0;
+  int64_t groups = 1;  // channel d belongs to group d / (dim / groups)
+  int64_t dstate = 0;
+  int64_t seqlen = 0;
+
+  Method method = Method::kZoh;
+  bool is_complex = false;  // A, B, C and the states are complex
+  bool is_double = false;   // arithmetic and states in fp64, else fp32
+  bool delta_softplus = false;
+  bool variable_B = false;  // B has steps (batch, group, state, step), else (channel, state)
+  bool variable_C = false;
+
+  ArrayView u;              // (batch, channel, step)
+  ArrayView delta;          // (batch, channel, step)
+  ArrayView A;              // (channel, state)
+  ArrayView B;              // (batch, group, state, step) or (channel, state)
+  ArrayView C;              // likewise
+  ArrayView D;              // (channel), optional
+  ArrayView z;              // (batch, channel, step), optional
+  ArrayView delta_bias;     // (channel), optional
+  ArrayView initial_state;  // (batch, channel, state), optional
+
+  /// States at the inner chunk boundaries, in the order of the scan: index (batch, chunk, channel,
+  /// state), contiguous, of the compute type (complex interleaved). Written by the forward pass
+  /// when present, read by the backward pass. See num_saved_states().
+  void* states = nullptr;
+};
+
+struct ForwardParams : ScanParams {
+  ArrayView out;         // (batch, channel, step); absent: only states are wanted
+  ArrayView last_state;  // (batch, channel, state), of the compute type
+};
+
+/// Every gradient of a present input is present, has its input's indices, and is written in full
+/// (never accumulated into).
+struct BackwardParams : ScanParams {
+  ArrayView dout;         // (batch, channel, step), optional: absent means zero
+  ArrayView dlast_state;  // (batch, channel, state), optional
+
+  ArrayView du;
+  ArrayView ddelta;
+  ArrayView dA;
+  ArrayView dB;
+  ArrayView dC;
+  ArrayView dD;
+  ArrayView dz;
+  ArrayView ddelta_bias;
+  ArrayView dinitial_state;
+};
+
+}  // namespace selective_scan
