@@ -65,6 +65,9 @@ struct ScanParams {
 };
 
 struct ForwardParams : ScanParams {
+  ForwardParams() = default;
+  explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
+
   ArrayView out;         // (batch, channel, step); absent: only states are wanted
   ArrayView last_state;  // (batch, channel, state), of the compute type
 };
@@ -72,6 +75,9 @@ struct ForwardParams : ScanParams {
 /// Every gradient of a present input is present, has its input's indices, and is written in full
 /// (never accumulated into).
 struct BackwardParams : ScanParams {
+  BackwardParams() = default;
+  explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
+
   ArrayView dout;         // (batch, channel, step), optional: absent means zero
   ArrayView dlast_state;  // (batch, channel, state), optional
 

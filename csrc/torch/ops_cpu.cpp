@@ -1,0 +1,77 @@
+// Op schemas and the CPU backend. This library is always built.
+
+#include <sstream>
+
+#include "../cpu/launch.h"
+#include "build_info.h"
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CpuBackend {
+  static constexpr int64_t kMaxDstate = 0;
+
+  explicit CpuBackend(const Tensor&) {}
+
+  int64_t workspace_bytes(const ForwardParams& params) const {
+    return cpu::forward_workspace_bytes(params, pool);
+  }
+  int64_t workspace_bytes(const BackwardParams& params) const {
+    return cpu::backward_workspace_bytes(params, pool);
+  }
+  void launch(const ForwardParams& params, void* workspace) const {
+    cpu::scan_forward(params, workspace, pool);
+  }
+  void launch(const BackwardParams& params, void* workspace) const {
+    cpu::scan_backward(params, workspace, pool);
+  }
+
+  static void parallel_for(int64_t count, void (*task)(int64_t begin, int64_t end, void* context),
+                           void* context) {
+    TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, /*grain_size=*/1, task, context));
+  }
+
+  cpu::ThreadPool pool{&parallel_for, static_cast<int>(torch::stable::get_num_threads())};
+};
+
+int64_t state_chunk() {
+  return kStateChunk;
+}
+
+std::string cpu_build_info() {
+  std::ostringstream json;
+  json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
+       << "\", \"capability\": \"" << cpu::capability() << "\"}";
+  return json.str();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(selective_scan, m) {
+  m.def(
+      "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
+      "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
+      "str discretization_method=\"zoh\", Tensor? initial_state=None, bool reverse=False, "
+      "bool save_states=False) -> (Tensor out, Tensor last_state, Tensor states)");
+  m.def(
+      "selective_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
+      "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states) -> "
+      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
+      "Tensor ddelta_bias, Tensor dinitial_state)");
+  m.def("state_chunk() -> int");
+  m.def("cpu_build_info() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
+  m.impl("state_chunk", TORCH_BOX(&state_chunk));
+  m.impl("cpu_build_info", TORCH_BOX(&cpu_build_info));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
+  m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,67 @@
+// The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include <sstream>
+
+#include "../cuda/launch.h"
+#include "build_info.h"
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend {
+  static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
+
+  explicit CudaBackend(const Tensor& u) : device(u.get_device_index()), guard(device) {
+    void* current = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
+    stream = static_cast<cudaStream_t>(current);
+  }
+
+  int64_t workspace_bytes(const ForwardParams& params) const {
+    return cuda::forward_workspace_bytes(params);
+  }
+  int64_t workspace_bytes(const BackwardParams& params) const {
+    return cuda::backward_workspace_bytes(params);
+  }
+  void launch(const ForwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, workspace, stream));
+  }
+  void launch(const BackwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, workspace, stream));
+  }
+
+  int32_t device;
+  torch::stable::accelerator::DeviceGuard guard;
+  cudaStream_t stream = nullptr;
+};
+
+std::string cuda_build_info() {
+  std::ostringstream json;
+  json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
+       << "\", \"cuda\": \"" << CUDART_VERSION / 1000 << '.' << CUDART_VERSION % 1000 / 10
+       << "\", \"architectures\": \"" << SELECTIVE_SCAN_CUDA_ARCHITECTURES << "\"}";
+  return json.str();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def("cuda_build_info() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
+  m.impl("cuda_build_info", TORCH_BOX(&cuda_build_info));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CudaBackend>));
+  m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,260 @@
+#include "scan_arguments.h"
+
+#include <torch/csrc/stable/ops.h>
+
+namespace selective_scan::op {
+namespace {
+
+/// Calls visit(name, tensor) for every tensor that is there, in schema order.
+template <class Visit>
+void for_each_tensor(const ScanArguments& args, const Visit& visit) {
+  visit("u", args.u);
+  visit("delta", args.delta);
+  visit("A", args.A);
+  visit("B", args.B);
+  visit("C", args.C);
+  if (args.D) visit("D", *args.D);
+  if (args.z) visit("z", *args.z);
+  if (args.delta_bias) visit("delta_bias", *args.delta_bias);
+  if (args.initial_state) visit("initial_state", *args.initial_state);
+}
+
+Method parse_method(const std::string& name) {
+  for (int i = 0; i < kNumMethods; ++i) {
+    if (name == kMethodNames[i]) return static_cast<Method>(i);
+  }
+  std::string names;
+  for (const char* known : kMethodNames) names += std::string(names.empty() ? "" : ", ") + known;
+  fail("discretization_method must be one of ", names, ", got '", name, "'");
+}
+
+bool is_variable(const Tensor& projection) {
+  return projection.dim() != 2;
+}
+
+void check_projection_dtype(const char* name, const Tensor& tensor, bool is_complex) {
+  if (!is_complex) {
+    check_dtype(name, tensor, kRealDtypes);
+  } else if (is_variable(tensor)) {
+    check_dtype(name, tensor,
+                {ScalarType::ComplexFloat, ScalarType::ComplexDouble, ScalarType::Float,
+                 ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
+  } else {
+    check_dtype(name, tensor, {ScalarType::ComplexFloat, ScalarType::ComplexDouble},
+                " (complex A, constant B and C)");
+  }
+}
+
+void check_dtypes(const ScanArguments& args, bool is_complex) {
+  check_dtype("u", args.u, kRealDtypes);
+  check_dtype("delta", args.delta, kRealDtypes);
+  check_dtype(
+      "A", args.A,
+      {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble});
+  check_projection_dtype("B", args.B, is_complex);
+  check_projection_dtype("C", args.C, is_complex);
+  if (args.D) check_dtype("D", *args.D, kRealDtypes);
+  if (args.z) check_dtype("z", *args.z, kRealDtypes);
+  if (args.delta_bias) check_dtype("delta_bias", *args.delta_bias, kRealDtypes);
+  if (args.initial_state && is_complex) {
+    check_dtype("initial_state", *args.initial_state,
+                {ScalarType::ComplexFloat, ScalarType::ComplexDouble});
+  } else if (args.initial_state) {
+    check_dtype("initial_state", *args.initial_state, {ScalarType::Float, ScalarType::Double});
+  }
+}
+
+/// Returns the number of groups of a variable projection, 0 for a constant one.
+int64_t check_projection_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
+  const bool packed = params.is_complex && !is_complex_dtype(tensor.scalar_type());
+  const Dim steps = packed ? Dim{"2*seqlen", 2 * params.seqlen} : Dim{"seqlen", params.seqlen};
+  switch (tensor.dim()) {
+    case 2:
+      check_shape(name, tensor, {{"dim", params.dim}, {"dstate", params.dstate}});
+      return 0;
+    case 3:
+      check_shape(name, tensor, {{"batch", params.batch}, {"dstate", params.dstate}, steps});
+      return 1;
+    case 4:
+      check_shape(name, tensor,
+                  {{"batch", params.batch}, {"groups"}, {"dstate", params.dstate}, steps});
+      break;
+    default:
+      fail(name,
+           " must be (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen),"
+           " got ",
+           shape_text(tensor));
+  }
+  const int64_t groups = tensor.size(1);
+  if (groups == 0 || params.dim % groups != 0) {
+    fail(name, " must have a number of groups that divides dim = ", params.dim, ", got ", groups);
+  }
+  return groups;
+}
+
+void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dstate) {
+  check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
+  params.batch = args.u.size(0);
+  params.dim = args.u.size(1);
+  params.seqlen = args.u.size(2);
+  const auto check_sequence = [&](const char* name, const Tensor& tensor) {
+    check_shape(name, tensor,
+                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
+  };
+  const auto check_channels = [&](const char* name, const Tensor& tensor) {
+    check_shape(name, tensor, {{"dim", params.dim}});
+  };
+
+  check_sequence("delta", args.delta);
+  check_shape("A", args.A, {{"dim", params.dim}, {"dstate"}});
+  params.dstate = args.A.size(1);
+  if (params.dstate == 0) fail("A must have dstate of at least 1, got ", shape_text(args.A));
+  if (max_dstate > 0 && params.dstate > max_dstate) {
+    fail("A must have dstate of at most ", max_dstate, " on ", device_name(args.A), ", got ",
+         shape_text(args.A));
+  }
+  const int64_t groups_of_B = check_projection_shape("B", args.B, params);
+  const int64_t groups_of_C = check_projection_shape("C", args.C, params);
+  params.variable_B = groups_of_B > 0;
+  params.variable_C = groups_of_C > 0;
+  if (params.variable_B && params.variable_C && groups_of_B != groups_of_C) {
+    fail("C must have as many groups as B, ", groups_of_B, ", got ", groups_of_C);
+  }
+  params.groups = params.variable_B ? groups_of_B : params.variable_C ? groups_of_C : 1;
+  if (args.D) check_channels("D", *args.D);
+  if (args.z) check_sequence("z", *args.z);
+  if (args.delta_bias) check_channels("delta_bias", *args.delta_bias);
+  if (args.initial_state) {
+    check_shape("initial_state", *args.initial_state,
+                {{"batch", params.batch}, {"dim", params.dim}, {"dstate", params.dstate}});
+  }
+}
+
+DType component_dtype(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double:
+    case ScalarType::ComplexDouble:
+      return DType::kFloat64;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+/// A view whose strides count components: `stride(i)` is the tensor's i-th.
+struct Components {
+  const Tensor& tensor;
+  int64_t per_element;
+
+  explicit Components(const Tensor& tensor)
+      : tensor(tensor), per_element(is_complex_dtype(tensor.scalar_type()) ? 2 : 1) {}
+
+  int64_t stride(int64_t dim) const { return tensor.stride(dim) * per_element; }
+
+  ArrayView view() const {
+    ArrayView view;
+    // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
+    view.data = const_cast<void*>(tensor.const_data_ptr());
+    view.dtype = component_dtype(tensor.scalar_type());
+    view.imag = per_element - 1;
+    return view;
+  }
+};
+
+ArrayView reversed(ArrayView view, int64_t seqlen) {
+  if (seqlen == 0) return view;
+  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
+  view.step = -view.step;
+  return view;
+}
+
+}  // namespace
+
+ScalarType compute_dtype(const ScanParams& params) {
+  return params.is_double ? ScalarType::Double : ScalarType::Float;
+}
+
+ScalarType state_dtype(const ScanParams& params) {
+  if (!params.is_complex) return compute_dtype(params);
+  return params.is_double ? ScalarType::ComplexDouble : ScalarType::ComplexFloat;
+}
+
+ArrayView sequence_view(const Tensor& tensor, bool reverse) {
+  const Components components(tensor);
+  ArrayView view = components.view();
+  view.batch = components.stride(0);
+  view.channel = components.stride(1);
+  view.step = components.stride(2);
+  return reverse ? reversed(view, tensor.size(2)) : view;
+}
+
+ArrayView channel_view(const Tensor& tensor) {
+  const Components components(tensor);
+  ArrayView view = components.view();
+  view.channel = components.stride(0);
+  return view;
+}
+
+ArrayView pole_view(const Tensor& tensor) {
+  const Components components(tensor);
+  ArrayView view = components.view();
+  view.channel = components.stride(0);
+  view.state = components.stride(1);
+  return view;
+}
+
+ArrayView state_view(const Tensor& tensor) {
+  const Components components(tensor);
+  ArrayView view = components.view();
+  view.batch = components.stride(0);
+  view.channel = components.stride(1);
+  view.state = components.stride(2);
+  return view;
+}
+
+ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse) {
+  if (!is_variable(tensor)) return pole_view(tensor);
+  const Components components(tensor);
+  const int64_t rank = tensor.dim();
+  ArrayView view = components.view();
+  view.batch = components.stride(0);
+  view.group = rank == 4 ? components.stride(1) : 0;
+  view.state = components.stride(rank - 2);
+  view.step = components.stride(rank - 1);
+  if (params.is_complex && components.per_element == 1) {
+    view.imag = view.step;
+    view.step *= 2;
+  }
+  return reverse ? reversed(view, params.seqlen) : view;
+}
+
+ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
+  ScanParams params;
+  params.method = parse_method(args.discretization_method);
+  params.delta_softplus = args.delta_softplus;
+
+  for_each_tensor(args, check_dense);
+  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
+    check_same_device(name, tensor, "u", args.u);
+    params.is_double = params.is_double || is_double_dtype(tensor.scalar_type());
+  });
+  params.is_complex = is_complex_dtype(args.A.scalar_type());
+  check_dtypes(args, params.is_complex);
+  check_shapes(args, params, max_dstate);
+
+  params.u = sequence_view(args.u, args.reverse);
+  params.delta = sequence_view(args.delta, args.reverse);
+  params.A = pole_view(args.A);
+  params.B = projection_view(args.B, params, args.reverse);
+  params.C = projection_view(args.C, params, args.reverse);
+  if (args.D) params.D = channel_view(*args.D);
+  if (args.z) params.z = sequence_view(*args.z, args.reverse);
+  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
+  if (args.initial_state) params.initial_state = state_view(*args.initial_state);
+  return params;
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,52 @@
+// The arguments of the selective-scan ops: validation, and translation to the kernels' parameters.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "../core/params.h"
+#include "tensor_checks.h"
+
+namespace selective_scan::op {
+
+/// What the forward and the backward op have in common, in the order of their schemas.
+struct ScanArguments {
+  const Tensor& u;
+  const Tensor& delta;
+  const Tensor& A;
+  const Tensor& B;
+  const Tensor& C;
+  const std::optional<Tensor>& D;
+  const std::optional<Tensor>& z;
+  const std::optional<Tensor>& delta_bias;
+  bool delta_softplus;
+  const std::string& discretization_method;
+  const std::optional<Tensor>& initial_state;
+  bool reverse;
+};
+
+/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
+/// `max_dstate` is the backend's limit, 0 for none.
+ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
+
+/// The dtype of arithmetic (float32 or float64) and of states (its complex counterpart for complex
+/// A).
+ScalarType compute_dtype(const ScanParams& params);
+ScalarType state_dtype(const ScanParams& params);
+
+// Views of tensors that were checked. Those with steps point at the last step, with a negative
+// stride, where the scan is reversed.
+
+/// (batch, dim, seqlen)
+ArrayView sequence_view(const Tensor& tensor, bool reverse);
+/// (dim,)
+ArrayView channel_view(const Tensor& tensor);
+/// (dim, dstate)
+ArrayView pole_view(const Tensor& tensor);
+/// (batch, dim, dstate)
+ArrayView state_view(const Tensor& tensor);
+/// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
+/// dimension twice as long where a real tensor interleaves complex values.
+ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse);
+
+}  // namespace selective_scan::op

@@ -1,0 +1,143 @@
+#include "tensor_checks.h"
+
+#include <algorithm>
+
+namespace selective_scan::op {
+namespace {
+
+/// "(a, b)", and "(a,)" for one entry.
+template <class Range, class Print>
+std::string tuple_text(const Range& entries, const Print& print) {
+  std::ostringstream text;
+  text << '(';
+  size_t count = 0;
+  for (const auto& entry : entries) {
+    if (count++ > 0) text << ", ";
+    print(text, entry);
+  }
+  text << (count == 1 ? ",)" : ")");
+  return text.str();
+}
+
+/// "a, b or c"
+std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
+  std::string text;
+  size_t index = 0;
+  for (ScalarType dtype : dtypes) {
+    if (index > 0) text += index + 1 == dtypes.size() ? " or " : ", ";
+    text += dtype_name(dtype);
+    ++index;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::UInt16:
+      return "uint16";
+    case ScalarType::UInt32:
+      return "uint32";
+    case ScalarType::UInt64:
+      return "uint64";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    default:
+      return "another dtype";
+  }
+}
+
+std::string device_name(const Tensor& tensor) {
+  if (tensor.is_cpu()) return "cpu";
+  if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+  return "another device";
+}
+
+std::string shape_text(const Tensor& tensor) {
+  return tuple_text(tensor.sizes(), [](std::ostream& text, int64_t size) { text << size; });
+}
+
+bool is_complex_dtype(ScalarType dtype) {
+  return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble;
+}
+
+bool is_double_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double || dtype == ScalarType::ComplexDouble;
+}
+
+void check_dense(const char* name, const Tensor& tensor) {
+  if (tensor.layout() != torch::headeronly::Layout::Strided) {
+    fail(name, " must be a dense (strided) tensor, got another layout");
+  }
+}
+
+void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
+                       const Tensor& other) {
+  if (!(tensor.device() == other.device())) {
+    fail(name, " must be on the device of ", other_name, ", ", device_name(other), ", got ",
+         device_name(tensor));
+  }
+}
+
+void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
+                 const char* remark) {
+  const ScalarType dtype = tensor.scalar_type();
+  if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
+    fail(name, " must have dtype ", alternatives_text(allowed), remark, ", got ",
+         dtype_name(dtype));
+  }
+}
+
+void check_shape(const char* name, const Tensor& tensor, Dims dims) {
+  const auto sizes = tensor.sizes();
+  bool matches = sizes.size() == dims.size();
+  for (size_t i = 0; matches && i < dims.size(); ++i) {
+    const int64_t expected = dims.begin()[i].size;
+    matches = expected == Dim::kAny || expected == sizes[i];
+  }
+  if (matches) return;
+
+  const bool any_known =
+      std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
+  const std::string names =
+      tuple_text(dims, [](std::ostream& text, const Dim& dim) { text << dim.name; });
+  const std::string expected = tuple_text(dims, [](std::ostream& text, const Dim& dim) {
+    if (dim.size == Dim::kAny) {
+      text << '*';
+    } else {
+      text << dim.size;
+    }
+  });
+  fail(name, " must be ", names, any_known ? " = " + expected : "", ", got ", shape_text(tensor));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,57 @@
+// Checks of one tensor, and the sentences they fail with. Python's _validation.py says the same
+// sentences for the reference and for fake tensors; one table of bad calls tests both.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace selective_scan::op {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+/// Throws "selective_scan: " and the parts. Not STD_TORCH_CHECK, which puts a source line in front
+/// of what the user should read.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  message << "selective_scan: ";
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+/// As Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
+std::string dtype_name(ScalarType dtype);
+std::string device_name(const Tensor& tensor);
+std::string shape_text(const Tensor& tensor);
+
+/// One dimension that a shape must have: its name and size.
+struct Dim {
+  static constexpr int64_t kAny = -1;
+
+  const char* name;
+  int64_t size = kAny;
+};
+using Dims = std::initializer_list<Dim>;
+
+bool is_complex_dtype(ScalarType dtype);
+/// float64 or complex128
+bool is_double_dtype(ScalarType dtype);
+
+void check_dense(const char* name, const Tensor& tensor);
+void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
+                       const Tensor& other);
+/// `remark` stands behind the list of allowed dtypes.
+void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
+                 const char* remark = "");
+void check_shape(const char* name, const Tensor& tensor, Dims dims);
+
+constexpr std::initializer_list<ScalarType> kRealDtypes = {
+    ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double};
+
+}  // namespace selective_scan::op
