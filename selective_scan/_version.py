@@ -1,0 +1,3 @@
+"""The version, named once."""
+
+__version__ = "0.1.0"

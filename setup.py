@@ -1,0 +1,518 @@
+"""Builds the libraries of selective_scan: `_cpu.so` always, `_cuda.so` where nvcc is found and
+torch is a CUDA build.
+
+Environment variables:
+    USE_CUDA=0|1                leave the CUDA library out, or build it in any case
+    CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
+    TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native"
+    MAX_JOBS                    how many files are compiled at a time
+    DEBUG=1                     line information, no optimisation, assertions on host and device
+    SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import setuptools
+
+ROOT = Path(__file__).resolve().parent
+
+MINIMUM_TORCH = (2, 10)
+MINIMUM_SETUPTOOLS = 77
+MINIMUM_NVCC = 12  # the first with C++20
+# The stable ABI's functions that this library may use: those of PyTorch 2.10.
+TORCH_TARGET_VERSION = "0x020a000000000000"
+
+DEFAULT_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+# The names that PyTorch gives to groups of architectures.
+NAMED_ARCHITECTURES = {
+    "volta": ("7.0+PTX",),
+    "volta+tegra": ("7.2",),
+    "turing": ("7.5+PTX",),
+    "ampere": ("8.0", "8.6+PTX"),
+    "ampere+tegra": ("8.7",),
+    "ada": ("8.9+PTX",),
+    "hopper": ("9.0+PTX",),
+    "blackwell": ("10.0", "10.3", "12.0", "12.1+PTX"),
+    "blackwell+tegra": ("11.0",),
+}
+
+
+def stop(sentence: str) -> NoReturn:
+    """Ends the build with one sentence instead of a traceback."""
+    sys.exit(f"selective_scan: {sentence}")
+
+
+def environment_flag(name: str) -> bool | None:
+    """The value of an on/off variable, None when it is unset or empty."""
+    value = os.environ.get(name, "").strip().lower()
+    if value in ("1", "on", "true", "yes"):
+        return True
+    if value in ("0", "off", "false", "no"):
+        return False
+    if value:
+        stop(f"{name} must be 0 or 1, got {os.environ[name]!r}")
+    return None
+
+
+# --- GPU architectures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A compute capability such as 9.0 or 9.0a, with or without PTX for later GPUs."""
+
+    major: int
+    minor: int
+    suffix: str = ""
+    ptx: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Architecture:
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", text, re.IGNORECASE)
+        if match is None:
+            names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
+            raise ValueError(
+                "TORCH_CUDA_ARCH_LIST must hold entries such as 9.0, 9.0a, 9.0+PTX, native "
+                f"or one of {names}, got {text!r}"
+            )
+        major, minor, suffix, ptx = match.groups()
+        return cls(int(major), int(minor), suffix.lower(), ptx is not None)
+
+    @property
+    def number(self) -> str:
+        """As nvcc writes it: 90a."""
+        return f"{self.major}{self.minor}{self.suffix}"
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}{self.suffix}{'+PTX' if self.ptx else ''}"
+
+    def nvcc_flags(self) -> list[str]:
+        compute = f"-gencode=arch=compute_{self.number}"
+        flags = [f"{compute},code=sm_{self.number}"]
+        if self.ptx:
+            flags.append(f"{compute},code=compute_{self.number}")
+        return flags
+
+
+def parse_architectures(text: str) -> list[Architecture]:
+    """Reads a TORCH_CUDA_ARCH_LIST; ValueError names what is wrong with it."""
+    chosen: dict[str, Architecture] = {}
+    for entry in re.split(r"[;,\s]+", text.strip(";, \t\n")):
+        for item in NAMED_ARCHITECTURES.get(entry.lower(), (entry,)):
+            architecture = Architecture.parse(item)
+            known = chosen.get(architecture.number)
+            if known is None or architecture.ptx:
+                chosen[architecture.number] = architecture
+    return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
+
+
+def default_architectures(supported: set[str]) -> list[Architecture]:
+    """Those that nvcc knows of DEFAULT_ARCHITECTURES, the last one with PTX for later GPUs."""
+    known = [Architecture.parse(text) for text in DEFAULT_ARCHITECTURES]
+    known = [architecture for architecture in known if architecture.number in supported]
+    if not known:
+        raise ValueError(f"nvcc supports none of {', '.join(DEFAULT_ARCHITECTURES)}")
+    last = known[-1]
+    return [*known[:-1], Architecture(last.major, last.minor, last.suffix, ptx=True)]
+
+
+def choose_architectures(text: str, supported: set[str], torch: ModuleType) -> list[Architecture]:
+    """The architectures to compile for; `supported` holds those of nvcc, as in {"80", "90"}."""
+    if not text.strip():
+        return default_architectures(supported)
+    if text.strip().lower() == "native":
+        if not torch.cuda.is_available():
+            raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
+        count = torch.cuda.device_count()
+        capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
+        text = ";".join(f"{major}.{minor}" for major, minor in capabilities)
+    architectures = parse_architectures(text)
+    for architecture in architectures:
+        if f"{architecture.major}{architecture.minor}" not in supported:
+            raise ValueError(
+                f"TORCH_CUDA_ARCH_LIST asks for {architecture}, which this nvcc does not support"
+            )
+    return architectures
+
+
+# --- the CUDA toolkit -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit as nvcc itself describes it.
+
+    nvcc on PATH may be a link or a wrapper script, so nothing is derived from where it lies.
+    """
+
+    nvcc: str
+    home: str
+    version: tuple[int, int]
+    include_dirs: list[str]
+    library_dirs: list[str]
+    supported: set[str]
+
+    @classmethod
+    def ask(cls, nvcc: str) -> Toolkit:
+        def run(*arguments: str) -> str:
+            result = subprocess.run([nvcc, *arguments], capture_output=True, text=True, check=False)
+            return result.stdout + result.stderr
+
+        plan = run("--dryrun", "-E", "-x", "cu", os.devnull)
+        release = re.search(r"release (\d+)\.(\d+)", run("--version"))
+        top = re.search(r"^#\$ TOP=(.*)$", plan, re.MULTILINE)
+        if release is None or top is None:
+            stop(f"{nvcc} does not answer as nvcc does; set CUDA_HOME to a working CUDA toolkit")
+        home = os.path.realpath(top[1].strip())
+        if shutil.which("nvcc", path=os.path.join(home, "bin")) is None:
+            home = os.path.dirname(os.path.dirname(nvcc))
+
+        def folders(variable: str, flag: str) -> list[str]:
+            line = re.search(rf"^#\$ {variable}=(.*)$", plan, re.MULTILINE)
+            found = re.findall(rf'"{flag}([^"]+)"', line[1]) if line else []
+            return [os.path.realpath(folder) for folder in found if os.path.isdir(folder)]
+
+        return cls(
+            nvcc=nvcc,
+            home=home,
+            version=(int(release[1]), int(release[2])),
+            include_dirs=folders("INCLUDES", "-I"),
+            library_dirs=folders("LIBRARIES", "(?:-L|/LIBPATH:)"),
+            supported=set(re.findall(r"sm_(\d+)", run("--list-gpu-code"))),
+        )
+
+
+def find_nvcc() -> str | None:
+    """nvcc of CUDA_HOME, of PATH, or of the usual places."""
+    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    for folder in folders:
+        if folder and (nvcc := shutil.which("nvcc", path=os.path.join(folder, "bin"))):
+            return nvcc
+    if nvcc := shutil.which("nvcc"):
+        return nvcc
+    if os.name == "nt":
+        usual = [r"C:\Program Files\NVIDIA GPU Computing Toolkit\CUDA\v*"]
+    else:
+        usual = ["/usr/local/cuda", "/opt/cuda", "/usr/local/cuda-*"]
+    for pattern in usual:
+        for folder in sorted(glob.glob(pattern), reverse=True):
+            if nvcc := shutil.which("nvcc", path=os.path.join(folder, "bin")):
+                return nvcc
+    return None
+
+
+@dataclass(frozen=True)
+class CudaPlan:
+    """What to build of the CUDA library: all of it, or nothing and why."""
+
+    toolkit: Toolkit | None = None
+    architectures: tuple[Architecture, ...] = ()
+    reason: str = ""
+
+
+def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaPlan:
+    """Decides about the CUDA library, never by whether this machine has a GPU."""
+    if sanitize:
+        return CudaPlan(reason="a sanitizer build has the CPU library alone")
+    if use_cuda is False:
+        return CudaPlan(reason="USE_CUDA=0")
+    if use_cuda is None and torch.version.cuda is None:
+        return CudaPlan(
+            reason=f"torch {torch.__version__} is not a CUDA build (USE_CUDA=1 builds it anyway)"
+        )
+
+    nvcc = find_nvcc()
+    problem = None
+    toolkit = None
+    if nvcc is None:
+        problem = "nvcc was not found by CUDA_HOME, on PATH or in the usual places"
+    else:
+        toolkit = Toolkit.ask(nvcc)
+        release = ".".join(map(str, toolkit.version))
+        if toolkit.version[0] < MINIMUM_NVCC:
+            problem = f"{nvcc} is of CUDA {release}, and C++20 needs {MINIMUM_NVCC}.0 or later"
+        elif torch.version.cuda and int(torch.version.cuda.split(".")[0]) != toolkit.version[0]:
+            problem = (
+                f"{nvcc} is of CUDA {release}, but torch {torch.__version__} of CUDA "
+                f"{torch.version.cuda}; set CUDA_HOME to a toolkit of torch's major version"
+            )
+    if problem is not None or toolkit is None:
+        if use_cuda:
+            stop(f"USE_CUDA=1 asks for the CUDA library, but {problem}.")
+        return CudaPlan(reason=problem or "")
+    try:
+        wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+        architectures = choose_architectures(wanted, toolkit.supported, torch)
+    except ValueError as error:
+        stop(f"{error}.")
+    return CudaPlan(toolkit, tuple(architectures))
+
+
+# --- sources and flags ----------------------------------------------------------------------------
+
+
+def sources(*patterns: str) -> list[str]:
+    """The sources of a library, relative to the root as setuptools wants them."""
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    relative = sorted(path.relative_to(ROOT) for path in found)
+    stems = [path.with_suffix("") for path in relative]
+    for stem in stems:
+        if stems.count(stem) > 1:  # a.cpp and a.cu would be compiled into one a.o
+            raise ValueError(f"two sources share the object file name {stem}")
+    return [path.as_posix() for path in relative]
+
+
+def cpu_sources() -> list[str]:
+    dispatch = sources("csrc/torch/*.cpp")
+    return [*sources("csrc/cpu/*.cpp"), *(s for s in dispatch if not s.endswith("_cuda.cpp"))]
+
+
+def cuda_sources() -> list[str]:
+    return [*sources("csrc/cuda/**/*.cu"), *sources("csrc/torch/*_cuda.cpp")]
+
+
+def headers() -> list[Path]:
+    return [path for suffix in ("h", "cuh") for path in ROOT.glob(f"csrc/**/*.{suffix}")]
+
+
+def cxx_flags(includes: list[str], debug: bool, sanitize: bool) -> list[str]:
+    if os.name == "nt":
+        flags = ["/std:c++20", "/permissive-", "/Zc:__cplusplus", "/EHsc", "/W3", "/wd4190"]
+        flags += ["/Od", "/Z7", "/UNDEBUG"] if debug else ["/O2", "/DNDEBUG"]
+        flags += ["/external:W0", *(f"/external:I{folder}" for folder in includes)]
+        return flags
+    flags = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    # A system include: warnings of PyTorch's own headers are not ours to mend.
+    flags += [part for folder in includes for part in ("-isystem", folder)]
+    if sanitize:
+        flags += ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *sanitizer_flags()]
+    elif debug:
+        flags += ["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"]
+    else:
+        flags += ["-O3", "-g0", "-DNDEBUG"]
+    return flags
+
+
+def sanitizer_flags() -> list[str]:
+    return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+
+
+def nvcc_flags(
+    architectures: tuple[Architecture, ...], includes: list[str], debug: bool, files: int
+) -> list[str]:
+    flags = ["-std=c++20", "--expt-relaxed-constexpr"]
+    # BuildExtension switches the operators of __half and __nv_bfloat16 off, for the sake of ATen.
+    for macro in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"):
+        flags.append(f"-U__CUDA_NO_{macro}__")
+    flags += [part for folder in includes for part in ("-isystem", folder)]
+    # -G: device code without optimisation and with line information.
+    flags += ["-O0", "-g", "-G", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
+    if os.name != "nt":
+        flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
+    for architecture in architectures:
+        flags += architecture.nvcc_flags()
+    # Files are compiled in parallel first; what is left of the jobs goes to their architectures.
+    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    threads = min(len(architectures), jobs // max(files, 1))
+    if threads > 1:
+        flags.append(f"--threads={threads}")
+    return flags
+
+
+def link_flags(torch_libraries: list[str], sanitize: bool) -> list[str]:
+    if os.name == "nt":
+        folders = [f"/LIBPATH:{folder}" for folder in torch_libraries]
+        return [*folders, "torch.lib", "torch_cpu.lib", "c10.lib"]
+    folders = [f"-L{folder}" for folder in torch_libraries]
+    if sys.platform == "darwin":
+        return [*folders, "-ltorch", "-ltorch_cpu", "-lc10"]
+    # NEEDED libtorch.so is what makes PyTorch's symbols visible to this library, since Python loads
+    # PyTorch's own libraries with local visibility; a linker told --as-needed would drop it.
+    flags = [*folders, "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    return flags + (sanitizer_flags() if sanitize else [])
+
+
+def cudart_flags(toolkit: Toolkit) -> list[str]:
+    """The static CUDA runtime, so that one build serves torch builds of several CUDA versions."""
+    if os.name == "nt":
+        return [*(f"/LIBPATH:{folder}" for folder in toolkit.library_dirs), "cudart_static.lib"]
+    folders = [f"-L{folder}" for folder in toolkit.library_dirs]
+    hide = "-Wl,--exclude-libs,ALL"
+    return [*folders, hide, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+
+
+def define_string(name: str, value: str) -> str:
+    return f'{"/D" if os.name == "nt" else "-D"}{name}="{value}"'
+
+
+def make_extension(name: str, files: list[str], cxx: list[str], nvcc: list[str], link: list[str]):
+    version = f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"
+    return setuptools.Extension(
+        f"selective_scan.{name}",
+        files,
+        include_dirs=[str(ROOT / "csrc")],
+        depends=[path.relative_to(ROOT).as_posix() for path in headers()],
+        extra_compile_args={"cxx": [version, *cxx], "nvcc": [version, *nvcc]},
+        extra_link_args=link,
+        language="c++",  # else an extension of .cu files is linked by the C compiler
+    )
+
+
+def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setuptools.Extension]:
+    from torch.utils import cpp_extension
+
+    torch_includes = cpp_extension.include_paths()
+    link = link_flags(cpp_extension.library_paths(), sanitize)
+    cxx = cxx_flags(torch_includes, debug, sanitize)
+    extensions = [make_extension("_cpu", cpu_sources(), cxx, [], link)]
+    if plan.toolkit is not None:
+        files = cuda_sources()
+        names = ";".join(map(str, plan.architectures))
+        cuda_cxx = [
+            *cxx_flags([*torch_includes, *plan.toolkit.include_dirs], debug, sanitize),
+            "-DUSE_CUDA",
+            define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
+        ]
+        nvcc = ["-DUSE_CUDA", *nvcc_flags(plan.architectures, torch_includes, debug, len(files))]
+        link = [*link, *cudart_flags(plan.toolkit)]
+        extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
+        cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build
+    return extensions
+
+
+# --- setuptools commands --------------------------------------------------------------------------
+
+
+def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: bool):
+    from torch.utils.cpp_extension import BuildExtension
+
+    class BuildLibraries(BuildExtension):
+        def __init__(self, *args, **kwargs) -> None:
+            # The ninja path of BuildExtension does not quote string macros for MSVC.
+            kwargs.update(no_python_abi_suffix=True, use_ninja=os.name != "nt")
+            super().__init__(*args, **kwargs)
+
+        def run(self) -> None:
+            self._report()
+            self._forget_libraries_left_out()
+            super().run()
+
+        def build_extension(self, ext: setuptools.Extension) -> None:
+            name = ext.name.rpartition(".")[2]
+            if not any(file.startswith(f"csrc/{name[1:]}/") for file in ext.sources):
+                stop(f"csrc/{name[1:]} holds no sources; the source tree is incomplete.")
+            version = define_string("SELECTIVE_SCAN_VERSION", self.distribution.get_version())
+            ext.extra_compile_args["cxx"].append(version)
+            shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
+            try:
+                self._forget_stale_cuda_objects()
+                super().build_extension(ext)
+            finally:
+                self.build_temp = shared
+
+        def _report(self) -> None:
+            kind = "sanitizer" if sanitize else "debug" if debug else "release"
+            version = self.distribution.get_version()
+            print(f"selective_scan {version}, {kind} build with torch {torch.__version__}:")
+            print("  CPU library: built")
+            if plan.toolkit is None:
+                print(f"  CUDA library: left out, {plan.reason}")
+            else:
+                release = ".".join(map(str, plan.toolkit.version))
+                names = ", ".join(map(str, plan.architectures))
+                print(f"  CUDA library: built by {plan.toolkit.nvcc} (CUDA {release}) for {names}")
+            sys.stdout.flush()
+
+        def _forget_libraries_left_out(self) -> None:
+            """A library of an earlier build must not slip into a wheel."""
+            if plan.toolkit is None and not self.inplace:
+                left_out = self.get_ext_filename("selective_scan._cuda")
+                Path(self.build_lib, left_out).unlink(missing_ok=True)
+
+        def _forget_stale_cuda_objects(self) -> None:
+            """BuildExtension has ninja follow the headers of a .cu file only if torch is a CUDA
+            build; elsewhere an object older than a header is removed, so that it is rebuilt."""
+            if torch.version.cuda is not None:
+                return
+            newest = max((path.stat().st_mtime for path in headers()), default=0.0)
+            for compiled in Path(self.build_temp).glob("csrc/cuda/**/*.o"):
+                if compiled.stat().st_mtime < newest:
+                    compiled.unlink()
+
+    return BuildLibraries
+
+
+def make_bdist_wheel():
+    from setuptools.command.bdist_wheel import bdist_wheel
+
+    class PlatformWheel(bdist_wheel):
+        """The libraries hold no Python code: one wheel serves every Python of a platform."""
+
+        def get_tag(self) -> tuple[str, str, str]:
+            return ("py3", "none", super().get_tag()[2])
+
+    return PlatformWheel
+
+
+def import_torch() -> ModuleType:
+    wanted = ".".join(map(str, MINIMUM_TORCH))
+    advice = (
+        f"install it first (pip install 'torch>={wanted}'), "
+        "then install selective_scan with pip's option --no-build-isolation."
+    )
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        stop(f"building needs PyTorch {wanted} or later in this environment: {advice}")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MINIMUM_TORCH:
+        stop(f"building needs PyTorch {wanted} or later, got {torch.__version__}: {advice}")
+    return torch
+
+
+def put_ninja_on_path() -> None:
+    """Finds the ninja of this environment also where the environment is not activated."""
+    try:
+        import ninja
+    except ModuleNotFoundError:
+        return
+    os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
+
+
+def main() -> None:
+    if int(setuptools.__version__.split(".")[0]) < MINIMUM_SETUPTOOLS:
+        stop(
+            f"building needs setuptools {MINIMUM_SETUPTOOLS} or later, got "
+            f"{setuptools.__version__}: run pip install --upgrade setuptools."
+        )
+    if "sdist" in sys.argv:
+        setuptools.setup()
+        return
+    torch = import_torch()
+    put_ninja_on_path()
+    debug = bool(environment_flag("DEBUG"))
+    sanitize = bool(environment_flag("SELECTIVE_SCAN_SANITIZE"))
+    plan = plan_cuda(torch, environment_flag("USE_CUDA"), sanitize)
+    setuptools.setup(
+        ext_modules=make_extensions(plan, debug, sanitize),
+        cmdclass={
+            "build_ext": make_build_ext(torch, plan, debug, sanitize),
+            "bdist_wheel": make_bdist_wheel(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
