@@ -31,7 +31,7 @@ MINIMUM_TORCH = (2, 10)
 MINIMUM_SETUPTOOLS = 77
 MINIMUM_NVCC = 12  # the first with C++20
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
-TORCH_TARGET_VERSION = "0x020a000000000000"
+TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
 DEFAULT_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 # The names that PyTorch gives to groups of architectures.
@@ -308,14 +308,12 @@ def sanitizer_flags() -> list[str]:
     return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def nvcc_flags(
-    architectures: tuple[Architecture, ...], includes: list[str], debug: bool, files: int
-) -> list[str]:
+def nvcc_flags(architectures: tuple[Architecture, ...], debug: bool, files: int) -> list[str]:
+    """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
     flags = ["-std=c++20", "--expt-relaxed-constexpr"]
     # BuildExtension switches the operators of __half and __nv_bfloat16 off, for the sake of ATen.
     for macro in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"):
         flags.append(f"-U__CUDA_NO_{macro}__")
-    flags += [part for folder in includes for part in ("-isystem", folder)]
     # -G: device code without optimisation and with line information.
     flags += ["-O0", "-g", "-G", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
     if os.name != "nt":
@@ -357,13 +355,12 @@ def define_string(name: str, value: str) -> str:
 
 
 def make_extension(name: str, files: list[str], cxx: list[str], nvcc: list[str], link: list[str]):
-    version = f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"
     return setuptools.Extension(
         f"selective_scan.{name}",
         files,
         include_dirs=[str(ROOT / "csrc")],
         depends=[path.relative_to(ROOT).as_posix() for path in headers()],
-        extra_compile_args={"cxx": [version, *cxx], "nvcc": [version, *nvcc]},
+        extra_compile_args={"cxx": [TORCH_TARGET_FLAG, *cxx], "nvcc": nvcc},
         extra_link_args=link,
         language="c++",  # else an extension of .cu files is linked by the C compiler
     )
@@ -384,7 +381,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]
-        nvcc = ["-DUSE_CUDA", *nvcc_flags(plan.architectures, torch_includes, debug, len(files))]
+        nvcc = nvcc_flags(plan.architectures, debug, len(files))
         link = [*link, *cudart_flags(plan.toolkit)]
         extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
         cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build
@@ -445,7 +442,8 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             build; elsewhere an object older than a header is removed, so that it is rebuilt."""
             if torch.version.cuda is not None:
                 return
-            newest = max((path.stat().st_mtime for path in headers()), default=0.0)
+            used = (path for path in headers() if path.parent.name != "torch")
+            newest = max((path.stat().st_mtime for path in used), default=0.0)
             for compiled in Path(self.build_temp).glob("csrc/cuda/**/*.o"):
                 if compiled.stat().st_mtime < newest:
                     compiled.unlink()
