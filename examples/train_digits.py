@@ -10,8 +10,8 @@ Handwritten Digits"): nothing is downloaded. One call takes about two minutes on
 import argparse
 import time
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
@@ -20,22 +20,20 @@ from tqdm import tqdm
 
 from selective_scan import S6
 
-matplotlib.use("Agg")  # draws into a file, needs no screen
-from matplotlib import pyplot as plt  # noqa: E402
-
 
 class DigitClassifier(nn.Module):
-    """Pixels one by one -> S6 layers -> mean over the sequence -> scores of the ten digits."""
+    """Pixels one by one, each with its position -> S6 layers -> mean over the sequence -> logits."""
 
     def __init__(self, d_model: int, depth: int) -> None:
         super().__init__()
         self.embedding = nn.Linear(1, d_model)
+        self.position = nn.Parameter(0.02 * torch.randn(64, d_model))
         self.s6 = S6(d_model, depth=depth)
         self.head = nn.Linear(d_model, 10)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: (batch, 64), each between 0 and 1. Returns logits: (batch, 10)."""
-        hidden = self.s6(self.embedding(pixels.unsqueeze(-1)))
+        hidden = self.s6(self.embedding(pixels.unsqueeze(-1)) + self.position)
         return self.head(hidden.mean(dim=1))
 
 
@@ -88,7 +86,7 @@ def draw(
     path: str,
 ) -> None:
     """Saves the loss curve beside 20 test digits; the misclassified come first, in red."""
-    figure = plt.figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
 
     axis = left.subplots()
