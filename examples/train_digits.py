@@ -22,7 +22,7 @@ from selective_scan import S6
 
 
 class DigitClassifier(nn.Module):
-    """Pixels one by one, each with its position -> S6 layers -> mean over the sequence -> logits."""
+    """A sequence of pixels, each with its position, through S6 layers; the mean gives the digit."""
 
     def __init__(self, d_model: int, depth: int) -> None:
         super().__init__()
