@@ -112,6 +112,16 @@ SELECTIVE_SCAN_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
           sum_of_products(a.im, b.re, -a.re, b.im) / scale};
 }
 
+/// a·b, for complex numbers with fewer roundings than the operator.
+template <class T>
+SELECTIVE_SCAN_HD T multiply(T a, T b) {
+  return a * b;
+}
+template <std::floating_point R>
+SELECTIVE_SCAN_HD Complex<R> multiply(Complex<R> a, Complex<R> b) {
+  return {sum_of_products(a.re, b.re, -a.im, b.im), sum_of_products(a.re, b.im, a.im, b.re)};
+}
+
 /// Below this |x|², φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
 constexpr double kTinyNorm = 1e-18;
 
@@ -143,7 +153,8 @@ template <class Math, class T>
 SELECTIVE_SCAN_HD T phi1_derivative(T x) {
   const T h = constant<T>(0.5) * x;
   const T inside = constant<T>(0.5) * (Math::exp(h) * sinhc_plus_derivative(h));
-  const T outside = divide(divide(constant<T>(1) + Math::exp(x) * (x - one<T>()), x), x);
+  const T numerator = constant<T>(1) + multiply(Math::exp(x), x - one<T>());
+  const T outside = multiply(numerator, divide(one<T>(), multiply(x, x)));
   return select(norm(x) < constant<T>(4), inside, outside);
 }
 
