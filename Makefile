@@ -82,6 +82,7 @@ cuda-build: $(ENV)/torch.stamp
 # --- checks ---------------------------------------------------------------------------------------
 
 lint: $(ENV)/linters.stamp
+	$(BIN)/python csrc/cuda/generate_instantiations.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
