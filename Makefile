@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(BIN):$(PATH)
 
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
-CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 .PHONY: help demo test test-all build cuda-build lint format check-abi asan sanitize clean FORCE
@@ -67,7 +67,7 @@ $(ENV)/package.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_sc
 	  { echo "A C++ compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }
 	$(BIN)/python setup.py build_ext --inplace
 	@echo "Installing selective_scan with what the demo and the tests need ..."
-	$(PIP) install --quiet --no-build-isolation --editable '.[demo,test]'
+	$(PIP) install --quiet --no-build-isolation --editable '.[benchmark,demo,test]'
 	@touch $@
 
 $(ENV)/linters.stamp: $(ENV)/bin/python Makefile
