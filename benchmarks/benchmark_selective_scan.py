@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 import plots
 import report
+from arguments import count, find_device, positive
 from ceilings import Ceilings, find_ceilings
 from checks import check_oracle, check_problem
 from peers import Anchors, MambaSsm
@@ -42,7 +43,7 @@ from problems import (
     parse_shape,
 )
 from report import Row
-from selective_scan import backends, selective_scan_fn, selective_scan_ref
+from selective_scan import selective_scan_fn, selective_scan_ref
 from suite import select_problems
 from timing import Timing, host_overhead_us, measure
 
@@ -89,18 +90,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
     add("--backward", action="store_true", help="measure the backward pass too")
     add("--quick", action="store_true", help="small shapes and few runs: a test of the program")
-    add("--warmup", type=_count, help="untimed runs (default: 5, quick: 1)")
-    add("--runs", type=_positive, help="timed runs (default: 30, quick: 3)")
+    add("--warmup", type=count, help="untimed runs (default: 5, quick: 1)")
+    add("--runs", type=positive, help="timed runs (default: 30, quick: 3)")
     add("--budget", type=float, default=20, metavar="SECONDS",
         help="of each measurement, after which runs are cut short, to 5 at least (default: 20)")
-    add("--threads", nargs="+", type=_positive, help="CPU threads (default: 1 and all)")
+    add("--threads", nargs="+", type=positive, help="CPU threads (default: 1 and all)")
     add("--cold-l2", action="store_true", help="overwrite the GPU's L2 cache before each run")
-    add("--reference-runs", type=_count,
+    add("--reference-runs", type=count,
         help="runs of selective_scan_ref on plain problems (default: 5 on a CPU, 0 on a GPU)")
     add("--compile-reference", action="store_true",
         help="also time torch.compile of the reference, for up to "
         f"{_MOST_COMPILED_STEPS} steps (slow to compile)")
-    add("--host-calls", type=_count, default=1000,
+    add("--host-calls", type=count, default=1000,
         help="calls in a row to measure the host's overhead with, 0 for none (default: 1000)")
     add("--anchors", type=Path, metavar="FILE",
         help="JSON with mamba_ssm's times and the ceilings of a GPU")
@@ -126,41 +127,6 @@ def _shape(text: str) -> Shape:
         return parse_shape(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a count, got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if _count(text) == 0:
-        raise argparse.ArgumentTypeError("expected at least 1, got 0")
-    return int(text)
-
-
-def find_device(text: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        RuntimeError: there is none, or the kernels for it are missing.
-    """
-    device = torch.device(text)
-    if device.type not in ("cpu", "cuda"):
-        raise RuntimeError(f"device must be cpu or cuda, got {text!r}")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise RuntimeError(f"device {text!r} is not there: this PyTorch finds no CUDA device")
-        count = torch.cuda.device_count()
-        if device.index is not None and device.index >= count:
-            raise RuntimeError(f"device {text!r} is not there: there are {count}")
-        torch.cuda.set_device(device)
-        device = torch.device("cuda", torch.cuda.current_device())
-    backend = backends()[device.type]
-    if not backend.available:
-        raise RuntimeError(f"the kernels for {device.type} are missing: {backend.reason}")
-    return device
 
 
 def own_passes(inputs: Inputs, settings: Settings) -> dict[str, Callable[[], object]]:

@@ -108,13 +108,13 @@ VARIANTS = {
     variant.name: variant
     for variant in (
         Variant("plain"),
-        Variant("no z", has_z=False),
+        Variant("no-z", has_z=False),
         Variant("complex", is_complex=True),
         Variant("constant", is_constant=True),
-        Variant("complex constant", is_complex=True, is_constant=True),
+        Variant("complex-constant", is_complex=True, is_constant=True),
         Variant("channel-last", channel_last=True),
         Variant("reverse", reverse=True),
-        Variant("initial state", initial_state=True),
+        Variant("initial-state", initial_state=True),
     )
 }
 

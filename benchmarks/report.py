@@ -143,11 +143,8 @@ def print_table(
     table = Table(title=title, title_justify="left", title_style="bold")
     kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
     for i in kept:
-        is_figure = any(line[i][:1].isdigit() for line in lines)
-        is_name = header[i] in ("shape", "dtype", "variant", "method", "pass")
-        table.add_column(
-            header[i], justify="right" if is_figure and not is_name else "left", no_wrap=True
-        )
+        is_figure = all(line[i][:1].isdigit() for line in lines if line[i])
+        table.add_column(header[i], justify="right" if is_figure else "left", no_wrap=True)
     for line in lines:
         table.add_row(*(line[i] for i in kept))
     console.print(table)

@@ -51,7 +51,7 @@ def select_problems(
 
     suite = [SHAPES[name] for name in _SUITE[device_type]]
     base = suite[:1]
-    problems = _product(suite, dtypes, variants or ("plain", "no z"), methods or ("zoh",))
+    problems = _product(suite, dtypes, variants or ("plain", "no-z"), methods or ("zoh",))
     if variants is None:
         problems += _product(base, dtypes, tuple(VARIANTS), ("zoh",))
     if methods is None:
