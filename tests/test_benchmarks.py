@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -234,3 +236,43 @@ def test_the_anchors_cover_every_shape_that_they_are_for():
     assert {"mamba-130m", "mamba-790m", "mamba-2.8b", "vim-small", "vmamba-t", "long-1m"} <= shapes
     for row in content["rows"]:
         assert 0 < row["mamba_ssm_fwd_ms"] < row["mamba_ssm_bwd_ms"]
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The benchmarks' own checks and problems."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("checks"), importlib.import_module("problems")
+
+
+@pytest.mark.parametrize("variant", ["plain", "complex", "constant", "reverse", "initial-state"])
+def test_check_accepts_the_kernels(modules, variant):
+    checks, problems = modules
+    shape = problems.Shape("odd", 3, 8, 45, 5, 2)
+    problem = problems.Problem(shape, "float64", problems.VARIANTS[variant], "foh")
+    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
+    errors = checks.check_problem(problem, inputs, backward=True)
+    assert errors.keys() == {"out", "last_state", *(f"d{name}" for name in inputs.tensors())}
+
+
+def test_parallel_scan_is_the_reference(modules):
+    checks, _ = modules
+    checks.check_oracle(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("which", ["forward_op", "backward_op"])
+def test_check_refuses_a_wrong_kernel(modules, monkeypatch, which):
+    checks, problems = modules
+    problem = problems.Problem(problems.Shape("odd", 3, 8, 45, 5, 2))
+    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
+    right = getattr(problems.Inputs, which)
+
+    def wrong(*arguments, **keywords):
+        result = right(*arguments, **keywords)
+        first = result[0] if which == "forward_op" else result["B"]
+        first.mul_(1.001)
+        return result
+
+    monkeypatch.setattr(problems.Inputs, which, wrong)
+    with pytest.raises(RuntimeError, match=r"relative error above 2e-05: (out|dB)"):
+        checks.check_problem(problem, inputs, backward=True)
