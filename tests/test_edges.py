@@ -97,44 +97,60 @@ def test_a_large_batch(device):
     check(Case(batch=70_000, dim=1, groups=1, seqlen=2, dstate=1), device)
 
 
+# What exceeds 2^31 elements: u and its like, the states saved for backward, or B and C.
+LARGE = {
+    "sequences": {"batch": 3, "dim": 4096, "seqlen": 180_000, "dstate": 1, "groups": 1},
+    "states": {"batch": 1, "dim": 8192, "seqlen": 35_200, "dstate": 256, "groups": 1},
+    "projections": {"batch": 1, "dim": 64, "seqlen": 140_000, "dstate": 256, "groups": 64},
+}
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
-def test_more_elements_than_32_bits_count(layout, cuda_device):
-    """Beyond 2^31 elements: slices of the result are those of a run on the slice."""
-    batch, dim, seqlen = 3, 4096, 180_000
-    elements = batch * dim * seqlen
-    assert elements > 2**31
-    needed = 16 * elements  # u, delta, out, dout, their gradients, in bf16, and some room
+@pytest.mark.parametrize("what", LARGE)
+def test_more_elements_than_32_bits_count(what, layout, cuda_device):
+    """Slices of the result are those of a run on the slice."""
+    batch, dim, seqlen, dstate, groups = LARGE[what].values()
+    elements = {
+        "sequences": batch * dim * seqlen,
+        "states": batch * dim * dstate * (seqlen // 32 - 1),
+        "projections": batch * groups * dstate * seqlen,
+    }
+    assert elements[what] > 2**31
+    needed = 16 * elements["sequences"] + 8 * elements["states"] + 24 * elements["projections"]
     free, _ = torch.cuda.mem_get_info()
     if free < needed:
         pytest.skip(f"needs {needed >> 30} GiB of free GPU memory, there are {free >> 30}")
 
-    shape = (batch, dim, seqlen) if layout == "contiguous" else (batch, seqlen, dim)
-    names = ("u", "delta", "dout")
-    sequences = {name: torch.rand(shape, dtype=torch.bfloat16, device="cuda") for name in names}
-    if layout == "channel_last":
-        sequences = {name: value.transpose(1, 2) for name, value in sequences.items()}
-    inputs = {name: sequences[name].requires_grad_() for name in ("u", "delta")}
-    inputs |= {
-        "A": -torch.rand(dim, 1, device="cuda"),
-        "B": torch.randn(batch, 1, seqlen, device="cuda"),
-        "C": torch.randn(batch, 1, seqlen, device="cuda"),
-    }
-    dout = sequences["dout"]
-    out = selective_scan_fn(**inputs)
-    du, ddelta = torch.autograd.grad(out, [inputs["u"], inputs["delta"]], dout)
+    def random(*shape):
+        shape = shape if layout == "contiguous" else (*shape[:-2], shape[-1], shape[-2])
+        value = torch.rand(shape, dtype=torch.bfloat16, device=cuda_device)
+        return value if layout == "contiguous" else value.transpose(-1, -2)
+
+    inputs = {name: random(batch, dim, seqlen) for name in ("u", "delta")}
+    inputs |= {name: random(batch, groups, dstate, seqlen) for name in ("B", "C")}
+    A = -torch.rand(dim, dstate, device=cuda_device)
+    dout = random(batch, dim, seqlen)
+    for value in inputs.values():
+        value.requires_grad_()
+    out = selective_scan_fn(**inputs, A=A)
+    gradients = dict(
+        zip(inputs, torch.autograd.grad(out, list(inputs.values()), dout), strict=True)
+    )
 
     # The first and the last channel of the last batch, by themselves.
     for channel in (0, dim - 1):
         part = (slice(batch - 1, batch), slice(channel, channel + 1))
-        alone = {name: inputs[name].detach()[part].requires_grad_() for name in ("u", "delta")}
-        alone["A"] = inputs["A"][channel : channel + 1]
-        alone |= {name: inputs[name][batch - 1 :] for name in ("B", "C")}
-        expected = selective_scan_fn(**alone)
+        group = channel // (dim // groups)
+        of = dict.fromkeys(("u", "delta"), part)
+        of |= {name: (part[0], slice(group, group + 1)) for name in ("B", "C")}
+        alone = {name: value.detach()[of[name]].requires_grad_() for name, value in inputs.items()}
+        expected = selective_scan_fn(**alone, A=A[channel : channel + 1])
         torch.testing.assert_close(out[part], expected)
-        gradients = torch.autograd.grad(expected, [alone["u"], alone["delta"]], dout[part])
-        for actual, wanted in zip((du, ddelta), gradients, strict=True):
-            torch.testing.assert_close(actual[part], wanted)
+        names = list(alone) if groups == dim else ["u", "delta"]
+        wanted = torch.autograd.grad(expected, [alone[name] for name in names], dout[part])
+        for name, value in zip(names, wanted, strict=True):
+            torch.testing.assert_close(gradients[name][of[name]], value, msg=name)
 
 
 # --- values ---------------------------------------------------------------------------------------

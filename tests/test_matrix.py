@@ -135,6 +135,8 @@ def everything():
             for flags in itertools.product((False, True), repeat=len(OPTIONAL)):
                 yield base.with_(seqlen=34, **dict(zip(OPTIONAL, flags, strict=True)))
         yield base.with_(seqlen=2049, dstate=16)
+    yield Case(batch=1, dim=2, seqlen=16_385, dstate=4)
+    yield Case(batch=1, dim=2, seqlen=16_385, dstate=4, reverse=True, complex=True, method="foh")
 
 
 def unique(cases, besides=()):
