@@ -131,6 +131,26 @@ def test_what_is_saved_for_backward(device):
     assert sum(map(torch.numel, beyond)) <= case.batch * case.dim * case.dstate * case.seqlen / 32
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_torch_func(device):
+    """Gradients for each of several u, also mapped over; and no second derivative."""
+    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
+    us = torch.stack([inputs[0], 2 * inputs[0]])
+
+    def loss(u, A):
+        return selective_scan_fn(u, inputs[1], A, *inputs[3:]).square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs[2])
+    for i, u in enumerate(us):
+        leaves = [u.clone().requires_grad_(), inputs[2].clone().requires_grad_()]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(gradient(u, inputs[2]), expected)
+        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs[2])
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing(use_reentrant, device):
     inputs = list(inputs_on(MINIMAL, device).values())[:5]
