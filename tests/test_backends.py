@@ -1,5 +1,7 @@
 """Which library serves a call, and what happens where one is missing."""
 
+import doctest
+import importlib
 import json
 import logging
 import os
@@ -118,6 +120,14 @@ def test_a_failing_self_check_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(report, "selective_scan_fn", wrong)
     assert report.main() == 1
     assert "self-check of cpu: WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["functional", "reference", "_library", "s6"])
+def test_docstring_examples(module):
+    module = importlib.import_module(f"selective_scan.{module}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 # --- the choice -----------------------------------------------------------------------------------

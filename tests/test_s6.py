@@ -448,6 +448,10 @@ def test_causal_conv1d_is_not_used_on_the_cpu(monkeypatch):
             {"expand": 1.3},
             "expand must be such that expand·d_model is a whole number (d_model=8), got 1.3",
         ),
+        (
+            {"expand": 1e308},
+            "expand must be such that expand·d_model is a whole number (d_model=8), got 1e+308",
+        ),
         ({"dt_rank": 0}, "dt_rank must be an integer of at least 1 or 'auto', got 0"),
         ({"dt_rank": "full"}, "dt_rank must be an integer of at least 1 or 'auto', got 'full'"),
         ({"dt_min": 0.0}, "dt_min must be a positive finite number, got 0.0"),
