@@ -70,8 +70,6 @@ ENTRIES = {
 def applies(entry, bad):
     if "op" in entry:
         return bad.error is RuntimeError and not bad.python_only
-    if entry == "selective_scan_ref":
-        return "backend" not in bad.changes
     if entry == "fake auto":
         return not bad.python_only and bad.error is RuntimeError
     return True
