@@ -5,7 +5,8 @@
 
 namespace selective_scan::cuda {
 
-constexpr int kWarpSize = 32;
+constexpr int kWarpBits = 5;
+constexpr int kWarpSize = 1 << kWarpBits;
 constexpr unsigned kFullMask = 0xffffffffu;
 
 /// Steps staged in shared memory at once; saved states lie at the boundaries of these chunks.

@@ -15,45 +15,54 @@ struct Geometry {
   int lane_bits = 0;  // log2 of the lanes that share a channel
   int state_warps = 1;
   int channel_warps = 1;
+  int piece_steps = kChunk;    // of B and C staged at once; less than a chunk where dstate is large
   int64_t group_channels = 1;  // dim / groups
   int64_t tiles = 1;           // per group
-  int64_t work_items = 0;      // batch · groups · tiles
+  int64_t segments = 1;        // of time, worked on independently
+  int64_t segment_steps = 0;   // a multiple of kChunk where there are several
+  int64_t work_items = 0;      // segments · batch · groups · tiles
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
   SELECTIVE_SCAN_HD int warp_channels() const { return kWarpSize >> lane_bits; }
+  SELECTIVE_SCAN_HD int channel_bits() const { return kWarpBits - lane_bits; }
   SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
   SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
   /// States of one channel that the lanes have room for; those from dstate on stay zero.
-  template <int kStates>
-  SELECTIVE_SCAN_HD int padded_states() const {
-    return state_warps * lanes() * kStates;
+  SELECTIVE_SCAN_HD int padded_states(int states_per_lane) const {
+    return state_warps * lanes() * states_per_lane;
   }
 };
 
-/// The piece of the problem that a block takes at a time.
+/// The part of the problem that a block takes at a time.
 struct WorkItem {
   int64_t batch;
   int64_t group;
   int64_t tile;
   int64_t first_channel;
   int channels;
-  int64_t steps;
+  int64_t segment;
+  int64_t begin;  // first step
+  int64_t end;    // behind the last step
 };
 
 __device__ inline WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                      int64_t index) {
   WorkItem item;
   item.tile = index % geometry.tiles;
-  const int64_t rest = index / geometry.tiles;
-  item.group = rest % params.groups;
-  item.batch = rest / params.groups;
+  index /= geometry.tiles;
+  item.group = index % params.groups;
+  index /= params.groups;
+  item.batch = index % params.batch;
+  item.segment = index / params.batch;
   const int64_t offset = item.tile * geometry.tile_channels();
   const int64_t left = geometry.group_channels - offset;
   item.first_channel = item.group * geometry.group_channels + offset;
-  item.channels = static_cast<int>(left < geometry.tile_channels() ? left
-                                                                   : geometry.tile_channels());
-  item.steps = params.seqlen;
+  item.channels =
+      static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());
+  item.begin = item.segment * geometry.segment_steps;
+  item.end = item.begin + geometry.segment_steps;
+  if (geometry.segments == 1 || item.end > params.seqlen) item.end = params.seqlen;
   return item;
 }
 

@@ -10,7 +10,7 @@
 namespace selective_scan::cuda {
 
 /// Largest dstate the kernels take.
-constexpr int64_t kMaxDstate = 1024;
+constexpr int64_t kMaxDstate = 256;
 
 /// Bytes of scratch memory that a pass needs on the current device; no kernel allocates.
 int64_t forward_workspace_bytes(const ForwardParams& params);

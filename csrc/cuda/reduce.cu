@@ -1,13 +1,14 @@
-// The last step of the backward pass: adds the scan's partial sums in a fixed order.
-#include "scan_common.cuh"
+// What follows a scan kernel: the summaries of segments are combined, the partial sums of the
+// backward pass added up in a fixed order.
 #include "scan.h"
+#include "scan_common.cuh"
 
 namespace selective_scan::cuda {
 namespace {
 
 struct ReduceArgs {
   BackwardParams params;
-  int64_t tiles;
+  Geometry geometry;
   int padded_states;
   BackwardWorkspace workspace;
 };
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(kReduceThreads)
                           ((sequence * params.seqlen + first_step + t) * 2 + kind) * padded +
                           first_state + n;
 #pragma unroll 4
-        for (int64_t tile = 0; tile < args.tiles; ++tile) sum += source[tile * tile_stride];
+        for (int64_t tile = 0; tile < args.geometry.tiles; ++tile)
+          sum += source[tile * tile_stride];
       }
       sums[kind * kReduceStates + n][t] = sum;
     }
@@ -55,8 +57,8 @@ __global__ void __launch_bounds__(kReduceThreads)
       if (wanted && first_step + t < params.seqlen && first_state + n < params.dstate) {
         store_component(view,
                         sequence / params.groups * view.batch +
-                            sequence % params.groups * view.group +
-                            (first_state + n) * view.state + (first_step + t) * view.step,
+                            sequence % params.groups * view.group + (first_state + n) * view.state +
+                            (first_step + t) * view.step,
                         sums[kind * kReduceStates + n][t]);
       }
     }
@@ -64,24 +66,29 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
+/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`.
 template <class T>
-__device__ T sum_over_batch(const void* partial, const BackwardParams& params, int64_t row_length,
-                            int64_t offset) {
-  const T* source = static_cast<const T*>(partial) + offset;
+__device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int64_t offset,
+                      int length) {
   T sum{};
 #pragma unroll 4
-  for (int64_t b = 0; b < params.batch; ++b) sum += source[b * params.dim * row_length];
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
+    for (int i = 0; i < length; ++i) sum += source[i];
+  }
   return sum;
 }
 
-/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the batches. A thread takes one
-/// (channel, state).
+/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments and
+/// batches. A thread takes one (channel, state).
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_batches(const __grid_constant__ ReduceArgs args) {
   using R = real_t<T>;
   const BackwardParams& params = args.params;
   const BackwardWorkspace& workspace = args.workspace;
+  const int64_t rows = args.geometry.segments * params.batch;
+  const int warps = args.geometry.state_warps;
   const int64_t count = params.dim * params.dstate;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
@@ -92,14 +99,15 @@ __global__ void __launch_bounds__(kReduceThreads)
     const auto reduce = [&](const void* partial, const ArrayView& view) {
       if (partial == nullptr) return;
       store_component(view, channel * view.channel + state * view.state,
-                      sum_over_batch<T>(partial, params, args.padded_states, offset));
+                      sum_rows<T>(partial, rows, params.dim * args.padded_states, offset, 1));
     };
     reduce(workspace.dA, params.dA);
     reduce(workspace.dB, params.dB);
     reduce(workspace.dC, params.dC);
     const auto reduce_channel = [&](const void* partial, const ArrayView& view) {
       if (partial == nullptr) return;
-      store_component(view, channel * view.channel, sum_over_batch<R>(partial, params, 1, channel));
+      store_component(view, channel * view.channel,
+                      sum_rows<R>(partial, rows, params.dim * warps, channel * warps, warps));
     };
     if (state == 0) {
       reduce_channel(workspace.dD, params.dD);
@@ -108,13 +116,55 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
+/// A thread follows one (batch, channel, state) through the segments.
+template <class T>
+__global__ void __launch_bounds__(kReduceThreads)
+    combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
+                            bool backwards, SegmentStates states) {
+  const int64_t count = params.batch * params.dim * padded;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
+       i += threads) {
+    const int64_t state = i % padded;
+    const int64_t row = i / padded;
+    T value{};
+    if (state < params.dstate) {
+      value = load_component<T>(initial, row / params.dim * initial.batch +
+                                             row % params.dim * initial.channel +
+                                             state * initial.state);
+    }
+    const T* factors = static_cast<const T*>(states.factors) + i;
+    T* offsets = static_cast<T*>(states.offsets) + i;
+#pragma unroll 4
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t at = (backwards ? segments - 1 - s : s) * count;
+      const bool is_last = s == segments - 1;  // has no summary, and what leaves it nobody needs
+      const T factor = is_last ? T{} : factors[at];
+      const T offset = is_last ? T{} : offsets[at];
+      offsets[at] = value;
+      value = factor * value + offset;
+    }
+  }
+}
+
 }  // namespace
+
+template <class T>
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream) {
+  const int64_t count = params.batch * params.dim * padded_states;
+  const unsigned blocks = grid_blocks((count + kReduceThreads - 1) / kReduceThreads);
+  combine_segments_kernel<T><<<blocks, kReduceThreads, 0, stream>>>(
+      params, initial, geometry.segments, padded_states, backwards, segments);
+  return cudaGetLastError();
+}
 
 template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
                              int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream) {
-  const ReduceArgs args{params, geometry.tiles, padded_states, workspace};
+  const ReduceArgs args{params, geometry, padded_states, workspace};
   const auto blocks_of = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
   if (workspace.projections != nullptr) {
     const int64_t step_blocks = blocks_of(params.seqlen, kReduceSteps);
@@ -130,12 +180,22 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
   return cudaGetLastError();
 }
 
+template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
+                                             int, bool, const SegmentStates&, cudaStream_t);
 template cudaError_t reduce_gradients<float>(const BackwardParams&, const Geometry&, int,
                                              const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<double>(const ScanParams&, const ArrayView&, const Geometry&,
+                                              int, bool, const SegmentStates&, cudaStream_t);
 template cudaError_t reduce_gradients<double>(const BackwardParams&, const Geometry&, int,
                                               const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<float>>(const ScanParams&, const ArrayView&,
+                                                      const Geometry&, int, bool,
+                                                      const SegmentStates&, cudaStream_t);
 template cudaError_t reduce_gradients<Complex<float>>(const BackwardParams&, const Geometry&, int,
                                                       const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<double>>(const ScanParams&, const ArrayView&,
+                                                       const Geometry&, int, bool,
+                                                       const SegmentStates&, cudaStream_t);
 template cudaError_t reduce_gradients<Complex<double>>(const BackwardParams&, const Geometry&, int,
                                                        const BackwardWorkspace&, cudaStream_t);
 
