@@ -193,6 +193,34 @@ def test_saving_states_for_backward_does_not_change_the_output(case, device):
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
+    inputs = {
+        name: None if value is None else value.detach()
+        for name, value in inputs_on(case.with_(seqlen=129), device).items()
+    }
+    problem = make(case.with_(seqlen=129))
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+    softplus, method, reverse = problem.options.values()
+    arguments = (
+        *(inputs[name] for name in names),
+        softplus,
+        method,
+        inputs["initial_state"],
+        reverse,
+    )
+    ops = torch.ops.selective_scan
+    *_, states = ops.selective_scan_fwd(*arguments, True)
+    cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
+    given = ops.selective_scan_bwd(*cotangents, *arguments, states)
+    for none in (None, states[:0]):
+        recomputed = ops.selective_scan_bwd(*cotangents, *arguments, none)
+        for expected, actual in zip(given, recomputed, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    without = ops.selective_scan_bwd(None, None, *arguments, states)
+    assert not any(gradient.any() for gradient in without)
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_reverse_is_flip_scan_flip(case, device):
     inputs = inputs_on(case.with_(layout="contiguous"), device)
     inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
