@@ -11,6 +11,7 @@ from problem import (
     Tolerance,
     check,
     complaint,
+    detached,
     generator,
     inputs_on,
     lay_out,
@@ -26,10 +27,6 @@ STATE_SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256)
 
 def scan(case, inputs, **options):
     return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
-
-
-def detached(inputs):
-    return {name: None if value is None else value.detach() for name, value in inputs.items()}
 
 
 # --- sizes ----------------------------------------------------------------------------------------

@@ -18,9 +18,11 @@ from problem import (
     REAL_KINDS,
     Case,
     check,
+    detached,
     generator,
     inputs_on,
     make,
+    op_arguments,
 )
 from selective_scan import selective_scan_fn
 
@@ -174,10 +176,7 @@ SAMPLES = [
 
 
 def forward(case, device, inputs=None, **options):
-    inputs = inputs or {
-        name: None if value is None else value.detach()
-        for name, value in inputs_on(case, device).items()
-    }
+    inputs = inputs or detached(inputs_on(case, device))
     return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
 
 
@@ -194,20 +193,9 @@ def test_saving_states_for_backward_does_not_change_the_output(case, device):
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
-    inputs = {
-        name: None if value is None else value.detach()
-        for name, value in inputs_on(case.with_(seqlen=129), device).items()
-    }
-    problem = make(case.with_(seqlen=129))
-    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
-    softplus, method, reverse = problem.options.values()
-    arguments = (
-        *(inputs[name] for name in names),
-        softplus,
-        method,
-        inputs["initial_state"],
-        reverse,
-    )
+    case = case.with_(seqlen=129)
+    problem = make(case)
+    arguments = op_arguments(case, inputs_on(case, device))
     ops = torch.ops.selective_scan
     *_, states = ops.selective_scan_fwd(*arguments, True)
     cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
@@ -222,8 +210,7 @@ def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_reverse_is_flip_scan_flip(case, device):
-    inputs = inputs_on(case.with_(layout="contiguous"), device)
-    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+    inputs = detached(inputs_on(case.with_(layout="contiguous"), device))
 
     def flip(name, value):
         if value is None or name not in ("u", "delta", "z", "B", "C"):
@@ -244,8 +231,7 @@ def test_reverse_is_flip_scan_flip(case, device):
 def test_two_halves_are_one_scan(case, device):
     """initial_state continues where last_state stopped."""
     case = case.with_(layout="contiguous", dtype=torch.float32)
-    inputs = inputs_on(case, device)
-    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+    inputs = detached(inputs_on(case, device))
     out, last_state = forward(case, device, inputs)
 
     def part(name, value, first, last):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bad_calls import BAD_CALLS, BATCH, DIM, DSTATE, SEQLEN, Bad, Value, arguments_of, good_call
-from problem import METHODS, TENSORS
+from problem import METHODS, OP_ORDER, TENSORS
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 
@@ -27,9 +27,6 @@ def call_reference(arguments):
 
 def call_reference_itself(arguments):
     return selective_scan_ref(**arguments)
-
-
-OP_ORDER = (*TENSORS[:8], "delta_softplus", "discretization_method", "initial_state", "reverse")
 
 
 def call_op(arguments):
