@@ -217,7 +217,7 @@ def detached(inputs: dict) -> dict:
     return {name: None if value is None else value.detach() for name, value in inputs.items()}
 
 
-# How the op selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
+# How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
 OP_ORDER = (*TENSORS[:-1], "delta_softplus", "discretization_method", TENSORS[-1], "reverse")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import selective_scan
 from problem import METHODS, Case, check
 from selective_scan import backends
 
@@ -32,37 +33,33 @@ def main() -> None:
         check(Case(method=method, complex=is_complex, seqlen=35, **changes))
 
 
+def run(capability, *arguments):
+    """Python in another process, with the package that this one imported."""
+    folders = (Path(selective_scan.__file__).parents[1], Path(__file__).parent)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {VARIABLE: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_capability(capability):
     if backends()["cpu"].build["capability"] == capability:
         pytest.skip("the rest of the suite runs with this one")
-    paths = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
-    environment = os.environ | {
-        VARIABLE: capability,
-        "PYTHONPATH": os.pathsep.join((*paths, os.environ.get("PYTHONPATH", ""))),
-    }
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    if "on this processor" in run.stderr:
+    result = run(capability, __file__)
+    if "on this processor" in result.stderr:
         pytest.skip(f"this processor lacks {capability}")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.split() == [capability]
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.split() == [capability]
 
 
 def test_an_unknown_capability_is_named():
-    environment = os.environ | {VARIABLE: "sse9"}
-    code = "import selective_scan; print(selective_scan.backends()['cpu'].reason)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"{VARIABLE} must be one of default" in run.stdout
-    assert "got 'sse9'" in run.stdout
+    result = run("sse9", "-c", "import selective_scan; print(selective_scan.backends()['cpu'])")
+    assert f"{VARIABLE} must be one of default" in result.stdout
+    assert "got 'sse9'" in result.stdout
 
 
 if __name__ == "__main__":
