@@ -66,18 +66,31 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-/// Adds `length` consecutive values of each of `rows` rows, the first at
-/// `offset`.
+/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`; in fp64, since
+/// there may be very many rows.
 template <class T>
 __device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int64_t offset,
                       int length) {
-  T sum{};
+  using R = real_t<T>;
+  double re = 0;
+  double im = 0;
 #pragma unroll 4
   for (int64_t row = 0; row < rows; ++row) {
     const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
-    for (int i = 0; i < length; ++i) sum += source[i];
+    for (int i = 0; i < length; ++i) {
+      if constexpr (is_complex_v<T>) {
+        re += source[i].re;
+        im += source[i].im;
+      } else {
+        re += source[i];
+      }
+    }
   }
-  return sum;
+  if constexpr (is_complex_v<T>) {
+    return {static_cast<R>(re), static_cast<R>(im)};
+  } else {
+    return static_cast<R>(re);
+  }
 }
 
 /// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments

@@ -225,7 +225,7 @@ __device__ __forceinline__ WarpTile warp_tile(const Geometry& geometry, const Wo
   tile.first_step = first_step;
   const int64_t steps = item.end - first_step;
   tile.steps = static_cast<int>(steps < kChunk ? steps : kChunk);
-  tile.lane = opaque(role.lane);
+  tile.lane = role.lane;
   tile.channel_bits = geometry.channel_bits();
   return tile;
 }

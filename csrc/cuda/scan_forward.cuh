@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       const bool new_chunk = more && (next - item.begin) % kChunk == 0;
       if (more) projections.copy(next, item.end);
       if (new_chunk) {
-        const WarpTile next_tile = warp_tile(geometry, item, role, next);
+        WarpTile next_tile = warp_tile(geometry, item, role, next);
+        next_tile.lane = opaque(role.lane);
         copy_rows(u, next_tile, raw_u);
         copy_rows(delta, next_tile, raw_delta);
         if (has_gate) copy_rows(z, next_tile, raw_z);
@@ -233,6 +234,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       projections.convert(buffer);
       if (new_chunk) {
         tile = warp_tile(geometry, item, role, next);
+        tile.lane = opaque(role.lane);
         convert_inputs(u, delta, tile, raw_u, raw_delta, delta_bias, params.delta_softplus, u_rows,
                        delta_rows);
         if (has_gate) {
