@@ -193,7 +193,7 @@ struct BackwardKernel {
     const R D = scratch.inputs.D[vector];
     const R delta_bias = scratch.inputs.delta_bias[vector];
     const auto load = [&](const ArrayView& view, R* tile) {
-      load_sequence(view, block, channel, lanes, first_step, steps, tile);
+      load_sequence(view, block, channel, lanes, first_step, steps, -kStateChunk, tile);
     };
 
     load(params.delta, scratch.biased_delta);

@@ -265,16 +265,18 @@ struct BlockInputs {
   }
 };
 
-/// Reads steps of an input sequence; zeros where it is absent.
+/// Reads steps of an input sequence; zeros where it is absent. The caller reads the chunk that
+/// starts `steps_ahead` from here next, or soon.
 template <class R>
 void load_sequence(const ArrayView& view, const Block& block, int64_t channel, int64_t lanes,
-                   int64_t first_step, int64_t steps, R* tile) {
+                   int64_t first_step, int64_t steps, int64_t steps_ahead, R* tile) {
   if (!view.present()) {
     for (int64_t t = 0; t < steps; ++t) tile[t] = R(scalar_t<R>(0));
     return;
   }
-  load_tile<R>(sequence_section(view, block.batch, channel, lanes, first_step, steps),
-               reinterpret_cast<scalar_t<R>*>(tile), R::kWidth);
+  Section section = sequence_section(view, block.batch, channel, lanes, first_step, steps);
+  section.rows_ahead = steps_ahead;
+  load_tile<R>(section, reinterpret_cast<scalar_t<R>*>(tile), R::kWidth);
 }
 
 template <class R>

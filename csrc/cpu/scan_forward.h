@@ -128,8 +128,11 @@ struct ForwardKernel {
                          int64_t lanes, int64_t first_step, int64_t steps) {
     const int64_t dstate = params.dstate;
     const R delta_bias = scratch.inputs.delta_bias[vector];
-    load_sequence(params.delta, block, channel, lanes, first_step, steps, scratch.delta);
-    load_sequence(params.u, block, channel, lanes, first_step, steps, scratch.u);
+    const auto load = [&](const ArrayView& view, R* tile) {
+      load_sequence(view, block, channel, lanes, first_step, steps, kStateChunk, tile);
+    };
+    load(params.delta, scratch.delta);
+    load(params.u, scratch.u);
     for (int64_t t = 0; t < steps; ++t) {
       scratch.delta[t] = step_size(scratch.delta[t] + delta_bias, params.delta_softplus);
       scratch.y[t] = R(T(0));
@@ -151,7 +154,7 @@ struct ForwardKernel {
       scratch.y[t] = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
     }
     if (params.z.present()) {
-      load_sequence(params.z, block, channel, lanes, first_step, steps, scratch.z);
+      load(params.z, scratch.z);
       for (int64_t t = 0; t < steps; ++t) {
         scratch.y[t] = scratch.y[t] * (scratch.z[t] * VectorMath::sigmoid(scratch.z[t]));
       }

@@ -22,7 +22,17 @@ struct Section {
   int64_t lanes = 0;
   int64_t row_stride = 0;
   int64_t lane_stride = 0;
+  int64_t rows_ahead = 0;  // where the next section to be read starts, if known
 };
+
+/// Asks for the cache line of an address, which need not exist.
+SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes));
+#else
+  (void)base, (void)bytes;
+#endif
+}
 
 /// Conversion of W consecutive elements of type Element from and to R.
 template <class R, class Element>
@@ -152,10 +162,15 @@ struct TileMover {
       for (; row + kWidth <= section.rows; row += kWidth) {
         const bool forward = section.row_stride == 1;
         const Element* block = source + (forward ? row : -(row + kWidth - 1));
+        const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
         R columns[kWidth];
         for (int lane = 0; lane < kWidth; ++lane) {
-          columns[lane] =
-              lane < section.lanes ? Convert::load(block + lane * section.lane_stride) : R(T(0));
+          columns[lane] = R(T(0));
+          if (lane < section.lanes) {
+            columns[lane] = Convert::load(block + lane * section.lane_stride);
+            // The lanes' rows are too many streams for the processor to foresee.
+            prefetch(block + lane * section.lane_stride, ahead);
+          }
         }
         transpose(columns);
         for (int i = 0; i < kWidth; ++i) {

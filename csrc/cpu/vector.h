@@ -171,8 +171,8 @@ SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> 
 /// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
-  using R = Vec<T, K>;
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
     if constexpr (kIsDouble) return R::from(_mm512_maskz_min_pd(-1, a.native, b.native));
@@ -190,8 +190,8 @@ SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
-  using R = Vec<T, K>;
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
     if constexpr (kIsDouble) return R::from(_mm512_maskz_max_pd(-1, a.native, b.native));
