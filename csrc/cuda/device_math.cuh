@@ -1,13 +1,29 @@
-// Elementary functions on the device: special-function instructions for fp32,
-// where their error is understood, and CUDA's library for fp64.
+// Elementary functions on the device: special-function instructions for fp32, where their error is
+// understood, and CUDA's library for fp64.
 #pragma once
 
 #include "../core/math.h"
 
+namespace selective_scan {
+
+/// 1/x to 1 ulp, 0 where that is below 2^-126: a division rounded to the last bit takes ten times
+/// as many instructions, which shows in bilinear.
+template <>
+SELECTIVE_SCAN_HD float reciprocal<float>(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0f / x;
+#endif
+}
+
+}  // namespace selective_scan
+
 namespace selective_scan::cuda {
 
-// fp64 functions are long; inlined at every use they would make up most of the
-// library.
+// fp64 functions are long; inlined at every use they would make up most of the library.
 namespace outlined {
 static __device__ __noinline__ double exp(double x) {
   return ::exp(x);
@@ -39,8 +55,8 @@ struct DeviceMath {
   static __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
   static __device__ __forceinline__ double log1p(double x) { return ::log1p(x); }
 
-  /// In units of π no argument needs the slow reduction of sincosf. Rounding
-  /// x/π moves the angle by no more than the rounding of x itself did.
+  /// In units of π no argument needs the slow reduction of sincosf. Rounding x/π moves the angle by
+  /// no more than the rounding of x itself did.
   static __device__ __forceinline__ void sincos(float x, float& sine, float& cosine) {
     ::sincospif(x * kInversePi, &sine, &cosine);
   }
@@ -50,22 +66,23 @@ struct DeviceMath {
     cosine = both.y;
   }
 
-  /// A·log2(e) spares a multiplication for every step where A is real. A
-  /// complex A keeps its value: next to the work of a sine, two multiplications
-  /// buy an exponent without a systematic error.
+  /// A·log2(e) spares a multiplication for every step where A is real. A complex A keeps its value:
+  /// next to the work of a sine, two multiplications buy an exponent without a systematic error.
   static __device__ __forceinline__ float exponent(float A) { return A * kLog2e; }
   template <class T>
   static __device__ __forceinline__ T exponent(T A) {
     return A;
   }
 
-  /// ex2.approx errs by 1.4e-7 at most; but on average by −6e-9 for −0.001 < y < 0 and by −2e-8 for
-  /// −1 < y < −0.1 (measured), which over a long memory adds up. Shifting y, free as part of an
-  /// FMA, balances the slowest memories and halves the others' bias.
+  /// ex2.approx errs by 1.4e-7 at most; but on average by −6e-9 for −0.001 < y < 0, by −2e-8 for
+  /// −0.5 < y < −0.01 and by −4e-8 for y < −2 (measured on an H200), which over a long memory adds
+  /// up. Shifting y, free as part of an FMA, balances it where memories are long. For complex
+  /// numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
   static __device__ __forceinline__ double exp_of(double y) { return exp(y); }
   static __device__ __forceinline__ Complex<float> exp_of(Complex<float> y) {
-    const float modulus = exp2_approx(y.re * kLog2e + kBalance);
+    const float modulus =
+        exp2_approx(y.re * kLog2e + (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));
     float sine, cosine;
     ::sincospif(y.im * kInversePi, &sine, &cosine);
     return {modulus * cosine, modulus * sine};
@@ -74,7 +91,9 @@ struct DeviceMath {
 
  private:
   static constexpr float kLog2e = 1.4426950408889634f;
-  static constexpr float kBalance = 1.0e-8f;
+  static constexpr float kBalance = 1.9e-8f;
+  static constexpr float kBalanceNearZero = 8e-9f;
+  static constexpr float kBalanceAway = 2.6e-8f;
   static constexpr float kInversePi = 0.31830988618379067f;
 
   static __device__ __forceinline__ float exp2_approx(float x) {
@@ -84,31 +103,23 @@ struct DeviceMath {
   }
 };
 
-/// 1/x to 1 ulp; 0 where that is below 2^-126.
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// What every (channel, step) needs, without the general functions' branches for
-// special cases.
+// What every (channel, step) needs, without the general functions' branches for special cases.
 
 __device__ __forceinline__ double device_sigmoid(double x) {
   return sigmoid<DeviceMath>(x);
 }
 __device__ __forceinline__ float device_sigmoid(float x) {
-  return fast_reciprocal(1.0f + ::expf(-x));
+  return reciprocal(1.0f + ::expf(-x));
 }
 
-/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|), and log1p(v) = 2
-/// atanh(v/(2 + v)), whose argument is at most 1/3.
+/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|), and log1p(v) = 2 atanh(v/(2 + v)), whose
+/// argument is at most 1/3.
 __device__ __forceinline__ double device_softplus(double x) {
   return softplus<DeviceMath>(x);
 }
 __device__ __forceinline__ float device_softplus(float x) {
   const float v = ::expf(-fabsf(x));
-  const float s = v * fast_reciprocal(2.0f + v);
+  const float s = v * reciprocal(2.0f + v);
   const float s2 = s * s;
   float series = 2.0f / 13;
   for (int k = 11; k >= 1; k -= 2) series = series * s2 + 2.0f / static_cast<float>(k);

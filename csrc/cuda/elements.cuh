@@ -13,8 +13,7 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T v[kCount];
 };
 
-/// The built-in vector types are what the compiler is sure to move with one
-/// instruction.
+/// The built-in vector types are what the compiler is sure to move with one instruction.
 template <int kBytes>
 using Vector = std::conditional_t<
     kBytes % 16 == 0, uint4,
@@ -62,8 +61,8 @@ __device__ Element from_real(Real value) {
   }
 }
 
-/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of
-/// them. With fp32 arithmetic no array is fp64.
+/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of them. With fp32
+/// arithmetic no array is fp64.
 template <class R, int kCount>
 __device__ __forceinline__ Pack<R, kCount> load_elements(const void* address, DType dtype) {
   Pack<R, kCount> values;
@@ -114,8 +113,7 @@ __device__ __forceinline__ Pack<R, kCount> reversed(const Pack<R, kCount>& value
   return result;
 }
 
-/// Element `index` of an array, of the compute type; an array that is absent is
-/// zero.
+/// Element `index` of an array, of the compute type; an array that is absent is zero.
 template <class T>
 __device__ T load_component(const ArrayView& view, int64_t index) {
   using R = real_t<T>;
@@ -138,8 +136,7 @@ __device__ void store_component(const ArrayView& view, int64_t index, T value) {
   }
 }
 
-/// The states of one lane from a (channel, state) or (batch, channel, state)
-/// array.
+/// The states of one lane from a (channel, state) or (batch, channel, state) array.
 ///
 /// These happen once per work item, so they are kept out of line.
 template <class T, int kStates>

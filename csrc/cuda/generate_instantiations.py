@@ -13,9 +13,9 @@ import itertools
 import pathlib
 import sys
 
-# Type of the states, states per lane, log2 of the lanes that share a channel (None: any). A lane holds
-# 16 bytes of states. Kernels with a fixed number of lanes are for 1, 13 to 16 (15 and 16 if complex) and
-# 61 to 64 states.
+# Type of the states, states per lane, log2 of the lanes that share a channel (None: any). A lane
+# holds 16 bytes of states. Kernels with a fixed number of lanes are for dstate 1, 13 to 16 and 61
+# to 64 in float, 15 and 16 in Complex<float>.
 TYPES = [
     ("float", 1, 0),
     ("float", 4, 2),

@@ -1,11 +1,9 @@
-// Who computes what: a launch's geometry, a block's work item, a lane's channel
-// and states.
+// Who computes what: a launch's geometry, a block's work item, a lane's channel and states.
 //
-// Every (batch, channel) is an independent recurrence over dstate states.
-// `lanes` lanes of a warp (a power of two) share a channel and hold kStates
-// states each; where 32 lanes do not suffice, `state_warps` warps share it.
-// `channel_warps` such warps form a block, which owns the tile of channels they
-// hold, all of one group, so that B and C are staged once for the whole tile.
+// Every (batch, channel) is an independent recurrence over dstate states. `lanes` lanes of a warp
+// (a power of two) share a channel and hold kStates states each; where 32 lanes do not suffice,
+// `state_warps` warps share it. `channel_warps` such warps form a block, which owns the tile of
+// channels they hold, all of one group, so that B and C are staged once for the whole tile.
 #pragma once
 
 #include "../core/params.h"
@@ -31,16 +29,15 @@ struct Geometry {
   SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
   SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
-  /// States of one channel that the lanes have room for; those from dstate on
-  /// stay zero.
+  /// States of one channel that the lanes have room for; those from dstate on stay zero.
   SELECTIVE_SCAN_HD int padded_states(int states_per_lane) const {
     return state_warps * lanes() * states_per_lane;
   }
 };
 
-/// The geometry as a kernel uses it. Kernels for the commonest numbers of
-/// states are compiled for a fixed number of lanes a channel (kAnyLanes: for
-/// any); the compiler then unrolls what depends on it.
+/// The geometry as a kernel uses it. Kernels for the commonest numbers of states are compiled for a
+/// fixed number of lanes a channel (kAnyLanes: for any); the compiler then unrolls what depends on
+/// it.
 constexpr int kAnyLanes = -1;
 
 template <int kLaneBits>
@@ -85,12 +82,11 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
   return item;
 }
 
-/// Which of its warp's channels a lane works on, and which part of that
-/// channel's states it holds.
+/// Which of its warp's channels a lane works on, and which part of that channel's states it holds.
 ///
-/// Lanes of one part read the same B and C. A broadcast of 16-byte words is
-/// fastest where neighbours (lane bit 0 or 1 flipped) share an address, so each
-/// of these two bits belongs to another coordinate where that is possible.
+/// Lanes of one part read the same B and C. A broadcast of 16-byte words is fastest where
+/// neighbours (lane bit 0 or 1 flipped) share an address, so each of these two bits belongs to
+/// another coordinate where that is possible.
 struct LaneRole {
   int channel;
   int part;

@@ -1,5 +1,5 @@
-// From a parameter struct to a launch: picks an instantiation and a geometry,
-// lays out scratch memory.
+// From a parameter struct to a launch: picks an instantiation and a geometry, lays out scratch
+// memory.
 #include "launch.h"
 
 #include <algorithm>
@@ -90,8 +90,7 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Below this a segment's summary and start cost more than what runs at the
-/// same time saves.
+/// Below this a segment's summary and start cost more than what runs at the same time saves.
 constexpr int64_t kMinSegmentSteps = 512;
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
@@ -100,8 +99,7 @@ void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) 
   geometry.work_items = params.batch * params.groups * geometry.tiles;
 }
 
-/// Cuts time into segments where the channels alone leave most multiprocessors
-/// without work.
+/// Cuts time into segments where the channels alone leave most multiprocessors without work.
 void set_segments(const ScanParams& params, const Device& device, Geometry& geometry) {
   constexpr int64_t kBlocksWanted = 4;  // per multiprocessor, so that they finish together
   if (2 * geometry.work_items > device.multiprocessors) return;
@@ -131,8 +129,8 @@ double estimated_load(const Geometry& geometry, const Device& device, int shared
 }
 
 /// Takes the number of warps with the least load. Of equals the largest, which reads B and C least
-/// often. Sequences long enough for segments take the largest in any case.
-/// `shared_bytes(geometry)` is what a block needs.
+/// often. Sequences long enough for segments take the largest in any case. `shared_bytes(geometry)`
+/// is what a block needs.
 template <class SharedBytes>
 cudaError_t choose_geometry(const ScanParams& params, const Variant& variant, int min_tile,
                             const SharedBytes& shared_bytes, Geometry& best) {
@@ -188,8 +186,8 @@ cudaError_t choose_geometry(const BackwardParams& params, const Variant& variant
                          geometry);
 }
 
-/// Hands out consecutive arrays of scratch memory from `memory` on, which may
-/// be null to learn their size.
+/// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn
+/// their size.
 class Scratch {
  public:
   explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}

@@ -1,11 +1,10 @@
 // B and C on their way from global memory to shared memory.
 //
-// Variable projections are staged by the whole block, a piece of `piece_steps`
-// steps at a time: first copied as they are, asynchronously where addresses
-// allow, then converted to [step][B states | C states] rows of the compute
-// type. A thread converts what it has copied itself, so no barrier lies between
-// the two. A constant projection is put once into a slot of each thread's own
-// and read with stride 0.
+// Variable projections are staged by the whole block, a piece of `piece_steps` steps at a time:
+// first copied as they are, asynchronously where addresses allow, then converted to [step][B states
+// | C states] rows of the compute type. A thread converts what it has copied itself, so no barrier
+// lies between the two. A constant projection is put once into a slot of each thread's own and read
+// with stride 0.
 #pragma once
 
 #include "rows.cuh"
@@ -47,16 +46,15 @@ ProjectionPlan make_projection_plan(const View& view, bool is_complex, int64_t d
   return plan;
 }
 
-/// Dynamic shared memory. Going through this function rather than through a
-/// pointer that was passed around lets the compiler see that an access is to
-/// shared memory.
+/// Dynamic shared memory. Going through this function rather than through a pointer that was passed
+/// around lets the compiler see that an access is to shared memory.
 __device__ __forceinline__ char* shared_memory() {
   extern __shared__ __align__(16) char selective_scan_shared[];
   return selective_scan_shared;
 }
 
-/// B or C as a lane reads it: its states of step t of the piece lie `first +
-/// t·stride` bytes into shared memory.
+/// B or C as a lane reads it: its states of step t of the piece lie `first + t·stride` bytes into
+/// shared memory.
 struct ProjectionRows {
   int first;
   int stride;
@@ -120,8 +118,8 @@ struct Quad {
   }
 };
 
-/// Copies a quad of any layout, complete or not; all of its elements are on
-/// their way at a time. Out of line, and given copies of its arguments.
+/// Copies a quad of any layout, complete or not; all of its elements are on their way at a time.
+/// Out of line, and given copies of its arguments.
 template <int kComponents>
 __device__ __noinline__ void copy_quad_of_any_kind(ProjectionWindow window, Quad quad,
                                                    int64_t first_step, int steps, char* target) {
@@ -149,8 +147,7 @@ __device__ __noinline__ void copy_quad_of_any_kind(ProjectionWindow window, Quad
   for (int i = 0; i < kQuad * kComponents; ++i) reinterpret_cast<uint16_t*>(target)[i] = halves[i];
 }
 
-/// Starts copying the `steps` steps from first_step on to `raw`, quad after
-/// quad.
+/// Starts copying the `steps` steps from first_step on to `raw`, quad after quad.
 template <class T>
 __device__ void copy_projection(const ProjectionWindow& window, int64_t first_step, int steps,
                                 int piece_steps, int padded_states, char* raw) {
@@ -175,8 +172,7 @@ __device__ void copy_projection(const ProjectionWindow& window, int64_t first_st
   }
 }
 
-/// Fills rows[step][state], rows `row_stride` apart, from what
-/// copy_projection() has copied.
+/// Fills rows[step][state], rows `row_stride` apart, from what copy_projection() has copied.
 template <class T>
 __device__ void convert_projection(const ProjectionWindow& window, int piece_steps,
                                    int padded_states, const char* raw, int row_stride, T* rows) {

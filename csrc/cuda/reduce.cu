@@ -1,5 +1,5 @@
-// What follows a scan kernel: the summaries of segments are combined, the
-// partial sums of the backward pass added up in a fixed order.
+// What follows a scan kernel: the summaries of segments are combined, the partial sums of the
+// backward pass added up in a fixed order.
 #include "scan.h"
 #include "scan_common.cuh"
 
@@ -17,9 +17,9 @@ constexpr int kReduceThreads = 256;
 constexpr int kReduceSteps = 32;   // of one block of reduce_projections
 constexpr int kReduceStates = 16;  // likewise
 
-/// dB and dC: adds the tiles. A block takes kReduceSteps steps and
-/// kReduceStates states of one (batch, group); it reads along states and writes
-/// along steps, through shared memory. Bound by memory.
+/// dB and dC: adds the tiles. A block takes kReduceSteps steps and kReduceStates states of one
+/// (batch, group); it reads along states and writes along steps, through shared memory. Bound by
+/// memory.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_projections(const __grid_constant__ ReduceArgs args, int64_t step_blocks,
@@ -93,8 +93,8 @@ __device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int
   }
 }
 
-/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments
-/// and batches. A thread takes one (channel, state).
+/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments and batches. A
+/// thread takes one (channel, state).
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_batches(const __grid_constant__ ReduceArgs args) {

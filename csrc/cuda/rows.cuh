@@ -1,10 +1,9 @@
-// Between (batch, channel, step) arrays in global memory, of any dtype and
-// layout, and rows of the compute type in shared memory.
+// Between (batch, channel, step) arrays in global memory, of any dtype and layout, and rows of the
+// compute type in shared memory.
 //
-// A chunk is first copied as it is, asynchronously where addresses allow, so
-// that the copies of one chunk overlap the scan of the chunk before. It is then
-// converted, four steps of a channel at a time ("group"). What depends on
-// dtypes and strides of these arrays is here and nowhere else.
+// A chunk is first copied as it is, asynchronously where addresses allow, so that the copies of one
+// chunk overlap the scan of the chunk before. It is then converted, four steps of a channel at a
+// time ("group"). What depends on dtypes and strides of these arrays is here and nowhere else.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -56,8 +55,8 @@ inline RowPlan make_row_plan(const ArrayView& view, int64_t groups, const Geomet
   return plan;
 }
 
-/// One warp's channels in one chunk. What does not exist, at the end of a group
-/// or of the sequence, is zero.
+/// One warp's channels in one chunk. What does not exist, at the end of a group or of the sequence,
+/// is zero.
 struct WarpTile {
   int first_channel;  // in the block's tile
   int channels;       // that exist
@@ -67,8 +66,7 @@ struct WarpTile {
   int channel_bits;  // log2 of the channels, existing or not
 
   __device__ int groups() const { return kBlocksPerChunk << channel_bits; }
-  /// How many groups a lane visits; where there are fewer groups than lanes,
-  /// some visit none.
+  /// How many groups a lane visits; where there are fewer groups than lanes, some visit none.
   __device__ int visits() const { return (groups() + kWarpSize - 1) / kWarpSize; }
   __device__ bool is_full() const { return channels == 1 << channel_bits && steps == kChunk; }
 };
@@ -78,8 +76,7 @@ struct RowGroup {
   int channel;
   int step;
 
-  /// The g-th in the order that suits the memory: along steps, or along
-  /// channels.
+  /// The g-th in the order that suits the memory: along steps, or along channels.
   __device__ __forceinline__ RowGroup(bool along_channels, const WarpTile& tile, int g) {
     if (along_channels) {
       channel = g & ((1 << tile.channel_bits) - 1);
@@ -160,14 +157,13 @@ __device__ __forceinline__ void copy_element(char* target, const char* source, i
   }
 }
 
-/// Copies a tile of any layout, element by element, kMany of them on their way
-/// at a time. Words of four bytes or more are copied asynchronously.
+/// Copies a tile of any layout, element by element, kMany of them on their way at a time. Words of
+/// four bytes or more are copied asynchronously.
 template <class Word>
 __device__ __forceinline__ void copy_row_elements(const RowWindow& window, const WarpTile& tile,
                                                   char* raw) {
   constexpr int kMany = 8;
-  // Neighbouring lanes take neighbouring steps, or channels where only those
-  // may be contiguous.
+  // Neighbouring lanes take neighbouring steps, or channels where only those may be contiguous.
   const bool step_major = window.plan.mode == RowMode::kChannels;
   const bool along_channels = step_major || window.channel == 1;
   const int channels = 1 << tile.channel_bits;
@@ -200,8 +196,8 @@ __device__ __forceinline__ void copy_row_elements(const RowWindow& window, const
   }
 }
 
-/// Copies a tile of any layout, complete or not. Out of line, and given copies
-/// of its arguments, so that it costs the fast ways of copy_rows() nothing.
+/// Copies a tile of any layout, complete or not. Out of line, and given copies of its arguments, so
+/// that it costs the fast ways of copy_rows() nothing.
 static __device__ __noinline__ void copy_rows_of_any_kind(RowWindow window, WarpTile tile,
                                                           char* raw) {
   const int size = window.size;
@@ -230,8 +226,7 @@ static __device__ __noinline__ void copy_rows_of_any_kind(RowWindow window, Warp
   }
 }
 
-/// Copies a complete tile of 4-byte or 2-byte elements of any alignment, lanes
-/// along steps.
+/// Copies a complete tile of 4-byte or 2-byte elements of any alignment, lanes along steps.
 static __device__ __noinline__ void copy_complete_rows(RowWindow window, WarpTile tile, char* raw) {
   const int channels = 1 << tile.channel_bits;
   const char* source = window.at(0, tile.first_step + tile.lane);
@@ -260,8 +255,8 @@ static __device__ __noinline__ void copy_complete_rows(RowWindow window, WarpTil
   }
 }
 
-/// Starts copying the tile to `raw`: elements as they are, [channel][step], or
-/// [step][channel] in mode kChannels. Reversed groups keep the order of memory.
+/// Starts copying the tile to `raw`: elements as they are, [channel][step], or [step][channel] in
+/// mode kChannels. Reversed groups keep the order of memory.
 __device__ __forceinline__ void copy_rows(const RowWindow& window, const WarpTile& tile,
                                           char* raw) {
   const int size = window.size;
@@ -294,8 +289,7 @@ __device__ __forceinline__ void copy_rows(const RowWindow& window, const WarpTil
   }
 }
 
-/// Converts kGroups groups of a lane at once, so that their arithmetic
-/// overlaps.
+/// Converts kGroups groups of a lane at once, so that their arithmetic overlaps.
 template <class R, int kGroups, class Transform>
 __device__ __forceinline__ void convert_groups(const RowWindow& window, const WarpTile& tile,
                                                int first_visit, const char* raw, R* rows,
@@ -338,9 +332,8 @@ __device__ __forceinline__ void convert_groups(const RowWindow& window, const Wa
   }
 }
 
-/// Fills rows of the compute type from what copy_rows() has copied.
-/// transform(values, group_at) changes the values of one or more groups in
-/// place; group_at(i) is the i-th of them.
+/// Fills rows of the compute type from what copy_rows() has copied. transform(values, group_at)
+/// changes the values of one or more groups in place; group_at(i) is the i-th of them.
 template <class R, class Transform>
 __device__ __forceinline__ void convert_rows(const RowWindow& window, const WarpTile& tile,
                                              const char* raw, R* rows, const Transform& transform) {

@@ -174,8 +174,7 @@ __device__ void stage_channels(const ScanParams& params, const WorkItem& item, c
   }
 }
 
-/// Converts what has been copied of u and delta: u, and Δ = softplus(delta +
-/// delta_bias).
+/// Converts what has been copied of u and delta: u, and Δ = softplus(delta + delta_bias).
 template <class R>
 __device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWindow& delta,
                                                const WarpTile& tile, const char* raw_u,
@@ -208,8 +207,8 @@ __device__ inline void sync_channel_warps(const Geometry& geometry) {
   }
 }
 
-/// `value`, of which the compiler knows nothing. What derives from it inside a
-/// loop is computed there again; kept in registers it would crowd out the scan.
+/// `value`, of which the compiler knows nothing. What derives from it inside a loop is computed
+/// there again; kept in registers it would crowd out the scan.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;

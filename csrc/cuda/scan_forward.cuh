@@ -1,20 +1,17 @@
 // The forward scan.
 //
-// Mapping: geometry.cuh. A block walks its tile of channels through time in
-// chunks of kChunk steps; each lane keeps its kStates states and poles in
-// registers and runs through the chunk sequentially, so that an update is a
-// multiplication and an ex2 for abar, a multiplication for the input, and one
-// FMA each for the state and for y.
+// Mapping: geometry.cuh. A block walks its tile of channels through time in chunks of kChunk steps;
+// each lane keeps its kStates states and poles in registers and runs through the chunk
+// sequentially, so that an update is a multiplication and an ex2 for abar, a multiplication for the
+// input, and one FMA each for the state and for y.
 //
-// Shared memory: shared_layout.h. While a chunk is scanned the next one is on
-// its way. Lanes scan four steps at a time and leave their part of y in rows of
-// their own ("planes"), which the output phase adds up. Nothing is exchanged
-// between lanes inside the scan, so what is not finite stays in its (batch,
-// channel). One barrier a piece suffices: B and C are converted into two
-// buffers in turn, everything else belongs to a warp.
+// Shared memory: shared_layout.h. While a chunk is scanned the next one is on its way. Lanes scan
+// four steps at a time and leave their part of y in rows of their own ("planes"), which the output
+// phase adds up. Nothing is exchanged between lanes inside the scan, so what is not finite stays in
+// its (batch, channel). One barrier a piece suffices: B and C are converted into two buffers in
+// turn, everything else belongs to a warp.
 //
-// Bound by: issue slots and the special-function unit (one ex2 per update); for
-// dstate 1 by memory.
+// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory.
 #pragma once
 
 #include "scan.h"
@@ -34,8 +31,7 @@ struct ForwardArgs {
   SegmentStates segments;
 };
 
-/// Runs one lane's states through `steps` steps; the lane's part of y goes to
-/// y_row.
+/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                            ProjectionRows B_rows, ProjectionRows C_rows, int steps,
@@ -65,8 +61,7 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
   }
 }
 
-/// The same without y, for the summary of a segment: `factor` collects the
-/// product of abar.
+/// The same without y, for the summary of a segment: `factor` collects the product of abar.
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                                 ProjectionRows B_rows, int steps,
@@ -181,8 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       h = load_pack<T, kStates>(static_cast<const T*>(args.segments.offsets) + segment_row);
     }
 
-    // Each turn starts copying piece `next`, scans the piece before it, and
-    // converts `next`.
+    // Each turn starts copying piece `next`, scans the piece before it, and converts `next`.
     int buffer = 0;
     for (int64_t next = item.begin;; next += geometry.piece_steps) {
       const bool more = next < item.end;

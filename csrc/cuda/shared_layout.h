@@ -1,26 +1,25 @@
-// What lies where in a block's shared memory; the launcher and the kernels both
-// ask here.
+// What lies where in a block's shared memory; the launcher and the kernels both ask here.
 #pragma once
 
 #include "geometry.cuh"
 
 namespace selective_scan::cuda {
 
-/// Byte offsets into dynamic shared memory. T: the type of states, R: its real
-/// type.
+/// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
 ///
-///   projections   T [buffer][step][B states | C states]    of a piece, staged
-///   by the whole block raw           B and C of the next piece as they are in
-///   global memory constants     T [thread][B | C][state]                 in
-///   place of a constant projection then for each warp:
-///     rows        R [array][channel][step]                 Δ, u, ...
-///     raw rows    u, delta, z, dout of the next chunk as they are in global
-///     memory channels    R [D | delta_bias][channel] planes      R
-///     [channel][part][step]                  forward: a row of y per lane
-///     checkpoints T [block of steps][lane][state]          backward: the state
-///     before each block products    T [step of block][dB | dC][lane][state]
-///     sums        T [step][dB | dC][state]                 dB and dC summed
-///     over the warp's channels
+///   projections   T [buffer][step][B states | C states], a piece, staged by the whole block
+///   raw           B and C of the next piece as they are in global memory
+///   constants     T [thread][B | C][state], in place of a constant projection
+///
+/// then for each warp:
+///
+///   rows          R [array][channel][step]: Δ, u, ...
+///   raw rows      u, delta, z, dout of the next chunk as they are in global memory
+///   channels      R [D | delta_bias][channel]
+///   planes        R [channel][part][step], forward: a row of y per lane
+///   checkpoints   T [block of steps][lane][state], backward: the state before each block
+///   products      T [step of block][dB | dC][lane][state]
+///   sums          T [step][dB | dC][state]: dB and dC summed over the warp's channels
 struct SharedLayout {
   int projection_row = 0;     // distance of two steps, in T
   int projection_buffer = 0;  // distance of the two buffers, in T; 0: there is only one
@@ -44,8 +43,7 @@ struct SharedLayout {
   int bytes = 0;
 };
 
-/// Products lie this many lanes apart, which spreads neighbouring steps over
-/// the banks.
+/// Products lie this many lanes apart, which spreads neighbouring steps over the banks.
 constexpr int kProductRow = kWarpSize + 4;
 
 enum class ForwardRow { kDelta, kU, kGate, kCount };
