@@ -1,8 +1,7 @@
 """Times transformers' MambaForCausalLM with its own scan and with selective_scan_fn in its place.
 
 The model keeps everything else: projections, convolution, normalisation. Both paths run in turn in
-one process, after a check that logits and the first layer's gradient
-agree. Needs transformers ≥ 5.
+one process, after a check that logits and the first layer's gradient agree. Needs transformers ≥ 5.
 
 Example:
     pip install transformers
