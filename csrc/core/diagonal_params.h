@@ -1,7 +1,8 @@
 // What the kernels of the general diagonal scan are given. With rows in any number of dimensions,
 //
 //   forward    h[t] = a[t]·h[t-1] + b[t]                       h[-1] = initial_state or 0
-//   backward   g[t] = dh[t] + conj(a[t+1])·g[t+1]              da[t] = g[t]·conj(h[t-1]), db[t] = g[t]
+//   backward   g[t] = dh[t] + conj(a[t+1])·g[t+1]              da[t] = g[t]·conj(h[t-1]), db[t] =
+//   g[t]
 //
 // The backward pass is the same recurrence from the last step to the first over s[t] =
 // conj(a[t])·g[t], the gradient that arrives at h[t-1]: g[t] = dh[t] + s[t+1], and s[0] is the

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 
+#include "../core/diagonal_step.h"
+
 namespace selective_scan::cpu {
 namespace {
 
@@ -64,31 +66,6 @@ void store_steps(const RowArray& array, int64_t offset, int64_t count, const T* 
     }
   });
 }
-
-/// One step of the recurrence: takes the state before it, returns what is written, and leaves the
-/// state after it.
-template <class T>
-struct ForwardStep {
-  using Value = T;
-  static constexpr bool kBackward = false;
-  static T advance(T a, T b, T& state) {
-    state = a * state + b;
-    return state;
-  }
-  static T factor(T a) { return a; }
-};
-
-template <class T>
-struct BackwardStep {
-  using Value = T;
-  static constexpr bool kBackward = true;
-  static T advance(T a, T dh, T& state) {
-    const T g = dh + state;
-    state = conj(a) * g;
-    return g;
-  }
-  static T factor(T a) { return conj(a); }
-};
 
 /// What every chain of a task has at hand.
 template <class T>
@@ -181,7 +158,7 @@ class Task {
   using T = typename Step::Value;
 
  public:
-  Task(const Params& params, T* maps, int64_t segments)
+  Task(const Params& params, AffineMap<T>* maps, int64_t segments)
       : params_(params),
         segments_(segments),
         segment_steps_((params.seqlen + segments - 1) / segments),
@@ -189,7 +166,7 @@ class Task {
 
   int64_t count() const { return (params_.rows * segments_ + kChains - 1) / kChains; }
 
-  /// The affine maps of the segments, as pairs (product, offset).
+  /// The affine maps of the segments.
   void map_segments(int64_t task) const {
     Tile<T> tile;
     const int chains = begin(tile, task);
@@ -199,8 +176,7 @@ class Task {
       with_chains(chains, [&](auto n) { accumulate<Step, n>(tile, steps); });
     }
     for (int c = 0; c < chains; ++c) {
-      maps_[2 * (task * kChains + c)] = tile.product[c];
-      maps_[2 * (task * kChains + c) + 1] = tile.state[c];
+      maps_[task * kChains + c] = {tile.product[c], tile.state[c]};
     }
   }
 
@@ -209,9 +185,9 @@ class Task {
     for (int64_t row = 0; row < params_.rows; ++row) {
       T state = initial_state(row);
       for (int64_t segment = 0; segment < segments_; ++segment) {
-        T* map = maps_ + 2 * (row * segments_ + segment);
-        const T after = map[0] * state + map[1];
-        map[1] = state;
+        AffineMap<T>& map = maps_[row * segments_ + segment];
+        const T after = map(state);
+        map.offset = state;
         state = after;
       }
     }
@@ -281,7 +257,7 @@ class Task {
       } else if (segments_ == 1) {
         tile.state[c] = initial_state(first + c);
       } else {
-        tile.state[c] = maps_[2 * (first + c) + 1];
+        tile.state[c] = maps_[first + c].offset;
       }
     }
     return chains;
@@ -353,7 +329,7 @@ class Task {
   const Params& params_;
   int64_t segments_;
   int64_t segment_steps_;
-  T* maps_;  // (row, segment, 2)
+  AffineMap<T>* maps_;  // (row, segment)
 };
 
 template <class Body>
@@ -367,7 +343,7 @@ void parallel_for(const ThreadPool& pool, int64_t count, const Body& body) {
 template <template <class> class Step, class T, class Params>
 void run(const Params& params, void* workspace, const ThreadPool& pool) {
   const int64_t segments = num_segments(params);
-  const Task<Step<T>, Params> task(params, static_cast<T*>(workspace), segments);
+  const Task<Step<T>, Params> task(params, static_cast<AffineMap<T>*>(workspace), segments);
   if (segments > 1) {
     parallel_for(pool, task.count(), [&](int64_t i) { task.map_segments(i); });
     task.start_segments();

@@ -62,8 +62,7 @@ void check_shapes(const Tensor& a, const char* b_name, const Tensor& b,
     matches = initial_state->size(i) == b.size(i);
   }
   if (!matches) {
-    fail("initial_state must be (...) = ", row_shape_text(b), ", got ",
-         shape_text(*initial_state));
+    fail("initial_state must be (...) = ", row_shape_text(b), ", got ", shape_text(*initial_state));
   }
 }
 

@@ -114,7 +114,8 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
 
   DiagonalBackwardParams params;
   set_types(params, a, h, initial_state);
-  if (!params.is_complex && complex_b) fail("h must be complex where b is, got ", dtype_name(h.scalar_type()));
+  if (!params.is_complex && complex_b)
+    fail("h must be complex where b is, got ", dtype_name(h.scalar_type()));
   const ScalarType db_dtype = params.is_complex && !complex_b
                                   ? float_dtype(is_double_dtype(h.scalar_type()), false)
                                   : h.scalar_type();
