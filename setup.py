@@ -401,6 +401,9 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             super().__init__(*args, **kwargs)
 
         def run(self) -> None:
+            if getattr(self, "editable_mode", False):  # setuptools would start from nothing
+                tag = f"{self.plat_name}-{sys.implementation.cache_tag}"
+                self.build_temp = os.path.join("build", f"temp.{tag}")
             self._report()
             self._forget_libraries_left_out()
             super().run()

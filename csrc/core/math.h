@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 
 #include "complex.h"
 #include "config.h"
@@ -64,15 +65,16 @@ SELECTIVE_SCAN_HD R expm1(R x) {
   return Math::expm1(x);
 }
 
-/// cos(y) − 1 = −2 sin²(y/2) keeps the real part accurate where exp(x) is near 1.
+/// The real part exp(re)·cos(im) − 1 is expm1(re)·cos(im) − (1 − cos(im)), and 1 − cos = sin²/(1 +
+/// cos) where cos is near 1.
 template <class Math, class R>
 SELECTIVE_SCAN_HD Complex<R> expm1(Complex<R> x) {
   const R growth = Math::expm1(x.re);
-  R sine, cosine;  // of half the angle
-  Math::sincos(constant<R>(0.5) * x.im, sine, cosine);
-  const R versine = constant<R>(2) * sine * sine;
-  return {growth * (constant<R>(1) - versine) - versine,
-          (growth + constant<R>(1)) * (constant<R>(2) * sine * cosine)};
+  R sine, cosine;
+  Math::sincos(x.im, sine, cosine);
+  const R versine = select(cosine > constant<R>(0), sine * sine / (constant<R>(1) + cosine),
+                           constant<R>(1) - cosine);
+  return {growth * cosine - versine, sine + growth * sine};
 }
 
 template <class R>
@@ -85,6 +87,41 @@ SELECTIVE_SCAN_HD Complex<R> reciprocal(Complex<R> x) {
   return {x.re * scale, constant<R>(0) - x.im * scale};
 }
 
+/// a/b with fewer roundings than a·reciprocal(b).
+template <class R>
+SELECTIVE_SCAN_HD R divide(R a, R b) {
+  return a / b;
+}
+template <class R>
+SELECTIVE_SCAN_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
+  const Complex<R> product = a * conj(b);
+  const R scale = norm(b);
+  return {product.re / scale, product.im / scale};
+}
+
+/// a·b + c·d, rounded almost once.
+template <std::floating_point R>
+SELECTIVE_SCAN_HD R sum_of_products(R a, R b, R c, R d) {
+  const R product = c * d;
+  return std::fma(a, b, product) + std::fma(c, d, -product);
+}
+template <std::floating_point R>
+SELECTIVE_SCAN_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
+  const R scale = sum_of_products(b.re, b.re, b.im, b.im);
+  return {sum_of_products(a.re, b.re, a.im, b.im) / scale,
+          sum_of_products(a.im, b.re, -a.re, b.im) / scale};
+}
+
+/// a·b, for complex numbers with fewer roundings than the operator.
+template <class T>
+SELECTIVE_SCAN_HD T multiply(T a, T b) {
+  return a * b;
+}
+template <std::floating_point R>
+SELECTIVE_SCAN_HD Complex<R> multiply(Complex<R> a, Complex<R> b) {
+  return {sum_of_products(a.re, b.re, -a.im, b.im), sum_of_products(a.re, b.im, a.im, b.re)};
+}
+
 /// Below this |x|², φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
 constexpr double kTinyNorm = 1e-18;
 
@@ -92,28 +129,22 @@ constexpr double kTinyNorm = 1e-18;
 template <class Math, class T>
 SELECTIVE_SCAN_HD T phi1(T x) {
   const auto is_tiny = norm(x) < constant<T>(kTinyNorm);
-  return select(is_tiny, constant<T>(1) + constant<T>(0.5) * x, expm1<Math>(x) * reciprocal(x));
+  return select(is_tiny, constant<T>(1) + constant<T>(0.5) * x, divide(expm1<Math>(x), x));
 }
 
-/// Both series of phi1_derivative, in h²: sinh(h)/h = Σ h^2k/(2k+1)!  and its derivative divided by
-/// h, Σ (2k+2)/(2k+3)! h^2k.
+/// Σ_k c_k h^k = s(h) + s'(h), s(h) = sinh(h)/h: c_k = 1/(k+1)! for even, (k+1)/(k+2)! for odd k.
 template <class T>
-SELECTIVE_SCAN_HD void sinhc_series(T h_squared, T& value, T& slope_over_h) {
-  constexpr int kTerms = sizeof(scalar_t<T>) == 4 ? 7 : 11;
-  // From the last term to the first: t_k = 1/(2k+1)!, the slope's coefficient is (2k+2)·t_(k+1).
-  double factorial = 1;
-  for (int k = 1; k <= 2 * kTerms + 1; ++k) factorial *= k;
+SELECTIVE_SCAN_HD T sinhc_plus_derivative(T h) {
+  constexpr int kTerms = sizeof(scalar_t<T>) == 4 ? 12 : 20;  // an even number; enough for |h| < 1
+  double inverse_factorial = 1;                               // 1/(k+2)!
+  for (int k = 2; k <= kTerms + 1; ++k) inverse_factorial /= k;
   T sum = T{};
-  T slope = T{};
-  double next = 1 / factorial;  // t_(k+1)
   for (int k = kTerms - 1; k >= 0; --k) {
-    const double term = next * (2 * k + 2) * (2 * k + 3);
-    slope = constant<T>((2 * k + 2) * next) + h_squared * slope;
-    sum = constant<T>(term) + h_squared * sum;
-    next = term;
+    const double coefficient = (k % 2 == 0 ? k + 2 : k + 1) * inverse_factorial;
+    sum = constant<T>(coefficient) + h * sum;
+    inverse_factorial *= k + 2;
   }
-  value = sum;
-  slope_over_h = slope;
+  return sum;
 }
 
 /// φ1'(x) = (exp(x)(x − 1) + 1)/x². Within |x| < 2 that cancels; there φ1(x) = exp(h) sinh(h)/h
@@ -121,11 +152,9 @@ SELECTIVE_SCAN_HD void sinhc_series(T h_squared, T& value, T& slope_over_h) {
 template <class Math, class T>
 SELECTIVE_SCAN_HD T phi1_derivative(T x) {
   const T h = constant<T>(0.5) * x;
-  T s, slope_over_h;
-  sinhc_series(h * h, s, slope_over_h);
-  const T inside = Math::exp(h) * (constant<T>(0.5) * (s + h * slope_over_h));
-  const T inverse = reciprocal(x);
-  const T outside = (constant<T>(1) + Math::exp(x) * (x - one<T>())) * inverse * inverse;
+  const T inside = constant<T>(0.5) * (Math::exp(h) * sinhc_plus_derivative(h));
+  const T numerator = constant<T>(1) + multiply(Math::exp(x), x - one<T>());
+  const T outside = multiply(numerator, divide(one<T>(), multiply(x, x)));
   return select(norm(x) < constant<T>(4), inside, outside);
 }
 

@@ -95,7 +95,9 @@ bool is_double_dtype(ScalarType dtype) {
 }
 
 void check_dense(const char* name, const Tensor& tensor) {
-  if (tensor.layout() != torch::headeronly::Layout::Strided) {
+  int32_t layout;  // by the C interface: Tensor::layout() is younger than PyTorch 2.10
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  if (layout != aoti_torch_layout_strided()) {
     fail(name, " must be a dense (strided) tensor, got another layout");
   }
 }

@@ -1,0 +1,108 @@
+# Everything a user or developer runs. Each target sets up what it needs in $(ENV), once.
+#
+#   make demo         train a classifier of handwritten digits (DEVICE=cuda ARGS="--epochs 3" ...)
+#   make test         the tests of every day; make test-all adds the exhaustive ones
+#   make help         all targets
+
+PYTHON ?= python3
+ENV ?= .venv
+TORCH ?= torch==2.13.0
+# The other PyTorch that `make check-abi` loads the wheel into.
+ABI_TORCH ?= torch==2.14.1
+LINTERS := ruff==0.17.5 clang-format==23.1.5
+DEVICE ?= cpu
+ARGS ?=
+
+BIN := $(abspath $(ENV))/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# ninja, the linters and pytest of the environment come first, also for what they start themselves.
+export PATH := $(BIN):$(PATH)
+
+SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+ASAN_TESTS ?= tests -m "not slow and not cuda"
+
+.PHONY: help demo test test-all build cuda-build lint format check-abi asan sanitize clean FORCE
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo        train examples/train_digits.py (DEVICE=cpu|cuda, ARGS=...)"
+	@echo "make test        run the tests, without the slow ones"
+	@echo "make test-all    run all tests"
+	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
+	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
+	@echo "make lint        ruff and clang-format, checks only; make format applies them"
+	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
+	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
+	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
+	@echo "make clean       remove what was built"
+	@echo "Variables: PYTHON=$(PYTHON) ENV=$(ENV) TORCH=$(TORCH) MAX_JOBS=$(MAX_JOBS)"
+
+demo: build
+	$(BIN)/python examples/train_digits.py --device $(DEVICE) $(ARGS)
+
+test: build
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: build
+	$(BIN)/python -m pytest $(ARGS)
+
+# --- setting up -----------------------------------------------------------------------------------
+
+$(ENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or later is needed; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(ENV)
+
+# Holds the requirement it was installed for, so that another TORCH= is installed over it.
+$(ENV)/torch.stamp: $(ENV)/bin/python FORCE
+	@echo '$(TORCH)' | cmp -s - $@ || \
+	  { $(PIP) install '$(TORCH)' 'setuptools>=77' ninja && echo '$(TORCH)' > $@; }
+
+# FORCE where the library itself is missing, built for another environment or cleaned away.
+$(ENV)/package.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_scan/_cpu.so),,FORCE)
+	@command -v $${CXX:-c++} > /dev/null || \
+	  { echo "A C++ compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }
+	$(BIN)/python setup.py build_ext --inplace
+	@echo "Installing selective_scan with what the demo and the tests need ..."
+	$(PIP) install --quiet --no-build-isolation --editable '.[benchmark,demo,test]'
+	@touch $@
+
+$(ENV)/linters.stamp: $(ENV)/bin/python Makefile
+	$(PIP) install --quiet $(LINTERS)
+	@touch $@
+
+build: $(ENV)/package.stamp
+
+cuda-build: $(ENV)/torch.stamp
+	USE_CUDA=1 $(BIN)/python setup.py build_ext --inplace
+
+# --- checks ---------------------------------------------------------------------------------------
+
+lint: $(ENV)/linters.stamp
+	$(BIN)/python csrc/cuda/generate_instantiations.py --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(ENV)/linters.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+check-abi: build
+	tools/check_abi.sh $(BIN)/python '$(ABI_TORCH)' build/abi
+
+asan: build
+	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)
+
+sanitize:
+	tools/compute_sanitizer.sh $(BIN)/python
+
+clean:
+	rm -rf build dist *.egg-info selective_scan/*.so $(ENV)/package.stamp
+	find . -name __pycache__ -not -path './$(ENV)/*' -prune -exec rm -rf {} +
+
+FORCE:

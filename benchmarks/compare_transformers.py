@@ -1,0 +1,180 @@
+"""Times transformers' MambaForCausalLM with its own scan and with selective_scan_fn in its place.
+
+The model keeps everything else: projections, convolution, normalisation. Both paths run in turn in
+one process, after a check that logits and gradients agree. Needs transformers ≥ 5.
+
+Example:
+    pip install transformers
+    python benchmarks/compare_transformers.py --layers 4 --hidden 768 --batch 2 --seqlen 512
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import report
+from arguments import find_device, positive
+from checks import relative_l2
+from problems import DTYPES
+from selective_scan import selective_scan_fn
+from timing import measure
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+try:
+    import transformers
+    from transformers.models.mamba import modeling_mamba
+except ImportError:
+    sys.exit("compare_transformers.py needs transformers: pip install 'transformers>=5'")
+if not hasattr(modeling_mamba, "mamba_selective_scan"):
+    sys.exit(f"transformers {transformers.__version__} has no mamba_selective_scan to replace")
+
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+
+
+def parse_arguments() -> argparse.Namespace:
+    description, _, example = __doc__.partition("Example:")
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=f"example:{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("--layers", type=positive, default=4)
+    add("--hidden", type=positive, default=768)
+    add("--batch", type=positive, default=2)
+    add("--seqlen", type=positive, default=512)
+    add("--device", default="cpu")
+    add("--dtype", choices=_TOLERANCE, default="float32")
+    add("--threads", type=positive, default=torch.get_num_threads())
+    add("--runs", type=positive, default=10)
+    add("--warmup", type=positive, default=1)
+    add("--budget", type=float, default=120, metavar="SECONDS")
+    add("--json", type=Path, metavar="FILE")
+    # fmt: on
+    options = parser.parse_args()
+    try:
+        options.device = find_device(options.device)
+    except RuntimeError as error:
+        parser.error(str(error))
+    return options
+
+
+def our_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_: object,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """In the place of transformers' function, whose switches between its own ways do not apply."""
+    return selective_scan_fn(
+        hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state
+    )
+
+
+@contextlib.contextmanager
+def replaced_scan() -> Iterator[None]:
+    original = modeling_mamba.mamba_selective_scan
+    modeling_mamba.mamba_selective_scan = our_scan
+    try:
+        yield
+    finally:
+        modeling_mamba.mamba_selective_scan = original
+
+
+def main() -> int:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(
+        num_hidden_layers=options.layers, hidden_size=options.hidden, use_cache=False
+    )
+    dtype = DTYPES[options.dtype]
+    model = transformers.MambaForCausalLM(config).to(options.device, dtype).train()
+    size = (options.batch, options.seqlen)
+    tokens = torch.randint(config.vocab_size, size, device=options.device)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return model(tokens).logits
+
+    def forward_backward() -> torch.Tensor:
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    def with_ours(call):
+        def run() -> torch.Tensor:
+            with replaced_scan():
+                return call()
+
+        return run
+
+    passes = {"forward": forward, "forward + backward": forward_backward}
+    rows = []
+    for which, call in passes.items():
+        error = relative_l2(with_ours(call)(), call())
+        if not error <= _TOLERANCE[options.dtype]:
+            sys.exit(f"{which}: the two paths differ by {error:.1e}")
+        times = measure(
+            {"transformers": call, "selective_scan": with_ours(call)}, options.device,
+            warmup=options.warmup, runs=options.runs, budget=options.budget,
+        )  # fmt: skip
+        rows.append(
+            {
+                "pass": which,
+                "difference": error,
+                "speedup": times["transformers"].median / times["selective_scan"].median,
+                **{name: dataclasses.asdict(time) for name, time in times.items()},
+            }
+        )
+
+    environment = {
+        **report.environment(options.device),
+        "transformers": transformers.__version__,
+        "model": f"MambaForCausalLM, {options.layers} layers, hidden {options.hidden}, {size} "
+        f"tokens, {options.dtype}",
+    }
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(
+        f"{environment['device']}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, {options.threads} threads"
+    )
+    header = ("pass", "its own, ms", "q1–q3", "ours, ms", "q1–q3", "speedup", "difference")
+    lines = [
+        (
+            row["pass"],
+            *(
+                text
+                for time in (row["transformers"], row["selective_scan"])
+                for text in (f"{time['median']:.0f}", f"{time['q1']:.0f}–{time['q3']:.0f}")
+            ),
+            f"{row['speedup']:.2f}×",
+            f"{row['difference']:.0e}",
+        )
+        for row in rows
+    ]
+    report.print_table(console, environment["model"], header, lines)
+    if options.json:
+        report.write_json(options.json, {"environment": environment, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

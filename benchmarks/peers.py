@@ -1,0 +1,97 @@
+"""Others' kernels: mamba_ssm's where it is importable, or its times from a file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from problems import Inputs, Problem
+
+_DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
+
+
+@dataclass
+class Anchors:
+    """Times of mamba_ssm's kernels on some GPU, measured elsewhere.
+
+    A row names batch B, dim D, seqlen L, dstate N, groups G, dtype and z; "A": "complex" and
+    "B_C": "constant" mark what differs from real A and variable B, C.
+    """
+
+    device: str = ""
+    ceilings: dict[str, float] = field(default_factory=dict)
+    rows: dict[tuple, dict] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Anchors:
+        content = json.loads(path.read_text())
+        rows = {}
+        for row in content["rows"]:
+            sizes = tuple(row[name] for name in ("B", "D", "L", "N", "G"))
+            complex_a = row.get("A") == "complex"
+            constant = row.get("B_C") == "constant"
+            rows[(sizes, row["dtype"], row["z"], complex_a, constant)] = row
+        return cls(content["device"], content["ceilings"], rows)
+
+    def find(self, problem: Problem) -> dict | None:
+        """The row of a problem that mamba_ssm solves; float16 is as fast as bfloat16 there."""
+        variant = problem.variant
+        plain_layout = not (variant.channel_last or variant.reverse or variant.initial_state)
+        if problem.method != "zoh" or not plain_layout:
+            return None
+        dtype = "bfloat16" if problem.dtype == "float16" else problem.dtype
+        key = (problem.shape.sizes, dtype, variant.has_z, variant.is_complex, variant.is_constant)
+        return self.rows.get(key)
+
+    def milliseconds(self, problem: Problem, which: str) -> float | None:
+        row = self.find(problem)
+        direction = _DIRECTIONS.get(which)
+        return row.get(f"mamba_ssm_{direction}_ms") if row and direction else None
+
+    def backward_mib(self, problem: Problem) -> float | None:
+        """Memory that the backward pass allocates."""
+        row = self.find(problem)
+        return row.get("mamba_ssm_bwd_extra_MiB") if row else None
+
+
+class MambaSsm:
+    """mamba_ssm's compiled kernels, called as its autograd function calls them."""
+
+    name = "mamba_ssm"
+
+    def __init__(self, module: ModuleType):
+        self._module = module
+
+    @classmethod
+    def find(cls) -> MambaSsm | None:
+        try:
+            return cls(importlib.import_module("selective_scan_cuda"))
+        except ImportError:
+            return None
+
+    def supports(self, problem: Problem) -> bool:
+        variant = problem.variant
+        return (
+            problem.method == "zoh"
+            and problem.dtype != "float64"
+            and not (variant.channel_last or variant.reverse or variant.initial_state)
+            and problem.shape.dstate <= 256
+        )
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """(out, saved states, out after the gate where there is z)"""
+        x = inputs
+        return tuple(self._module.fwd(x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, True))
+
+    def backward(self, inputs: Inputs, saved: tuple[torch.Tensor, ...]) -> object:
+        x = inputs
+        out = saved[0] if x.z is not None else None
+        return self._module.bwd(
+            x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, x.dout, saved[1], out, None,
+            True, False,
+        )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Plots of a benchmark's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from ceilings import Ceilings
+from problems import SHAPES, Problem
+from report import Row
+
+
+def _label(row: Row) -> str:
+    extras = [row.dtype] + [x for x in (row.variant, row.method) if x not in ("plain", "zoh")]
+    return f"{row.shape}\n{', '.join(extras)}"
+
+
+def _save(figure: plt.Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> Path | None:
+    """Speedup over the peer, or where there is none over the reference, pass by pass."""
+    compared = [row for row in rows if row.peer_ms is not None]
+    if compared:
+        name = compared[0].peer
+        other_ms = {id(row): row.peer_ms for row in compared}
+    else:
+        compared = [row for row in rows if row.reference is not None]
+        name = "selective_scan_ref"
+        other_ms = {id(row): row.reference.median for row in compared}
+    if not compared:
+        return None
+    most_threads = max(row.threads for row in compared)
+    compared = [row for row in compared if row.threads == most_threads]
+    labels = list(dict.fromkeys(_label(row) for row in compared))
+    passes = list(dict.fromkeys(row.which for row in compared))
+    height = 0.8 / len(passes)
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.42 * len(labels)))
+    for index, which in enumerate(passes):
+        chosen = [row for row in compared if row.which == which]
+        places = [labels.index(_label(row)) + index * height for row in chosen]
+        speedups = [row.speedup(other_ms[id(row)]) for row in chosen]
+        bars = axes.barh(places, speedups, height, label=which)
+        axes.bar_label(bars, [f"{speedup:.1f}×" for speedup in speedups], padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks([i + 0.4 - height / 2 for i in range(len(labels))], labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"speedup over {name} (medians)")
+    axes.set_title(f"selective scan on {device}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8)
+    return _save(figure, path)
+
+
+def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, device: str, path: Path) -> Path | None:
+    """State updates per second against state updates per byte moved, under the two ceilings."""
+    measured = [row for row in rows if row.which != "forward + backward"]
+    if not measured:
+        return None
+    threads = max(row.threads for row in measured)
+    measured = [row for row in measured if row.threads == threads]
+    figure, axes = plt.subplots(figsize=(8, 5.5))
+    intensities = np.array([row.updates / row.bytes_moved for row in measured])
+    x = np.geomspace(intensities.min() / 2, intensities.max() * 2, 200)
+    axes.plot(x, x * ceilings.copy_bytes_per_s, color="black", linewidth=1, label="copy bandwidth")
+    styles = (("forward", "o", "C0"), ("training forward", "s", "C2"), ("backward", "v", "C1"))
+    for which, marker, color in styles:
+        chosen = [row for row in measured if row.which == which]
+        if not chosen:
+            continue
+        axes.scatter(
+            [row.updates / row.bytes_moved for row in chosen],
+            [row.updates / row.time.median * 1e3 for row in chosen],
+            marker=marker, color=color, s=26, alpha=0.8, label=which,
+        )  # fmt: skip
+        if which == "training forward":
+            continue
+        arithmetic = ceilings.updates_per_s(Problem(SHAPES["small"]), which, threads)
+        if arithmetic:
+            text = "exponentials" if ceilings.device_type == "cuda" else f"multiply-adds, {which}"
+            axes.axhline(arithmetic, color=color, linewidth=1, linestyle="--", label=text)
+    axes.set(xscale="log", yscale="log", xlabel="state updates per byte moved once")
+    axes.set_ylabel("state updates per second")
+    suffix = f", {threads} threads" if ceilings.device_type == "cpu" else ""
+    axes.set_title(f"Roofline of the selective scan on {device}{suffix}")
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(fontsize=8)
+    return _save(figure, path)

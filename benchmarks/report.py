@@ -1,0 +1,225 @@
+"""Results as data, as tables on the console, as JSON and as plots."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import selective_scan
+from timing import Timing
+
+
+@dataclass
+class Row:
+    """One pass of one problem, measured with a number of threads."""
+
+    shape: str
+    sizes: tuple[int, int, int, int, int]
+    dtype: str
+    variant: str
+    method: str
+    which: str
+    threads: int
+    time: Timing
+    bytes_moved: int
+    updates: int
+    floor_ms: float
+    peak_fraction: float | None
+    error: float
+    peer: str | None = None
+    peer_ms: float | None = None
+    reference: Timing | None = None
+    compiled_reference: Timing | None = None
+
+    @property
+    def ratio_to_floor(self) -> float:
+        return self.time.median / self.floor_ms
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.bytes_moved / self.time.median / 1e6
+
+    @property
+    def ns_per_update(self) -> float:
+        return self.time.median * 1e6 / self.updates
+
+    def speedup(self, other_ms: float | None) -> float | None:
+        return None if other_ms is None else other_ms / self.time.median
+
+    def as_json(self) -> dict[str, object]:
+        derived = {
+            "ratio_to_floor": self.ratio_to_floor,
+            "GB_per_s": self.gb_per_s,
+            "ns_per_update": self.ns_per_update,
+            "speedup_over_peer": self.speedup(self.peer_ms),
+            "speedup_over_reference": self.speedup(median(self.reference)),
+            "speedup_over_compiled_reference": self.speedup(median(self.compiled_reference)),
+        }
+        return {**asdict(self), **derived}
+
+
+def median(timing: Timing | None) -> float | None:
+    return None if timing is None else timing.median
+
+
+# --- the environment and the file -----------------------------------------------------------------
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _revision() -> str | None:
+    """The commit that is measured, or None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    is_cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if is_cuda else _cpu_name(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "selective_scan": selective_scan.__version__,
+        "revision": _revision(),
+        "built": _build_infos(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _build_infos() -> dict[str, dict[str, object]]:
+    ops = torch.ops.selective_scan
+    names = ("cpu_build_info", "cuda_build_info")
+    return {name: json.loads(getattr(ops, name)()) for name in names if hasattr(ops, name)}
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def format_ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if value < 10 else f"{value:.2f}"
+
+
+def format_ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
+
+
+def print_table(
+    console: Console, title: str, header: Sequence[str], lines: Sequence[Sequence[str]]
+) -> None:
+    """Prints a table without the columns that no line fills; text to the left, figures right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    for i in kept:
+        is_figure = all(line[i][:1].isdigit() for line in lines if line[i])
+        table.add_column(header[i], justify="right" if is_figure else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[i] for i in kept))
+    console.print(table)
+
+
+_TIMES_HEADER = (
+    "shape", "dtype", "variant", "method", "threads", "pass", "ms", "q1–q3", "floor", "× floor",
+    "GB/s", "ns/update", "of peak", "peer ms", "× peer", "ref ms", "× ref", "compiled ms",
+    "× compiled", "error",
+)  # fmt: skip
+
+
+def print_times(console: Console, title: str, rows: Sequence[Row], device_type: str) -> None:
+    lines = []
+    for row in rows:
+        fraction = row.peak_fraction
+        reference, compiled = median(row.reference), median(row.compiled_reference)
+        lines.append(
+            (
+                row.shape, row.dtype, row.variant, row.method,
+                str(row.threads) if device_type == "cpu" else "",
+                row.which, format_ms(row.time.median),
+                f"{format_ms(row.time.q1)}–{format_ms(row.time.q3)}",
+                format_ms(row.floor_ms), format_ratio(row.ratio_to_floor),
+                f"{row.gb_per_s:.0f}" if device_type == "cuda" else "",
+                f"{row.ns_per_update:.3f}" if device_type == "cpu" else "",
+                "" if fraction is None else f"{100 * fraction:.0f} %",
+                format_ms(row.peer_ms), format_ratio(row.speedup(row.peer_ms)),
+                format_ms(reference), format_ratio(row.speedup(reference)),
+                format_ms(compiled), format_ratio(row.speedup(compiled)),
+                f"{row.error:.0e}",
+            )
+        )  # fmt: skip
+    print_table(console, title, _TIMES_HEADER, lines)
+
+
+def ratios(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """How methods, variants and thread counts compare with zoh, plain and one thread."""
+    found = {
+        (row.shape, row.dtype, row.variant, row.method, row.threads, row.which): row.time.median
+        for row in rows
+    }
+    result = []
+
+    def compare(what: str, row: Row, base: tuple, is_speedup: bool = False) -> None:
+        if base not in found:
+            return
+        value = row.time.median / found[base]
+        result.append(
+            {
+                "what": what,
+                "shape": row.shape,
+                "dtype": row.dtype,
+                "variant": row.variant,
+                "method": row.method,
+                "pass": row.which,
+                "ratio": 1 / value if is_speedup else value,
+            }
+        )
+
+    for row in rows:
+        key = (row.shape, row.dtype, row.variant, row.method, row.threads, row.which)
+        if row.method != "zoh":
+            compare(f"{row.method} / zoh", row, (*key[:3], "zoh", *key[4:]))
+        if row.variant != "plain":
+            compare(f"{row.variant} / plain", row, (*key[:2], "plain", *key[3:]))
+        if row.threads != 1:
+            compare(f"speedup of {row.threads} threads over 1", row, (*key[:4], 1, row.which), True)
+    return result
+
+
+def print_ratios(console: Console, found: Sequence[dict[str, object]]) -> None:
+    header = ("shape", "dtype", "variant", "method", "pass", "what", "ratio")
+    lines = [
+        (*(str(entry[name]) for name in header[:-1]), f"{entry['ratio']:.2f}") for entry in found
+    ]
+    if lines:
+        print_table(console, "Ratios of medians", header, lines)

@@ -1,0 +1,25 @@
+"""Selective scan for PyTorch: kernels for CPU and CUDA, six discretizations, real and complex.
+
+    selective_scan_fn     the operator
+    selective_scan_ref    the same in plain PyTorch, written to be read
+    S6                    a Mamba block built on it
+    backends              which kernels this installation has, and if not, why
+    allow_fallback        run the reference where a library is missing, instead of an ImportError
+
+``python -m selective_scan`` prints what is installed and checks it.
+"""
+
+from ._library import allow_fallback, backends
+from ._version import __version__
+from .functional import selective_scan_fn
+from .reference import selective_scan_ref
+from .s6 import S6
+
+__all__ = [
+    "S6",
+    "__version__",
+    "allow_fallback",
+    "backends",
+    "selective_scan_fn",
+    "selective_scan_ref",
+]

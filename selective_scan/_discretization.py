@@ -1,0 +1,35 @@
+"""The six discretizations, for the reference. The kernels' are in csrc/core/discretization.h."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def phi1(x: Tensor) -> Tensor:
+    """φ1(x) = (exp(x) − 1)/x, φ1(0) = 1, for real and complex x.
+
+    Near 0 the quotient cancels, and its derivative even more. There φ1(x) = exp(h)·sinh(h)/h with
+    h = x/2, and sinh(h)/h is a series in h² that automatic differentiation keeps accurate. Each
+    branch computes with a harmless argument where the other one counts, so no gradient is NaN.
+    """
+    is_near = x.abs() < 1
+    h = torch.where(is_near, x, 0) / 2
+    sinhc = torch.ones_like(h)
+    for k in range(18, 0, -2):
+        sinhc = 1 + h * h / (k * (k + 1)) * sinhc
+    far = torch.where(is_near, 1, x)
+    return torch.where(is_near, h.exp() * sinhc, (far.exp() - 1) / far)
+
+
+# From a step Δ and x = Δ·A to (abar, bbar) in h[t] = abar·h[t-1] + bbar·B[t]·u[t].
+DISCRETIZATIONS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "zoh": lambda delta, x: (x.exp(), delta),
+    "foh": lambda delta, x: (x.exp(), delta * phi1(x)),
+    "bilinear": lambda delta, x: ((1 + x / 2) / (1 - x / 2), delta / (1 - x / 2)),
+    "poly": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6)),
+    "highorder": lambda delta, x: (x.exp(), delta * (1 + x / 2)),
+    "rk4": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6 + x**3 / 24)),
+}

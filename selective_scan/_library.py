@@ -1,0 +1,204 @@
+"""Finding and loading the compiled libraries, and what to do where one is missing.
+
+`_cpu.so` holds the op schemas and the CPU kernels, `_cuda.so` the CUDA kernels. Importing the
+package never fails over them: why a library could not be loaded is kept, for `backends()` and for
+the ImportError of a call that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ._version import __version__
+
+logger = logging.getLogger("selective_scan")
+
+_FOLDER = Path(__file__).resolve().parent
+_SUFFIXES = (".so", ".pyd", ".dylib")
+_BUILD_COMMANDS = {
+    "cpu": "pip install . --no-build-isolation --no-deps --force-reinstall",
+    "cuda": "USE_CUDA=1 pip install . --no-build-isolation --no-deps --force-reinstall",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is known of one backend.
+
+    Attributes:
+        available: whether ``backend=`` with this name works here.
+        reason: why not; None if it does.
+        path: the library, None if there is none (always so for the reference).
+        build: what the library was built from and for, as the library itself says.
+    """
+
+    available: bool
+    reason: str | None = None
+    path: str | None = None
+    build: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.available:
+            return f"unavailable: {self.reason}"
+        parts = [f"{key} {value}" for key, value in self.build.items()]
+        return ", ".join(["available", *parts, *([self.path] if self.path else [])])
+
+
+class Backends(Mapping[str, Backend]):
+    """The backends by name; prints as a table."""
+
+    def __init__(self, backends: dict[str, Backend]) -> None:
+        self._backends = backends
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._backends[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._backends)
+
+    def __len__(self) -> int:
+        return len(self._backends)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self))
+        return "\n".join(f"{name:<{width}}  {backend}" for name, backend in self.items())
+
+
+# Device types that the ops have kernels for; "meta" stands for the fake kernels.
+devices: set[str] = set()
+# Why the library of a backend is not loaded.
+_reasons: dict[str, str] = {}
+
+
+def library_path(name: str) -> Path | None:
+    """Where the library of a backend lies, None if it was not built."""
+    candidates = (_FOLDER / f"_{name}{suffix}" for suffix in _SUFFIXES)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _load(name: str) -> str | None:
+    """Loads the library of a backend; returns why that failed, None if it did not."""
+    path = library_path(name)
+    if path is None:
+        return f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER})"
+    if name == "cuda" and torch.version.cuda is None:
+        return f"built, but torch {torch.__version__} is a build without CUDA"
+    if name == "cuda" and "cpu" not in devices:
+        return "built, but it needs the CPU library, which is missing"
+    try:
+        torch.ops.load_library(path)
+        version = _build_info(name)["version"]
+    except (OSError, RuntimeError, AttributeError) as error:
+        return f"failed to load {path}: {error}"
+    if version not in (__version__, "unknown"):
+        return f"{path} was built from version {version}, this is {__version__}"
+    return None
+
+
+def _build_info(name: str) -> dict[str, str]:
+    return json.loads(getattr(torch.ops.selective_scan, f"{name}_build_info")())
+
+
+def load_libraries() -> None:
+    for name in ("cpu", "cuda"):
+        reason = _load(name)
+        if reason is None:
+            devices.add(name)
+        else:
+            _reasons[name] = reason
+    if "cpu" in devices:
+        from . import _ops
+
+        _ops.register()
+        devices.add("meta")
+
+
+def backends() -> Backends:
+    """Says which backends this installation has.
+
+    Returns:
+        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`Backend`: whether it
+        is available and if not why, the library's path, and what it was built for.
+
+    Example:
+        >>> import selective_scan
+        >>> selective_scan.backends()["reference"].available
+        True
+    """
+    result = {}
+    for name in ("cpu", "cuda"):
+        path = library_path(name)
+        reason = _reasons.get(name)
+        build = {} if reason else _build_info(name)
+        if name == "cuda" and reason is None and not torch.cuda.is_available():
+            reason = "torch finds no CUDA device"
+        result[name] = Backend(reason is None, reason, str(path) if path else None, build)
+    result["reference"] = Backend(True, build={"device": "any"})
+    return Backends(result)
+
+
+# --- where a library is missing -------------------------------------------------------------------
+
+
+def _environment_switch(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if value not in ("", "0", "1", "off", "on", "false", "true", "no", "yes"):
+        logger.warning("%s must be 0 or 1, got %r; it is ignored", name, os.environ[name])
+    return value in ("1", "on", "true", "yes")
+
+
+_fallback_allowed = _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK")
+_warned: set[str] = set()
+
+
+def allow_fallback(allowed: bool = True) -> None:
+    """Lets ``backend="auto"`` use the PyTorch reference where the library for a device is missing.
+
+    By default such a call raises an ImportError, since the reference is slower by orders of
+    magnitude. The first call that falls back logs a warning to the logger ``"selective_scan"``. The
+    environment variable ``SELECTIVE_SCAN_ALLOW_FALLBACK=1`` does the same from the start.
+
+    Raises:
+        TypeError: `allowed` is not a bool.
+
+    Example:
+        >>> import selective_scan
+        >>> selective_scan.allow_fallback(True)
+        >>> selective_scan.allow_fallback(False)
+    """
+    global _fallback_allowed
+    if not isinstance(allowed, bool):
+        raise TypeError(f"selective_scan: allowed must be a bool, got {type(allowed).__name__}")
+    _fallback_allowed = allowed
+
+
+def handle_missing_kernels(device: str, backend: str) -> None:
+    """For a call whose device has no kernels: returns if the reference may serve, else raises."""
+    if backend == "auto" and _fallback_allowed:
+        if device not in _warned:
+            _warned.add(device)
+            logger.warning(
+                "no kernels for tensors on %s (%s); the PyTorch reference runs instead, far slower",
+                device,
+                _reasons.get(device, "not supported"),
+            )
+        return
+    if device not in _BUILD_COMMANDS and "cpu" in devices:
+        raise NotImplementedError(
+            f"selective_scan: there are no kernels for tensors on {device}; "
+            "backend='reference' runs on any device"
+        )
+    name = device if device in _BUILD_COMMANDS else "cpu"
+    raise ImportError(
+        f"selective_scan: the {name.upper()} library, _{name}{_SUFFIXES[0]}, is missing: "
+        f"{_reasons[name]}. To build it, run in the source folder: {_BUILD_COMMANDS[name]}. "
+        "Or use the slow PyTorch reference: backend='reference', or "
+        "selective_scan.allow_fallback(True)"
+    )

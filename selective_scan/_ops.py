@@ -1,0 +1,152 @@
+"""What PyTorch needs to know of the ops beside their kernels: outputs' shapes, and derivatives.
+
+The schemas are in csrc/torch/ops_cpu.cpp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._dtypes import compute_dtype, num_saved_states, state_dtype
+from ._validation import check_gradients, check_inputs
+
+_FORWARD = "selective_scan::selective_scan_fwd"
+_BACKWARD = "selective_scan::selective_scan_bwd"
+
+
+def register() -> None:
+    """Registers fake kernels and derivatives; the CPU library must be loaded."""
+    torch.library.register_fake(_FORWARD, _forward_fake)
+    torch.library.register_fake(_BACKWARD, _backward_fake)
+    torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
+    torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+
+
+def scan(*inputs_and_options) -> tuple[Tensor, Tensor, Tensor]:
+    """The forward op, given all its arguments but the last, save_states, which is settled here.
+
+    In plain eager mode it goes the short way: what register_autograd puts between the dispatcher
+    and the kernel takes several times as long as all the rest of a small call.
+    """
+    needs_gradient = torch.is_grad_enabled() and any(
+        isinstance(argument, Tensor) and argument.requires_grad for argument in inputs_and_options
+    )
+    arguments = (*inputs_and_options, needs_gradient)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.ops.selective_scan.selective_scan_fwd.default(*arguments)
+    if needs_gradient:
+        return _EagerScan.apply(*arguments)
+    return _below_autograd(torch.ops.selective_scan.selective_scan_fwd.default, arguments)
+
+
+def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor, ...]:
+    """Calls an op whose results need no gradient; torch.library does the same."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+class _EagerScan(torch.autograd.Function):
+    """The forward op with its derivative, as register_autograd would make it."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        output = _below_autograd(torch.ops.selective_scan.selective_scan_fwd.default, arguments)
+        _save_for_backward(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return _backward(ctx, *gradients)
+
+
+# --- fake kernels: the outputs' shapes, dtypes and strides ----------------------------------------
+
+
+def _forward_fake(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    discretization_method: str = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    save_states: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    check_inputs(inputs, discretization_method)
+    batch, dim, seqlen = u.shape
+    dstate, dtype = A.shape[1], state_dtype(inputs, A)
+    states = (batch, num_saved_states(seqlen), dim, dstate) if save_states else (0,)
+    return (
+        torch.empty_like(u),
+        u.new_empty((batch, dim, dstate), dtype=dtype),
+        u.new_empty(states, dtype=dtype),
+    )
+
+
+def _backward_fake(
+    dout: Tensor | None,
+    dlast_state: Tensor | None,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    discretization_method: str,
+    initial_state: Tensor | None,
+    reverse: bool,
+    states: Tensor | None,
+) -> tuple[Tensor, ...]:
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    check_inputs(inputs, discretization_method)
+    check_gradients(inputs, dout, dlast_state, states)
+    dtype = compute_dtype(inputs)
+    return tuple(
+        u.new_empty((0,), dtype=dtype) if tensor is None else torch.empty_like(tensor)
+        for tensor in inputs
+    )
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+def _save_for_backward(ctx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keeps the inputs and the states at chunk boundaries; the output is recomputed in backward."""
+    *tensors, delta_softplus, method, initial_state, reverse, _ = inputs
+    ctx.save_for_backward(*tensors, initial_state, output[2])
+    ctx.options = delta_softplus, method, reverse
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: None):
+    *inputs, initial_state, states = ctx.saved_tensors
+    delta_softplus, method, reverse = ctx.options
+    if dout is None and dlast_state is None:
+        return (None,) * len(ctx.needs_input_grad)
+    op = torch.ops.selective_scan.selective_scan_bwd.default
+    arguments = (dout, dlast_state, *inputs, delta_softplus, method, initial_state, reverse, states)
+    # With create_graph=True the op must stay visible to autograd, so that it can refuse.
+    results = op(*arguments) if torch.is_grad_enabled() else _below_autograd(op, arguments)
+    *gradients, dinitial_state = results
+    gradients += [None, None, dinitial_state, None, None]
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+    )
+
+
+def _refuse_double_backward(ctx, *gradients: Tensor | None):
+    raise RuntimeError(
+        "selective_scan: the gradient is once differentiable; double backward is not supported"
+    )

@@ -1,0 +1,262 @@
+"""The checks of a call, and the sentences they fail with.
+
+The C++ dispatcher checks dtypes and shapes in the same order with the same sentences
+(csrc/torch/scan_arguments.cpp). These serve where it does not run, in the reference and in the fake
+kernels of torch.compile, and for what only Python can see: types, layouts, devices, the backend.
+
+Sizes may be symbolic: they are compared, and turned into text only for an error.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ._discretization import DISCRETIZATIONS
+from ._dtypes import num_saved_states, state_dtype
+
+METHODS = tuple(DISCRETIZATIONS)
+BACKENDS = ("auto", "cpu", "cuda", "reference")
+
+_REQUIRED = ("u", "delta", "A", "B", "C")
+_NAMES = (*_REQUIRED, "D", "z", "delta_bias", "initial_state")
+
+_REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_COMPLEX = (torch.complex64, torch.complex128)
+_POLES = (torch.float32, torch.float64, *_COMPLEX)
+_VARIABLE_OF_COMPLEX = (*_COMPLEX, torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+# The arguments u, delta, A, B, C, D, z, delta_bias, initial_state, in this order.
+Inputs = tuple[Tensor | None, ...]
+# Name and size of each dimension; None where any size will do.
+Shape = tuple[tuple[str, "int | torch.SymInt | None"], ...]
+
+
+def fail(message: str) -> NoReturn:
+    raise RuntimeError(f"selective_scan: {message}")
+
+
+# --- what is looked at in Python ------------------------------------------------------------------
+
+
+def is_well_formed(inputs: tuple[object, ...], flags: tuple[object, ...]) -> bool:
+    """Whether Python has nothing to object to in the inputs and flags, found out in a microsecond.
+
+    The functions below then need not be called; else they say what is wrong.
+    """
+    for value in flags:
+        if value is not True and value is not False:
+            return False
+    for value in inputs[:5]:
+        if not isinstance(value, Tensor):
+            return False
+    device = inputs[0].device
+    for value in inputs:
+        if value is not None and not (
+            isinstance(value, Tensor) and value.layout is torch.strided and value.device == device
+        ):
+            return False
+    return True
+
+
+def check_types(inputs: tuple[object, ...], **options: object) -> None:
+    """TypeError unless every input is a tensor and every option what its name asks for."""
+    for name, value in zip(_NAMES, inputs, strict=True):
+        if isinstance(value, Tensor):
+            continue
+        if name in _REQUIRED:
+            raise TypeError(_type_message(name, "a Tensor", value))
+        if value is not None:
+            raise TypeError(_type_message(name, "a Tensor or None", value))
+    for name, value in options.items():
+        if name in ("discretization_method", "backend"):
+            if not isinstance(value, str):
+                raise TypeError(_type_message(name, "a str", value))
+        elif not isinstance(value, bool):
+            raise TypeError(_type_message(name, "a bool", value))
+
+
+def _type_message(name: str, wanted: str, value: object) -> str:
+    return f"selective_scan: {name} must be {wanted}, got {type(value).__name__}"
+
+
+def check_backend(backend: str, device: torch.device) -> None:
+    if backend not in BACKENDS:
+        names = ", ".join(BACKENDS)
+        raise ValueError(f"selective_scan: backend must be one of {names}, got '{backend}'")
+    if backend in ("cpu", "cuda") and backend != device.type:
+        raise ValueError(
+            f"selective_scan: backend '{backend}' needs tensors on {backend}, got {device}"
+        )
+
+
+def check_method(method: str) -> None:
+    if method not in METHODS:
+        fail(f"discretization_method must be one of {', '.join(METHODS)}, got '{method}'")
+
+
+def check_layouts_and_devices(inputs: Inputs) -> None:
+    named = [(name, tensor) for name, tensor in zip(_NAMES, inputs, strict=True)]
+    for name, tensor in named:
+        if tensor is not None:
+            _check_dense(name, tensor)
+    for name, tensor in named:
+        if tensor is not None:
+            _check_device(name, tensor, inputs[0])
+
+
+# --- what C++ looks at as well --------------------------------------------------------------------
+
+
+def check_inputs(inputs: Inputs, method: str) -> None:
+    check_method(method)
+    check_layouts_and_devices(inputs)
+    _check_dtypes(*inputs)
+    _check_shapes(*inputs)
+
+
+def check_gradients(
+    inputs: Inputs, dout: Tensor | None, dlast_state: Tensor | None, states: Tensor | None
+) -> None:
+    """What the backward op is given beside the inputs, which have been checked."""
+    u, A = inputs[0], inputs[2]
+    size = {"batch": u.shape[0], "dim": u.shape[1], "seqlen": u.shape[2], "dstate": A.shape[1]}
+    size["saved states"] = num_saved_states(u.shape[2])
+    dtype = state_dtype(inputs, A)
+
+    def check(name: str, tensor: Tensor, dtype: torch.dtype, *dims: str) -> None:
+        _check_dense(name, tensor)
+        _check_device(name, tensor, u)
+        _check_dtype(name, tensor, (dtype,))
+        _check_shape(name, tensor, tuple((dim, size[dim]) for dim in dims))
+
+    if dout is not None:
+        check("dout", dout, u.dtype, "batch", "dim", "seqlen")
+    if dlast_state is not None:
+        check("dlast_state", dlast_state, dtype, "batch", "dim", "dstate")
+    if states is not None and states.dim() != 1:
+        check("states", states, dtype, "batch", "saved states", "dim", "dstate")
+
+
+def _check_dtypes(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
+) -> None:
+    _check_dtype("u", u, _REAL)
+    _check_dtype("delta", delta, _REAL)
+    _check_dtype("A", A, _POLES)
+    is_complex = A.is_complex()
+    for name, projection in (("B", B), ("C", C)):
+        if not is_complex:
+            _check_dtype(name, projection, _REAL)
+        elif projection.dim() == 2:
+            _check_dtype(name, projection, _COMPLEX, " (complex A, constant B and C)")
+        else:
+            _check_dtype(name, projection, _VARIABLE_OF_COMPLEX)
+    for name, tensor in (("D", D), ("z", z), ("delta_bias", delta_bias)):
+        if tensor is not None:
+            _check_dtype(name, tensor, _REAL)
+    if initial_state is not None:
+        _check_dtype("initial_state", initial_state, _COMPLEX if is_complex else _POLES[:2])
+
+
+def _check_shapes(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
+) -> None:
+    _check_shape("u", u, (("batch", None), ("dim", None), ("seqlen", None)))
+    batch, dim, seqlen = (("batch", u.shape[0]), ("dim", u.shape[1]), ("seqlen", u.shape[2]))
+    _check_shape("delta", delta, (batch, dim, seqlen))
+    _check_shape("A", A, (dim, ("dstate", None)))
+    dstate = ("dstate", A.shape[1])
+    if A.shape[1] == 0:
+        fail(f"A must have dstate of at least 1, got {tuple(A.shape)}")
+    groups = []
+    for name, projection in (("B", B), ("C", C)):
+        packed = A.is_complex() and not projection.is_complex()
+        steps = ("2*seqlen", 2 * u.shape[2]) if packed else seqlen
+        if projection.dim() == 2:
+            _check_shape(name, projection, (dim, dstate))
+            continue
+        if projection.dim() == 3:
+            _check_shape(name, projection, (batch, dstate, steps))
+            groups.append(1)
+            continue
+        if projection.dim() != 4:
+            fail(
+                f"{name} must be (dim, dstate), (batch, dstate, seqlen) or "
+                f"(batch, groups, dstate, seqlen), got {tuple(projection.shape)}"
+            )
+        _check_shape(name, projection, (batch, ("groups", None), dstate, steps))
+        groups.append(projection.shape[1])
+        if groups[-1] == 0 or dim[1] % groups[-1] != 0:
+            fail(
+                f"{name} must have a number of groups that divides dim = {dim[1]}, got {groups[-1]}"
+            )
+    if len(groups) == 2 and groups[0] != groups[1]:
+        fail(f"C must have as many groups as B, {groups[0]}, got {groups[1]}")
+    if D is not None:
+        _check_shape("D", D, (dim,))
+    if z is not None:
+        _check_shape("z", z, (batch, dim, seqlen))
+    if delta_bias is not None:
+        _check_shape("delta_bias", delta_bias, (dim,))
+    if initial_state is not None:
+        _check_shape("initial_state", initial_state, (batch, dim, dstate))
+
+
+# --- one tensor -----------------------------------------------------------------------------------
+
+
+def _check_dense(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        fail(f"{name} must be a dense (strided) tensor, got layout {layout}")
+
+
+def _check_device(name: str, tensor: Tensor, u: Tensor) -> None:
+    if tensor.device != u.device:
+        fail(f"{name} must be on the device of u, {u.device}, got {tensor.device}")
+
+
+def _check_dtype(
+    name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...], remark: str = ""
+) -> None:
+    if tensor.dtype not in allowed:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in allowed)
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        got = str(tensor.dtype).removeprefix("torch.")
+        fail(f"{name} must have dtype {wanted}{remark}, got {got}")
+
+
+def _check_shape(name: str, tensor: Tensor, expected: Shape) -> None:
+    if tensor.dim() == len(expected) and all(
+        size is None or size == actual
+        for (_, size), actual in zip(expected, tensor.shape, strict=True)
+    ):
+        return
+    text = f"{name} must be {_tuple_text(name for name, _ in expected)}"
+    if any(size is not None for _, size in expected):
+        text += f" = {_tuple_text('*' if size is None else size for _, size in expected)}"
+    fail(f"{text}, got {tuple(tensor.shape)}")
+
+
+def _tuple_text(entries) -> str:
+    texts = [str(entry) for entry in entries]
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

@@ -1,0 +1,162 @@
+"""The functional interface."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import _library, _ops
+from ._validation import (
+    check_backend,
+    check_layouts_and_devices,
+    check_method,
+    check_types,
+    is_well_formed,
+)
+from .reference import selective_scan_ref
+
+_library.load_libraries()
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    discretization_method: str = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Scans a sequence with an input-dependent diagonal state space model, as Mamba does.
+
+    For every batch entry and channel d, with a state h of size N = dstate, starting from
+    initial_state or 0::
+
+        h[t] = abar ⊙ h[t-1] + bbar ⊙ B[t] · u[t]
+        y[t] = Σ_n C[t,n] h[t,n]             for real A,  2·Re Σ_n C[t,n] h[t,n]  for complex A
+        out  = (y + D·u) · silu(z)           without D and z where they are None
+
+    where Δ = delta + delta_bias, passed through softplus if `delta_softplus` (which is the identity
+    above 20). With x = Δ·A, `discretization_method` chooses:
+
+    ==========  =====================  ===========================
+    method      abar                   bbar
+    ==========  =====================  ===========================
+    zoh         exp(x)                 Δ
+    foh         exp(x)                 Δ·(exp(x) − 1)/x
+    bilinear    (1 + x/2)/(1 − x/2)    Δ/(1 − x/2)
+    poly        exp(x)                 Δ·(1 + x/2 + x²/6)
+    highorder   exp(x)                 Δ·(1 + x/2)
+    rk4         exp(x)                 Δ·(1 + x/2 + x²/6 + x³/24)
+    ==========  =====================  ===========================
+
+    zoh is what Mamba computes: exact for A, a first-order step for B. foh is exact for an input
+    that is constant over each step; poly, highorder and rk4 cut its series short. bilinear is
+    Tustin's rule, stable wherever Re A < 0.
+
+    One published description prints bilinear as (1 − x/2)/(1 + x/2), Δ/(1 + x/2), which diverges
+    for A < 0; it is the form above at −A.
+
+    Any strides will do, and where u is dense, out is laid out as u is. Floating dtypes may be
+    mixed: arithmetic and states are float32, or float64 if any tensor is float64 or complex128,
+    also under torch.autocast. The result can be differentiated once with respect to every tensor,
+    through out and last_state; each gradient has its input's dtype, and the same bits on every run.
+
+    Args:
+        u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
+        delta: step sizes, (batch, dim, seqlen), any of these dtypes.
+        A: poles, (dim, dstate), float32, float64, complex64 or complex128. Stable where Re A < 0.
+        B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or
+            (batch, groups, dstate, seqlen), where channel d belongs to group d // (dim/groups). For
+            complex A a constant one is complex; a variable one is either complex or real with a
+            last dimension of 2·seqlen, (re, im) interleaved.
+        C: output projection, like B. One may be constant and the other variable; where both are
+            variable they have the same number of groups.
+        D: skip connection, (dim,).
+        z: gate, (batch, dim, seqlen).
+        delta_bias: added to delta, (dim,).
+        delta_softplus: whether Δ is softplus(delta + delta_bias).
+        return_last_state: whether to return (out, last_state).
+        discretization_method: see the table.
+        initial_state: (batch, dim, dstate), float32 or float64, complex64 or complex128 for complex
+            A.
+        reverse: scan from the last step to the first; last_state is then the state after step 0.
+        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
+            insist on that device; "reference" takes :func:`selective_scan_ref`, on any device.
+
+    Returns:
+        out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, (batch, dim,
+        dstate), float32 or float64, complex where A is.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: an unknown method, or a wrong layout, device, dtype or shape; the message
+            names the argument, what was expected and what came. Also a second differentiation.
+        ImportError: the library for the tensors' device is missing; the message says why, and what
+            to do. See :func:`backends` and :func:`allow_fallback`.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        arXiv:2312.00752: eq. (2a) and (2b) are the recurrence, Algorithm 2 lets Δ, B and C depend
+        on the input. Its eq. (4) is foh here; its code computes zoh.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import selective_scan_fn
+        >>> batch, dim, dstate, seqlen = 2, 64, 16, 100
+        >>> u = torch.randn(batch, dim, seqlen, requires_grad=True)
+        >>> delta = torch.randn(batch, dim, seqlen)
+        >>> A = -torch.rand(dim, dstate)
+        >>> B, C = torch.randn(2, batch, dstate, seqlen)
+        >>> out, last_state = selective_scan_fn(
+        ...     u, delta, A, B, C, delta_softplus=True, return_last_state=True
+        ... )
+        >>> out.shape, last_state.shape
+        (torch.Size([2, 64, 100]), torch.Size([2, 64, 16]))
+        >>> out.sum().backward()
+        >>> u.grad.shape
+        torch.Size([2, 64, 100])
+    """
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    flags = (delta_softplus, return_last_state, reverse)
+    if not (
+        backend == "auto"
+        and is_well_formed(inputs, flags)
+        and isinstance(discretization_method, str)
+        and u.device.type in _library.devices
+    ):
+        check_types(
+            inputs,
+            delta_softplus=delta_softplus,
+            return_last_state=return_last_state,
+            reverse=reverse,
+            discretization_method=discretization_method,
+            backend=backend,
+        )
+        check_backend(backend, u.device)
+        if backend != "reference" and u.device.type not in _library.devices:
+            _library.handle_missing_kernels(u.device.type, backend)
+            backend = "reference"
+        if backend == "reference":
+            return selective_scan_ref(
+                *inputs[:8],
+                *flags[:2],
+                discretization_method=discretization_method,
+                initial_state=initial_state,
+                reverse=reverse,
+            )
+        check_method(discretization_method)
+        check_layouts_and_devices(inputs)
+
+    out, last_state, _ = _ops.scan(
+        *inputs[:8], delta_softplus, discretization_method, initial_state, reverse
+    )
+    return (out, last_state) if return_last_state else out

@@ -1,0 +1,108 @@
+"""The selective scan in plain PyTorch: slow, differentiable, written to be read.
+
+It defines what every kernel must compute, and is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._discretization import DISCRETIZATIONS
+from ._dtypes import compute_dtype, state_dtype
+from ._validation import check_inputs, check_types
+
+
+def selective_scan_ref(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    discretization_method: str = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The selective scan, step by step in plain PyTorch.
+
+    Arguments, results and errors are those of :func:`selective_scan_fn`. It runs on any device and
+    can be differentiated any number of times. Time and, with gradients, memory grow as
+    batch·dim·dstate·seqlen.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import selective_scan_ref
+        >>> u, delta = torch.randn(2, 8, 100), torch.rand(2, 8, 100)
+        >>> A, B, C = -torch.rand(8, 4), torch.randn(2, 4, 100), torch.randn(2, 4, 100)
+        >>> selective_scan_ref(u, delta, A, B, C).shape
+        torch.Size([2, 8, 100])
+    """
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    check_types(
+        inputs,
+        delta_softplus=delta_softplus,
+        return_last_state=return_last_state,
+        reverse=reverse,
+        discretization_method=discretization_method,
+    )
+    check_inputs(inputs, discretization_method)
+
+    batch, dim, seqlen = u.shape
+    dtype, h_dtype = compute_dtype(inputs), state_dtype(inputs, A)
+    discretize = DISCRETIZATIONS[discretization_method]
+
+    delta = delta.to(dtype)
+    if delta_bias is not None:
+        delta = delta + delta_bias.to(dtype)[:, None]
+    if delta_softplus:
+        delta = F.softplus(delta, beta=1, threshold=20)
+    A = A.to(h_dtype)
+    x = u.to(dtype)
+    B_steps = _steps(B, dim, seqlen, h_dtype)
+    C_steps = _steps(C, dim, seqlen, h_dtype)
+
+    if initial_state is None:
+        h = torch.zeros(batch, dim, A.shape[1], dtype=h_dtype, device=u.device)
+    else:
+        h = initial_state.to(h_dtype, copy=True)
+    delta_steps, u_steps = delta.unbind(-1), x.unbind(-1)
+    y_steps = []
+    for t in reversed(range(seqlen)) if reverse else range(seqlen):
+        delta_t = delta_steps[t][..., None]  # (batch, dim, 1)
+        abar, bbar = discretize(delta_t, delta_t * A)
+        h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
+        y = (C_steps[t] * h).sum(-1)
+        y_steps.append(2 * y.real if y.is_complex() else y)
+
+    if reverse:
+        y_steps.reverse()
+    y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
+    if D is not None:
+        y = y + D.to(dtype)[:, None] * x
+    if z is not None:
+        y = y * F.silu(z.to(dtype))
+    out = torch.empty_like(u).copy_(y)  # in u's dtype, and laid out as u is
+    return (out, h) if return_last_state else out
+
+
+def _steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
+    """B or C at every step, each (batch or 1, dim, dstate)."""
+    if projection.dim() == 2:
+        return [projection.to(dtype)[None]] * seqlen
+    if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
+        pairs = projection.to(dtype.to_real()).unflatten(-1, (seqlen, 2))
+        projection = torch.complex(pairs[..., 0], pairs[..., 1])
+    if projection.dim() == 3:
+        projection = projection[:, None]
+    channels_per_group = dim // projection.shape[1]
+    return [
+        step.to(dtype).repeat_interleave(channels_per_group, dim=1)
+        for step in projection.unbind(-1)
+    ]

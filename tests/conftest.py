@@ -1,0 +1,78 @@
+"""Shared fixtures: the device of a test, the seed of a run, the module that exposes the core."""
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+import torch
+
+SEED_VARIABLE = "SELECTIVE_SCAN_TEST_SEED"
+# Fresh data on every run; set before pytest-xdist starts its workers, which inherit it.
+os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: needs a CUDA device and the CUDA library")
+    config.addinivalue_line("markers", "slow: part of the exhaustive suite (make test-all)")
+
+
+def seed_text() -> str:
+    return f"{SEED_VARIABLE}={os.environ[SEED_VARIABLE]}"
+
+
+def pytest_report_header(config):
+    return f"selective_scan: {seed_text()}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"repeat with {seed_text()}"))
+    return report
+
+
+def why_unavailable(device: str) -> str | None:
+    """Why a device cannot be tested here, None if it can."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return "no CUDA device"
+    from selective_scan import backends
+
+    status = backends()[device]
+    return None if status.available else f"the {device} backend is unavailable: {status.reason}"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request) -> str:
+    """Every test that takes `device` runs on the CPU kernels and on the CUDA kernels.
+
+    A CUDA device may be missing; the CPU library is always built, so its absence fails.
+    """
+    if request.param == "cuda" and (reason := why_unavailable("cuda")):
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture
+def cuda_device() -> str:
+    """For tests that make sense on CUDA alone."""
+    if reason := why_unavailable("cuda"):
+        pytest.skip(reason)
+    return "cuda"
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """Seeds torch's generators from the run's seed and the test's name, so that a test repeats alone."""
+    from problem import generator
+
+    torch.manual_seed(generator(request.node.nodeid.split("::", 1)[-1]).initial_seed())
+
+
+@pytest.fixture(scope="session")
+def core(request):
+    """The scalar core of csrc/core as a Python module, compiled once per version of the sources."""
+    import core_build
+
+    return core_build.load(Path(request.config.cache.mkdir("core_bindings")))

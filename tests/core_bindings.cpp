@@ -1,0 +1,222 @@
+// The scalar core of csrc/core for the test suite, over arrays of numbers. Each function exists for
+// float and double, real and complex, chosen by the dtype of the array it is given.
+
+#include <pybind11/complex.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <complex>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/config.h"
+#include "core/discretization.h"
+#include "core/dtype.h"
+#include "core/math.h"
+
+namespace py = pybind11;
+
+namespace selective_scan {
+namespace {
+
+// What numpy holds for a T.
+template <class T>
+struct Numpy {
+  using type = T;
+};
+template <class R>
+struct Numpy<Complex<R>> {
+  using type = std::complex<R>;
+};
+template <class T>
+using numpy_t = typename Numpy<T>::type;
+template <class T>
+using Array = py::array_t<numpy_t<T>, py::array::c_style>;
+
+template <class T>
+T from_numpy(numpy_t<T> value) {
+  if constexpr (is_complex_v<T>) {
+    return {value.real(), value.imag()};
+  } else {
+    return value;
+  }
+}
+
+template <class T>
+numpy_t<T> to_numpy(T value) {
+  if constexpr (is_complex_v<T>) {
+    return {value.re, value.im};
+  } else {
+    return value;
+  }
+}
+
+/// function(x) for every entry.
+template <class T, class Result, class Function>
+Array<Result> map(const Array<T>& x, const Function& function) {
+  Array<Result> result(x.size());
+  for (py::ssize_t i = 0; i < x.size(); ++i) {
+    result.mutable_data()[i] = to_numpy<Result>(function(from_numpy<T>(x.data()[i])));
+  }
+  return result;
+}
+
+Method parse_method(const std::string& name) {
+  for (int i = 0; i < kNumMethods; ++i) {
+    if (name == kMethodNames[i]) return static_cast<Method>(i);
+  }
+  throw std::invalid_argument(name);
+}
+
+/// Calls visit with the method as a template argument.
+template <class Visit>
+auto with_method(Method method, const Visit& visit) {
+  switch (method) {
+    case Method::kZoh:
+      return visit.template operator()<Method::kZoh>();
+    case Method::kFoh:
+      return visit.template operator()<Method::kFoh>();
+    case Method::kBilinear:
+      return visit.template operator()<Method::kBilinear>();
+    case Method::kPoly:
+      return visit.template operator()<Method::kPoly>();
+    case Method::kHighorder:
+      return visit.template operator()<Method::kHighorder>();
+    case Method::kRk4:
+      return visit.template operator()<Method::kRk4>();
+  }
+  throw std::invalid_argument("method");
+}
+
+template <class T>
+std::pair<Array<T>, Array<T>> coefficients(const std::string& method, const Array<real_t<T>>& delta,
+                                           const Array<T>& A) {
+  Array<T> abar(A.size()), bbar(A.size());
+  with_method(parse_method(method), [&]<Method kMethod>() {
+    for (py::ssize_t i = 0; i < A.size(); ++i) {
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto value = Formula<kMethod>::template value<StandardMath>(delta.data()[i], pole);
+      abar.mutable_data()[i] = to_numpy<T>(value.abar);
+      bbar.mutable_data()[i] = to_numpy<T>(value.bbar);
+    }
+  });
+  return {abar, bbar};
+}
+
+template <class T>
+std::tuple<Array<T>, Array<T>, Array<T>, Array<T>> derivatives(const std::string& method,
+                                                               const Array<real_t<T>>& delta,
+                                                               const Array<T>& A) {
+  std::tuple result{Array<T>(A.size()), Array<T>(A.size()), Array<T>(A.size()), Array<T>(A.size())};
+  auto& [abar_delta, abar_A, bbar_delta, bbar_A] = result;
+  with_method(parse_method(method), [&]<Method kMethod>() {
+    using F = Formula<kMethod>;
+    for (py::ssize_t i = 0; i < A.size(); ++i) {
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto step = delta.data()[i];
+      const auto value = F::template value<StandardMath>(step, pole);
+      const auto d = F::template derivatives<StandardMath>(step, pole, value);
+      abar_delta.mutable_data()[i] = to_numpy<T>(d.abar_delta);
+      abar_A.mutable_data()[i] = to_numpy<T>(d.abar_A);
+      bbar_delta.mutable_data()[i] = to_numpy<T>(d.bbar_delta);
+      bbar_A.mutable_data()[i] = to_numpy<T>(d.bbar_A);
+    }
+  });
+  return result;
+}
+
+template <class T>
+std::pair<Array<real_t<T>>, Array<T>> step_gradient(const std::string& method,
+                                                    const Array<real_t<T>>& delta,
+                                                    const Array<T>& A, const Array<T>& dabar,
+                                                    const Array<T>& dbbar) {
+  Array<real_t<T>> ddelta(A.size());
+  Array<T> dA(A.size());
+  with_method(parse_method(method), [&]<Method kMethod>() {
+    for (py::ssize_t i = 0; i < A.size(); ++i) {
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto step = delta.data()[i];
+      const auto value = Formula<kMethod>::template value<StandardMath>(step, pole);
+      const auto gradient = backpropagate<kMethod, StandardMath>(
+          step, pole, value, from_numpy<T>(dabar.data()[i]), from_numpy<T>(dbbar.data()[i]));
+      ddelta.mutable_data()[i] = gradient.delta;
+      dA.mutable_data()[i] = to_numpy<T>(gradient.A);
+    }
+  });
+  return {ddelta, dA};
+}
+
+/// What exists for real and complex numbers.
+template <class T>
+void define_common(py::module_& m) {
+  const auto x = py::arg("x").noconvert();
+  const auto delta = py::arg("delta").noconvert();
+  const auto A = py::arg("A").noconvert();
+  m.def("phi1", [](const Array<T>& x) { return map<T, T>(x, phi1<StandardMath, T>); }, x);
+  m.def(
+      "phi1_derivative",
+      [](const Array<T>& x) { return map<T, T>(x, phi1_derivative<StandardMath, T>); }, x);
+  m.def("coefficients", &coefficients<T>, py::arg("method"), delta, A);
+  m.def("derivatives", &derivatives<T>, py::arg("method"), delta, A);
+  m.def("step_gradient", &step_gradient<T>, py::arg("method"), delta, A,
+        py::arg("dabar").noconvert(), py::arg("dbbar").noconvert());
+}
+
+/// What exists for real numbers.
+template <class R>
+void define_real(py::module_& m) {
+  const auto x = py::arg("x").noconvert();
+  m.def("softplus", [](const Array<R>& x) { return map<R, R>(x, softplus<StandardMath, R>); }, x);
+  m.def(
+      "softplus_derivative",
+      [](const Array<R>& x) { return map<R, R>(x, softplus_derivative<StandardMath, R>); }, x);
+  m.def("silu", [](const Array<R>& x) { return map<R, R>(x, silu<StandardMath, R>); }, x);
+  m.def(
+      "silu_derivative",
+      [](const Array<R>& x) {
+        return map<R, R>(x, [](R v) { return silu_derivative(v, sigmoid<StandardMath>(v)); });
+      },
+      x);
+}
+
+template <class Stored>
+Stored narrow(float value) {
+  if constexpr (std::is_same_v<Stored, Half>) {
+    return to_half(value);
+  } else {
+    return to_bfloat16(value);
+  }
+}
+
+template <class Stored>
+void define_conversions(py::module_& m, const std::string& name) {
+  m.def(("float_from_" + name).c_str(), [](const Array<uint16_t>& bits) {
+    return map<uint16_t, float>(bits, [](uint16_t value) { return to_float(Stored{value}); });
+  });
+  m.def(("float_to_" + name).c_str(), [](const Array<float>& values) {
+    return map<float, uint16_t>(values, [](float value) { return narrow<Stored>(value).bits; });
+  });
+}
+
+}  // namespace
+}  // namespace selective_scan
+
+PYBIND11_MODULE(core_bindings, m) {
+  using namespace selective_scan;
+  define_common<float>(m);
+  define_common<double>(m);
+  define_common<Complex<float>>(m);
+  define_common<Complex<double>>(m);
+  define_real<float>(m);
+  define_real<double>(m);
+  define_conversions<Half>(m, "half");
+  define_conversions<BFloat16>(m, "bfloat16");
+  m.def("method_names",
+        [] { return std::vector<std::string>(std::begin(kMethodNames), std::end(kMethodNames)); });
+  m.def("num_saved_states", [](int64_t seqlen) { return num_saved_states(seqlen); });
+  m.attr("state_chunk") = kStateChunk;
+  m.attr("softplus_threshold") = kSoftplusThreshold;
+}

@@ -1,0 +1,379 @@
+"""Problems for the operator: a `Case` describes one, `make` draws its data, `run` solves it, and
+`check` compares what a backend gives, outputs and gradients, with the reference in float64."""
+
+import dataclasses
+import functools
+import os
+import zlib
+from dataclasses import dataclass
+
+import torch
+
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+TENSORS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
+# What B and C may look like. "shared" is (batch, N, seqlen), "grouped" (batch, groups, N, seqlen).
+REAL_KINDS = ("constant", "shared", "grouped")
+COMPLEX_KINDS = ("constant", "shared", "grouped", "packed", "packed_grouped")
+LAYOUTS = ("contiguous", "channel_last", "dim_first", "sliced", "offset", "expanded")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; the defaults are the base case, of which tests change an axis at a time."""
+
+    batch: int = 2
+    dim: int = 6
+    seqlen: int = 70
+    dstate: int = 16
+    groups: int = 2
+    method: str = "zoh"
+    complex: bool = False
+    dtype: torch.dtype = torch.float32  # of u, delta and z
+    projection_dtype: torch.dtype | None = None  # of B and C; None: dtype
+    pole_dtype: torch.dtype | None = None  # of A and initial_state; None: float32 or float64
+    channel_dtype: torch.dtype | None = None  # of D and delta_bias; None: as pole_dtype
+    B: str = "grouped"
+    C: str = "grouped"
+    D: bool = True
+    z: bool = True
+    delta_bias: bool = True
+    delta_softplus: bool = True
+    initial_state: bool = True
+    reverse: bool = False
+    layout: str = "contiguous"
+    layout_of: tuple[str, ...] = TENSORS  # which tensors have that layout
+    cotangents: tuple[str, ...] = ("out", "last_state")  # outputs that the loss depends on
+    decay: float = 1.0  # scales A: small for slow memories
+
+    @property
+    def is_double(self) -> bool:
+        dtypes = (self.dtype, self.projection_dtype, self.pole_dtype, self.channel_dtype)
+        return torch.float64 in dtypes
+
+    def with_(self, **changes) -> "Case":
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        """The axes that differ from the base case: what pytest prints as the test's id."""
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                parts.append(f"{field.name}={_short(value)}")
+        return ",".join(parts) or "base"
+
+
+def _short(value) -> str:
+    if isinstance(value, tuple):
+        return "+".join(value)
+    return str(value).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    tensors: dict[str, torch.Tensor]
+    options: dict
+    cotangents: dict[str, torch.Tensor]
+
+
+def generator(name: object) -> torch.Generator:
+    """Random numbers that depend on the run's seed and on `name` alone."""
+    text = f"{os.environ['SELECTIVE_SCAN_TEST_SEED']}/{name}"
+    return torch.Generator().manual_seed(zlib.crc32(text.encode()))
+
+
+@functools.lru_cache(maxsize=8)
+def make(case: Case) -> Problem:
+    """Data of moderate size, on the CPU, contiguous; poles are stable, steps positive."""
+    random = generator(case)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(shape, generator=random, dtype=torch.float64)
+
+    def projection(kind):
+        if kind == "constant":
+            shape = (case.dim, case.dstate)
+        elif kind in ("shared", "packed"):
+            shape = (case.batch, case.dstate, case.seqlen)
+        else:
+            shape = (case.batch, case.groups, case.dstate, case.seqlen)
+        if not case.complex:
+            return normal(*shape)
+        value = torch.complex(normal(*shape), normal(*shape))
+        return torch.view_as_real(value).flatten(-2) if kind.startswith("packed") else value
+
+    sequence = (case.batch, case.dim, case.seqlen)
+    state = (case.batch, case.dim, case.dstate)
+    A = -case.decay * uniform(0.2, 2.0, case.dim, case.dstate)
+    if case.complex:
+        A = torch.complex(A, case.decay * uniform(-3.0, 3.0, case.dim, case.dstate))
+    # The raw step is shifted such that softplus gives steps of the same size as without it.
+    delta = normal(*sequence) - 1.0 if case.delta_softplus else uniform(0.05, 0.6, *sequence)
+    delta_bias = uniform(0.0, 0.3, case.dim)
+    values = {
+        "u": normal(*sequence),
+        "delta": delta,
+        "A": A,
+        "B": projection(case.B),
+        "C": projection(case.C),
+        "D": normal(case.dim) if case.D else None,
+        "z": normal(*sequence) if case.z else None,
+        "delta_bias": delta_bias if case.delta_bias else None,
+        "initial_state": None,
+    }
+    if case.initial_state:
+        h = normal(*state)
+        values["initial_state"] = torch.complex(h, normal(*state)) if case.complex else h
+
+    pole_dtype = case.pole_dtype or (
+        torch.float64 if case.dtype == torch.float64 else torch.float32
+    )
+    dtypes = dict.fromkeys(("u", "delta", "z"), case.dtype)
+    dtypes |= dict.fromkeys(("B", "C"), case.projection_dtype or case.dtype)
+    dtypes |= dict.fromkeys(("A", "initial_state"), pole_dtype)
+    dtypes |= dict.fromkeys(("D", "delta_bias"), case.channel_dtype or pole_dtype)
+    tensors = {}
+    for index, (name, value) in enumerate(values.items()):
+        if value is None:
+            tensors[name] = None
+            continue
+        if case.layout == "expanded" and name in case.layout_of:
+            value = expand_one_dim(value, index)
+        tensors[name] = value.to(_counterpart(dtypes[name], value.is_complex()))
+
+    state_dtype = _counterpart(
+        torch.float64 if case.is_double else torch.float32, case.complex
+    )
+    cotangents = {}
+    if "out" in case.cotangents:
+        cotangents["out"] = normal(*sequence).to(case.dtype)
+    if "last_state" in case.cotangents:
+        value = torch.complex(normal(*state), normal(*state)) if case.complex else normal(*state)
+        cotangents["last_state"] = value.to(state_dtype)
+    options = {
+        "delta_softplus": case.delta_softplus,
+        "discretization_method": case.method,
+        "reverse": case.reverse,
+    }
+    return Problem(tensors, options, cotangents)
+
+
+def _counterpart(dtype: torch.dtype, is_complex: bool) -> torch.dtype:
+    if not is_complex:
+        return dtype
+    return torch.complex128 if dtype == torch.float64 else torch.complex64
+
+
+def expand_one_dim(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """Stride 0 along dimension `index` (modulo the rank), so that tensors differ in which it is."""
+    if tensor.numel() == 0:
+        return tensor
+    return tensor.narrow(index % tensor.dim(), 0, 1).expand(tensor.shape)
+
+
+def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
+    """The same values, laid out otherwise in memory."""
+    rank = tensor.dim()
+    if layout == "contiguous" or (rank < 2 and layout in ("channel_last", "dim_first")):
+        return tensor.contiguous()
+    if layout == "channel_last":  # steps before channels or states; transposed where rank is 2
+        to = min(1, rank - 2)
+        return tensor.movedim(-1, to).contiguous().movedim(to, -1)
+    if layout == "dim_first":
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "sliced":
+        padded = tensor.new_empty([size + 2 for size in tensor.shape[:-1]] + [2 * tensor.shape[-1] + 3])
+        view = padded
+        for dim, size in enumerate(tensor.shape):
+            step = 2 if dim == rank - 1 else 1
+            view = view.movedim(dim, 0)[1 : 1 + step * size : step].movedim(0, dim)
+        return view.copy_(tensor)
+    if layout == "offset":  # a data pointer aligned to one element only
+        return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+    if layout == "expanded":
+        return expand_one_dim(tensor, index)
+    raise ValueError(layout)
+
+
+def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
+    """The case's tensors as leaves that require grad, on `device` and in the case's layout."""
+    inputs = {}
+    for index, (name, value) in enumerate(make(case).tensors.items()):
+        if value is not None:
+            layout = case.layout if name in case.layout_of else "contiguous"
+            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
+        inputs[name] = value
+    return inputs
+
+
+def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:
+    """Gradients of the inputs that are there, named "du", "ddelta" and so on."""
+    present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    gradients = torch.autograd.grad(
+        [outputs[name] for name in cotangents],
+        list(present.values()),
+        list(cotangents.values()),
+        allow_unused=True,
+    )
+    return {f"d{name}": grad for name, grad in zip(present, gradients, strict=True)}
+
+
+def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, torch.Tensor]:
+    """Outputs and gradients of a backend."""
+    problem = make(case)
+    inputs = inputs_on(case, device)
+    out, last_state = selective_scan_fn(
+        **inputs, **problem.options, return_last_state=True, backend=backend
+    )
+    outputs = {"out": out, "last_state": last_state}
+    cotangents = {name: value.to(device) for name, value in problem.cotangents.items()}
+    return outputs | differentiate(outputs, inputs, cotangents)
+
+
+@functools.lru_cache(maxsize=16)
+def reference(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    """Outputs and gradients of the step-by-step reference from the same, already rounded, inputs
+    cast to `dtype`: in float64 the truth, in float32 what plain arithmetic achieves."""
+    problem = make(case)
+
+    def cast(tensor):
+        return tensor.to(_counterpart(dtype, tensor.is_complex()))
+
+    inputs = {
+        name: None if value is None else cast(value).detach().requires_grad_()
+        for name, value in problem.tensors.items()
+    }
+    out, last_state = selective_scan_ref(**inputs, **problem.options, return_last_state=True)
+    outputs = {"out": out, "last_state": last_state}
+    cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
+    return outputs | differentiate(outputs, inputs, cotangents)
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far `actual` is from `exact`, every figure relative."""
+
+    relative_l2: float
+    max_abs: float  # relative to the largest entry
+    cosine: float
+    bias: float  # signed: the part of the error along the exact value, a gain that is off
+
+    @staticmethod
+    def of(actual: torch.Tensor, exact: torch.Tensor) -> "Error":
+        difference = (actual - exact).flatten()
+        exact, actual = exact.flatten(), actual.flatten()
+        scale = exact.norm().item()
+        if scale == 0:
+            size = difference.norm().item()
+            return Error(size, size, 1.0, 0.0)
+        overlap = torch.vdot(exact, difference).real.item()
+        cosine = torch.vdot(exact, actual).real.item() / (scale * max(actual.norm().item(), 1e-300))
+        return Error(
+            difference.norm().item() / scale,
+            (difference.abs().max() / exact.abs().max()).item(),
+            cosine,
+            overlap / scale**2,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"relative L2 {self.relative_l2:.3g}, max abs {self.max_abs:.3g}, "
+            f"1 - cosine {1 - self.cosine:.3g}, bias {self.bias:+.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Relative L2 that arithmetic in the compute dtype may cost; single entries may be off by ten
+    times as much, relative to the largest. `rounding` is the unit roundoff of a result that is
+    stored in a narrower dtype, `tiny` half the spacing of its subnormal numbers."""
+
+    arithmetic: float
+    rounding: float = 0.0
+    tiny: float = 0.0
+
+
+def tolerance(name: str, dtype: torch.dtype, is_double: bool) -> Tolerance:
+    arithmetic = 3e-7 if name in ("out", "last_state") else 1e-6
+    if is_double:
+        arithmetic *= 1e-7
+    real = dtype.to_real() if dtype.is_complex else dtype
+    info = torch.finfo(real)
+    if real == (torch.float64 if is_double else torch.float32):
+        return Tolerance(arithmetic)
+    return Tolerance(arithmetic, info.eps / 2, info.smallest_normal * info.eps / 2)
+
+
+def complaint(actual, exact, tol: Tolerance, plain_value=None) -> str | None:
+    """What is wrong with a result, None if it is as accurate as it must be."""
+    if actual.shape != exact.shape:
+        return f"shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
+    if exact.numel() == 0:
+        return None
+    actual = actual.detach().cpu().to(exact.dtype)
+    if not torch.isfinite(torch.view_as_real(actual) if actual.is_complex() else actual).all():
+        return "not finite"
+    allowed_l2, allowed_max = tol.arithmetic, 10 * tol.arithmetic
+    if plain_value is not None:
+        by_plain = Error.of(plain_value.to(exact.dtype), exact)
+        allowed_l2 = max(allowed_l2, 4 * by_plain.relative_l2)
+        allowed_max = max(allowed_max, 4 * by_plain.max_abs)
+
+    error = Error.of(actual, exact)
+    magnitude = _magnitude(exact)
+    rounding = tol.rounding * magnitude + tol.tiny  # at most, per entry
+    scale = magnitude.norm().item() or 1.0
+    problems = []
+    if error.relative_l2 > allowed_l2 + rounding.norm().item() / scale:
+        problems.append(f"relative L2 exceeds {allowed_l2 + rounding.norm().item() / scale:.3g}")
+    excess = _magnitude(actual - exact) - rounding - allowed_max * magnitude.max()
+    if excess.max() > 0:
+        index = tuple(int(i) for i in (excess == excess.max()).nonzero()[0])
+        problems.append(f"entry {index} is off by more than rounding allows")
+    # Rounding errors are independent, so along the exact value they nearly cancel; six standard
+    # deviations are allowed. Truncating instead of rounding does not pass.
+    spread = 6 * (rounding * magnitude).norm().item() / scale**2
+    if abs(error.bias) > allowed_l2 + spread:
+        problems.append(f"bias exceeds {allowed_l2 + spread:.3g}")
+    return f"{', '.join(problems)} ({error})" if problems else None
+
+
+def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
+    """Absolute values; of a complex tensor, per component, since components round alone."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).abs()
+
+
+def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
+    """Runs the case and asserts that every output and gradient is as accurate as it must be."""
+    inputs = make(case).tensors
+    exact = reference(case)
+    actual = run(case, device, backend)
+    failures = []
+    for name, expected in exact.items():
+        value = actual[name]
+        if expected is None or value is None:
+            if not _is_zero(expected) or not _is_zero(value):
+                failures.append(f"{name}: only one of {backend} and reference has it")
+            continue
+        source = inputs.get(name.removeprefix("d"))
+        if source is not None and name.startswith("d") and value.dtype != source.dtype:
+            failures.append(f"{name}: dtype {value.dtype}, expected {source.dtype}")
+        tol = tolerance(name, value.dtype, case.is_double)
+        reason = complaint(value, expected, tol)
+        if reason and not case.is_double:
+            reason = complaint(value, expected, tol, reference(case, torch.float32)[name])
+        if reason:
+            failures.append(f"{name}: {reason}")
+    if actual["out"].dtype != case.dtype:
+        failures.append(f"out: dtype {actual['out'].dtype}, expected {case.dtype}")
+    assert not failures, f"{case} on {device}\n" + "\n".join(failures)
+
+
+def _is_zero(tensor: torch.Tensor | None) -> bool:
+    return tensor is None or not tensor.any()

@@ -1,0 +1,45 @@
+"""The demonstration runs, reports what it measured and draws its picture."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(autouse=True)
+def needs_the_libraries_of_the_demo():
+    for name in ("matplotlib", "sklearn", "tqdm"):
+        pytest.importorskip(name)
+
+
+def test_digits_learns_and_draws(tmp_path):
+    picture = tmp_path / "digits.png"
+    small = ["--epochs", "2", "--d-model", "16", "--depth", "1", "--batch-size", "32"]
+    result = run(*small, "--output", str(picture))
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1].endswith(str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+    accuracy = float(re.search(r"^test accuracy: ([\d.]+)%$", result.stdout, re.MULTILINE)[1])
+    assert 20 < accuracy <= 100  # chance is 10 %
+    assert "epoch 2/2" in result.stderr  # the progress bar
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("--epochs", "0"), "--epochs must be at least 1"), (("--d-model", "x"), "invalid int")],
+)
+def test_digits_refuses_bad_arguments(arguments, expected):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert expected in result.stderr

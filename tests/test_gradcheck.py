@@ -1,0 +1,75 @@
+"""Gradients against finite differences in float64, by torch.autograd.gradcheck."""
+
+import itertools
+
+import pytest
+import torch
+from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, inputs_on, make
+
+from selective_scan import selective_scan_fn
+
+SMALL = Case(dtype=torch.float64, dim=4, dstate=2, seqlen=4, B="shared", C="shared")
+# Long enough for two inner chunk boundaries, where the backward pass takes up saved states.
+LONG = SMALL.with_(batch=1, dim=1, dstate=1, seqlen=67)
+
+
+def cases():
+    for is_complex, method in itertools.product((False, True), METHODS):
+        base = SMALL.with_(complex=is_complex, method=method)
+        kinds = COMPLEX_KINDS if is_complex else REAL_KINDS
+        yield from (base.with_(B=kind, C=kind) for kind in kinds)
+        yield base.with_(B="constant")
+        yield base.with_(C="constant")
+        yield base.with_(reverse=True)
+        yield base.with_(
+            D=False, z=False, delta_bias=False, delta_softplus=False, initial_state=False
+        )
+        yield from (base.with_(**{name: False}) for name in ("z", "delta_softplus"))
+        yield LONG.with_(complex=is_complex, method=method)
+    for is_complex, layout in itertools.product((False, True), LAYOUTS):
+        yield SMALL.with_(complex=is_complex, layout=layout, method="foh")
+    yield LONG.with_(reverse=True)
+    yield LONG.with_(complex=True, B="packed", C="packed", reverse=True)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
+def test_gradcheck(case, device):
+    inputs = inputs_on(case, device)
+    names = [name for name, value in inputs.items() if value is not None]
+
+    def scan(*tensors):
+        return selective_scan_fn(
+            **dict(zip(names, tensors, strict=True)),
+            **make(case).options,
+            return_last_state=True,
+        )
+
+    # Strided leaves are perturbed in place, which needs memory of their own.
+    tensors = [inputs[name].detach() for name in names]
+    if case.layout == "expanded":
+        tensors = [tensor.clone() for tensor in tensors]
+    assert torch.autograd.gradcheck(scan, [tensor.requires_grad_() for tensor in tensors])
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_double_backward_is_refused(is_complex, device):
+    case = SMALL.with_(complex=is_complex)
+    inputs = inputs_on(case, device)
+    out = selective_scan_fn(**inputs, **make(case).options)
+    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
+    with pytest.raises(RuntimeError) as error:
+        du.sum().backward()
+    assert str(error.value) == (
+        "selective_scan: the gradient is once differentiable; double backward is not supported"
+    )
+
+
+def test_the_reference_is_twice_differentiable():
+    case = SMALL.with_(seqlen=2)
+    inputs = inputs_on(case, "cpu")
+
+    def scan(u, delta):
+        changed = inputs | {"u": u, "delta": delta}
+        return selective_scan_fn(**changed, **make(case).options, backend="reference")
+
+    assert torch.autograd.gradgradcheck(scan, (inputs["u"], inputs["delta"]))

@@ -1,0 +1,271 @@
+"""Outputs and all gradients of every kind of problem, against the reference in float64.
+
+A base case is changed along one axis at a time, then along pairs of axes where two features meet in
+a kernel; the whole product is `slow`.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from problem import (
+    COMPLEX_KINDS,
+    DTYPES,
+    LAYOUTS,
+    METHODS,
+    REAL_KINDS,
+    Case,
+    check,
+    generator,
+    inputs_on,
+    make,
+)
+
+from selective_scan import selective_scan_fn
+
+BASE = Case()
+COMPLEX = Case(complex=True)
+LENGTHS = (1, 2, 31, 32, 33, 64, 65, 1000, 2049)
+OPTIONAL = ("D", "z", "delta_bias", "delta_softplus", "initial_state")
+NOTHING = dict.fromkeys(OPTIONAL, False)
+HALF = (torch.float16, torch.bfloat16)
+
+
+def kinds(is_complex):
+    return COMPLEX_KINDS if is_complex else REAL_KINDS
+
+
+def groups_agree(B, C):
+    """Shared means one group, so it goes with grouped only where that is one group too."""
+    names = {kind.removeprefix("packed_") for kind in (B, C)} - {"constant"}
+    counted = {"grouped" if name == "grouped" else "shared" for name in names}
+    return len(counted) < 2
+
+
+def one_axis_at_a_time():
+    for base in (BASE, COMPLEX):
+        yield base
+        yield from (base.with_(method=method) for method in METHODS)
+        yield from (base.with_(dtype=dtype) for dtype in DTYPES)
+        yield from (base.with_(seqlen=seqlen) for seqlen in LENGTHS)
+        yield from (base.with_(layout=layout) for layout in LAYOUTS)
+        for B, C in itertools.product(kinds(base.complex), repeat=2):
+            groups = base.groups if groups_agree(B, C) else 1
+            yield base.with_(B=B, C=C, groups=groups)
+        yield from (base.with_(groups=groups) for groups in (1, 3, 6))
+        yield from (base.with_(**{name: False}) for name in OPTIONAL)
+        yield from (base.with_(**(NOTHING | {name: True})) for name in OPTIONAL)
+        yield base.with_(**NOTHING)
+        yield base.with_(reverse=True)
+        yield base.with_(cotangents=("out",))
+        yield base.with_(cotangents=("last_state",))
+        yield from (base.with_(batch=batch) for batch in (1, 3, 5))
+        yield from (base.with_(dim=dim, groups=1) for dim in (1, 3, 33, 64, 130))
+        yield from (base.with_(dim=dim, groups=2) for dim in (34, 128))
+        yield from (base.with_(dstate=dstate) for dstate in (1, 4, 5, 24, 64))
+        # A memory that fades slowly gathers rounding errors of the whole sequence.
+        yield base.with_(decay=1e-3, seqlen=1000)
+        yield base.with_(decay=1e-3, seqlen=1000, reverse=True, dtype=torch.bfloat16)
+
+
+def mixed_dtypes():
+    for base in (BASE, COMPLEX):
+        for dtype, projection in itertools.product(DTYPES, repeat=2):
+            yield base.with_(dtype=dtype, projection_dtype=projection)
+        for dtype in (torch.float32, torch.bfloat16):
+            yield base.with_(dtype=dtype, pole_dtype=torch.float64)
+        for dtype, channel in itertools.product(HALF, DTYPES):
+            yield base.with_(dtype=dtype, channel_dtype=channel)
+    packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")
+    for dtype in DTYPES:
+        yield packed.with_(dtype=dtype)
+        yield packed.with_(projection_dtype=dtype)
+
+
+def pairs():
+    """Two features that share an index, a buffer or a branch."""
+    for base in (BASE, COMPLEX):
+        for seqlen in (1, 33, 64, 65, 257):
+            for layout in ("channel_last", "sliced"):
+                yield base.with_(seqlen=seqlen, layout=layout)
+            yield base.with_(seqlen=seqlen, reverse=True)
+            yield base.with_(seqlen=seqlen, initial_state=False)
+            yield base.with_(seqlen=seqlen, dtype=torch.bfloat16)
+            yield base.with_(seqlen=seqlen, cotangents=("last_state",), reverse=True)
+            yield base.with_(seqlen=seqlen, dstate=3, dim=10)
+        for layout in LAYOUTS:
+            yield base.with_(layout=layout, reverse=True)
+            yield base.with_(layout=layout, dtype=torch.bfloat16)
+            yield base.with_(layout=layout, B="constant", C="constant")
+            yield base.with_(layout=layout, B="shared", C="constant")
+            for name in ("u", "delta", "z"):
+                yield base.with_(layout=layout, layout_of=(name,))
+            yield base.with_(layout=layout, layout_of=("B", "C"))
+        for method in METHODS:
+            yield base.with_(method=method, reverse=True, seqlen=65)
+            yield base.with_(method=method, B="constant", C="shared", groups=1)
+            yield base.with_(method=method, dtype=torch.bfloat16)
+            yield base.with_(method=method, dtype=torch.float64)
+            yield base.with_(method=method, delta_softplus=False, delta_bias=False)
+            yield base.with_(method=method, dstate=7, initial_state=False)
+        for groups, kind in itertools.product((1, 2, 6), kinds(base.complex)[2:]):
+            yield base.with_(groups=groups, B=kind, C="constant", dstate=8)
+            yield base.with_(groups=groups, B="constant", C=kind, reverse=True)
+        for names in itertools.combinations(OPTIONAL, 2):
+            yield base.with_(**dict.fromkeys(names, False))
+    for layout, reverse in itertools.product(LAYOUTS, (False, True)):
+        yield COMPLEX.with_(B="packed_grouped", C="packed_grouped", layout=layout, reverse=reverse)
+        yield COMPLEX.with_(B="packed", C="shared", groups=1, layout=layout, reverse=reverse)
+
+
+def everything():
+    """The product of the axes, with few lengths since those are tested above."""
+    for is_complex, method, dtype, reverse in itertools.product(
+        (False, True), METHODS, DTYPES, (False, True)
+    ):
+        base = Case(complex=is_complex, method=method, dtype=dtype, reverse=reverse, dstate=5)
+        for B, C in itertools.product(kinds(is_complex), repeat=2):
+            groups = base.groups if groups_agree(B, C) else 1
+            for options, layout in (({}, "contiguous"), (NOTHING, "channel_last")):
+                yield base.with_(B=B, C=C, groups=groups, layout=layout, seqlen=37, **options)
+        for seqlen, layout in itertools.product((1, 33, 65), LAYOUTS):
+            yield base.with_(seqlen=seqlen, layout=layout)
+        if dtype == torch.float32:
+            for flags in itertools.product((False, True), repeat=len(OPTIONAL)):
+                yield base.with_(seqlen=34, **dict(zip(OPTIONAL, flags, strict=True)))
+        yield base.with_(seqlen=2049, dstate=16)
+
+
+def unique(cases, besides=()):
+    known = set(besides)
+    return [case for case in dict.fromkeys(cases) if case not in known]
+
+
+FIRST = unique(itertools.chain(one_axis_at_a_time(), mixed_dtypes(), pairs()))
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_case(case, device):
+    check(case, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", unique(everything(), FIRST), ids=str)
+def test_product(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", [BASE, COMPLEX.with_(method="foh", dtype=torch.float64)], ids=str)
+def test_the_reference_is_a_backend_on_every_device(case, device):
+    check(case, device, "reference")
+
+
+# --- what holds for every problem -----------------------------------------------------------------
+
+SAMPLES = [
+    BASE,
+    COMPLEX,
+    BASE.with_(dtype=torch.bfloat16, layout="channel_last", method="bilinear", seqlen=129),
+    COMPLEX.with_(B="packed_grouped", C="constant", reverse=True, method="foh", **NOTHING),
+]
+
+
+def forward(case, device, inputs=None, **options):
+    inputs = inputs or {
+        name: None if value is None else value.detach()
+        for name, value in inputs_on(case, device).items()
+    }
+    return selective_scan_fn(
+        **inputs, **(make(case).options | options), return_last_state=True
+    )
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_saving_states_for_backward_does_not_change_the_output(case, device):
+    with_grad = selective_scan_fn(
+        **inputs_on(case, device), **make(case).options, return_last_state=True
+    )
+    for expected, actual in zip(with_grad, forward(case, device), strict=True):
+        assert torch.equal(expected, actual)
+        assert expected.requires_grad
+        assert not actual.requires_grad
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_reverse_is_flip_scan_flip(case, device):
+    inputs = inputs_on(case.with_(layout="contiguous"), device)
+    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+
+    def flip(name, value):
+        if value is None or name not in ("u", "delta", "z", "B", "C"):
+            return value
+        packed = getattr(case, name, None) in ("packed", "packed_grouped")
+        if name in ("B", "C") and getattr(case, name) == "constant":
+            return value
+        return value.unflatten(-1, (-1, 2)).flip(-2).flatten(-2) if packed else value.flip(-1)
+
+    flipped = {name: flip(name, value) for name, value in inputs.items()}
+    out, last_state = forward(case, device, inputs, reverse=not case.reverse)
+    expected_out, expected_state = forward(case, device, flipped)
+    torch.testing.assert_close(out, expected_out.flip(-1))
+    torch.testing.assert_close(last_state, expected_state)
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_two_halves_are_one_scan(case, device):
+    """initial_state continues where last_state stopped."""
+    case = case.with_(layout="contiguous", dtype=torch.float32)
+    inputs = inputs_on(case, device)
+    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+    out, last_state = forward(case, device, inputs)
+
+    def part(name, value, first, last):
+        if value is None or name not in ("u", "delta", "z", "B", "C"):
+            return value
+        if name in ("B", "C") and getattr(case, name) == "constant":
+            return value
+        width = 2 if getattr(case, name, None) in ("packed", "packed_grouped") else 1
+        return value[..., width * first : width * last]
+
+    cut = 1 + int(torch.randint(case.seqlen - 1, (), generator=generator(f"cut {case}")))
+    pieces = [(0, cut), (cut, case.seqlen)]
+    outs, state = {}, inputs["initial_state"]
+    for first, last in reversed(pieces) if case.reverse else pieces:
+        piece = {name: part(name, value, first, last) for name, value in inputs.items()}
+        piece["initial_state"] = state
+        outs[first], state = forward(case, device, piece)
+    torch.testing.assert_close(torch.cat([outs[0], outs[cut]], -1), out)
+    torch.testing.assert_close(state, last_state)
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_without_return_last_state_the_result_is_a_tensor(case, device):
+    inputs = inputs_on(case, device)
+    out = selective_scan_fn(**inputs, **make(case).options)
+    assert isinstance(out, torch.Tensor)
+    assert torch.equal(out, forward(case, device)[0])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last", "dim_first"])
+def test_the_output_has_the_strides_of_a_dense_u(layout, device):
+    case = BASE.with_(layout=layout)
+    inputs = inputs_on(case, device)
+    out = selective_scan_fn(**inputs, **make(case).options)
+    assert out.stride() == inputs["u"].stride()
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_autocast_casts_nothing(case, device):
+    expected = forward(case, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        actual = forward(case, device)
+    for one, other in zip(expected, actual, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_ids_are_unique():
+    names = [str(case) for case in FIRST]
+    assert len(set(names)) == len(names)
+    assert {field.name for field in dataclasses.fields(Case)} >= {"method", "complex", "layout"}

@@ -1,0 +1,282 @@
+"""setup.py: what it builds, for which GPUs, and what the libraries and the wheel look like."""
+
+import importlib.util
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import setuptools
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = ROOT / "setup.py"
+SUPPORTED = {"75", "80", "86", "87", "89", "90", "100", "103", "120"}
+
+
+@pytest.fixture(scope="module")
+def setup() -> ModuleType:
+    """setup.py as a module; it builds something only when it is run as a script."""
+    name = "selective_scan_setup"
+    spec = importlib.util.spec_from_file_location(name, SETUP)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module
+
+
+def fake_torch(version: str = "2.13.0", cuda: str | None = None) -> SimpleNamespace:
+    """As much of a torch module as the plan looks at: no GPU, a CUDA build or not."""
+    return SimpleNamespace(
+        __version__=version,
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(is_available=lambda: False),
+    )
+
+
+def write_nvcc(folder: Path, release: str, home: Path | None = None) -> Path:
+    """A script that answers as nvcc of CUDA `release` does, its toolkit at `home`."""
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    home = home or folder
+    for part in ("include", "lib64"):
+        (home / part).mkdir(parents=True, exist_ok=True)
+    nvcc.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        f'  --version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;\n'
+        "  --list-gpu-code) echo sm_80; echo sm_90; echo sm_120 ;;\n"
+        f'  --dryrun) echo "#\\$ TOP={home}/bin/.." >&2\n'
+        f"""    echo '#$ INCLUDES="-I{home}/include"  ' >&2\n"""
+        f"""    echo '#$ LIBRARIES=  "-L{home}/missing" "-L{home}/lib64"' >&2 ;;\n"""
+        "esac\n"
+    )
+    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+    return nvcc
+
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the fake nvcc is a shell script")
+
+
+# --- GPU architectures ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9.0", ["9.0"]),
+        ("9.0+PTX", ["9.0+PTX"]),
+        ("9.0a", ["9.0a"]),
+        ("12.0f", ["12.0f"]),
+        ("Ampere;Hopper", ["8.0", "8.6+PTX", "9.0+PTX"]),
+        ("hopper ampere", ["8.0", "8.6+PTX", "9.0+PTX"]),
+        ("Ampere+Tegra", ["8.7"]),
+        ("12.0, 8.0;9.0", ["8.0", "9.0", "12.0"]),
+        ("8.0;8.0+PTX;8.0", ["8.0+PTX"]),
+        (";8.0;", ["8.0"]),
+    ],
+)
+def test_architecture_list(setup, text, expected):
+    assert [str(architecture) for architecture in setup.parse_architectures(text)] == expected
+
+
+@pytest.mark.parametrize("text", ["9", "sm_90", "9.0b", "Hooper", "9.0+ptxas", "90"])
+def test_architecture_list_refuses(setup, text):
+    expected = "TORCH_CUDA_ARCH_LIST must hold entries such as"
+    with pytest.raises(ValueError, match=expected) as caught:
+        setup.parse_architectures(f"8.0;{text}")
+    assert repr(text) in str(caught.value)
+
+
+def test_nvcc_flags_of_an_architecture(setup):
+    (architecture,) = setup.parse_architectures("9.0a+PTX")
+    assert architecture.nvcc_flags() == [
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("supported", "expected"),
+    [
+        (SUPPORTED, ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        ({"70", "80", "86"}, ["8.0", "8.6+PTX"]),
+    ],
+)
+def test_default_architectures_are_those_nvcc_supports(setup, supported, expected):
+    chosen = setup.choose_architectures("", supported, fake_torch())
+    assert [str(architecture) for architecture in chosen] == expected
+
+
+def test_an_architecture_nvcc_lacks_is_refused(setup):
+    with pytest.raises(ValueError, match=r"asks for 7\.0, which this nvcc does not support"):
+        setup.choose_architectures("7.0;9.0", SUPPORTED, fake_torch())
+
+
+def test_native_needs_a_gpu(setup):
+    with pytest.raises(ValueError, match="native needs a GPU"):
+        setup.choose_architectures("native", SUPPORTED, fake_torch())
+
+
+# --- the decision about the CUDA library ----------------------------------------------------------
+
+
+def test_cpu_build_of_torch_leaves_cuda_out(setup):
+    plan = setup.plan_cuda(fake_torch("2.13.0+cpu"), use_cuda=None, sanitize=False)
+    assert plan.toolkit is None
+    assert plan.reason == ("torch 2.13.0+cpu is not a CUDA build (USE_CUDA=1 builds it anyway)")
+
+
+@posix_only
+@pytest.mark.parametrize(("use_cuda", "cuda"), [(None, "13.0"), (True, "13.0"), (True, None)])
+def test_cuda_is_built_where_nvcc_is(setup, monkeypatch, tmp_path, use_cuda, cuda):
+    write_nvcc(tmp_path, "13.0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
+    plan = setup.plan_cuda(fake_torch(cuda=cuda), use_cuda, sanitize=False)
+    assert [str(architecture) for architecture in plan.architectures] == ["8.0", "9.0", "12.0+PTX"]
+
+
+@posix_only
+def test_use_cuda_0_leaves_cuda_out(setup, monkeypatch, tmp_path):
+    write_nvcc(tmp_path, "13.0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    plan = setup.plan_cuda(fake_torch(cuda="13.0"), use_cuda=False, sanitize=False)
+    assert plan.toolkit is None
+    assert plan.reason == "USE_CUDA=0"
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [("11.8", r"C\+\+20 needs 12\.0 or later"), ("12.8", r"but torch 2\.13\.0 of CUDA 13\.0")],
+)
+def test_an_unfit_nvcc(setup, monkeypatch, tmp_path, release, expected):
+    write_nvcc(tmp_path, release)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    torch = fake_torch(cuda="13.0")
+    assert re.search(expected, setup.plan_cuda(torch, None, sanitize=False).reason)
+    with pytest.raises(
+        SystemExit, match=rf"USE_CUDA=1 asks for the CUDA library, but .*{expected}"
+    ):
+        setup.plan_cuda(torch, use_cuda=True, sanitize=False)
+
+
+def test_missing_nvcc(setup, monkeypatch):
+    monkeypatch.setattr(setup, "find_nvcc", lambda: None)
+    torch = fake_torch(cuda="13.0")
+    assert "nvcc was not found" in setup.plan_cuda(torch, None, sanitize=False).reason
+    with pytest.raises(SystemExit, match=r"USE_CUDA=1 .* nvcc was not found"):
+        setup.plan_cuda(torch, use_cuda=True, sanitize=False)
+
+
+@posix_only
+def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
+    """nvcc on PATH may be a wrapper far from the toolkit; missing folders are left out."""
+    home = tmp_path / "toolkit"
+    write_nvcc(home, "13.0")
+    wrapper = write_nvcc(tmp_path / "local", "13.0", home=home)
+    toolkit = setup.Toolkit.ask(str(wrapper))
+    assert toolkit.home == str(home)
+    assert toolkit.version == (13, 0)
+    assert toolkit.include_dirs == [str(home / "include")]
+    assert toolkit.library_dirs == [str(home / "lib64")]
+
+
+@posix_only
+def test_cuda_home_goes_before_path(setup, monkeypatch, tmp_path):
+    on_path = write_nvcc(tmp_path / "path", "12.4")
+    in_home = write_nvcc(tmp_path / "home", "13.0")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert setup.find_nvcc() == str(in_home)
+    monkeypatch.delenv("CUDA_HOME")
+    assert setup.find_nvcc() == str(on_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("1", True), ("ON", True), ("0", False), ("no", False), ("", None)]
+)
+def test_environment_flag(setup, monkeypatch, value, expected):
+    monkeypatch.setenv("USE_CUDA", value)
+    assert setup.environment_flag("USE_CUDA") is expected
+
+
+def test_environment_flag_refuses(setup, monkeypatch):
+    monkeypatch.setenv("USE_CUDA", "maybe")
+    with pytest.raises(SystemExit, match="USE_CUDA must be 0 or 1, got 'maybe'"):
+        setup.environment_flag("USE_CUDA")
+
+
+# --- sources, wheel, libraries --------------------------------------------------------------------
+
+
+def test_every_source_belongs_to_one_library(setup):
+    cpu, cuda = setup.cpu_sources(), setup.cuda_sources()
+    assert not set(cpu) & set(cuda)
+    compiled = {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
+    assert {ROOT / path for path in cpu + cuda} == compiled
+
+
+def test_sources_with_one_object_file_are_refused(setup, monkeypatch, tmp_path):
+    for name in ("scan.cpp", "scan.cu"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="share the object file name scan"):
+        setup.sources("*.cpp", "*.cu")
+
+
+def test_wheel_serves_every_python(setup):
+    distribution = setuptools.Distribution(
+        {"name": "x", "version": "1", "ext_modules": [setuptools.Extension("x", [])]}
+    )
+    command = setup.make_bdist_wheel()(distribution)
+    command.ensure_finalized()
+    python, abi, platform = command.get_tag()
+    assert (python, abi) == ("py3", "none")
+    assert platform != "any"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        ("sys.modules['torch'] = None", "building needs PyTorch 2.10 or later in this environment"),
+        ("import torch; torch.__version__ = '2.9.1'", "building needs PyTorch .* got 2.9.1"),
+        ("import setuptools; setuptools.__version__ = '65.5'", "building needs setuptools 77"),
+    ],
+    ids=["no torch", "old torch", "old setuptools"],
+)
+def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
+    code = (
+        f"import runpy, sys; {prepare}; sys.argv[1:] = ['egg_info']; "
+        f"runpy.run_path({str(SETUP)!r}, run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert re.match(f"selective_scan: {expected}", line)
+    assert "pip" in line
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ELF files are Linux's")
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
+@pytest.mark.parametrize("name", ["_cpu", "_cuda"])
+def test_what_the_libraries_need(name):
+    """libtorch.so is needed, or its symbols are not found at load time; anything of Python or of
+    PyTorch's C++ ABI would tie the library to one version."""
+    import selective_scan
+
+    library = Path(selective_scan.__file__).with_name(f"{name}.so")
+    if name == "_cuda" and not library.exists():
+        pytest.skip("the CUDA library is not built")
+    output = subprocess.run(
+        ["readelf", "--dynamic", "--wide", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output))
+    assert "libtorch.so" in needed
+    foreign = ("libpython", "libtorch_", "libc10", "libcudart")
+    assert not [entry for entry in needed if entry.startswith(foreign)]

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs compute-sanitizer over tests/sanitizer_workload.py, one tool after the other.
+#
+#   compute_sanitizer.sh PYTHON [TOOL ...]      default: memcheck racecheck initcheck synccheck
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1
+shift
+tools=("$@")
+[[ ${#tools[@]} -gt 0 ]] || tools=(memcheck racecheck initcheck synccheck)
+
+sanitizer=$(command -v compute-sanitizer || true)
+for folder in "${CUDA_HOME:-}" /usr/local/cuda /opt/cuda; do
+  [[ -n "$sanitizer" ]] || sanitizer=$(command -v "$folder/bin/compute-sanitizer" || true)
+done
+if [[ -z "$sanitizer" ]]; then
+  echo "compute-sanitizer was not found on PATH or in CUDA_HOME; it comes with the CUDA toolkit" >&2
+  exit 1
+fi
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+  echo "compute-sanitizer needs a GPU, and torch sees none" >&2
+  exit 1
+}
+
+# Without PyTorch's caching allocator every tensor is an allocation of its own, so that an access
+# beyond it is seen.
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+for tool in "${tools[@]}"; do
+  echo "== compute-sanitizer --tool $tool"
+  "$sanitizer" --tool "$tool" --error-exitcode 1 "$python" tests/sanitizer_workload.py
+done
