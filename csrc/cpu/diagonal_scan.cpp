@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "../core/diagonal_step.h"
+#include "../core/element.h"
 
 namespace selective_scan::cpu {
 namespace {

@@ -24,6 +24,7 @@
 #include <cub/cub.cuh>
 
 #include "../core/diagonal_step.h"
+#include "../core/element.h"
 #include "diagonal_scan.h"
 
 namespace selective_scan::cuda::diagonal {

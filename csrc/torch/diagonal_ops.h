@@ -23,6 +23,12 @@ inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
   return torch::stable::copy_(copy, tensor);
 }
 
+/// `values` with the strides that a result like `like` has.
+inline Tensor laid_out_like(const Tensor& like, const Tensor& values) {
+  Tensor result = empty_like(like, values.scalar_type());
+  return torch::stable::copy_(result, values);
+}
+
 inline void set_types(DiagonalScanParams& params, const Tensor& a, const Tensor& b,
                       const OptionalTensor& initial_state) {
   params.is_complex = is_complex_dtype(a.scalar_type()) || is_complex_dtype(b.scalar_type());
@@ -68,7 +74,7 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
     }
     const Workspace workspace(b, backend.workspace_bytes(params));
     backend.launch(params, workspace.data());
-    return h;
+    return compact ? laid_out_like(b, h) : h;
   }
   fail("the rows of b could not be laid out");
 }
@@ -172,7 +178,10 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
 
     const Workspace workspace(h, backend.workspace_bytes(params));
     backend.launch(params, workspace.data());
-    return {sums_da ? summed_to(a, h, da_values) : da_values, db, dinitial_state};
+    Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
+    if (!compact) return {da, db, dinitial_state};
+    return {laid_out_like(a, da), laid_out_like(h, db),
+            initial_state ? laid_out_like(*initial_state, dinitial_state) : dinitial_state};
   }
   fail("the rows of h could not be laid out");
 }
