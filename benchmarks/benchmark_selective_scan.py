@@ -327,7 +327,7 @@ def main(arguments: list[str] | None = None) -> int:
         device.type, shapes=options.shapes, dtypes=options.dtype, variants=options.variants,
         methods=options.methods, quick=options.quick,
     )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = report.console()
     environment = report.environment(device)
     peer = MambaSsm.find() if is_cuda else None
     torch.manual_seed(options.seed)

@@ -95,8 +95,6 @@ def run_worker(name: str, options: argparse.Namespace, outputs: Path) -> dict[st
 
 def compare(options: argparse.Namespace) -> None:
     # Only this side has them: the other environment holds the peer and nothing else.
-    from rich.console import Console
-
     import report
 
     names = ("ours", "ipex")
@@ -116,7 +114,7 @@ def compare(options: argparse.Namespace) -> None:
                 sys.exit(f"{case['shape']} {case['dtype']}: outputs differ by {difference:.1e}")
             times = {}
             for name in names:
-                samples = sum((one[name]["cases"][index]["samples_ms"] for one in rounds), [])
+                samples = [x for one in rounds for x in one[name]["cases"][index]["samples_ms"]]
                 q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
                 times[name] = {"median": median, "q1": q1, "q3": q3, "runs": len(samples)}
             row = {name: case[name] for name in ("shape", "dtype", "threads")}
@@ -133,7 +131,7 @@ def compare(options: argparse.Namespace) -> None:
 
     environment = report.environment(torch.device("cpu"))
     environment["ipex_torch"] = rounds[0]["ipex"]["torch"]
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = report.console()
     lines = [
         (
             str(tuple(row["shape"])), row["dtype"], str(row["threads"]),

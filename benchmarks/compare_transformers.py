@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 import report
 from arguments import find_device, positive
@@ -151,7 +150,7 @@ def main() -> int:
         "model": f"MambaForCausalLM, {options.layers} layers, hidden {options.hidden}, {size} "
         f"tokens, {options.dtype}",
     }
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = report.console()
     console.print(
         f"{environment['device']}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, {options.threads} threads"

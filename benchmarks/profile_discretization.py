@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         scan = profile_scan(shape, options.dtype, options.device, options.n_trials)
 
     environment = report.environment(options.device)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = report.console()
     title = (
         f"{environment['device']}, {options.dtype}, (batch, dim, seqlen, dstate) = "
         f"{shape.sizes[:-1]}"

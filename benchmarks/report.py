@@ -128,6 +128,11 @@ def write_json(path: Path, content: dict[str, object]) -> None:
 # --- tables ---------------------------------------------------------------------------------------
 
 
+def console() -> Console:
+    """Where tables go: a terminal as wide as it is, a file as wide as they need."""
+    return Console(width=None if sys.stdout.isatty() else 220)
+
+
 def format_ms(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}" if value < 10 else f"{value:.2f}"
 
@@ -144,7 +149,7 @@ def print_table(
     kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
     for i in kept:
         is_figure = all(line[i][:1].isdigit() for line in lines if line[i])
-        table.add_column(header[i], justify="right" if is_figure else "left", no_wrap=True)
+        table.add_column(header[i], justify="right" if is_figure else "left", overflow="fold")
     for line in lines:
         table.add_row(*(line[i] for i in kept))
     console.print(table)

@@ -64,7 +64,7 @@ def cuda_device() -> str:
 
 @pytest.fixture(autouse=True)
 def seeded(request):
-    """Seeds torch's generators from the run's seed and the test's name, so that a test repeats alone."""
+    """Seeds torch from the run's seed and the test's name, so that a test repeats alone."""
     from problem import generator
 
     torch.manual_seed(generator(request.node.nodeid.split("::", 1)[-1]).initial_seed())

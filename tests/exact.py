@@ -18,7 +18,9 @@ def phi1(x):
 
 
 def phi1_derivative(x):
-    return mpmath.mpf(1) / 2 if x == 0 else (mpmath.exp(x) * (x - 1) + 1) / x**2
+    if abs(x) < 1e-6:  # where the quotient loses too many digits
+        return mpmath.fsum((k + 1) * x**k / mpmath.factorial(k + 2) for k in range(12))
+    return (mpmath.exp(x) * (x - 1) + 1) / x**2
 
 
 def _truncated_hold(terms):

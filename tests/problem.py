@@ -147,9 +147,7 @@ def make(case: Case) -> Problem:
             value = expand_one_dim(value, index)
         tensors[name] = value.to(_counterpart(dtypes[name], value.is_complex()))
 
-    state_dtype = _counterpart(
-        torch.float64 if case.is_double else torch.float32, case.complex
-    )
+    state_dtype = _counterpart(torch.float64 if case.is_double else torch.float32, case.complex)
     cotangents = {}
     if "out" in case.cotangents:
         cotangents["out"] = normal(*sequence).to(case.dtype)
@@ -188,7 +186,9 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
     if layout == "dim_first":
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "sliced":
-        padded = tensor.new_empty([size + 2 for size in tensor.shape[:-1]] + [2 * tensor.shape[-1] + 3])
+        padded = tensor.new_empty(
+            [size + 2 for size in tensor.shape[:-1]] + [2 * tensor.shape[-1] + 3]
+        )
         view = padded
         for dim, size in enumerate(tensor.shape):
             step = 2 if dim == rank - 1 else 1

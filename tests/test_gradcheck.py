@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, inputs_on, make
 
+from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, inputs_on, make
 from selective_scan import selective_scan_fn
 
 SMALL = Case(dtype=torch.float64, dim=4, dstate=2, seqlen=4, B="shared", C="shared")

@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+
 from problem import (
     COMPLEX_KINDS,
     DTYPES,
@@ -21,7 +22,6 @@ from problem import (
     inputs_on,
     make,
 )
-
 from selective_scan import selective_scan_fn
 
 BASE = Case()
@@ -176,9 +176,7 @@ def forward(case, device, inputs=None, **options):
         name: None if value is None else value.detach()
         for name, value in inputs_on(case, device).items()
     }
-    return selective_scan_fn(
-        **inputs, **(make(case).options | options), return_last_state=True
-    )
+    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)

@@ -11,8 +11,9 @@ import pytest
 import scipy.integrate
 import scipy.linalg
 import torch
-from problem import METHODS, Case, generator, make
 
+import exact
+from problem import METHODS, Case, generator, make
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 NAMES = ("u", "delta", "A", "B", "C")
@@ -147,7 +148,7 @@ def printed_bilinear(tensors):
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-def test_the_printed_form_of_bilinear_is_bilinear_at_minus_A(is_complex):
+def test_the_printed_form_of_bilinear_is_bilinear_at_the_negative_pole(is_complex):
     tensors = system(is_complex)
     out, last_state = scan(tensors | {"A": -tensors["A"]}, discretization_method="bilinear")
     expected_out, expected_state = printed_bilinear(tensors)
@@ -229,10 +230,7 @@ def test_packed_projections_are_complex_ones_interleaved(kind):
 @pytest.mark.parametrize("value", [0.0, 1e-300, 1e-12, 1e-9, 1e-5, 0.1, 0.999, 1.001, 30.0])
 def test_phi1_and_its_gradient_near_zero(value, is_complex):
     """foh over a step of 1 from h = 0 gives φ1(A)·B·u; the gradient of A is then φ1'(A)."""
-    import exact
-
     at = complex(-value, value) if is_complex else -value
-    A = torch.tensor([[at]], requires_grad=True)
     A = torch.tensor([[at]], dtype=torch.complex128 if is_complex else torch.float64)
     A.requires_grad_()
     one = torch.ones(1, 1, dtype=A.dtype)

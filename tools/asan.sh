@@ -21,4 +21,5 @@ import selective_scan, sys
 print("testing", selective_scan.__file__)
 sys.exit("the sanitizer build is not the one imported" if sys.argv[1] not in selective_scan.__file__ else 0)
 ' "$folder"
-"$python" -m pytest -p no:cacheprovider "$@"
+# --capture=sys: a sanitizer writes its report to the file descriptor and ends the process.
+"$python" -m pytest --capture=sys -p no:cacheprovider "$@"
