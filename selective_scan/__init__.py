@@ -2,6 +2,7 @@
 
     selective_scan_fn     the operator
     selective_scan_ref    the same in plain PyTorch, written to be read
+    diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
     S6                    a Mamba block built on it
     backends              which kernels this installation has, and if not, why
     allow_fallback        run the reference where a library is missing, instead of an ImportError
@@ -11,6 +12,7 @@
 
 from ._library import allow_fallback, backends
 from ._version import __version__
+from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn
 from .reference import selective_scan_ref
 from .s6 import S6
@@ -20,6 +22,8 @@ __all__ = [
     "__version__",
     "allow_fallback",
     "backends",
+    "diagonal_scan_fn",
+    "diagonal_scan_ref",
     "selective_scan_fn",
     "selective_scan_ref",
 ]

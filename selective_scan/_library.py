@@ -114,9 +114,10 @@ def load_libraries() -> None:
         else:
             _reasons[name] = reason
     if "cpu" in devices:
-        from . import _ops
+        from . import _diagonal_ops, _ops
 
         _ops.register()
+        _diagonal_ops.register()
         devices.add("meta")
 
 
