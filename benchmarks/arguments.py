@@ -25,8 +25,9 @@ def find_device(text: str) -> torch.device:
         count = torch.cuda.device_count()
         if device.index is not None and device.index >= count:
             raise RuntimeError(f"device {text!r} is not there: there are {count}")
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.set_device(device)
-        device = torch.device("cuda", torch.cuda.current_device())
     backend = backends()[device.type]
     if not backend.available:
         raise RuntimeError(f"the kernels for {device.type} are missing: {backend.reason}")

@@ -132,11 +132,11 @@ def _shape(text: str) -> Shape:
 def own_passes(inputs: Inputs, settings: Settings) -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {"forward": lambda: inputs.forward_op(False)}
     if settings.backward:
-        states = inputs.forward_op(True)[2]
-        calls["backward"] = lambda: inputs.backward_op(states)
         if settings.device.type == "cuda":
             calls["training forward"] = lambda: inputs.forward_op(True)
-        else:
+        states = inputs.forward_op(True)[2]
+        calls["backward"] = lambda: inputs.backward_op(states)
+        if settings.device.type == "cpu":
             calls["forward + backward"] = lambda: inputs.backward_op(inputs.forward_op(True)[2])
     return calls
 

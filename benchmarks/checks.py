@@ -18,8 +18,17 @@ from problems import METHODS, VARIANTS, Inputs, Problem, Shape, make_inputs
 from selective_scan import selective_scan_ref
 from selective_scan._discretization import DISCRETIZATIONS
 
-# Relative L2 error: rounding of the inputs' type, with room for sums; a wrong kernel is far off.
-TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+# Relative L2 error by the result's dtype: its rounding, with room for the recurrence.
+TOLERANCE = {
+    torch.float64: 1e-11,
+    torch.complex128: 1e-11,
+    torch.float32: 2e-5,
+    torch.complex64: 2e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 2e-2,
+}
+# Gradients summed over the whole sequence: terms of either sign cancel.
+_SUM_SLACK = 25
 _CHANNELS_PER_GROUP = 2
 _ORACLE_TOLERANCE = 1e-12
 
@@ -131,7 +140,7 @@ def check_problem(problem: Problem, inputs: Inputs, backward: bool) -> dict[str,
     """Relative L2 error of the output, the last state and each gradient, over the sample.
 
     Raises:
-        RuntimeError: an error is above TOLERANCE, or not a number.
+        RuntimeError: an error is above its tolerance, or not a number.
     """
     batch = int(torch.randint(problem.shape.batch, ()))
     channels = _sample_channels(problem.shape.dim, problem.shape.groups, inputs.u.device)
@@ -142,10 +151,16 @@ def check_problem(problem: Problem, inputs: Inputs, backward: bool) -> dict[str,
     expected, expected_state = parallel_scan(sample)
 
     out, last_state, states = inputs.forward_op(save_states=backward)
-    errors = {
-        "out": relative_l2(out[batch, channels], expected[0].detach()),
-        "last_state": relative_l2(last_state[batch, channels], expected_state[0].detach()),
-    }
+    errors, wrong = {}, []
+
+    def compare(name: str, actual: Tensor, expected: Tensor, slack: float = 1) -> None:
+        errors[name] = error = relative_l2(actual, expected.detach())
+        tolerance = slack * TOLERANCE[actual.dtype]
+        if not error <= tolerance:
+            wrong.append(f"{name} {error:.1e} (tolerance {tolerance:.0e})")
+
+    compare("out", out[batch, channels], expected[0])
+    compare("last_state", last_state[batch, channels], expected_state[0])
     if backward:
         gradients = torch.autograd.grad(expected, list(tensors.values()), sample.dout)
         masked = torch.zeros_like(inputs.dout)
@@ -153,17 +168,13 @@ def check_problem(problem: Problem, inputs: Inputs, backward: bool) -> dict[str,
         actual = inputs.backward_op(states, masked)
         for name, gradient in zip(tensors, gradients, strict=True):
             cut = actual[name]
-            if name in ("u", "delta", "z", "initial_state"):
-                cut = cut[batch, channels][None]
-            elif name in ("A", "D", "delta_bias") or (name in "BC" and cut.dim() == 2):
-                cut = cut[channels]
+            is_parameter = name in ("A", "D", "delta_bias") or (name in "BC" and cut.dim() == 2)
+            if is_parameter:
+                compare(f"d{name}", cut[channels], gradient, _SUM_SLACK)
+            elif name in "BC":
+                compare(f"d{name}", cut[batch], gradient[0])
             else:
-                cut = cut[batch][None]
-            errors[f"d{name}"] = relative_l2(cut, gradient)
-
-    tolerance = TOLERANCE[problem.dtype]
-    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+                compare(f"d{name}", cut[batch, channels], gradient[0])
     if wrong:
-        listed = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
-        raise RuntimeError(f"{problem}: relative error above {tolerance:g}: {listed}")
+        raise RuntimeError(f"relative error of {', '.join(wrong)}")
     return errors

@@ -30,7 +30,7 @@ def _save(figure: plt.Figure, path: Path) -> Path:
 
 def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> Path | None:
     """Speedup over the peer, or where there is none over the reference, pass by pass."""
-    compared = [row for row in rows if row.peer_ms is not None]
+    compared = [row for row in rows if row.peer_ms is not None and row.which != "training forward"]
     if compared:
         name = compared[0].peer
         other_ms = {id(row): row.peer_ms for row in compared}
@@ -64,7 +64,7 @@ def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> Path | None:
 
 def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, device: str, path: Path) -> Path | None:
     """State updates per second against state updates per byte moved, under the two ceilings."""
-    measured = [row for row in rows if row.which != "forward + backward"]
+    measured = [row for row in rows if row.which in ("forward", "backward")]
     if not measured:
         return None
     threads = max(row.threads for row in measured)
@@ -73,22 +73,21 @@ def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, device: str, path: Pa
     intensities = np.array([row.updates / row.bytes_moved for row in measured])
     x = np.geomspace(intensities.min() / 2, intensities.max() * 2, 200)
     axes.plot(x, x * ceilings.copy_bytes_per_s, color="black", linewidth=1, label="copy bandwidth")
-    styles = (("forward", "o", "C0"), ("training forward", "s", "C2"), ("backward", "v", "C1"))
-    for which, marker, color in styles:
+    for which, marker, color in (("forward", "o", "C0"), ("backward", "v", "C1")):
         chosen = [row for row in measured if row.which == which]
         if not chosen:
             continue
         axes.scatter(
             [row.updates / row.bytes_moved for row in chosen],
             [row.updates / row.time.median * 1e3 for row in chosen],
-            marker=marker, color=color, s=26, alpha=0.8, label=which,
+            marker=marker, edgecolors=color, facecolors="none", s=26, label=which,
         )  # fmt: skip
-        if which == "training forward":
-            continue
         arithmetic = ceilings.updates_per_s(Problem(SHAPES["small"]), which, threads)
         if arithmetic:
-            text = "exponentials" if ceilings.device_type == "cuda" else f"multiply-adds, {which}"
-            axes.axhline(arithmetic, color=color, linewidth=1, linestyle="--", label=text)
+            name = "exponentials" if ceilings.device_type == "cuda" else "multiply-adds"
+            axes.axhline(
+                arithmetic, color=color, linewidth=1, linestyle="--", label=f"{name}, {which}"
+            )
     axes.set(xscale="log", yscale="log", xlabel="state updates per byte moved once")
     axes.set_ylabel("state updates per second")
     suffix = f", {threads} threads" if ceilings.device_type == "cpu" else ""

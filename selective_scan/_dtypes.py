@@ -23,7 +23,9 @@ def state_dtype(tensors: Iterable[Tensor | None], A: Tensor) -> torch.dtype:
     return dtype.to_complex() if A.is_complex() else dtype
 
 
-def num_saved_states(seqlen: int | torch.SymInt) -> int | torch.SymInt:
-    """How many states the forward op saves for backward: those at the inner chunk boundaries."""
-    chunk = torch.ops.selective_scan.state_chunk()
-    return (torch.sym_max(seqlen, 1) - 1) // chunk
+def num_saved_values(u: Tensor, A: Tensor) -> int | torch.SymInt:
+    """The length of the forward op's `states`: the state at every inner chunk boundary, and two
+    zeros (csrc/torch/scan_ops.h says why)."""
+    batch, dim, seqlen = u.shape
+    num_states = (torch.sym_max(seqlen, 1) - 1) // torch.ops.selective_scan.state_chunk()
+    return num_states * batch * dim * A.shape[1] + 2

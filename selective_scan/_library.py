@@ -20,7 +20,7 @@ from ._version import __version__
 
 logger = logging.getLogger("selective_scan")
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).absolute().parent
 _SUFFIXES = (".so", ".pyd", ".dylib")
 _BUILD_COMMANDS = {
     "cpu": "pip install . --no-build-isolation --no-deps --force-reinstall",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._dtypes import compute_dtype, num_saved_states, state_dtype
+from ._dtypes import compute_dtype, num_saved_values, state_dtype
 from ._validation import check_gradients, check_inputs
 
 _FORWARD = "selective_scan::selective_scan_fwd"
@@ -80,13 +80,12 @@ def _forward_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_inputs(inputs, discretization_method)
-    batch, dim, seqlen = u.shape
-    dstate, dtype = A.shape[1], state_dtype(inputs, A)
-    states = (batch, num_saved_states(seqlen), dim, dstate) if save_states else (0,)
+    batch, dim, _ = u.shape
+    dtype = state_dtype(inputs, A)
     return (
         torch.empty_like(u),
-        u.new_empty((batch, dim, dstate), dtype=dtype),
-        u.new_empty(states, dtype=dtype),
+        u.new_empty((batch, dim, A.shape[1]), dtype=dtype),
+        u.new_empty((num_saved_values(u, A) if save_states else 0,), dtype=dtype),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._discretization import DISCRETIZATIONS
-from ._dtypes import num_saved_states, state_dtype
+from ._dtypes import num_saved_values, state_dtype
 
 METHODS = tuple(DISCRETIZATIONS)
 BACKENDS = ("auto", "cpu", "cuda", "reference")
@@ -123,7 +123,7 @@ def check_gradients(
     """What the backward op is given beside the inputs, which have been checked."""
     u, A = inputs[0], inputs[2]
     size = {"batch": u.shape[0], "dim": u.shape[1], "seqlen": u.shape[2], "dstate": A.shape[1]}
-    size["saved states"] = num_saved_states(u.shape[2])
+    size["saved values"] = num_saved_values(u, A)
     dtype = state_dtype(inputs, A)
 
     def check(name: str, tensor: Tensor, dtype: torch.dtype, *dims: str) -> None:
@@ -136,8 +136,10 @@ def check_gradients(
         check("dout", dout, u.dtype, "batch", "dim", "seqlen")
     if dlast_state is not None:
         check("dlast_state", dlast_state, dtype, "batch", "dim", "dstate")
-    if states is not None and states.dim() != 1:
-        check("states", states, dtype, "batch", "saved states", "dim", "dstate")
+    if states is not None and states.numel() > 0:
+        check("states", states, dtype, "saved values")
+        if not states.is_contiguous():
+            fail("states must be contiguous")
 
 
 def _check_dtypes(

@@ -1,5 +1,6 @@
 // Op schemas and the CPU backend. This library is always built.
 
+#include <cstring>
 #include <sstream>
 
 #include "../cpu/launch.h"
@@ -26,6 +27,7 @@ struct CpuBackend {
   void launch(const BackwardParams& params, void* workspace) const {
     cpu::scan_backward(params, workspace, pool);
   }
+  void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 
   static void parallel_for(int64_t count, void (*task)(int64_t begin, int64_t end, void* context),
                            void* context) {

@@ -35,6 +35,9 @@ struct CudaBackend {
   void launch(const BackwardParams& params, void* workspace) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, workspace, stream));
   }
+  void zero(void* data, int64_t bytes) const {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
+  }
 
   int32_t device;
   torch::stable::accelerator::DeviceGuard guard;

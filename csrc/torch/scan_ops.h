@@ -5,6 +5,7 @@
 //   explicit Backend(const Tensor& u)                         selects the tensors' device
 //   int64_t workspace_bytes(const ForwardParams&) const       and for BackwardParams
 //   void launch(const ForwardParams&, void* workspace) const  and for BackwardParams
+//   void zero(void* data, int64_t bytes) const
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -24,9 +25,17 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using OptionalTensor = std::optional<Tensor>;
 
+/// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
+/// its own for every size of 0 and of 1, and short sequences have no or one state to save.
+constexpr int64_t kStatesPadding = 2;
+
+inline int64_t num_saved_values(const ScanParams& params) {
+  return num_saved_states(params.seqlen) * params.batch * params.dim * params.dstate +
+         kStatesPadding;
+}
+
 inline Tensor new_states(const Tensor& u, const ScanParams& params) {
-  const std::array<int64_t, 4> shape = {params.batch, num_saved_states(params.seqlen), params.dim,
-                                        params.dstate};
+  const std::array<int64_t, 1> shape = {num_saved_values(params)};
   return new_empty(u, shape, state_dtype(params));
 }
 
@@ -62,10 +71,16 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   Tensor out = empty_like(u);
   Tensor last_state = new_empty(u, state_shape, state_dtype(params));
   Tensor states = save_states ? new_states(u, params) : new_empty(u, none, state_dtype(params));
+  if (save_states) {
+    params.states = states.mutable_data_ptr();
+    const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
+    const int64_t padding = num_saved_values(params) - kStatesPadding;
+    backend.zero(static_cast<char*>(params.states) + padding * value_size,
+                 kStatesPadding * value_size);
+  }
   if (!is_empty(params)) {
     params.out = sequence_view(out, reverse);
     params.last_state = state_view(last_state);
-    if (save_states) params.states = states.mutable_data_ptr();
     launch_with_workspace(backend, u, params);
   }
   return {out, last_state, states};
@@ -98,8 +113,7 @@ inline void check_gradients(const ScanParams& params, const Tensor& u, const Opt
     check("dlast_state", *dlast_state, state_dtype(params), {batch, dim, dstate});
   }
   if (states && states->numel() > 0) {
-    check("states", *states, state_dtype(params),
-          {batch, {"saved states", num_saved_states(params.seqlen)}, dim, dstate});
+    check("states", *states, state_dtype(params), {{"saved values", num_saved_values(params)}});
     if (!states->is_contiguous()) fail("states must be contiguous");
   }
 }

@@ -1,0 +1,31 @@
+// The table of all kernels of one instruction set, filled in by the file that compiles them.
+#pragma once
+
+#include "scan_backward.h"
+#include "scan_forward.h"
+
+namespace selective_scan::cpu {
+
+template <class State, Method kMethod>
+constexpr Kernels kernels_of() {
+  return {&ForwardKernel<State, kMethod>::scratch_bytes, &ForwardKernel<State, kMethod>::run,
+          &BackwardKernel<State, kMethod>::scratch_bytes, &BackwardKernel<State, kMethod>::run};
+}
+
+template <class InstructionSet>
+constexpr Capability make_capability(const char* name) {
+  Capability capability{name, {}};
+  const auto fill = [&]<size_t... kMethods>(std::index_sequence<kMethods...>) {
+    using Single = Vec<float, InstructionSet>;
+    using Double = Vec<double, InstructionSet>;
+    ((capability.kernels[0][0][kMethods] = kernels_of<Single, Method(kMethods)>(),
+      capability.kernels[0][1][kMethods] = kernels_of<Complex<Single>, Method(kMethods)>(),
+      capability.kernels[1][0][kMethods] = kernels_of<Double, Method(kMethods)>(),
+      capability.kernels[1][1][kMethods] = kernels_of<Complex<Double>, Method(kMethods)>()),
+     ...);
+  };
+  fill(std::make_index_sequence<kNumMethods>());
+  return capability;
+}
+
+}  // namespace selective_scan::cpu

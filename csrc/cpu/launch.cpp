@@ -1,0 +1,243 @@
+#include "launch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "gradient_sums.h"
+#include "work.h"
+
+namespace selective_scan::cpu {
+namespace {
+
+/// Below so many state updates, waking other threads costs more than they save.
+constexpr int64_t kSerialUpdates = 32 * 1024;
+
+/// A forward task is small enough to keep all threads busy, and large enough to spread the cost of
+/// staging B and C. The vectors of all instruction sets divide these.
+constexpr int64_t kLargestForwardBlock = 64;
+constexpr int64_t kSmallestForwardBlock = 16;
+/// A backward task: few enough that the partial sums of dB and dC, one each per block, stay within
+/// batch·dim·dstate·seqlen/32 values; never dependent on the number of threads.
+constexpr int64_t kSmallestBackwardBlock = 64;
+
+bool processor_has(const Capability& capability) {
+  const std::string name = capability.name;
+  if (name == "default") return true;
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  __builtin_cpu_init();
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (name == "avx2") return has_avx2;
+  return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+/// From the best to the one that always works.
+const Capability* const kCapabilities[] = {
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    &kAvx512Capability,
+    &kAvx2Capability,
+#endif
+    &kDefaultCapability,
+};
+
+const Capability& choose_capability() {
+  const char* wanted = std::getenv("SELECTIVE_SCAN_CPU_CAPABILITY");
+  std::string names;
+  for (const Capability* capability : kCapabilities) {
+    if (!processor_has(*capability)) continue;
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == capability->name) {
+      return *capability;
+    }
+    names = capability->name + std::string(names.empty() ? "" : ", ") + names;
+  }
+  throw std::runtime_error("selective_scan: SELECTIVE_SCAN_CPU_CAPABILITY must be one of " + names +
+                           " on this processor, got '" + wanted + "'");
+}
+
+const Capability& chosen_capability() {
+  static const Capability& capability = choose_capability();
+  return capability;
+}
+
+const Kernels& kernels_for(const ScanParams& params) {
+  return chosen_capability()
+      .kernels[params.is_double][params.is_complex][static_cast<int>(params.method)];
+}
+
+int64_t ceil_divide(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+Partition partition_of(const ScanParams& params, int64_t block_channels) {
+  Partition partition;
+  partition.batch = params.batch;
+  partition.groups = params.groups;
+  partition.group_channels = params.dim / params.groups;
+  partition.block_channels = std::min(block_channels, partition.group_channels);
+  partition.blocks_per_group =
+      ceil_divide(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
+  return partition;
+}
+
+/// Threads worth using.
+int64_t workers_for(const ScanParams& params, const Partition& partition, const ThreadPool& pool) {
+  const double updates = static_cast<double>(params.batch) * params.dim * params.dstate *
+                         std::max<int64_t>(params.seqlen, 1);
+  if (updates < kSerialUpdates) return 1;
+  return std::clamp<int64_t>(partition.count(), 1, std::max(pool.num_threads, 1));
+}
+
+Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
+  // A few tasks for each thread, so that they finish together.
+  const int64_t wanted_tasks = 4 * static_cast<int64_t>(std::max(pool.num_threads, 1));
+  const int64_t channels = params.batch * params.dim / wanted_tasks;
+  const int64_t block = channels / kSmallestForwardBlock * kSmallestForwardBlock;
+  return partition_of(params, std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
+}
+
+Partition backward_partition(const ScanParams& params) {
+  const int64_t group_channels = params.dim / params.groups;
+  const int64_t blocks = std::max<int64_t>(group_channels / kSmallestBackwardBlock, 1);
+  const int64_t block = ceil_divide(group_channels, blocks);
+  return partition_of(params, ceil_divide(block, kSmallestForwardBlock) * kSmallestForwardBlock);
+}
+
+/// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
+template <class Run>
+void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
+  if (workers <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
+    return;
+  }
+  struct Context {
+    const Run& run;
+    int64_t tasks;
+    std::atomic<int64_t> next{0};
+  } context{run, tasks};
+  pool.parallel_for(
+      workers,
+      [](int64_t begin, int64_t end, void* context_of_call) {
+        Context& context = *static_cast<Context*>(context_of_call);
+        for (int64_t worker = begin; worker < end; ++worker) {
+          for (int64_t task; (task = context.next++) < context.tasks;) context.run(task, worker);
+        }
+      },
+      &context);
+}
+
+/// Scratch memory of every worker.
+struct WorkerScratch {
+  char* base;
+  int64_t bytes_each;
+
+  WorkerScratch(Arena& arena, int64_t workers, int64_t bytes)
+      : bytes_each(ceil_divide(bytes, Arena::kAlignment) * Arena::kAlignment) {
+    base = arena.take<char>(workers * bytes_each);
+  }
+  void* of(int64_t worker) const { return base + worker * bytes_each; }
+};
+
+struct ForwardPlan {
+  const Kernels& kernels;
+  Partition partition;
+  int64_t workers;
+  Arena arena;
+  WorkerScratch scratch;
+
+  ForwardPlan(const ForwardParams& params, void* workspace, const ThreadPool& pool)
+      : kernels(kernels_for(params)),
+        partition(forward_partition(params, pool)),
+        workers(workers_for(params, partition, pool)),
+        arena{static_cast<char*>(workspace)},
+        scratch(arena, workers, kernels.forward_scratch_bytes(params, partition.block_channels)) {}
+};
+
+BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
+                               Arena& arena) {
+  const int64_t components = params.is_complex ? 2 : 1;
+  const int64_t element = params.is_double ? 8 : 4;
+  const auto take = [&](bool wanted, int64_t count) -> void* {
+    return wanted ? arena.take<char>(count * element) : nullptr;
+  };
+  const int64_t channels = params.batch * params.dim;
+  const int64_t states = channels * params.dstate * components;
+  const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
+  const int64_t blocks = partition.count() * chunks * components * params.dstate * kStateChunk;
+  const bool several = partition.blocks_per_group > 1;
+
+  BackwardPartials partials;
+  partials.dA = take(true, states);
+  partials.dB = take(!params.variable_B, states);
+  partials.dC = take(!params.variable_C, states);
+  partials.dD = take(params.D.present(), channels);
+  partials.ddelta_bias = take(params.delta_bias.present(), channels);
+  partials.dB_blocks = take(params.variable_B && several, blocks);
+  partials.dC_blocks = take(params.variable_C && several, blocks);
+  partials.blocks_per_group = partition.blocks_per_group;
+  return partials;
+}
+
+struct BackwardPlan {
+  const Kernels& kernels;
+  Partition partition;
+  int64_t workers;
+  Arena arena;
+  BackwardPartials partials;
+  WorkerScratch scratch;
+
+  BackwardPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
+      : kernels(kernels_for(params)),
+        partition(backward_partition(params)),
+        workers(workers_for(params, partition, pool)),
+        arena{static_cast<char*>(workspace)},
+        partials(take_partials(params, partition, arena)),
+        scratch(arena, workers, kernels.backward_scratch_bytes(params, partition.block_channels)) {}
+};
+
+}  // namespace
+
+int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
+  return ForwardPlan(params, nullptr, pool).arena.bytes;
+}
+
+int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
+  return BackwardPlan(params, nullptr, pool).arena.bytes;
+}
+
+void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+  const ForwardPlan plan(params, workspace, pool);
+  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.forward(params, plan.partition.block(task), plan.scratch.of(worker));
+  });
+}
+
+void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+  const BackwardPlan plan(params, workspace, pool);
+  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.backward(params, plan.partition.block(task), plan.partials,
+                          plan.scratch.of(worker));
+  });
+  run_tasks(params.dim, plan.workers, pool,
+            [&](int64_t channel, int64_t) { sum_over_batch(params, plan.partials, channel); });
+  if (plan.partials.dB_blocks || plan.partials.dC_blocks) {
+    const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
+    run_tasks(params.batch * params.groups * chunks, plan.workers, pool,
+              [&](int64_t task, int64_t) {
+                const int64_t row = task / chunks;
+                sum_over_blocks(params, plan.partials, row / params.groups, row % params.groups,
+                                task % chunks);
+              });
+  }
+}
+
+const char* capability() {
+  return chosen_capability().name;
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,241 @@
+// Staging: a kernel works on tiles of the compute type, rows of consecutive lanes, and these move
+// tiles from and to strided arrays of any element type.
+//
+// An array is read along two of its dimensions, one becoming the rows, one the lanes. Where either
+// is contiguous in memory whole vectors move (transposed in registers if it is the rows'), else
+// single elements.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "../core/dtype.h"
+#include "vector.h"
+
+namespace selective_scan::cpu {
+
+/// A two-dimensional section of an array; strides count elements.
+struct Section {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t lanes = 0;
+  int64_t row_stride = 0;
+  int64_t lane_stride = 0;
+};
+
+/// Conversion of W consecutive elements of type Element from and to R.
+template <class R, class Element>
+struct Converter {
+  static constexpr int kWidth = R::kWidth;
+  using T = typename R::Scalar;
+
+  static SELECTIVE_SCAN_HD R load(const Element* source) {
+    if constexpr (std::is_same_v<Element, T>) {
+      return R::load(source);
+    } else if constexpr (kWidth == 1) {
+      return R(scalar(*source));
+    } else if constexpr (sizeof(Element) == 2) {
+      native_t<uint16_t, kWidth> packed;
+      memcpy(&packed, source, sizeof(packed));
+      return R::from(__builtin_convertvector(
+          widen(__builtin_convertvector(packed, Words), Element{}), typename R::Native));
+    } else {
+      native_t<Element, kWidth> packed;
+      memcpy(&packed, source, sizeof(packed));
+      return R::from(__builtin_convertvector(packed, typename R::Native));
+    }
+  }
+
+  static SELECTIVE_SCAN_HD void store(R value, Element* target) {
+    if constexpr (std::is_same_v<Element, T>) {
+      value.store(target);
+    } else if constexpr (kWidth == 1) {
+      store_scalar(value.native, target);
+    } else if constexpr (sizeof(Element) == 2) {
+      const auto packed =
+          __builtin_convertvector(narrow(__builtin_convertvector(value.native, Floats), Element{}),
+                                  native_t<uint16_t, kWidth>);
+      memcpy(target, &packed, sizeof(packed));
+    } else {
+      const auto packed = __builtin_convertvector(value.native, native_t<Element, kWidth>);
+      memcpy(target, &packed, sizeof(packed));
+    }
+  }
+
+  static SELECTIVE_SCAN_HD T scalar(Element value) {
+    if constexpr (sizeof(Element) == 2) {
+      return static_cast<T>(to_float(value));
+    } else {
+      return static_cast<T>(value);
+    }
+  }
+  static SELECTIVE_SCAN_HD void store_scalar(T value, Element* target) {
+    if constexpr (std::is_same_v<Element, BFloat16>) {
+      *target = to_bfloat16(static_cast<float>(value));
+    } else if constexpr (std::is_same_v<Element, Half>) {
+      *target = to_half(static_cast<float>(value));
+    } else {
+      *target = static_cast<Element>(value);
+    }
+  }
+
+ private:
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
+  // The functions of core/dtype.h, for all lanes at once.
+  using Words = native_t<uint32_t, kWidth>;
+  using Floats = native_t<float, kWidth>;
+
+  static SELECTIVE_SCAN_HD Floats widen(Words bits, BFloat16) {
+    return bit_cast<Floats>(bits << 16);
+  }
+  static SELECTIVE_SCAN_HD Floats widen(Words bits, Half) {
+    const Words magnitude = (bits & 0x7fffu) << 13;
+    const Words scaled = bit_cast<Words>(bit_cast<Floats>(magnitude) * 0x1p112f);
+    const Words number = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : scaled;
+    return bit_cast<Floats>(number | (bits & 0x8000u) << 16);
+  }
+  static SELECTIVE_SCAN_HD Words narrow(Floats value, BFloat16) {
+    const Words bits = bit_cast<Words>(value);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
+  }
+  static SELECTIVE_SCAN_HD Words narrow(Floats value, Half) {
+    const Words bits = bit_cast<Words>(value);
+    const Words magnitude = bits & 0x7fffffffu;
+    const Words subnormal = bit_cast<Words>(bit_cast<Floats>(magnitude) + 0.5f) - 0x3f000000u;
+    const Words normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    const Words infinite = Words{} + 0x7c00u;
+    const Words nan = Words{} + 0x7e00u;
+    const Words half = magnitude > 0x7f800000u    ? nan
+                       : magnitude >= 0x47800000u ? infinite
+                       : magnitude < 0x38800000u  ? subnormal
+                                                  : normal;
+    return half | ((bits >> 16) & 0x8000u);
+  }
+#endif
+};
+
+/// Calls visit with a null pointer of the element type.
+template <class Visit>
+SELECTIVE_SCAN_HD void with_element_type(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return visit(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return visit(static_cast<double*>(nullptr));
+    case DType::kFloat16:
+      return visit(static_cast<Half*>(nullptr));
+    case DType::kBFloat16:
+      return visit(static_cast<BFloat16*>(nullptr));
+  }
+}
+
+/// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.
+template <class R, class Element>
+struct TileMover {
+  using T = typename R::Scalar;
+  using Convert = Converter<R, Element>;
+  static constexpr int kWidth = R::kWidth;
+
+  /// Lanes that the section lacks become 0.
+  static void load(const Section& section, T* tile, int64_t pitch) {
+    const Element* source = static_cast<const Element*>(section.data);
+    if (section.lane_stride == 1 && section.lanes == kWidth) {
+      for (int64_t row = 0; row < section.rows; ++row) {
+        Convert::load(source + row * section.row_stride).store(tile + row * pitch);
+      }
+      return;
+    }
+    int64_t row = 0;
+    if (section.row_stride == 1 || section.row_stride == -1) {
+      for (; row + kWidth <= section.rows; row += kWidth) {
+        const bool forward = section.row_stride == 1;
+        const Element* block = source + (forward ? row : -(row + kWidth - 1));
+        R columns[kWidth];
+        for (int lane = 0; lane < kWidth; ++lane) {
+          columns[lane] =
+              lane < section.lanes ? Convert::load(block + lane * section.lane_stride) : R(T(0));
+        }
+        transpose(columns);
+        for (int i = 0; i < kWidth; ++i) {
+          columns[i].store(tile + (row + (forward ? i : kWidth - 1 - i)) * pitch);
+        }
+      }
+    }
+    for (; row < section.rows; ++row) {
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        tile[row * pitch + lane] =
+            lane < section.lanes
+                ? Convert::scalar(source[row * section.row_stride + lane * section.lane_stride])
+                : T(0);
+      }
+    }
+  }
+
+  static void store(const Section& section, const T* tile, int64_t pitch) {
+    Element* target = static_cast<Element*>(section.data);
+    if (section.lane_stride == 1 && section.lanes == kWidth) {
+      for (int64_t row = 0; row < section.rows; ++row) {
+        Convert::store(R::load(tile + row * pitch), target + row * section.row_stride);
+      }
+      return;
+    }
+    int64_t row = 0;
+    if (section.row_stride == 1 || section.row_stride == -1) {
+      for (; row + kWidth <= section.rows; row += kWidth) {
+        const bool forward = section.row_stride == 1;
+        Element* block = target + (forward ? row : -(row + kWidth - 1));
+        R columns[kWidth];
+        for (int i = 0; i < kWidth; ++i) {
+          columns[i] = R::load(tile + (row + (forward ? i : kWidth - 1 - i)) * pitch);
+        }
+        transpose(columns);
+        for (int lane = 0; lane < kWidth; ++lane) {
+          if (lane < section.lanes) {
+            Convert::store(columns[lane], block + lane * section.lane_stride);
+          }
+        }
+      }
+    }
+    for (; row < section.rows; ++row) {
+      for (int64_t lane = 0; lane < section.lanes; ++lane) {
+        Convert::store_scalar(tile[row * pitch + lane],
+                              target + row * section.row_stride + lane * section.lane_stride);
+      }
+    }
+  }
+};
+
+/// The part of a section that one vector of lanes covers.
+template <class R>
+SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
+  section.data =
+      static_cast<char*>(section.data) + first * section.lane_stride * element_size(section.dtype);
+  const int64_t left = section.lanes - first;
+  section.lanes = left < R::kWidth ? left : R::kWidth;
+  return section;
+}
+
+/// Loads a section of any number of lanes; the tile's rows hold them padded to whole vectors.
+template <class R>
+void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) {
+  with_element_type(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
+      TileMover<R, Element>::load(lanes_from<R>(section, first), tile + first, pitch);
+    }
+  });
+}
+
+template <class R>
+void store_tile(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
+  with_element_type(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
+      TileMover<R, Element>::store(lanes_from<R>(section, first), tile + first, pitch);
+    }
+  });
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,298 @@
+// A SIMD vector over the compilers' vector extensions, so that one source serves SSE2, AVX2,
+// AVX-512 and NEON; a library such as Highway would add a dependency for what these lines do.
+//
+// A capability is a type (Baseline, Avx2, Avx512) and a parameter of every vector. Whatever is
+// compiled for one instruction set is thus a template of its own, and the linker cannot merge it
+// with a copy compiled for another.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "../core/complex.h"
+#include "../core/config.h"
+
+#if !defined(_MSC_VER) || defined(__clang__)
+#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1
+#else
+#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 0
+#endif
+
+namespace selective_scan::cpu {
+
+// Bytes in a vector register; 0: no vectors, one number at a time.
+struct Baseline {
+  static constexpr int kVectorBytes = SELECTIVE_SCAN_VECTOR_EXTENSIONS ? 16 : 0;
+};
+struct Avx2 {
+  static constexpr int kVectorBytes = 32;
+};
+struct Avx512 {
+  static constexpr int kVectorBytes = 64;
+};
+
+/// W elements of type E as the compiler sees them; the element itself for W = 1.
+template <class E, int W>
+struct NativeVector {
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
+  typedef E type __attribute__((vector_size(W * sizeof(E))));
+#else
+  static_assert(W == 1, "this compiler has no vector extensions");
+  using type = E;
+#endif
+};
+template <class E>
+struct NativeVector<E, 1> {
+  using type = E;
+};
+template <class E, int W>
+using native_t = typename NativeVector<E, W>::type;
+
+/// The signed integer as wide as T.
+template <class T>
+using bits_t = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+
+/// The result of a comparison, lane by lane.
+template <class T, class Capability>
+struct Mask;
+
+/// The lanes' numbers as integers, for work on exponents.
+template <class T, class Capability>
+struct Bits;
+
+template <class T, class Capability>
+struct Vec {
+  using Scalar = T;
+  static constexpr int kBytes = Capability::kVectorBytes;
+  static constexpr int kWidth = kBytes > 0 ? kBytes / static_cast<int>(sizeof(T)) : 1;
+  using Native = native_t<T, kWidth>;
+
+  Native native;
+
+  Vec() = default;
+  SELECTIVE_SCAN_HD explicit Vec(T value) {
+    if constexpr (kWidth == 1) {
+      native = value;
+    } else {
+      native = value - Native{};
+    }
+  }
+
+  static SELECTIVE_SCAN_HD Vec from(Native native) {
+    Vec result;
+    result.native = native;
+    return result;
+  }
+  static SELECTIVE_SCAN_HD Vec load(const T* source) {
+    Vec result;
+    memcpy(&result.native, source, sizeof(Native));
+    return result;
+  }
+  SELECTIVE_SCAN_HD void store(T* target) const { memcpy(target, &native, sizeof(Native)); }
+
+  SELECTIVE_SCAN_HD T lane(int i) const {
+    if constexpr (kWidth == 1) {
+      return native;
+    } else {
+      return native[i];
+    }
+  }
+  SELECTIVE_SCAN_HD void set_lane(int i, T value) {
+    if constexpr (kWidth == 1) {
+      native = value;
+    } else {
+      native[i] = value;
+    }
+  }
+};
+
+template <class T, class K>
+struct Mask {
+  static constexpr int kWidth = Vec<T, K>::kWidth;
+  using Native = std::conditional_t<kWidth == 1, bool, native_t<bits_t<T>, kWidth>>;
+  Native native;
+};
+
+template <class T, class K>
+struct Bits {
+  using Native = native_t<bits_t<T>, Vec<T, K>::kWidth>;
+  Native native;
+};
+
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> operator+(Vec<T, K> a, Vec<T, K> b) {
+  return Vec<T, K>::from(a.native + b.native);
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> operator-(Vec<T, K> a, Vec<T, K> b) {
+  return Vec<T, K>::from(a.native - b.native);
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> operator-(Vec<T, K> a) {
+  return Vec<T, K>::from(-a.native);
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> operator*(Vec<T, K> a, Vec<T, K> b) {
+  return Vec<T, K>::from(a.native * b.native);
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> operator/(Vec<T, K> a, Vec<T, K> b) {
+  return Vec<T, K>::from(a.native / b.native);
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K>& operator+=(Vec<T, K>& a, Vec<T, K> b) {
+  a = a + b;
+  return a;
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Mask<T, K> operator<(Vec<T, K> a, Vec<T, K> b) {
+  return {a.native < b.native};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Mask<T, K> operator>(Vec<T, K> a, Vec<T, K> b) {
+  return {a.native > b.native};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Mask<T, K> operator==(Vec<T, K> a, Vec<T, K> b) {
+  return {a.native == b.native};
+}
+
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> b) {
+  return Vec<T, K>::from(condition.native ? a.native : b.native);
+}
+/// The bound where x is beyond it; NaN stays NaN.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
+  const Vec<T, K> l(low), h(high);
+  x = Vec<T, K>::from(l.native > x.native ? l.native : x.native);
+  return Vec<T, K>::from(h.native < x.native ? h.native : x.native);
+}
+
+template <class T, class K>
+SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
+  if constexpr (Mask<T, K>::kWidth == 1) {
+    return mask.native;
+  } else {
+    bits_t<T> common = -1;
+    for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
+    return common != 0;
+  }
+}
+
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> bits_of(Vec<T, K> x) {
+  return {bit_cast<typename Bits<T, K>::Native>(x.native)};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> as_number(Bits<T, K> x) {
+  return Vec<T, K>::from(bit_cast<typename Vec<T, K>::Native>(x.native));
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, bits_t<T> b) {
+  return {a.native + b};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator-(Bits<T, K> a, Bits<T, K> b) {
+  return {a.native - b.native};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator&(Bits<T, K> a, bits_t<T> b) {
+  return {a.native & b};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator^(Bits<T, K> a, Bits<T, K> b) {
+  return {a.native ^ b.native};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator<<(Bits<T, K> a, int count) {
+  return {a.native << count};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator>>(Bits<T, K> a, int count) {
+  return {a.native >> count};
+}
+
+template <class T, class K>
+SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
+  return {x.native != 0};
+}
+
+/// The numbers that the integers are.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> to_number(Bits<T, K> x) {
+  if constexpr (Vec<T, K>::kWidth == 1) {
+    return Vec<T, K>::from(static_cast<T>(x.native));
+  } else {
+    return Vec<T, K>::from(__builtin_convertvector(x.native, typename Vec<T, K>::Native));
+  }
+}
+
+/// Lane i of the result is lane Index::at(i) of a, or of b where that is at least the width.
+template <class Index, class T, class K, size_t... kLanes>
+SELECTIVE_SCAN_HD Vec<T, K> shuffle(Vec<T, K> a, Vec<T, K> b, std::index_sequence<kLanes...>) {
+#if defined(__clang__)
+  return Vec<T, K>::from(__builtin_shufflevector(a.native, b.native, Index::at(kLanes)...));
+#else
+  using Indices = typename Bits<T, K>::Native;
+  return Vec<T, K>::from(
+      __builtin_shuffle(a.native, b.native, Indices{static_cast<bits_t<T>>(Index::at(kLanes))...}));
+#endif
+}
+
+/// Exchanges, in the 2 x 2 blocks of lanes that two rows `kDistance` apart form, the entries off
+/// the diagonal: one step of a transposition.
+template <int kDistance, class T, class K>
+SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
+  constexpr int kWidth = Vec<T, K>::kWidth;
+  struct First {
+    static constexpr int at(int i) { return i & kDistance ? kWidth + (i ^ kDistance) : i; }
+  };
+  struct Second {
+    static constexpr int at(int i) { return i & kDistance ? kWidth + i : i ^ kDistance; }
+  };
+  constexpr auto kLanes = std::make_index_sequence<kWidth>();
+  const Vec<T, K> first = shuffle<First>(a, b, kLanes);
+  b = shuffle<Second>(a, b, kLanes);
+  a = first;
+}
+
+/// rows[i][j] becomes rows[j][i].
+template <int kDistance = 1, class T, class K>
+SELECTIVE_SCAN_HD void transpose(Vec<T, K>* rows) {
+  constexpr int kWidth = Vec<T, K>::kWidth;
+  if constexpr (kDistance < kWidth) {
+    for (int i = 0; i < kWidth; ++i) {
+      if (!(i & kDistance)) exchange<kDistance>(rows[i], rows[i | kDistance]);
+    }
+    transpose<2 * kDistance>(rows);
+  }
+}
+
+/// Lane i of the result is the sum of the lanes of rows[i]: a transposition that adds as it goes.
+template <int kDistance = 1, class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> sum_of_each(Vec<T, K>* rows) {
+  constexpr int kWidth = Vec<T, K>::kWidth;
+  if constexpr (kDistance < kWidth) {
+    for (int i = 0; i < kWidth; i += 2 * kDistance) {
+      exchange<kDistance>(rows[i], rows[i + kDistance]);
+      rows[i] = rows[i] + rows[i + kDistance];
+    }
+    return sum_of_each<2 * kDistance>(rows);
+  } else {
+    return rows[0];
+  }
+}
+
+}  // namespace selective_scan::cpu
+
+namespace selective_scan {
+
+template <class T, class Capability>
+struct ScalarOf<cpu::Vec<T, Capability>> {
+  using type = T;
+};
+
+}  // namespace selective_scan

@@ -1,0 +1,253 @@
+// VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
+// pipelines with whatever surrounds it. Within 2 ulp over the whole range, infinities, NaN,
+// overflow and gradual underflow included; exp_of alone trades the last binades for speed.
+//
+// The polynomials are minimax fits of
+//   exp      g(f) = (exp(f) - 1)/f - 1 over f, |f| <= log(2)/2
+//   log      (2 atanh(s)/s - 2)/s² in s², with log(1 + f) = 2 atanh(s), s = f/(2 + f)
+//   sin      (sin(x)/x - 1)/x² in x², |x| <= π/4
+//   cos      (cos(x) - 1 + x²/2)/x⁴ in x², |x| <= π/4
+// The constants that arguments are reduced by are split so that the products with the leading
+// parts are exact even without fused multiply-add.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "../core/complex.h"
+#include "../core/math.h"
+#include "vector.h"
+
+namespace selective_scan::cpu {
+
+template <class T>
+struct MathConstants;
+
+template <>
+struct MathConstants<float> {
+  static constexpr int kMantissaBits = 23;
+  static constexpr int kExponentBias = 127;
+  static constexpr float kRound =
+      0x1.8p23f;  // adding it rounds to an integer, kept in the low bits
+
+  static constexpr float kLn2High = 0x1.62ep-1f;
+  static constexpr float kLn2Low = 0x1.0bfbe8p-15f;
+  static constexpr float kExpPolynomial[] = {0.5000000027096035302f, 0.16666576646949404091f,
+                                             0.041666374138780873595f, 0.0083632350535429253384f,
+                                             0.0013941213519610395326f};
+  static constexpr float kExpLow = -104.f;  // exp is 0 below and infinite above
+  static constexpr float kExpHigh = 89.f;
+  static constexpr float kExpOfLow = -88.03f;  // where exp_of's exponent is -127
+  static constexpr float kExpOfHigh = 88.7228f;
+
+  static constexpr float kLogPolynomial[] = {0.66666685839065502853f, 0.39988487386516276949f,
+                                             0.29592458350355689355f};
+  static constexpr int32_t kSqrtHalf = 0x3f3504f3;
+
+  static constexpr float kHalfPi[] = {0x1.92p+0f, 0x1.fb4p-12f, 0x1.444p-24f, 0x1.68c234p-39f};
+  static constexpr float kReducible = 6000.f;  // up to here the parts of π/2 suffice
+  static constexpr float kSinPolynomial[] = {-0.16666664655954273308f, 0.0083327466687048269786f,
+                                             -0.00019587505521976781684f};
+  static constexpr float kCosPolynomial[] = {0.041666664652181885298f, -0.0013888301308017324336f,
+                                             0.000024547536061329399187f};
+};
+
+template <>
+struct MathConstants<double> {
+  static constexpr int kMantissaBits = 52;
+  static constexpr int kExponentBias = 1023;
+  static constexpr double kRound = 0x1.8p52;
+
+  static constexpr double kLn2High = 0x1.62e42fefa2p-1;
+  static constexpr double kLn2Low = 0x1.9ef35793c7673p-41;
+  static constexpr double kExpPolynomial[] = {0.50000000000000010314,     0.16666666666666674584,
+                                              0.041666666666623820631,    0.0083333333333221414468,
+                                              0.0013888888917366819232,   0.00019841269886791508943,
+                                              0.000024801521058387744166, 2.7557244216139603175e-6,
+                                              2.7620201349713796859e-7,   2.511013060099439632e-8};
+  static constexpr double kExpLow = -746.;
+  static constexpr double kExpHigh = 710.;
+  static constexpr double kExpOfLow = -709.09;
+  static constexpr double kExpOfHigh = 709.782;
+
+  static constexpr double kLogPolynomial[] = {0.6666666666666669951,  0.39999999999892153762,
+                                              0.28571428629230372521, 0.22222210614037096151,
+                                              0.18182926419190156827, 0.15330500525603109161,
+                                              0.14631340761670104637};
+  static constexpr int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
+
+  static constexpr double kHalfPi[] = {0x1.921fb544p+0, 0x1.0b4611a4p-34, 0x1.13198a2cp-65,
+                                       0x1.01b839a25204ap-96};
+  static constexpr double kReducible = 1e6;
+  static constexpr double kSinPolynomial[] = {
+      -0.16666666666666664601,  0.0083333333333309264585,  -0.00019841269836724874377,
+      2.7557316084930620411e-6, -2.5051128150263107358e-8, 1.5917861883425869298e-10};
+  static constexpr double kCosPolynomial[] = {
+      0.041666666666666665375,   -0.0013888888888887383325, 0.000024801587298744434472,
+      -2.7557317260628159693e-7, 2.0876143942645769045e-9,  -1.138246420488501465e-11};
+};
+
+/// Σ coefficients[i]·x^i
+template <class R, class T, int kTerms>
+SELECTIVE_SCAN_HD R polynomial(R x, const T (&coefficients)[kTerms]) {
+  R sum(coefficients[kTerms - 1]);
+  for (int i = kTerms - 2; i >= 0; --i) sum = R(coefficients[i]) + x * sum;
+  return sum;
+}
+
+/// x = n·log(2) + f with |f| <= log(2)/2. exp(f) = 1 + f·slope.
+template <class T, class K>
+struct ReducedExp {
+  using R = Vec<T, K>;
+  using Constants = MathConstants<T>;
+
+  R f;
+  R slope;
+  Bits<T, K> biased;  // the low bits are n + kExponentBias
+
+  SELECTIVE_SCAN_HD explicit ReducedExp(R x) {
+    const R round(Constants::kRound + Constants::kExponentBias);
+    const R rounded = round + R(static_cast<T>(1.4426950408889634074)) * x;
+    const R n = rounded - round;
+    f = x - n * R(Constants::kLn2High);
+    f = f - n * R(Constants::kLn2Low);
+    slope = R(1) + f * polynomial(f, Constants::kExpPolynomial);
+    biased = bits_of(rounded);
+  }
+
+  /// n + kExponentBias as a plain integer.
+  SELECTIVE_SCAN_HD Bits<T, K> biased_exponent() const {
+    return biased - bits_of(R(Constants::kRound));
+  }
+};
+
+/// 2^n of n + kExponentBias in the low bits.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> power_of_two(Bits<T, K> biased) {
+  return as_number(biased << MathConstants<T>::kMantissaBits);
+}
+
+/// sin and cos of large arguments, lane by lane.
+template <class R>
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
+__attribute__((noinline, cold))
+#endif
+void sincos_of_large(const R& x, R& sine, R& cosine) {
+  using T = typename R::Scalar;
+  for (int i = 0; i < R::kWidth; ++i) {
+    const T value = x.lane(i);
+    if (!(value * value < MathConstants<T>::kReducible * MathConstants<T>::kReducible)) {
+      sine.set_lane(i, std::sin(value));
+      cosine.set_lane(i, std::cos(value));
+    }
+  }
+}
+
+struct VectorMath {
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> exp(Vec<T, K> x) {
+    using R = Vec<T, K>;
+    using Constants = MathConstants<T>;
+    const ReducedExp<T, K> reduced(clamp(x, Constants::kExpLow, Constants::kExpHigh));
+    // 2^n may be beyond the normal numbers where exp(x) is not, so it is applied in two steps.
+    const Bits<T, K> n = reduced.biased_exponent() + bits_t<T>(-Constants::kExponentBias);
+    const Bits<T, K> half = n >> 1;
+    return (R(1) + reduced.f * reduced.slope) *
+           power_of_two(half + bits_t<T>(Constants::kExponentBias)) *
+           power_of_two((n - half) + bits_t<T>(Constants::kExponentBias));
+  }
+  template <class R>
+  static SELECTIVE_SCAN_HD Complex<R> exp(Complex<R> x) {
+    return complex_exp<VectorMath>(x);
+  }
+
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> expm1(Vec<T, K> x) {
+    using R = Vec<T, K>;
+    // Below -40 it is -1. Half of 2^n is representable also where 2^n is not.
+    const ReducedExp<T, K> reduced(clamp(x, T(-40), MathConstants<T>::kExpHigh));
+    const R half = power_of_two(reduced.biased + bits_t<T>(-1));
+    const R half_result = half * (reduced.f * reduced.slope) + (half - R(T(0.5)));
+    return half_result + half_result;
+  }
+
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> log1p(Vec<T, K> x) {
+    using R = Vec<T, K>;
+    using Constants = MathConstants<T>;
+    constexpr bits_t<T> kOne = bits_t<T>(Constants::kExponentBias) << Constants::kMantissaBits;
+    constexpr bits_t<T> kMantissa = (bits_t<T>(1) << Constants::kMantissaBits) - 1;
+    const R sum = R(1) + x;
+    // What the sum lost, as a correction to its logarithm.
+    const R lost = select(sum > R(2), R(1) - (sum - x), x - (sum - R(1))) / sum;
+    // sum = 2^k·(1 + f) with 1 + f in [sqrt(1/2), sqrt(2)).
+    const Bits<T, K> shifted = bits_of(sum) + (kOne - Constants::kSqrtHalf);
+    const R k =
+        to_number((shifted >> Constants::kMantissaBits) + bits_t<T>(-Constants::kExponentBias));
+    const R f = as_number((shifted & kMantissa) + Constants::kSqrtHalf) - R(1);
+    const R s = f / (R(2) + f);
+    const R s2 = s * s;
+    const R half_square = R(T(0.5)) * f * f;
+    const R series = s2 * polynomial(s2, Constants::kLogPolynomial);
+    const R tail = s * (half_square + series) + (k * R(Constants::kLn2Low) + lost);
+    const R result = k * R(Constants::kLn2High) - ((half_square - tail) - f);
+    constexpr T kInfinity = std::numeric_limits<T>::infinity();
+    const R at_end = select(x == R(-1), R(-kInfinity), R(std::numeric_limits<T>::quiet_NaN()));
+    return select(x > R(-1), select(x == R(kInfinity), x, result), at_end);
+  }
+
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD void sincos(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
+    using R = Vec<T, K>;
+    using Constants = MathConstants<T>;
+    constexpr int kSignBit = sizeof(T) * 8 - 1;
+    const R rounded = R(Constants::kRound) + R(static_cast<T>(0.63661977236758134308)) * x;
+    const R n = rounded - R(Constants::kRound);
+    R r = x;
+    for (const T part : Constants::kHalfPi) r = r - n * R(part);
+
+    const R r2 = r * r;
+    const R sine_of_r = r + (r * r2) * polynomial(r2, Constants::kSinPolynomial);
+    const R cosine_of_r =
+        (R(1) - R(T(0.5)) * r2) + (r2 * r2) * polynomial(r2, Constants::kCosPolynomial);
+    const Bits<T, K> quadrant = bits_of(rounded);
+    const auto is_odd = is_set(quadrant & 1);
+    const Bits<T, K> sine_sign = (quadrant & 2) << (kSignBit - 1);
+    const Bits<T, K> cosine_sign = ((quadrant + bits_t<T>(1)) & 2) << (kSignBit - 1);
+    sine = as_number(bits_of(select(is_odd, cosine_of_r, sine_of_r)) ^ sine_sign);
+    cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine_of_r)) ^ cosine_sign);
+
+    const R limit(Constants::kReducible * Constants::kReducible);
+    if (!all(x * x < limit)) [[unlikely]] {
+      R large_sine = sine, large_cosine = cosine;
+      sincos_of_large(x, large_sine, large_cosine);
+      sine = large_sine;
+      cosine = large_cosine;
+    }
+  }
+
+  /// exp_of shares its reduction of the argument with expm1 for x itself; the unit that spares
+  /// the multiplication by log2(e) would not, and gains one instruction.
+  template <class T>
+  static SELECTIVE_SCAN_HD T exponent(T A) {
+    return A;
+  }
+
+  /// exp, but 0 below 2^-126.5 and infinite above 2^127.5 (fp32; fp64 likewise).
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> exp_of(Vec<T, K> y) {
+    using R = Vec<T, K>;
+    using Constants = MathConstants<T>;
+    const ReducedExp<T, K> reduced(clamp(y, Constants::kExpOfLow, Constants::kExpOfHigh));
+    return (R(1) + reduced.f * reduced.slope) * power_of_two(reduced.biased);
+  }
+  template <class R>
+  static SELECTIVE_SCAN_HD Complex<R> exp_of(Complex<R> y) {
+    const R modulus = exp_of(y.re);
+    R sine, cosine;
+    sincos(y.im, sine, cosine);
+    return {modulus * cosine, modulus * sine};
+  }
+};
+
+}  // namespace selective_scan::cpu

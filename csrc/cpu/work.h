@@ -1,0 +1,92 @@
+// How a pass is divided into tasks, and the table of kernels that run them. Nothing here depends
+// on the instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "../core/params.h"
+
+namespace selective_scan::cpu {
+
+/// What one task scans: channels of one group of one batch entry, through all steps.
+struct Block {
+  int64_t batch = 0;
+  int64_t group = 0;
+  int64_t index = 0;  // among the blocks of its group
+  int64_t first_channel = 0;
+  int64_t channels = 0;
+};
+
+/// Divides every group into equal blocks of channels.
+struct Partition {
+  int64_t batch = 0;
+  int64_t groups = 0;
+  int64_t group_channels = 0;
+  int64_t block_channels = 0;
+  int64_t blocks_per_group = 0;
+
+  SELECTIVE_SCAN_HD int64_t count() const { return batch * groups * blocks_per_group; }
+
+  SELECTIVE_SCAN_HD Block block(int64_t task) const {
+    Block block;
+    block.index = task % blocks_per_group;
+    block.group = task / blocks_per_group % groups;
+    block.batch = task / blocks_per_group / groups;
+    const int64_t first = block.index * block_channels;
+    block.first_channel = block.group * group_channels + first;
+    const int64_t left = group_channels - first;
+    block.channels = left < block_channels ? left : block_channels;
+    return block;
+  }
+};
+
+/// Hands out parts of a buffer, each aligned for any vector; over a null base it only measures.
+struct Arena {
+  static constexpr int64_t kAlignment = 64;
+
+  char* base = nullptr;
+  int64_t bytes = 0;
+
+  template <class T>
+  SELECTIVE_SCAN_HD T* take(int64_t count) {
+    T* part = base ? reinterpret_cast<T*>(base + bytes) : nullptr;
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return part;
+  }
+};
+
+/// Gradients that more than one task contributes to, as the tasks leave them: in the compute type
+/// (complex interleaved), to be added up afterwards in a fixed order.
+struct BackwardPartials {
+  void* dA = nullptr;  // (batch, channel, state)
+  void* dB = nullptr;  // constant B: (batch, channel, state)
+  void* dC = nullptr;
+  void* dD = nullptr;  // (batch, channel)
+  void* ddelta_bias = nullptr;
+  // Variable B and C of groups of several blocks: (batch, group, block, chunk, component, state,
+  // kStateChunk). Null where a block is a whole group; it then writes the gradient itself.
+  void* dB_blocks = nullptr;
+  void* dC_blocks = nullptr;
+  int64_t blocks_per_group = 1;
+};
+
+/// The kernels of one combination of compute type, real or complex, and method.
+struct Kernels {
+  int64_t (*forward_scratch_bytes)(const ForwardParams& params, int64_t block_channels);
+  void (*forward)(const ForwardParams& params, const Block& block, void* scratch);
+  int64_t (*backward_scratch_bytes)(const BackwardParams& params, int64_t block_channels);
+  void (*backward)(const BackwardParams& params, const Block& block,
+                   const BackwardPartials& partials, void* scratch);
+};
+
+/// All kernels of one instruction set.
+struct Capability {
+  const char* name;
+  Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
+};
+
+extern const Capability kDefaultCapability;
+extern const Capability kAvx2Capability;
+extern const Capability kAvx512Capability;
+
+}  // namespace selective_scan::cpu

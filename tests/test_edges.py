@@ -1,0 +1,403 @@
+"""Extreme sizes, values that are not finite, odd tensors, and partial requests for gradients."""
+
+import math
+
+import pytest
+import torch
+
+from problem import TENSORS, Case, check, generator, inputs_on, make
+from selective_scan import selective_scan_fn
+
+SMALL = Case(dim=4, dstate=4, seqlen=40)
+STATE_SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256)
+
+
+def scan(case, inputs, **options):
+    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
+
+
+def detached(inputs):
+    return {name: None if value is None else value.detach() for name, value in inputs.items()}
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dstate", STATE_SIZES)
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_state_sizes(dstate, is_complex, device):
+    check(Case(dstate=dstate, complex=is_complex, dim=4, seqlen=35, method="foh"), device)
+
+
+@pytest.mark.parametrize("dstate", [3, 33, 256])
+@pytest.mark.parametrize("kind", ["constant", "shared", "grouped"])
+def test_state_sizes_in_bfloat16(dstate, kind, device):
+    groups = 2 if kind == "grouped" else 1
+    check(
+        Case(dstate=dstate, dim=4, seqlen=34, dtype=torch.bfloat16, B=kind, C=kind, groups=groups),
+        device,
+    )
+
+
+def test_a_state_size_beyond_the_limit_works_or_is_refused(device):
+    case = Case(dstate=1000, dim=2, seqlen=3)
+    try:
+        check(case, device)
+    except RuntimeError as error:
+        assert str(error).startswith("selective_scan: A must have dstate of at most ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"dim": 0}, {"batch": 0, "dim": 0}], ids=str)
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_no_batch_or_no_channels(sizes, is_complex, device):
+    case = SMALL.with_(complex=is_complex, **sizes)
+    inputs = inputs_on(case, device)
+    out, last_state = scan(case, inputs)
+    assert out.shape == (case.batch, case.dim, case.seqlen)
+    assert last_state.shape == (case.batch, case.dim, case.dstate)
+    (out.sum() + last_state.abs().sum()).backward()
+    for value in inputs.values():
+        assert value.grad.shape == value.shape
+        assert not value.grad.any()
+
+
+@pytest.mark.parametrize("initial_state", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_empty_sequence_keeps_the_initial_state(initial_state, is_complex, reverse, device):
+    case = SMALL.with_(seqlen=0, initial_state=initial_state, complex=is_complex, reverse=reverse)
+    inputs = inputs_on(case, device)
+    out, last_state = scan(case, inputs)
+    assert out.shape == (case.batch, case.dim, 0)
+    if initial_state:
+        assert torch.equal(last_state, inputs["initial_state"])
+    else:
+        assert not last_state.any()
+    cotangent = torch.randn_like(last_state)
+    last_state.backward(cotangent)
+    for name, value in inputs.items():
+        if name == "initial_state" and value is not None:
+            assert torch.equal(value.grad, cotangent)
+        elif value is not None:
+            assert value.grad is None or not value.grad.any(), name
+
+
+def test_an_empty_sequence_of_packed_projections(device):
+    case = SMALL.with_(seqlen=0, complex=True, B="packed_grouped", C="packed_grouped")
+    out, _ = scan(case, inputs_on(case, device))
+    assert out.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_channels_than_a_grid_dimension_holds(dtype, device):
+    check(Case(batch=1, dim=70_000, seqlen=3, dstate=2, dtype=dtype), device)
+
+
+def test_a_large_batch(device):
+    check(Case(batch=70_000, dim=1, groups=1, seqlen=2, dstate=1), device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_more_elements_than_32_bits_count(layout, cuda_device):
+    """Beyond 2^31 elements: slices of the result are those of a run on the slice."""
+    batch, dim, seqlen = 3, 4096, 180_000
+    elements = batch * dim * seqlen
+    assert elements > 2**31
+    needed = 16 * elements  # u, delta, out, dout, their gradients, in bf16, and some room
+    free, _ = torch.cuda.mem_get_info()
+    if free < needed:
+        pytest.skip(f"needs {needed >> 30} GiB of free GPU memory, there are {free >> 30}")
+
+    shape = (batch, dim, seqlen) if layout == "contiguous" else (batch, seqlen, dim)
+    names = ("u", "delta", "dout")
+    sequences = {name: torch.rand(shape, dtype=torch.bfloat16, device="cuda") for name in names}
+    if layout == "channel_last":
+        sequences = {name: value.transpose(1, 2) for name, value in sequences.items()}
+    inputs = {name: sequences[name].requires_grad_() for name in ("u", "delta")}
+    inputs |= {
+        "A": -torch.rand(dim, 1, device="cuda"),
+        "B": torch.randn(batch, 1, seqlen, device="cuda"),
+        "C": torch.randn(batch, 1, seqlen, device="cuda"),
+    }
+    dout = sequences["dout"]
+    out = selective_scan_fn(**inputs)
+    du, ddelta = torch.autograd.grad(out, [inputs["u"], inputs["delta"]], dout)
+
+    # The first and the last channel of the last batch, by themselves.
+    for channel in (0, dim - 1):
+        part = (slice(batch - 1, batch), slice(channel, channel + 1))
+        alone = {name: inputs[name].detach()[part].requires_grad_() for name in ("u", "delta")}
+        alone["A"] = inputs["A"][channel : channel + 1]
+        alone |= {name: inputs[name][batch - 1 :] for name in ("B", "C")}
+        expected = selective_scan_fn(**alone)
+        torch.testing.assert_close(out[part], expected)
+        gradients = torch.autograd.grad(expected, [alone["u"], alone["delta"]], dout[part])
+        for actual, wanted in zip((du, ddelta), gradients, strict=True):
+            torch.testing.assert_close(actual[part], wanted)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+CHANNEL_GRADIENTS = ("u", "delta", "A", "z", "D", "delta_bias", "initial_state")
+
+
+def results_of(case, inputs):
+    """Outputs, and the gradients that belong to one channel alone."""
+    outputs = scan(case, inputs)
+    cotangents = [
+        value.to(output.device)
+        for value, output in zip(make(case).cotangents.values(), outputs, strict=True)
+    ]
+    gradients = torch.autograd.grad(
+        outputs, [inputs[name] for name in CHANNEL_GRADIENTS], cotangents
+    )
+    names = ("out", "last_state", *CHANNEL_GRADIENTS)
+    return dict(zip(names, (*outputs, *gradients), strict=True))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["u", "delta", "z", "initial_state", "A", "D"])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_what_is_not_finite_stays_in_its_channel(name, value, is_complex, device):
+    case = Case(complex=is_complex, dim=10, dstate=5, seqlen=70, batch=3, method="foh")
+    clean = inputs_on(case, device)
+    dirty = {key: tensor.detach().clone() for key, tensor in clean.items()}
+    channel, per_batch = 3, name not in ("A", "D")
+    position = {"A": (channel, 2), "D": (channel,)}.get(name, (0, channel, 2))
+    dirty[name][position] = value
+    expected = results_of(case, clean)
+    actual = results_of(case, {key: tensor.requires_grad_() for key, tensor in dirty.items()})
+    if math.isnan(value):
+        assert actual["out"][0, channel].isnan().any()
+
+    others = torch.ones(case.batch, case.dim, dtype=torch.bool, device=device)
+    others[0 if per_batch else slice(None), channel] = False
+    for key, wanted in expected.items():
+        mask = others.all(0) if key in ("A", "D", "delta_bias") else others
+        assert torch.equal(actual[key][mask], wanted[mask]), key
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_what_is_not_finite_in_a_projection_stays_in_its_batch_and_group(name, device):
+    case = Case(dim=4, dstate=5, seqlen=70, batch=3)
+    clean = detached(inputs_on(case, device))
+    dirty = clean | {name: clean[name].clone()}
+    dirty[name][1, 0, 2, 30] = math.nan
+    expected, actual = scan(case, clean)[0], scan(case, dirty)[0]
+    assert actual[1, :2].isnan().any()
+    assert torch.equal(actual[1, 2:], expected[1, 2:])
+    assert torch.equal(actual[[0, 2]], expected[[0, 2]])
+    assert torch.equal(actual[1, :2, :30], expected[1, :2, :30])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_past_does_not_know_the_future(reverse, device):
+    """Causality, with NaN as the tracer: before the step it enters the output is bit-identical."""
+    case = SMALL.with_(reverse=reverse, seqlen=100)
+    clean = detached(inputs_on(case, device))
+    step = int(torch.randint(100, (), generator=generator("step")))
+    dirty = clean | {"u": clean["u"].clone()}
+    dirty["u"][..., step] = math.nan
+    expected, actual = scan(case, clean)[0], scan(case, dirty)[0]
+    before = slice(step + 1, None) if reverse else slice(0, step)
+    after = slice(0, step + 1) if reverse else slice(step, None)
+    assert torch.equal(actual[..., before], expected[..., before])
+    assert actual[..., after].isnan().all()
+
+
+@pytest.mark.parametrize("method", ["foh", "bilinear", "rk4"])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_poles_and_steps_of_zero(method, is_complex, device):
+    """x = delta * A = 0 exactly, where (exp(x) - 1)/x is 0/0."""
+    case = SMALL.with_(
+        method=method,
+        complex=is_complex,
+        dtype=torch.float64,
+        delta_softplus=False,
+        delta_bias=False,
+    )
+    problem = make(case)
+    tensors = {key: None if v is None else v.clone() for key, v in problem.tensors.items()}
+    tensors["A"][:, :2] = 0
+    tensors["delta"][..., ::3] = 0
+    results = []
+    for backend, where in (("reference", "cpu"), ("auto", device)):
+        inputs = {
+            key: None if value is None else value.to(where).requires_grad_()
+            for key, value in ((k, None if v is None else v.clone()) for k, v in tensors.items())
+        }
+        outputs = scan(case, inputs, backend=backend)
+        present = [value for value in inputs.values() if value is not None]
+        cotangents = [problem.cotangents[key].to(where) for key in ("out", "last_state")]
+        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_growing_states_overflow_to_infinity_without_an_error(device):
+    case = SMALL.with_(seqlen=500, delta_softplus=False)
+    inputs = detached(inputs_on(case, device))
+    out, _ = scan(case, inputs | {"A": -10 * inputs["A"]})
+    assert not out[..., -1].isfinite().all()
+    assert out[..., 0].isfinite().all()
+
+
+# --- odd tensors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C", "initial_state"])
+def test_lazily_conjugated_tensors(name, device):
+    case = SMALL.with_(complex=True)
+    inputs = detached(inputs_on(case, device))
+    lazy, eager = inputs[name].conj(), inputs[name].conj().resolve_conj()
+    assert lazy.is_conj()
+    assert not eager.is_conj()
+    assert_same_with(case, inputs, name, lazy, eager)
+
+
+@pytest.mark.parametrize("name", ["u", "delta", "z"])
+def test_lazily_negated_tensors(name, device):
+    case = SMALL.with_(complex=False)
+    inputs = detached(inputs_on(case, device))
+    lazy = torch.complex(torch.zeros_like(inputs[name]), -inputs[name].abs()).conj().imag
+    assert lazy.is_neg()
+    assert_same_with(case, inputs, name, lazy, lazy.resolve_neg())
+
+
+def assert_same_with(case, inputs, name, lazy, eager):
+    results = []
+    for value in (lazy, eager):
+        leaf = value.detach().requires_grad_()
+        out, last_state = scan(case, inputs | {name: leaf})
+        (gradient,) = torch.autograd.grad(out.sum() + last_state.abs().sum(), leaf)
+        results.append((out, last_state, gradient))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_packed_projections_as_views_of_complex_ones(name, device):
+    """view_as_real(...).flatten(-2): how packed projections come about."""
+    case = SMALL.with_(complex=True, seqlen=33)
+    inputs = detached(inputs_on(case, device))
+    packed = torch.view_as_real(inputs[name]).flatten(-2)
+    expected = scan(case, inputs)
+    actual = scan(case, inputs | {name: packed})
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_tensor_for_several_arguments(device):
+    case = SMALL.with_(delta_softplus=True)
+    inputs = detached(inputs_on(case, device))
+    shared = inputs["u"].clone().requires_grad_()
+    out, _ = scan(case, inputs | {"u": shared, "delta": shared, "z": shared})
+    cotangent = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, shared, cotangent)
+    apart = [inputs["u"].clone().requires_grad_() for _ in range(3)]
+    other, _ = scan(case, inputs | dict(zip(("u", "delta", "z"), apart, strict=True)))
+    torch.testing.assert_close(out, other)
+    torch.testing.assert_close(gradient, sum(torch.autograd.grad(other, apart, cotangent)))
+
+
+def test_inputs_are_not_written_to(device):
+    case = SMALL.with_(complex=True, layout="sliced")
+    inputs = inputs_on(case, device)
+    before = {name: value.detach().clone() for name, value in inputs.items()}
+    versions = {name: value._version for name, value in inputs.items()}
+    out, last_state = scan(case, inputs)
+    (out.sum() + last_state.abs().sum()).backward()
+    for name, value in inputs.items():
+        assert torch.equal(value, before[name]), name
+        assert value._version == versions[name], name
+
+
+def test_results_share_no_memory_with_inputs(device):
+    case = SMALL.with_(seqlen=0)
+    inputs = inputs_on(case, device)
+    _, last_state = scan(case, inputs)
+    assert last_state.data_ptr() != inputs["initial_state"].data_ptr()
+
+
+# --- gradients in part ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_a_single_input_requires_grad(name, is_complex, device):
+    case = SMALL.with_(complex=is_complex)
+    everything = inputs_on(case, device)
+    out, last_state = scan(case, everything)
+    loss = out.sum() + last_state.abs().square().sum()
+    (expected,) = torch.autograd.grad(loss, everything[name])
+
+    inputs = detached(inputs_on(case, device))
+    inputs[name].requires_grad_()
+    out, last_state = scan(case, inputs)
+    (out.sum() + last_state.abs().square().sum()).backward()
+    assert torch.equal(inputs[name].grad, expected)
+    for other, value in inputs.items():
+        assert other == name or value.grad is None
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_a_gradient_may_have_stride_zero(is_complex, device):
+    """sum().backward() hands the operator an expanded scalar."""
+    case = SMALL.with_(complex=is_complex)
+    results = []
+    for dense in (False, True):
+        inputs = inputs_on(case, device)
+        out, _ = scan(case, inputs)
+        if dense:
+            out.backward(torch.ones_like(out))
+        else:
+            out.sum().backward()
+        results.append({name: value.grad for name, value in inputs.items()})
+    for name, expected in results[1].items():
+        assert torch.equal(results[0][name], expected), name
+
+
+@pytest.mark.parametrize("layout", ["channel_last", "sliced"])
+def test_a_gradient_may_have_any_strides(layout, device):
+    from problem import lay_out
+
+    case = SMALL.with_(complex=True)
+    dout, dlast_state = (make(case).cotangents[name].to(device) for name in ("out", "last_state"))
+    results = []
+    for kind in ("contiguous", layout):
+        inputs = inputs_on(case, device)
+        torch.autograd.backward(
+            scan(case, inputs), [lay_out(dout, kind), lay_out(dlast_state, kind)]
+        )
+        results.append({name: value.grad for name, value in inputs.items()})
+    for name, expected in results[0].items():
+        assert torch.equal(results[1][name], expected), name
+
+
+def test_a_conjugated_gradient_of_the_last_state(device):
+    case = SMALL.with_(complex=True, cotangents=("last_state",))
+    cotangent = make(case).cotangents["last_state"].to(device)
+    results = []
+    for value in (cotangent.conj(), cotangent.conj().resolve_conj()):
+        inputs = inputs_on(case, device)
+        _, last_state = scan(case, inputs)
+        results.append(torch.autograd.grad(last_state, inputs["A"], value)[0])
+    assert torch.equal(*results)
+
+
+def test_backward_twice_with_a_retained_graph(device):
+    case = SMALL
+    inputs = inputs_on(case, device)
+    out, _ = scan(case, inputs)
+    first = torch.autograd.grad(out.sum(), inputs["B"], retain_graph=True)[0]
+    second = torch.autograd.grad(out.sum(), inputs["B"])[0]
+    assert torch.equal(first, second)
+
+
+def test_no_graph_under_no_grad_and_inference_mode(device):
+    inputs = inputs_on(SMALL, device)
+    with torch.no_grad():
+        assert not scan(SMALL, inputs)[0].requires_grad
+    with torch.inference_mode():
+        assert scan(SMALL, inputs)[0].is_inference()

@@ -1,0 +1,101 @@
+"""What is kept for backward and what is allocated beside inputs and results is bounded.
+
+The unit is the states at the chunk boundaries: batch·dim·dstate·seqlen / 32 values. States of every
+step would be 32 times as many.
+"""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from problem import Case, inputs_on, make
+from selective_scan import selective_scan_fn
+
+CHUNK = 32
+CASES = [
+    Case(batch=2, dim=128, seqlen=1024, dstate=16, groups=1),
+    Case(batch=2, dim=128, seqlen=1024, dstate=16, groups=1, complex=True, method="foh"),
+    Case(batch=1, dim=128, seqlen=1024, groups=1, dtype=torch.bfloat16, layout="channel_last"),
+    Case(batch=1, dim=128, seqlen=1000, groups=1, B="constant", C="constant", reverse=True),
+]
+
+
+def states_bytes(case):
+    size = (2 if case.complex else 1) * (8 if case.is_double else 4)
+    return size * case.batch * case.dim * case.dstate * -(-case.seqlen // CHUNK)
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_saved_for_backward(case, device):
+    inputs = inputs_on(case, device)
+    known = {tensor.data_ptr() for tensor in inputs.values()}
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        outputs = selective_scan_fn(**inputs, **make(case).options, return_last_state=True)
+    new = {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in known}
+    for tensor in outputs:
+        assert tensor.data_ptr() not in new, "outputs are recomputed, not saved"
+    assert bytes_of(new.values()) <= states_bytes(case)
+
+
+def test_nothing_is_saved_where_no_gradient_is_wanted(device):
+    inputs = {name: value.detach() for name, value in inputs_on(CASES[0], device).items()}
+    *_, states = torch.ops.selective_scan.selective_scan_fwd(
+        *(inputs[name] for name in ("u", "delta", "A", "B", "C"))
+    )
+    assert states.shape == (0,)
+
+
+def peak_on_cpu(function):
+    """Bytes allocated at the highest point, above those at the start, and the function's result."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = function()
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in profiler.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    assert events
+    current = peak = 0
+    for _, size in sorted(events, key=lambda event: event[0]):
+        current += size
+        peak = max(peak, current)
+    return peak, result
+
+
+def peak_on_cuda(function):
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = function()
+    return torch.cuda.max_memory_allocated() - before, result
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_peak_beside_inputs_and_results(case, device):
+    """Saved states, transposes and workspaces together stay within a few times the unit."""
+    peak_of = {"cpu": peak_on_cpu, "cuda": peak_on_cuda}[device]
+    inputs = inputs_on(case, device)
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+    options = make(case).options
+    arguments = (
+        *(inputs[name].detach() for name in names),
+        options["delta_softplus"],
+        options["discretization_method"],
+        inputs["initial_state"].detach(),
+        options["reverse"],
+    )
+    cotangents = [make(case).cotangents[name].to(device) for name in ("out", "last_state")]
+    ops = torch.ops.selective_scan
+    ops.selective_scan_fwd(*arguments, True)  # what is allocated once and for all
+    slack = 2**20
+
+    peak, outputs = peak_of(lambda: ops.selective_scan_fwd(*arguments, True))
+    assert peak <= bytes_of(outputs[:2]) + 2 * states_bytes(case) + slack
+
+    peak, gradients = peak_of(lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2]))
+    assert peak <= bytes_of(gradients) + 2 * states_bytes(case) + slack

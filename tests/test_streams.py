@@ -1,0 +1,137 @@
+"""CUDA alone: other streams, graph capture, other devices than the current one."""
+
+import pytest
+import torch
+
+from problem import Case, complaint, differentiate, inputs_on, make, reference, run, tolerance
+from selective_scan import selective_scan_fn
+
+pytestmark = pytest.mark.cuda
+
+CASES = [
+    Case(batch=2, dim=64, seqlen=300, dstate=16),
+    Case(batch=2, dim=64, seqlen=300, dstate=16, complex=True, method="foh", B="constant"),
+    Case(dim=64, seqlen=300, dtype=torch.bfloat16, layout="channel_last", method="bilinear"),
+]
+
+
+def assert_same_bits(one, other):
+    for name, expected in one.items():
+        assert torch.equal(expected, other[name]), name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_side_stream(case, cuda_device):
+    """The kernels wait for work queued earlier on the stream, and for nothing else."""
+    expected = run(case, cuda_device)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    problem = make(case)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # so that inputs are ready late
+        inputs = inputs_on(case, cuda_device)
+        out, last_state = selective_scan_fn(**inputs, **problem.options, return_last_state=True)
+        outputs = {"out": out, "last_state": last_state}
+        cotangents = {name: value.cuda() for name, value in problem.cotangents.items()}
+        results = outputs | differentiate(outputs, inputs, cotangents)
+    stream.synchronize()
+    assert_same_bits(expected, results)
+
+
+def op_arguments(case, inputs):
+    options = make(case).options
+    return (
+        *(inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")),
+        options["delta_softplus"],
+        options["discretization_method"],
+        inputs["initial_state"],
+        options["reverse"],
+    )
+
+
+def forward_and_backward_ops(case, inputs, cotangents):
+    ops = torch.ops.selective_scan
+    arguments = op_arguments(case, inputs)
+    out, last_state, states = ops.selective_scan_fwd(*arguments, True)
+    gradients = ops.selective_scan_bwd(
+        cotangents["out"], cotangents["last_state"], *arguments, states
+    )
+    return out, last_state, *gradients
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_graph_capture_and_replay_with_new_data(case, cuda_device):
+    inputs = {name: value.detach() for name, value in inputs_on(case, cuda_device).items()}
+    cotangents = {name: value.cuda() for name, value in make(case).cotangents.items()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        forward_and_backward_ops(case, inputs, cotangents)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = forward_and_backward_ops(case, inputs, cotangents)
+
+    for scale in (1.0, 0.5, -2.0):
+        inputs["u"].mul_(scale)
+        inputs["C"].add_(scale)
+        cotangents["out"].mul_(scale)
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = forward_and_backward_ops(case, inputs, cotangents)
+        for actual, wanted in zip(captured, expected, strict=True):
+            assert torch.equal(actual, wanted)
+
+
+def test_a_captured_training_step(cuda_device):
+    """Autograd through selective_scan_fn inside a graph."""
+    case = CASES[0]
+    inputs = inputs_on(case, cuda_device)
+    leaves = list(inputs.values())
+    options = make(case).options
+
+    def step():
+        out = selective_scan_fn(**inputs, **options)
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        inputs["u"].add_(0.25)
+    graph.replay()
+    for actual, wanted in zip(captured, step(), strict=True):
+        assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_device_that_is_not_current(case, cuda_device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    with torch.cuda.device(0):
+        actual = run(case, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    for name, expected in reference(case).items():
+        assert actual[name].device == torch.device("cuda:1")
+        is_bad = complaint(
+            actual[name], expected, tolerance(name, actual[name].dtype, case.is_double)
+        )
+        on_current = run(case, "cuda:0")[name]
+        assert torch.equal(actual[name].cpu(), on_current.cpu()), is_bad
+
+
+def test_it_does_not_synchronize(cuda_device):
+    """A synchronizing call inside would be an error in this mode."""
+    inputs = inputs_on(CASES[0], cuda_device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = selective_scan_fn(**inputs, **make(CASES[0]).options)
+        out.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
