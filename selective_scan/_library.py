@@ -114,10 +114,10 @@ def load_libraries() -> None:
         else:
             _reasons[name] = reason
     if "cpu" in devices:
-        from . import _diagonal_ops, _ops
+        from . import _diagonal_ops, _ops, _unitary_ops
 
-        _ops.register()
-        _diagonal_ops.register()
+        for ops in (_ops, _diagonal_ops, _unitary_ops):
+            ops.register()
         devices.add("meta")
 
 
