@@ -4,12 +4,13 @@
 // is read in whole vectors and the sum over the states needs no shuffling. Steps go in chunks of
 // kUnitaryStateChunk, small enough for the inputs of a chunk, and what one state leaves in the
 // backward pass, to stay in the first-level cache (58 KiB with AVX-512, half of it in the
-// backward pass alone). Bound by arithmetic: about 35 vector operations per vector of states
-// forward, 25 of them in sine and cosine.
+// backward pass alone). Bound by arithmetic: about 65 vector operations per vector of states
+// forward, 55 of them in the rotation (rotation.h says why).
 #pragma once
 
 #include <cstdint>
 
+#include "../core/rotation.h"
 #include "../core/unitary_params.h"
 #include "tile.h"
 #include "vector.h"
@@ -175,7 +176,7 @@ struct UnitaryInputs {
     }
   }
 
-  /// Walks one state through the chunk, adding Re(c·h) to y; keep(t, rotation, h) sees every step.
+  /// Walks one state through the chunk, adding Re(c·h) to y; keep(t, turn, h) sees every step.
   template <class Keep>
   Complex<R> walk(const Chunk& chunk, int64_t state, Complex<R> h, const Keep& keep) {
     const auto& params = chunk.params;
@@ -185,14 +186,13 @@ struct UnitaryInputs {
     const auto* theta = chunk.slab(params.theta, state);
     Complex<R> b_now = b.at(0), c_now = c.at(0);
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      Complex<R> rotation;
-      VectorMath::sincos(R::load(theta + t * params.theta.step) + bias, rotation.im, rotation.re);
+      const Complex<R> turn = rotation<VectorMath>(R::load(theta + t * params.theta.step), bias);
       if (params.variable_b) b_now = b.at(t);
       if (params.variable_c) c_now = c.at(t);
       const R v_now = R::load(v + t * kWidth);
-      h = rotation * h + v_now * b_now;
+      h = turn * h + v_now * b_now;
       (R::load(y + t * kWidth) + (c_now.re * h.re - c_now.im * h.im)).store(y + t * kWidth);
-      keep(t, rotation, h);
+      keep(t, turn, h);
     }
     return h;
   }
@@ -290,11 +290,11 @@ class UnitaryBackward {
     return h;
   }
 
-  /// Forward for h and the rotations, then back with the gradient g of h.
+  /// Forward for h and the turns, then back with the gradient g of h.
   void run_state(const Chunk& chunk, int64_t n) {
     h_[0] = state_before(chunk, n);
-    inputs_.walk(chunk, n, h_[0], [&](int64_t t, Complex<R> rotation, Complex<R> h) {
-      rotations_[t] = rotation;
+    inputs_.walk(chunk, n, h_[0], [&](int64_t t, Complex<R> turn, Complex<R> h) {
+      turns_[t] = turn;
       h_[t + 1] = h;
     });
 
@@ -315,11 +315,11 @@ class UnitaryBackward {
       const Complex<R> dc_term = dy * conj(h_[t + 1]);
       const Complex<R> db_term = v * g;
       (R::load(dv_ + t * kWidth) + real_of_product_conj(g, b_now)).store(dv_ + t * kWidth);
-      const Complex<R> rotated = rotations_[t] * h_[t];
+      const Complex<R> rotated = turns_[t] * h_[t];
       const R dtheta_now = g.im * rotated.re - g.re * rotated.im;  // Im(g·conj(rotated))
       dtheta_now.store(dtheta + t * params_.theta.step);
       dtheta_sum += dtheta_now;
-      arriving = conj(rotations_[t]) * g;
+      arriving = conj(turns_[t]) * g;
       if (params_.variable_b) store_term(chunk, params_.db_terms, n, t, db_term);
       if (params_.variable_c) store_term(chunk, params_.dc_terms, n, t, dc_term);
       db += db_term;
@@ -378,7 +378,7 @@ class UnitaryBackward {
   alignas(64) typename Chunk::Tile dy_;
   alignas(64) typename Chunk::Tile dv_;
   Complex<R> h_[kSteps + 1];  // before the chunk and after every step
-  Complex<R> rotations_[kSteps];
+  Complex<R> turns_[kSteps];
 };
 
 }  // namespace selective_scan::cpu
