@@ -10,10 +10,12 @@ namespace {
 struct CudaBackend {
   explicit CudaBackend(const Tensor& b) : stream(b) {}
 
-  int64_t num_segments(const DiagonalScanParams& params) const {
+  template <class Params>
+  int64_t num_segments(const Params& params) const {
     return cuda::num_segments(params);
   }
-  int64_t workspace_bytes(const DiagonalScanParams& params) const {
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
     return cuda::workspace_bytes(params);
   }
   void launch(const DiagonalForwardParams& params, void* workspace) const {
