@@ -273,13 +273,19 @@ def sources(*patterns: str) -> list[str]:
     return [path.as_posix() for path in relative]
 
 
+def dispatch_sources(backend: str) -> list[str]:
+    """Those of csrc/torch for one library: a file belongs to one backend by its name, to both
+    else, since the libraries show each other no symbols."""
+    other = {"cpu": "_cuda.cpp", "cuda": "_cpu.cpp"}[backend]
+    return [path for path in sources("csrc/torch/*.cpp") if not path.endswith(other)]
+
+
 def cpu_sources() -> list[str]:
-    dispatch = sources("csrc/torch/*.cpp")
-    return [*sources("csrc/cpu/*.cpp"), *(s for s in dispatch if not s.endswith("_cuda.cpp"))]
+    return [*sources("csrc/cpu/*.cpp"), *dispatch_sources("cpu")]
 
 
 def cuda_sources() -> list[str]:
-    return [*sources("csrc/cuda/**/*.cu"), *sources("csrc/torch/*_cuda.cpp")]
+    return [*sources("csrc/cuda/**/*.cu"), *dispatch_sources("cuda")]
 
 
 def headers() -> list[Path]:
@@ -310,7 +316,7 @@ def sanitizer_flags() -> list[str]:
 
 def nvcc_flags(architectures: tuple[Architecture, ...], debug: bool, files: int) -> list[str]:
     """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
-    flags = ["-std=c++20", "--expt-relaxed-constexpr"]
+    flags = ["-std=c++20", "--expt-relaxed-constexpr", "-Xfatbin=-compress-all"]
     # BuildExtension switches the operators of __half and __nv_bfloat16 off, for the sake of ATen.
     for macro in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"):
         flags.append(f"-U__CUDA_NO_{macro}__")

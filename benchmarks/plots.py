@@ -13,12 +13,13 @@ import matplotlib.pyplot as plt
 
 from ceilings import Ceilings
 from problems import SHAPES, Problem
-from report import Row
+from report import Row, format_ratio
 
 
 def _label(row: Row) -> str:
-    extras = [row.dtype] + [x for x in (row.variant, row.method) if x not in ("plain", "zoh")]
-    return f"{row.shape}\n{', '.join(extras)}"
+    return ", ".join(
+        [row.shape, *(x for x in (row.variant, row.method) if x not in ("plain", "zoh"))]
+    )
 
 
 def _save(figure: plt.Figure, path: Path) -> Path:
@@ -42,23 +43,30 @@ def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> Path | None:
         return None
     most_threads = max(row.threads for row in compared)
     compared = [row for row in compared if row.threads == most_threads]
-    labels = list(dict.fromkeys(_label(row) for row in compared))
     passes = list(dict.fromkeys(row.which for row in compared))
+    dtypes = list(dict.fromkeys(row.dtype for row in compared))
+    labels = list(dict.fromkeys(_label(row) for row in compared))
     height = 0.8 / len(passes)
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.42 * len(labels)))
-    for index, which in enumerate(passes):
-        chosen = [row for row in compared if row.which == which]
-        places = [labels.index(_label(row)) + index * height for row in chosen]
-        speedups = [row.speedup(other_ms[id(row)]) for row in chosen]
-        bars = axes.barh(places, speedups, height, label=which)
-        axes.bar_label(bars, [f"{speedup:.1f}×" for speedup in speedups], padding=2, fontsize=7)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks([i + 0.4 - height / 2 for i in range(len(labels))], labels, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"speedup over {name} (medians)")
-    axes.set_title(f"selective scan on {device}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8)
+    figure, panels = plt.subplots(
+        1, len(dtypes), figsize=(1.5 + 4.5 * len(dtypes), 1.5 + 0.38 * len(labels)),
+        sharey=True, squeeze=False, layout="constrained",
+    )  # fmt: skip
+    for axes, dtype in zip(panels[0], dtypes, strict=True):
+        for index, which in enumerate(passes):
+            chosen = [row for row in compared if (row.dtype, row.which) == (dtype, which)]
+            places = [labels.index(_label(row)) + index * height for row in chosen]
+            speedups = [row.speedup(other_ms[id(row)]) for row in chosen]
+            bars = axes.barh(places, speedups, height, label=which)
+            axes.bar_label(bars, [format_ratio(x) for x in speedups], padding=2, fontsize=7)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set_title(dtype, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12)
+    panels[0][0].set_yticks([i + 0.4 - height / 2 for i in range(len(labels))], labels, fontsize=8)
+    panels[0][0].invert_yaxis()
+    panels[0][-1].legend(fontsize=8)
+    figure.suptitle(f"Selective scan on {device}")
+    figure.supxlabel(f"speedup over {name}, medians", fontsize=9)
     return _save(figure, path)
 
 

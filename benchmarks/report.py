@@ -6,6 +6,7 @@ import datetime
 import json
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -188,43 +189,50 @@ def print_times(console: Console, title: str, rows: Sequence[Row], device_type: 
 
 def ratios(rows: Sequence[Row]) -> list[dict[str, object]]:
     """How methods, variants and thread counts compare with zoh, plain and one thread."""
-    found = {
-        (row.shape, row.dtype, row.variant, row.method, row.threads, row.which): row.time.median
-        for row in rows
-    }
+
+    def key(row: Row, **changes: object) -> tuple[object, ...]:
+        names = ("shape", "dtype", "variant", "method", "threads", "which")
+        return tuple(changes.get(name, getattr(row, name)) for name in names)
+
+    found = {key(row): row.time.median for row in rows}
     result = []
-
-    def compare(what: str, row: Row, base: tuple, is_speedup: bool = False) -> None:
-        if base not in found:
-            return
-        value = row.time.median / found[base]
-        result.append(
-            {
-                "what": what,
-                "shape": row.shape,
-                "dtype": row.dtype,
-                "variant": row.variant,
-                "method": row.method,
-                "pass": row.which,
-                "ratio": 1 / value if is_speedup else value,
-            }
-        )
-
     for row in rows:
-        key = (row.shape, row.dtype, row.variant, row.method, row.threads, row.which)
-        if row.method != "zoh":
-            compare(f"{row.method} / zoh", row, (*key[:3], "zoh", *key[4:]))
-        if row.variant != "plain":
-            compare(f"{row.variant} / plain", row, (*key[:2], "plain", *key[3:]))
-        if row.threads != 1:
-            compare(f"speedup of {row.threads} threads over 1", row, (*key[:4], 1, row.which), True)
+        bases = {
+            f"{row.method} / zoh": key(row, method="zoh"),
+            f"{row.variant} / plain": key(row, variant="plain"),
+            f"1 thread / {row.threads} threads": key(row, threads=1),
+        }
+        for what, base in bases.items():
+            if base == key(row) or base not in found:
+                continue
+            ratio = row.time.median / found[base]
+            result.append(
+                {
+                    "what": what,
+                    "shape": row.shape,
+                    "dtype": row.dtype,
+                    "variant": row.variant,
+                    "method": row.method,
+                    "threads": row.threads,
+                    "pass": row.which,
+                    "ratio": 1 / ratio if base == key(row, threads=1) else ratio,
+                }
+            )
     return result
 
 
 def print_ratios(console: Console, found: Sequence[dict[str, object]]) -> None:
-    header = ("shape", "dtype", "variant", "method", "pass", "what", "ratio")
+    """One line for all dtypes, thread counts and what else a ratio is not about."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for entry in found:
+        variant = entry["variant"] if entry["what"].endswith("/ zoh") else ""
+        key = (entry["what"], entry["shape"], variant, entry["pass"])
+        groups.setdefault(key, []).append(entry["ratio"])
+    header = ("what", "shape", "variant", "pass", "ratio", "from–to", "rows")
     lines = [
-        (*(str(entry[name]) for name in header[:-1]), f"{entry['ratio']:.2f}") for entry in found
-    ]
+        (*key, f"{statistics.median(values):.2f}", f"{min(values):.2f}–{max(values):.2f}",
+         str(len(values)))
+        for key, values in sorted(groups.items())
+    ]  # fmt: skip
     if lines:
         print_table(console, "Ratios of medians", header, lines)

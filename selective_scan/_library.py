@@ -119,6 +119,8 @@ def load_libraries() -> None:
         for ops in (_ops, _diagonal_ops, _unitary_ops):
             ops.register()
         devices.add("meta")
+    if _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK"):
+        allow_fallback(True)
 
 
 def backends() -> Backends:
@@ -155,7 +157,7 @@ def _environment_switch(name: str) -> bool:
     return value in ("1", "on", "true", "yes")
 
 
-_fallback_allowed = _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK")
+_fallback_allowed = False
 _warned: set[str] = set()
 
 
@@ -178,18 +180,26 @@ def allow_fallback(allowed: bool = True) -> None:
     if not isinstance(allowed, bool):
         raise TypeError(f"selective_scan: allowed must be a bool, got {type(allowed).__name__}")
     _fallback_allowed = allowed
+    if allowed:
+        # torch.compile cannot trace logging; so it calls this while it traces instead.
+        torch.compiler.assume_constant_result(_warn_of_fallback)
+
+
+def _warn_of_fallback(device: str) -> None:
+    if device not in _warned:
+        _warned.add(device)
+        reason = _reasons.get(device, "not a supported device")
+        logger.warning(
+            "no kernels for tensors on %s: %s; the PyTorch reference runs instead, far slower",
+            device,
+            reason,
+        )
 
 
 def handle_missing_kernels(device: str, backend: str) -> None:
     """For a call whose device has no kernels: returns if the reference may serve, else raises."""
     if backend == "auto" and _fallback_allowed:
-        if device not in _warned:
-            _warned.add(device)
-            logger.warning(
-                "no kernels for tensors on %s (%s); the PyTorch reference runs instead, far slower",
-                device,
-                _reasons.get(device, "not supported"),
-            )
+        _warn_of_fallback(device)
         return
     if device not in _BUILD_COMMANDS and "cpu" in devices:
         raise NotImplementedError(

@@ -33,8 +33,10 @@ def scan(*inputs_and_options) -> tuple[Tensor, Tensor, Tensor]:
         isinstance(argument, Tensor) and argument.requires_grad for argument in inputs_and_options
     )
     arguments = (*inputs_and_options, needs_gradient)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return torch.ops.selective_scan.selective_scan_fwd.default(*arguments)
+    if torch._C._are_functorch_transforms_active():
+        return _TransformableScan.apply(*arguments)
     if needs_gradient:
         return _EagerScan.apply(*arguments)
     return _below_autograd(torch.ops.selective_scan.selective_scan_fwd.default, arguments)
@@ -58,6 +60,42 @@ class _EagerScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         return _backward(ctx, *gradients)
+
+
+class _TransformableScan(torch.autograd.Function):
+    """The same for the transforms of torch.func, which register_autograd does not support."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.selective_scan.selective_scan_fwd.default(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _save_for_backward(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return _backward(ctx, *gradients)
+
+
+class _TransformableGradient(torch.autograd.Function):
+    """The backward op for torch.func, which always wants to differentiate once more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.selective_scan.selective_scan_bwd.default(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return _refuse_double_backward(ctx, *gradients)
 
 
 # --- fake kernels: the outputs' shapes, dtypes and strides ----------------------------------------
@@ -136,7 +174,12 @@ def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: No
     op = torch.ops.selective_scan.selective_scan_bwd.default
     arguments = (dout, dlast_state, *inputs, delta_softplus, method, initial_state, reverse, states)
     # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-    results = op(*arguments) if torch.is_grad_enabled() else _below_autograd(op, arguments)
+    if not torch.is_grad_enabled():
+        results = _below_autograd(op, arguments)
+    elif torch._C._are_functorch_transforms_active():
+        results = _TransformableGradient.apply(*arguments)
+    else:
+        results = op(*arguments)
     *gradients, dinitial_state = results
     gradients += [None, None, dinitial_state, None, None]
     return tuple(

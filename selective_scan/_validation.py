@@ -55,7 +55,10 @@ def is_well_formed(inputs: tuple[object, ...], flags: tuple[object, ...]) -> boo
     device = inputs[0].device
     for value in inputs:
         if value is not None and not (
-            isinstance(value, Tensor) and value.layout is torch.strided and value.device == device
+            isinstance(value, Tensor)
+            and value.layout is torch.strided
+            and not value.is_nested
+            and value.device == device
         ):
             return False
     return True
@@ -230,6 +233,8 @@ def _check_dense(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         fail(f"{name} must be a dense (strided) tensor, got layout {layout}")
+    if tensor.is_nested:
+        fail(f"{name} must be a dense (strided) tensor, got a nested one")
 
 
 def _check_device(name: str, tensor: Tensor, u: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._discretization import DISCRETIZATIONS
 from ._dtypes import compute_dtype, state_dtype
-from ._validation import check_inputs, check_types
+from ._validation import check_backend, check_inputs, check_types
 
 
 def selective_scan_ref(
@@ -29,12 +29,14 @@ def selective_scan_ref(
     discretization_method: str = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan, step by step in plain PyTorch.
 
-    Arguments, results and errors are those of :func:`selective_scan_fn`. It runs on any device and
-    can be differentiated any number of times. Time and, with gradients, memory grow as
-    batch·dim·dstate·seqlen.
+    Arguments, results and errors are those of :func:`selective_scan_fn`, so that one name may take
+    the other's place in any call; `backend` is checked as there, but chooses nothing here. It runs
+    on any device and can be differentiated any number of times. Time and, with gradients, memory
+    grow as batch·dim·dstate·seqlen.
 
     Example:
         >>> import torch
@@ -51,7 +53,9 @@ def selective_scan_ref(
         return_last_state=return_last_state,
         reverse=reverse,
         discretization_method=discretization_method,
+        backend=backend,
     )
+    check_backend(backend, u.device)
     check_inputs(inputs, discretization_method)
 
     batch, dim, seqlen = u.shape

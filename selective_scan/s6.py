@@ -118,7 +118,7 @@ class S6(nn.Module):
         _check_count("d_state", d_state)
         _check_count("d_conv", d_conv)
         _check_positive("expand", expand)
-        if expand * d_model != round(expand * d_model):
+        if not float(expand * d_model).is_integer():
             _refuse("expand", f"such that expand·d_model is a whole number ({d_model=})", expand)
         if dt_rank == "auto":
             dt_rank = math.ceil(d_model / 16)

@@ -71,8 +71,15 @@ def seeded(request):
 
 
 @pytest.fixture(scope="session")
-def core(request):
+def bindings_folder(request, tmp_path_factory) -> Path:
+    """Where compiled test modules are kept: in pytest's cache, unless that is switched off."""
+    cache = getattr(request.config, "cache", None)
+    return Path(cache.mkdir("bindings")) if cache else tmp_path_factory.mktemp("bindings")
+
+
+@pytest.fixture(scope="session")
+def core(bindings_folder):
     """The scalar core of csrc/core as a Python module, compiled once per version of the sources."""
     import core_build
 
-    return core_build.load(Path(request.config.cache.mkdir("core_bindings")))
+    return core_build.load(bindings_folder)

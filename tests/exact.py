@@ -3,7 +3,7 @@
 import mpmath
 import numpy as np
 
-mpmath.mp.dps = 60
+mpmath.mp.dps = 50
 
 
 def number(value):

@@ -212,6 +212,21 @@ def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
     return inputs
 
 
+def detached(inputs: dict) -> dict:
+    """The same tensors, without gradients."""
+    return {name: None if value is None else value.detach() for name, value in inputs.items()}
+
+
+# How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
+OP_ORDER = (*TENSORS[:-1], "delta_softplus", "discretization_method", TENSORS[-1], "reverse")
+
+
+def op_arguments(case: Case, inputs: dict) -> tuple:
+    """What both ops take, without gradients."""
+    arguments = detached(inputs) | make(case).options
+    return tuple(arguments[name] for name in OP_ORDER)
+
+
 def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:
     """Gradients of the inputs that are there, named "du", "ddelta" and so on."""
     present = {name: tensor for name, tensor in inputs.items() if tensor is not None}

@@ -126,7 +126,7 @@ def test_benchmark_ratios_follow_from_the_rows(quick_run):
         for entry in content["ratios"]
         if entry["pass"] == "forward"
     }
-    threads = "speedup of 2 threads over 1"
+    threads = "1 thread / 2 threads"
     key = ("medium", "plain", "zoh")
     assert found[(threads, *key)] == pytest.approx(
         medians[(*key, 1, "forward")] / medians[(*key, 2, "forward")]

@@ -23,7 +23,7 @@ def needs_the_libraries_of_the_demo():
 
 def test_digits_learns_and_draws(tmp_path):
     picture = tmp_path / "digits.png"
-    small = ["--epochs", "2", "--d-model", "16", "--depth", "1", "--batch-size", "32"]
+    small = ["--epochs", "4", "--d-model", "32", "--depth", "1", "--batch-size", "32"]
     result = run(*small, "--output", str(picture))
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -32,7 +32,7 @@ def test_digits_learns_and_draws(tmp_path):
     assert picture.stat().st_size > 10_000
     accuracy = float(re.search(r"^test accuracy: ([\d.]+)%$", result.stdout, re.MULTILINE)[1])
     assert 20 < accuracy <= 100  # chance is 10 %
-    assert "epoch 2/2" in result.stderr  # the progress bar
+    assert "epoch 4/4" in result.stderr  # the progress bar
 
 
 @pytest.mark.parametrize(

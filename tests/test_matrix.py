@@ -18,9 +18,11 @@ from problem import (
     REAL_KINDS,
     Case,
     check,
+    detached,
     generator,
     inputs_on,
     make,
+    op_arguments,
 )
 from selective_scan import selective_scan_fn
 
@@ -135,6 +137,8 @@ def everything():
             for flags in itertools.product((False, True), repeat=len(OPTIONAL)):
                 yield base.with_(seqlen=34, **dict(zip(OPTIONAL, flags, strict=True)))
         yield base.with_(seqlen=2049, dstate=16)
+    yield Case(batch=1, dim=2, seqlen=16_385, dstate=4)
+    yield Case(batch=1, dim=2, seqlen=16_385, dstate=4, reverse=True, complex=True, method="foh")
 
 
 def unique(cases, besides=()):
@@ -172,10 +176,7 @@ SAMPLES = [
 
 
 def forward(case, device, inputs=None, **options):
-    inputs = inputs or {
-        name: None if value is None else value.detach()
-        for name, value in inputs_on(case, device).items()
-    }
+    inputs = inputs or detached(inputs_on(case, device))
     return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
 
 
@@ -191,9 +192,25 @@ def test_saving_states_for_backward_does_not_change_the_output(case, device):
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
+    case = case.with_(seqlen=129)
+    problem = make(case)
+    arguments = op_arguments(case, inputs_on(case, device))
+    ops = torch.ops.selective_scan
+    *_, states = ops.selective_scan_fwd(*arguments, True)
+    cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
+    given = ops.selective_scan_bwd(*cotangents, *arguments, states)
+    for none in (None, states[:0]):
+        recomputed = ops.selective_scan_bwd(*cotangents, *arguments, none)
+        for expected, actual in zip(given, recomputed, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    without = ops.selective_scan_bwd(None, None, *arguments, states)
+    assert not any(gradient.any() for gradient in without)
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_reverse_is_flip_scan_flip(case, device):
-    inputs = inputs_on(case.with_(layout="contiguous"), device)
-    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+    inputs = detached(inputs_on(case.with_(layout="contiguous"), device))
 
     def flip(name, value):
         if value is None or name not in ("u", "delta", "z", "B", "C"):
@@ -214,8 +231,7 @@ def test_reverse_is_flip_scan_flip(case, device):
 def test_two_halves_are_one_scan(case, device):
     """initial_state continues where last_state stopped."""
     case = case.with_(layout="contiguous", dtype=torch.float32)
-    inputs = inputs_on(case, device)
-    inputs = {name: None if value is None else value.detach() for name, value in inputs.items()}
+    inputs = detached(inputs_on(case, device))
     out, last_state = forward(case, device, inputs)
 
     def part(name, value, first, last):

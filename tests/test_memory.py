@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from problem import Case, inputs_on, make
+from problem import Case, detached, inputs_on, make, op_arguments
 from selective_scan import selective_scan_fn
 
 CHUNK = 32
@@ -43,7 +43,7 @@ def test_what_is_saved_for_backward(case, device):
 
 
 def test_nothing_is_saved_where_no_gradient_is_wanted(device):
-    inputs = {name: value.detach() for name, value in inputs_on(CASES[0], device).items()}
+    inputs = detached(inputs_on(CASES[0], device))
     *_, states = torch.ops.selective_scan.selective_scan_fwd(
         *(inputs[name] for name in ("u", "delta", "A", "B", "C"))
     )
@@ -80,15 +80,7 @@ def test_peak_beside_inputs_and_results(case, device):
     """Saved states, transposes and workspaces together stay within a few times the unit."""
     peak_of = {"cpu": peak_on_cpu, "cuda": peak_on_cuda}[device]
     inputs = inputs_on(case, device)
-    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
-    options = make(case).options
-    arguments = (
-        *(inputs[name].detach() for name in names),
-        options["delta_softplus"],
-        options["discretization_method"],
-        inputs["initial_state"].detach(),
-        options["reverse"],
-    )
+    arguments = op_arguments(case, inputs)
     cotangents = [make(case).cotangents[name].to(device) for name in ("out", "last_state")]
     ops = torch.ops.selective_scan
     ops.selective_scan_fwd(*arguments, True)  # what is allocated once and for all

@@ -215,9 +215,10 @@ def test_environment_flag_refuses(setup, monkeypatch):
 # --- sources, wheel, libraries --------------------------------------------------------------------
 
 
-def test_every_source_belongs_to_one_library(setup):
+def test_every_source_is_compiled(setup):
     cpu, cuda = setup.cpu_sources(), setup.cuda_sources()
-    assert not set(cpu) & set(cuda)
+    assert {path for path in cpu if path.endswith("_cuda.cpp") or "/cuda/" in path} == set()
+    assert {path for path in cuda if path.endswith("_cpu.cpp") or "/cpu/" in path} == set()
     compiled = {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
     assert {ROOT / path for path in cpu + cuda} == compiled
 
@@ -273,10 +274,11 @@ def test_what_the_libraries_need(name):
     library = Path(selective_scan.__file__).with_name(f"{name}.so")
     if name == "_cuda" and not library.exists():
         pytest.skip("the CUDA library is not built")
-    output = subprocess.run(
-        ["readelf", "--dynamic", "--wide", str(library)], capture_output=True, text=True, check=True
-    ).stdout
+    command = ["readelf", "--dynamic", "--dyn-syms", "--wide", str(library)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output))
     assert "libtorch.so" in needed
     foreign = ("libpython", "libtorch_", "libc10", "libcudart")
     assert not [entry for entry in needed if entry.startswith(foreign)]
+    missing = re.findall(r"\bUND (\S+)", output)
+    assert not [symbol for symbol in missing if "14selective_scan" in symbol]

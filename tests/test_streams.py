@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from problem import Case, complaint, differentiate, inputs_on, make, reference, run, tolerance
+from problem import (
+    Case,
+    complaint,
+    detached,
+    differentiate,
+    inputs_on,
+    make,
+    op_arguments,
+    reference,
+    run,
+    tolerance,
+)
 from selective_scan import selective_scan_fn
 
 pytestmark = pytest.mark.cuda
@@ -38,17 +49,6 @@ def test_a_side_stream(case, cuda_device):
     assert_same_bits(expected, results)
 
 
-def op_arguments(case, inputs):
-    options = make(case).options
-    return (
-        *(inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")),
-        options["delta_softplus"],
-        options["discretization_method"],
-        inputs["initial_state"],
-        options["reverse"],
-    )
-
-
 def forward_and_backward_ops(case, inputs, cotangents):
     ops = torch.ops.selective_scan
     arguments = op_arguments(case, inputs)
@@ -61,7 +61,7 @@ def forward_and_backward_ops(case, inputs, cotangents):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_graph_capture_and_replay_with_new_data(case, cuda_device):
-    inputs = {name: value.detach() for name, value in inputs_on(case, cuda_device).items()}
+    inputs = detached(inputs_on(case, cuda_device))
     cotangents = {name: value.cuda() for name, value in make(case).cotangents.items()}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

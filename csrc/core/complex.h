@@ -87,7 +87,7 @@ SELECTIVE_SCAN_HD Complex<R>& operator+=(Complex<R>& a, Complex<R> b) {
 
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> conj(Complex<R> a) {
-  return {a.re, R(scalar_t<R>(0)) - a.im};
+  return {a.re, -a.im};
 }
 template <class R>
 SELECTIVE_SCAN_HD R conj(R a) {

@@ -63,9 +63,14 @@ struct TruncatedHold {
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
-    T b = one<T>();
     const T x = delta * pole.A;
-    for (int k = kTerms; k > 1; --k) b = constant<T>(1) + (constant<T>(1.0 / k) * x) * b;
+    double factorial = 1;
+    for (int k = 2; k <= kTerms; ++k) factorial *= k;
+    T b = constant<T>(1 / factorial) * one<T>();
+    for (int k = kTerms; k > 1; --k) {
+      factorial /= k;
+      b = constant<T>(1 / factorial) + x * b;
+    }
     return {Math::exp_of(delta * pole.exponent), delta * b};
   }
 
@@ -74,16 +79,14 @@ struct TruncatedHold {
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
     const T x = delta * pole.A;
-    T exp_series = one<T>();
-    for (int k = kTerms - 1; k >= 1; --k) {
-      exp_series = constant<T>(1) + (constant<T>(1.0 / k) * x) * exp_series;
-    }
-    T slope = T{};  // b'(x) = Σ k·x^(k-1)/(k+1)!
     double factorial = 1;
     for (int k = 2; k <= kTerms; ++k) factorial *= k;
+    T exp_series = constant<T>(kTerms / factorial) * one<T>();
+    T slope = T{};  // b'(x) = Σ k·x^(k-1)/(k+1)!
     for (int k = kTerms - 1; k >= 1; --k) {
       slope = constant<T>(k / factorial) + x * slope;
       factorial /= k + 1;
+      exp_series = constant<T>(k / factorial) + x * exp_series;
     }
     return {pole.A * value.abar, delta * value.abar, exp_series, (delta * delta) * slope};
   }
@@ -94,21 +97,30 @@ struct ExactHold {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kBbarDependsOnA = true;
 
-  /// Δ·φ1(x) = (exp(x) − 1)/A spares a division for every step.
+  /// Δ·φ1(x) = (exp(x) − 1)/A spares a division for every step. A policy may have an exact_hold of
+  /// its own, where exp and expm1 share their work.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
-    const T x = delta * pole.A;
-    const auto is_tiny = norm(x) < constant<T>(kTinyNorm);
-    const T limit = delta * (constant<T>(1) + constant<T>(0.5) * x);
-    return {Math::exp_of(delta * pole.exponent),
-            select(is_tiny, limit, expm1<Math>(x) * pole.inverse)};
+    if constexpr (requires { Math::exact_hold(delta, pole); }) {
+      return Math::exact_hold(delta, pole);
+    } else {
+      const T x = delta * pole.A;
+      const auto is_tiny = norm(x) < constant<T>(kTinyNorm);
+      const T limit = delta * (constant<T>(1) + constant<T>(0.5) * x);
+      return {Math::exp_of(delta * pole.exponent),
+              select(is_tiny, limit, expm1<Math>(x) * pole.inverse)};
+    }
   }
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
-    const T slope = phi1_derivative<Math>(delta * pole.A);
-    return {pole.A * value.abar, delta * value.abar, value.abar, (delta * delta) * slope};
+    // bbar = (abar − 1)/A, so its derivative is (Δ·abar − bbar)/A, which cancels for a small x.
+    const T x = delta * pole.A;
+    const T near = (delta * delta) * phi1_derivative_series(x);
+    const T away = (delta * value.abar - value.bbar) * pole.inverse;
+    return {pole.A * value.abar, delta * value.abar, value.abar,
+            select(norm(x) < constant<T>(1), near, away)};
   }
 };
 

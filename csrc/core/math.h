@@ -158,6 +158,22 @@ SELECTIVE_SCAN_HD T phi1_derivative(T x) {
   return select(norm(x) < constant<T>(4), inside, outside);
 }
 
+constexpr double factorial(int n) {
+  return n > 1 ? n * factorial(n - 1) : 1;
+}
+
+/// φ1'(x) = Σ (k+1)/(k+2)! x^k for |x| < 1.
+template <int kFirst = 0, class T>
+SELECTIVE_SCAN_HD T phi1_derivative_series(T x) {
+  constexpr int kLast = sizeof(scalar_t<T>) == 4 ? 10 : 18;
+  constexpr double kCoefficient = (kFirst + 1) / factorial(kFirst + 2);
+  if constexpr (kFirst == kLast) {
+    return constant<T>(kCoefficient) * one<T>();
+  } else {
+    return constant<T>(kCoefficient) + x * phi1_derivative_series<kFirst + 1>(x);
+  }
+}
+
 /// log(1 + exp(x)), x itself above the threshold.
 template <class Math, class R>
 SELECTIVE_SCAN_HD R softplus(R x) {

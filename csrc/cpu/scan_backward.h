@@ -79,6 +79,7 @@ struct BackwardScratch {
   R* delta;
   R* u;
   R* z;
+  R* gate;  // sigmoid(z)
   R* dout;
   R* dy;
   R* y;
@@ -108,7 +109,7 @@ struct BackwardScratch {
     kept.bbar = arena.take<State>(kKept);
     dB_products = arena.take<R>(kProducts);
     dC_products = arena.take<R>(kProducts);
-    for (R** steps : {&biased_delta, &delta, &u, &z, &dout, &dy, &y, &du, &ddelta}) {
+    for (R** steps : {&biased_delta, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
       *steps = arena.take<R>(kStateChunk);
     }
   }
@@ -202,11 +203,16 @@ struct BackwardKernel {
     for (int64_t t = 0; t < steps; ++t) {
       scratch.biased_delta[t] = scratch.biased_delta[t] + delta_bias;
       scratch.delta[t] = step_size(scratch.biased_delta[t], params.delta_softplus);
-      const R dout = scratch.dout[t];
-      scratch.dy[t] = params.z.present() ? dout * silu<VectorMath>(scratch.z[t]) : dout;
+      scratch.dy[t] = scratch.dout[t];
       scratch.y[t] = R(T(0));
       scratch.du[t] = R(T(0));
       scratch.ddelta[t] = R(T(0));
+    }
+    if (params.z.present()) {
+      for (int64_t t = 0; t < steps; ++t) {
+        scratch.gate[t] = sigmoid<VectorMath>(scratch.z[t]);
+        scratch.dy[t] = scratch.dout[t] * (scratch.z[t] * scratch.gate[t]);
+      }
     }
     if (chunk == 0) {
       load_states(params.initial_state, block.batch, channel, lanes, dstate, scratch.states);
@@ -228,7 +234,7 @@ struct BackwardKernel {
       scratch.du[t] = scratch.du[t] + D * dy;
       if (params.delta_softplus) {
         scratch.ddelta[t] =
-            scratch.ddelta[t] * softplus_derivative<VectorMath>(scratch.biased_delta[t]);
+            scratch.ddelta[t] * softplus_derivative(scratch.biased_delta[t], scratch.delta[t]);
       }
       dD_of_chunk += dy * u;
       ddelta_bias_of_chunk += scratch.ddelta[t];
@@ -239,7 +245,7 @@ struct BackwardKernel {
       for (int64_t t = 0; t < steps; ++t) {
         const R z = scratch.z[t];
         const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
-        scratch.z[t] = scratch.dout[t] * y * silu_derivative(z, sigmoid<VectorMath>(z));
+        scratch.z[t] = scratch.dout[t] * y * silu_derivative(z, scratch.gate[t]);
       }
       store_sequence(params.dz, block, channel, lanes, first_step, steps, scratch.z);
     }
@@ -268,12 +274,9 @@ struct BackwardKernel {
         });
 
     State carry[kStates], dA[kStates], dB_sum[kStates], dC_sum[kStates];
-    State B_now[kStates], C_now[kStates];
     for (int j = 0; j < kStates; ++j) {
       carry[j] = scratch.carry[of_vector + n + j];
       dA[j] = dB_sum[j] = dC_sum[j] = State{};
-      B_now[j] = B.is_variable() ? State{} : B.constant[n + j];
-      C_now[j] = C.is_variable() ? State{} : C.constant[n + j];
     }
     for (int64_t t = steps - 1; t >= 0; --t) {
       const R delta = scratch.delta[t];
@@ -281,19 +284,13 @@ struct BackwardKernel {
       const R dy = constant<State>(kOutputScale<State>) * scratch.dy[t];
       R du = scratch.du[t];
       R ddelta = scratch.ddelta[t];
-      if (B.is_variable()) {
-        for (int j = 0; j < kStates; ++j) B_now[j] = B.at_step(n + j, t);
-      }
-      if (C.is_variable()) {
-        for (int j = 0; j < kStates; ++j) C_now[j] = C.at_step(n + j, t);
-      }
       for (int j = 0; j < kStates; ++j) {
-        const State g = carry[j] + dy * conj(C_now[j]);  // gradient of h[t]
+        const State g = carry[j] + dy * conj(C.at(n + j, t));  // gradient of h[t]
         const State before = kept.h[t * kStates + j];
         const State dC = dy * conj(kept.h[(t + 1) * kStates + j]);
         Coefficients<State> value;
         value.abar = kept.abar[t * kStates + j];
-        const State dinput_over_gain = g * conj(B_now[j]);
+        const State dinput_over_gain = g * conj(B.at(n + j, t));
         State dB;
         if constexpr (F::kBbarDependsOnA) {
           value.bbar = kept.bbar[t * kStates + j];

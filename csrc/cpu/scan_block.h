@@ -178,8 +178,10 @@ struct Projection {
 
   SELECTIVE_SCAN_HD bool is_variable() const { return tile != nullptr; }
 
-  SELECTIVE_SCAN_HD State at_step(int64_t n, int64_t t) const {
+  /// Of state n at step t.
+  SELECTIVE_SCAN_HD State at(int64_t n, int64_t t) const {
     using R = real_t<State>;
+    if (!is_variable()) return constant[n];
     const scalar_t<State>* entry = tile + n * kStateChunk + t;
     if constexpr (is_complex_v<State>) {
       return {R(entry[0]), R(entry[imaginary])};
@@ -286,6 +288,13 @@ void store_sequence(const ArrayView& view, const Block& block, int64_t channel, 
 template <class R>
 SELECTIVE_SCAN_HD R step_size(R biased_delta, bool delta_softplus) {
   return delta_softplus ? softplus<VectorMath>(biased_delta) : biased_delta;
+}
+
+/// softplus'(x) = sigmoid(x) = 1 − exp(−softplus(x)), which needs no division.
+template <class R>
+SELECTIVE_SCAN_HD R softplus_derivative(R biased_delta, R delta) {
+  return select(biased_delta > constant<R>(kSoftplusThreshold), constant<R>(1),
+                -VectorMath::expm1(-delta));
 }
 
 /// Calls advance.operator()<kStates>(first) for groups of states that together are all of dstate.

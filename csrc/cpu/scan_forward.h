@@ -29,31 +29,23 @@ SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pol
                                State* states, real_t<State>* y, const Keep& keep) {
   using R = real_t<State>;
   using F = Formula<kMethod>;
-  State h[kStates], B_now[kStates], C_now[kStates];
+  State h[kStates];
   Pole<State> pole[kStates];
   for (int j = 0; j < kStates; ++j) {
     h[j] = states[n + j];
     pole[j] = poles[n + j];
-    B_now[j] = B.is_variable() ? State{} : B.constant[n + j];
-    C_now[j] = C.is_variable() ? State{} : C.constant[n + j];
   }
   for (int64_t t = 0; t < chunk.steps; ++t) {
     const R delta = chunk.delta[t];
     const R u = chunk.u[t];
     const R gain_of_all = F::kBbarDependsOnA ? u : delta * u;
     R sum = y[t];
-    if (B.is_variable()) {
-      for (int j = 0; j < kStates; ++j) B_now[j] = B.at_step(n + j, t);
-    }
-    if (C.is_variable()) {
-      for (int j = 0; j < kStates; ++j) C_now[j] = C.at_step(n + j, t);
-    }
     for (int j = 0; j < kStates; ++j) {
       const Coefficients<State> value = F::template value<VectorMath>(delta, pole[j]);
-      State input = gain_of_all * B_now[j];
+      State input = gain_of_all * B.at(n + j, t);
       if constexpr (F::kBbarDependsOnA) input = value.bbar * input;
       h[j] = multiply_add(value.abar, h[j], input);
-      sum = add_real_of_product(C_now[j], h[j], sum);
+      sum = add_real_of_product(C.at(n + j, t), h[j], sum);
       keep(t, j, h[j], value);
     }
     y[t] = sum;

@@ -10,3 +10,7 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif

@@ -13,11 +13,16 @@
 
 #include "../core/complex.h"
 #include "../core/config.h"
+#include "../core/dtype.h"
 
 #if !defined(_MSC_VER) || defined(__clang__)
 #define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1
 #else
 #define SELECTIVE_SCAN_VECTOR_EXTENSIONS 0
+#endif
+
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 namespace selective_scan::cpu {
@@ -163,12 +168,50 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> b) {
   return Vec<T, K>::from(condition.native ? a.native : b.native);
 }
+/// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
+  using R = Vec<T, K>;
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  constexpr bool kIsDouble = sizeof(T) == 8;
+  if constexpr (R::kBytes == 64) {
+    if constexpr (kIsDouble) return R::from(_mm512_maskz_min_pd(-1, a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm512_maskz_min_ps(-1, a.native, b.native));
+  } else if constexpr (R::kBytes == 32) {
+    if constexpr (kIsDouble) return R::from(_mm256_min_pd(a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm256_min_ps(a.native, b.native));
+  } else {
+    if constexpr (kIsDouble) return R::from(_mm_min_pd(a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm_min_ps(a.native, b.native));
+  }
+#else
+  return select(a < b, a, b);
+#endif
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
+  using R = Vec<T, K>;
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  constexpr bool kIsDouble = sizeof(T) == 8;
+  if constexpr (R::kBytes == 64) {
+    if constexpr (kIsDouble) return R::from(_mm512_maskz_max_pd(-1, a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm512_maskz_max_ps(-1, a.native, b.native));
+  } else if constexpr (R::kBytes == 32) {
+    if constexpr (kIsDouble) return R::from(_mm256_max_pd(a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm256_max_ps(a.native, b.native));
+  } else {
+    if constexpr (kIsDouble) return R::from(_mm_max_pd(a.native, b.native));
+    if constexpr (!kIsDouble) return R::from(_mm_max_ps(a.native, b.native));
+  }
+#else
+  return select(a > b, a, b);
+#endif
+}
+
 /// The bound where x is beyond it; NaN stays NaN.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
-  const Vec<T, K> l(low), h(high);
-  x = Vec<T, K>::from(l.native > x.native ? l.native : x.native);
-  return Vec<T, K>::from(h.native < x.native ? h.native : x.native);
+  return lesser(Vec<T, K>(high), greater(Vec<T, K>(low), x));
 }
 
 template <class T, class K>

@@ -3,7 +3,8 @@
 // overflow and gradual underflow included; exp_of alone trades the last binades for speed.
 //
 // The polynomials are minimax fits of
-//   exp      g(f) = (exp(f) - 1)/f - 1 over f, |f| <= log(2)/2
+//   exp      ((exp(f) - 1)/f - 1)/f, |f| <= log(2)/2
+//   exp2     (2^f - 1)/f, |f| <= 1/2
 //   log      (2 atanh(s)/s - 2)/s² in s², with log(1 + f) = 2 atanh(s), s = f/(2 + f)
 //   sin      (sin(x)/x - 1)/x² in x², |x| <= π/4
 //   cos      (cos(x) - 1 + x²/2)/x⁴ in x², |x| <= π/4
@@ -15,6 +16,7 @@
 #include <limits>
 
 #include "../core/complex.h"
+#include "../core/discretization.h"
 #include "../core/math.h"
 #include "vector.h"
 
@@ -37,14 +39,16 @@ struct MathConstants<float> {
                                              0.0013941213519610395326f};
   static constexpr float kExpLow = -104.f;  // exp is 0 below and infinite above
   static constexpr float kExpHigh = 89.f;
-  static constexpr float kExpOfLow = -88.03f;  // where exp_of's exponent is -127
-  static constexpr float kExpOfHigh = 88.7228f;
+  static constexpr float kExp2Polynomial[] = {
+      0.69314718055994530942f,   0.24022650825470427335f,   0.05550380983528258887f,
+      0.0096180617978680603403f, 0.0013381325129943239838f, 0.00015461468325526495305f};
 
   static constexpr float kLogPolynomial[] = {0.66666685839065502853f, 0.39988487386516276949f,
                                              0.29592458350355689355f};
   static constexpr int32_t kSqrtHalf = 0x3f3504f3;
 
   static constexpr float kHalfPi[] = {0x1.92p+0f, 0x1.fb4p-12f, 0x1.444p-24f, 0x1.68c234p-39f};
+  static constexpr float kHalfPiTail = 4.8382679489661923e-4f;  // π/2 less its first part
   static constexpr float kReducible = 6000.f;  // up to here the parts of π/2 suffice
   static constexpr float kSinPolynomial[] = {-0.16666664655954273308f, 0.0083327466687048269786f,
                                              -0.00019587505521976781684f};
@@ -67,8 +71,11 @@ struct MathConstants<double> {
                                               2.7620201349713796859e-7,   2.511013060099439632e-8};
   static constexpr double kExpLow = -746.;
   static constexpr double kExpHigh = 710.;
-  static constexpr double kExpOfLow = -709.09;
-  static constexpr double kExpOfHigh = 709.782;
+  static constexpr double kExp2Polynomial[] = {
+      0.69314718055994530942,     0.24022650695910076149,   0.055504108664821606109,
+      0.0096181291076186498791,   0.0013333558146410650291, 0.00015403530424813948095,
+      0.000015252733838886554288, 1.3215451605345717746e-6, 1.017805762101754121e-7,
+      7.0709842384314917973e-9,   4.45581794611090611e-10};
 
   static constexpr double kLogPolynomial[] = {0.6666666666666669951,  0.39999999999892153762,
                                               0.28571428629230372521, 0.22222210614037096151,
@@ -78,6 +85,7 @@ struct MathConstants<double> {
 
   static constexpr double kHalfPi[] = {0x1.921fb544p+0, 0x1.0b4611a4p-34, 0x1.13198a2cp-65,
                                        0x1.01b839a25204ap-96};
+  static constexpr double kHalfPiTail = 0x1.0b4611a626331p-34;
   static constexpr double kReducible = 1e6;
   static constexpr double kSinPolynomial[] = {
       -0.16666666666666664601,  0.0083333333333309264585,  -0.00019841269836724874377,
@@ -86,6 +94,9 @@ struct MathConstants<double> {
       0.041666666666666665375,   -0.0013888888888887383325, 0.000024801587298744434472,
       -2.7557317260628159693e-7, 2.0876143942645769045e-9,  -1.138246420488501465e-11};
 };
+
+constexpr double kLog2e = 1.4426950408889634074;
+constexpr double kTwoOverPi = 0.63661977236758134308;
 
 /// Σ coefficients[i]·x^i
 template <class R, class T, int kTerms>
@@ -107,7 +118,7 @@ struct ReducedExp {
 
   SELECTIVE_SCAN_HD explicit ReducedExp(R x) {
     const R round(Constants::kRound + Constants::kExponentBias);
-    const R rounded = round + R(static_cast<T>(1.4426950408889634074)) * x;
+    const R rounded = round + R(static_cast<T>(kLog2e)) * x;
     const R n = rounded - round;
     f = x - n * R(Constants::kLn2High);
     f = f - n * R(Constants::kLn2Low);
@@ -121,10 +132,54 @@ struct ReducedExp {
   }
 };
 
+/// y = n + f with |f| <= 1/2. 2^f = 1 + f·slope. From 128 on (fp32) 2^n is infinite, up to -127 it
+/// is 0.
+template <class T, class K>
+struct ReducedExp2 {
+  using R = Vec<T, K>;
+  using Constants = MathConstants<T>;
+
+  R n;
+  R f;
+  R slope;
+  R power;  // 2^n
+
+  SELECTIVE_SCAN_HD explicit ReducedExp2(R y) {
+    constexpr int kBias = Constants::kExponentBias;
+    const R round(Constants::kRound + kBias);
+    y = clamp(y, T(-kBias), T(kBias + 1));
+    const R rounded = y + round;
+    n = rounded - round;
+    f = y - n;
+    slope = polynomial(f, Constants::kExp2Polynomial);
+    power = as_number(bits_of(rounded) << Constants::kMantissaBits);
+  }
+
+  SELECTIVE_SCAN_HD R value() const { return (R(1) + f * slope) * power; }
+};
+
 /// 2^n of n + kExponentBias in the low bits.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> power_of_two(Bits<T, K> biased) {
   return as_number(biased << MathConstants<T>::kMantissaBits);
+}
+
+/// sin and cos of r + quadrant·π/2, of which the last two bits count, |r| <= π/4.
+template <class T, class K>
+SELECTIVE_SCAN_HD void sincos_of_reduced(Vec<T, K> r, Bits<T, K> quadrant, Vec<T, K>& sine,
+                                         Vec<T, K>& cosine) {
+  using R = Vec<T, K>;
+  using Constants = MathConstants<T>;
+  constexpr int kSignBit = sizeof(T) * 8 - 1;
+  const R r2 = r * r;
+  const R sine_of_r = r + (r * r2) * polynomial(r2, Constants::kSinPolynomial);
+  const R cosine_of_r =
+      (R(1) - R(T(0.5)) * r2) + (r2 * r2) * polynomial(r2, Constants::kCosPolynomial);
+  const auto is_odd = is_set(quadrant & 1);
+  const Bits<T, K> sine_sign = (quadrant & 2) << (kSignBit - 1);
+  const Bits<T, K> cosine_sign = ((quadrant + bits_t<T>(1)) & 2) << (kSignBit - 1);
+  sine = as_number(bits_of(select(is_odd, cosine_of_r, sine_of_r)) ^ sine_sign);
+  cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine_of_r)) ^ cosine_sign);
 }
 
 /// sin and cos of large arguments, lane by lane.
@@ -200,22 +255,12 @@ struct VectorMath {
   static SELECTIVE_SCAN_HD void sincos(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
     using R = Vec<T, K>;
     using Constants = MathConstants<T>;
-    constexpr int kSignBit = sizeof(T) * 8 - 1;
-    const R rounded = R(Constants::kRound) + R(static_cast<T>(0.63661977236758134308)) * x;
+    const R rounded = R(Constants::kRound) + R(static_cast<T>(kTwoOverPi)) * x;
     const R n = rounded - R(Constants::kRound);
     R r = x;
     for (const T part : Constants::kHalfPi) r = r - n * R(part);
 
-    const R r2 = r * r;
-    const R sine_of_r = r + (r * r2) * polynomial(r2, Constants::kSinPolynomial);
-    const R cosine_of_r =
-        (R(1) - R(T(0.5)) * r2) + (r2 * r2) * polynomial(r2, Constants::kCosPolynomial);
-    const Bits<T, K> quadrant = bits_of(rounded);
-    const auto is_odd = is_set(quadrant & 1);
-    const Bits<T, K> sine_sign = (quadrant & 2) << (kSignBit - 1);
-    const Bits<T, K> cosine_sign = ((quadrant + bits_t<T>(1)) & 2) << (kSignBit - 1);
-    sine = as_number(bits_of(select(is_odd, cosine_of_r, sine_of_r)) ^ sine_sign);
-    cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine_of_r)) ^ cosine_sign);
+    sincos_of_reduced(r, bits_of(rounded), sine, cosine);
 
     const R limit(Constants::kReducible * Constants::kReducible);
     if (!all(x * x < limit)) [[unlikely]] {
@@ -226,27 +271,72 @@ struct VectorMath {
     }
   }
 
-  /// exp_of shares its reduction of the argument with expm1 for x itself; the unit that spares
-  /// the multiplication by log2(e) would not, and gains one instruction.
-  template <class T>
-  static SELECTIVE_SCAN_HD T exponent(T A) {
-    return A;
+  /// A·log2(e). An angle stays as it is: no decay hides what a rounded unit would add to it.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> exponent(Vec<T, K> A) {
+    return A * Vec<T, K>(static_cast<T>(kLog2e));
+  }
+  template <class R>
+  static SELECTIVE_SCAN_HD Complex<R> exponent(Complex<R> A) {
+    return {exponent(A.re), A.im};
   }
 
   /// exp, but 0 below 2^-126.5 and infinite above 2^127.5 (fp32; fp64 likewise).
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> exp_of(Vec<T, K> y) {
-    using R = Vec<T, K>;
-    using Constants = MathConstants<T>;
-    const ReducedExp<T, K> reduced(clamp(y, Constants::kExpOfLow, Constants::kExpOfHigh));
-    return (R(1) + reduced.f * reduced.slope) * power_of_two(reduced.biased);
+    return ReducedExp2<T, K>(y).value();
   }
   template <class R>
   static SELECTIVE_SCAN_HD Complex<R> exp_of(Complex<R> y) {
     const R modulus = exp_of(y.re);
     R sine, cosine;
-    sincos(y.im, sine, cosine);
+    sincos_of_angle(y.im, sine, cosine);
     return {modulus * cosine, modulus * sine};
+  }
+
+  /// exp(x) and (exp(x) - 1)/A, x = Δ·A, from one reduction of x. Where x reduces to itself,
+  /// exp(x) - 1 = x·slope without cancellation, and the division is no more needed either.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Coefficients<Vec<T, K>> exact_hold(Vec<T, K> delta,
+                                                              const Pole<Vec<T, K>>& pole) {
+    using R = Vec<T, K>;
+    const ReducedExp2<T, K> reduced(delta * pole.exponent);
+    const R abar = reduced.value();
+    const R small = (delta * R(static_cast<T>(kLog2e))) * reduced.slope;
+    return {abar, select(reduced.n == R(0), small, (abar - R(1)) * pole.inverse)};
+  }
+  /// Likewise, with sin and cos of half the angle as in expm1 (core/math.h).
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Coefficients<Complex<Vec<T, K>>> exact_hold(
+      Vec<T, K> delta, const Pole<Complex<Vec<T, K>>>& pole) {
+    using R = Vec<T, K>;
+    const Complex<R> y = delta * pole.exponent;
+    const ReducedExp2<T, K> reduced(y.re);
+    const R modulus = reduced.value();
+    const R growth = select(reduced.n == R(0), reduced.f * reduced.slope, modulus - R(1));
+    R sine, cosine;
+    sincos_of_angle(R(T(0.5)) * y.im, sine, cosine);
+    const R versine = (sine + sine) * sine;
+    const R full_sine = (sine + sine) * cosine;
+    const Complex<R> abar = {modulus * (R(1) - versine), modulus * full_sine};
+    const Complex<R> difference = {growth - modulus * versine, abar.im};
+    const Complex<R> x = delta * pole.A;
+    const Complex<R> limit = delta * (R(1) + R(T(0.5)) * x);
+    return {abar, select(norm(x) < R(T(kTinyNorm)), limit, difference * pole.inverse)};
+  }
+
+ private:
+  /// sincos with an error that is small beside that of the angle, rather than beside the result.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD void sincos_of_angle(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
+    using R = Vec<T, K>;
+    using Constants = MathConstants<T>;
+    const R round(Constants::kRound);
+    const R rounded = round + R(static_cast<T>(kTwoOverPi)) * x;
+    const R n = rounded - round;
+    const R r = (x - n * R(Constants::kHalfPi[0])) - n * R(Constants::kHalfPiTail);
+    // Where x is too large for n to be exact, nothing is known of the angle: any will do.
+    sincos_of_reduced(clamp(r, T(-1), T(1)), bits_of(rounded), sine, cosine);
   }
 };
 

@@ -13,13 +13,15 @@ import itertools
 import pathlib
 import sys
 
-# Type of the states, states per lane. A lane holds 16 bytes of states, or a single state.
+# Type of the states, states per lane, log2 of the lanes that share a channel (None: any). A lane holds
+# 16 bytes of states. Kernels with a fixed number of lanes are for 1 and for 13 to 16 states.
 TYPES = [
-    ("float", 1),
-    ("float", 4),
-    ("double", 2),
-    ("Complex<float>", 2),
-    ("Complex<double>", 1),
+    ("float", 1, 0),
+    ("float", 4, 2),
+    ("float", 4, None),
+    ("double", 2, None),
+    ("Complex<float>", 2, None),
+    ("Complex<double>", 1, None),
 ]
 # enum Method of core/discretization.h
 METHODS = ["Zoh", "Foh", "Bilinear", "Poly", "Highorder", "Rk4"]
@@ -33,7 +35,7 @@ SOURCE = """\
 
 namespace selective_scan::cuda {{
 
-template struct Scan<{type}, {states}, Method::k{method}>;
+template struct Scan<{type}, {states}, {lane_bits}, Method::k{method}>;
 
 }}  // namespace selective_scan::cuda
 """
@@ -42,10 +44,12 @@ template struct Scan<{type}, {states}, Method::k{method}>;
 def sources():
     """Maps file names to their text."""
     texts = {}
-    for (kind, states), method in itertools.product(TYPES, METHODS):
+    for (kind, states, bits), method in itertools.product(TYPES, METHODS):
         type_name = kind.replace("Complex<", "complex_").rstrip(">")
-        name = f"scan_{type_name}_{states}_{method.lower()}.cu"
-        texts[name] = SOURCE.format(type=kind, states=states, method=method)
+        lanes = "any" if bits is None else 2**bits
+        name = f"scan_{type_name}_{states}x{lanes}_{method.lower()}.cu"
+        lane_bits = "kAnyLanes" if bits is None else bits
+        texts[name] = SOURCE.format(type=kind, states=states, lane_bits=lane_bits, method=method)
     return texts
 
 

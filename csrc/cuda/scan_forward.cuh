@@ -1,16 +1,20 @@
 // The forward scan.
 //
-// Mapping: geometry.cuh. A block walks its tile of channels through time in chunks of kChunk steps;
-// each lane keeps its kStates states and poles in registers and runs through the chunk
-// sequentially, so that an update is a multiplication and an ex2 for abar, a multiplication for the
-// input, and one FMA each for the state and for y.
+// Mapping: geometry.cuh. A block walks its tile of channels through time in
+// chunks of kChunk steps; each lane keeps its kStates states and poles in
+// registers and runs through the chunk sequentially, so that an update is a
+// multiplication and an ex2 for abar, a multiplication for the input, and one
+// FMA each for the state and for y.
 //
-// Shared memory: shared_layout.h. Per chunk: the block stages B and C, every warp its Δ, u and gate;
-// lanes then scan, four steps at a time, and leave their part of y in rows of their own ("planes"),
-// which the output phase adds up. Nothing is exchanged between lanes inside the scan, so what is
-// not finite stays in its (batch, channel).
+// Shared memory: shared_layout.h. While a chunk is scanned the next one is on
+// its way. Lanes scan four steps at a time and leave their part of y in rows of
+// their own ("planes"), which the output phase adds up. Nothing is exchanged
+// between lanes inside the scan, so what is not finite stays in its (batch,
+// channel). One barrier a piece suffices: B and C are converted into two
+// buffers in turn, everything else belongs to a warp.
 //
-// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory.
+// Bound by: issue slots and the special-function unit (one ex2 per update); for
+// dstate 1 by memory.
 #pragma once
 
 #include "scan.h"
@@ -18,153 +22,311 @@
 
 namespace selective_scan::cuda {
 
+enum class ForwardMode : int8_t { kWhole, kSummarize, kResume };
+
 struct ForwardArgs {
   ForwardParams params;
   Geometry geometry;
   SharedLayout layout;
+  InputPlans plans;
+  RowPlan out;
+  ForwardMode mode;
+  SegmentStates segments;
 };
 
-/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
+/// Runs one lane's states through `steps` steps; the lane's part of y goes to
+/// y_row.
 template <Method kMethod, class T, int kStates>
-__device__ void scan_chunk(const real_t<T>* delta_row, const real_t<T>* u_row,
-                           const ProjectionRows<T>& B_rows, const ProjectionRows<T>& C_rows,
-                           int steps, const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
-                           real_t<T>* y_row) {
+__device__ __forceinline__ void
+scan_piece(const real_t<T> *delta_row, const real_t<T> *u_row,
+           ProjectionRows B_rows, ProjectionRows C_rows, int steps,
+           const Pole<T> (&poles)[kStates], Pack<T, kStates> &h,
+           real_t<T> *y_row) {
   using R = real_t<T>;
-  const T* B_row = B_rows.first;
-  const T* C_row = C_rows.first;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
     Pack<R, kBlockSteps> y;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = load_pack<T, kStates>(B_row);
-      const auto C = load_pack<T, kStates>(C_row);
-      B_row += B_rows.stride;
-      C_row += C_rows.stride;
+      const auto B = B_rows.load<T, kStates>(j);
+      const auto C = C_rows.load<T, kStates>(j);
       R sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
-        h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
+        h.v[s] = value.abar * h.v[s] +
+                 held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
         sum += real_of_product(C.v[s], h.v[s]);
       }
       y.v[j] = sum;
     }
     store_pack(y_row + t, y);
+    B_rows.advance(kBlockSteps);
+    C_rows.advance(kBlockSteps);
   }
 }
 
-/// out = (y + D·u)·gate for one warp's channels. Warps that share channels share the elements.
+/// The same without y, for the summary of a segment: `factor` collects the
+/// product of abar.
+template <Method kMethod, class T, int kStates>
+__device__ __forceinline__ void
+summarize_piece(const real_t<T> *delta_row, const real_t<T> *u_row,
+                ProjectionRows B_rows, int steps,
+                const Pole<T> (&poles)[kStates], Pack<T, kStates> &h,
+                Pack<T, kStates> &factor) {
+  using R = real_t<T>;
+  for (int t = 0; t < steps; t += kBlockSteps) {
+    const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
+    const auto u = load_pack<R, kBlockSteps>(u_row + t);
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      const auto B = B_rows.load<T, kStates>(j);
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+        h.v[s] = value.abar * h.v[s] +
+                 held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
+        factor.v[s] = value.abar * factor.v[s];
+      }
+    }
+    B_rows.advance(kBlockSteps);
+  }
+}
+
+/// out = (y + D·u)·gate for one warp's channels.
 template <class R>
-__device__ void write_output(const ForwardParams& params, const Geometry& geometry,
-                             const SharedLayout& layout, const WorkItem& item, WarpTile tile,
-                             const ThreadRole& role, int scale, const char* first_warp,
-                             const R* u_rows, const R* gate_rows) {
+__device__ __forceinline__ void
+write_output(const RowWindow &out, const WarpTile &tile,
+             const Geometry &geometry, const SharedLayout &layout, int scale,
+             bool has_gate, const char *warp_shared, const R *D,
+             const R *u_rows, const R *gate_rows) {
+  using Values = Pack<R, kBlockSteps>;
   const int parts = geometry.lanes();
-  const int64_t first_channel = item.first_channel + tile.first_channel;
-  store_rows<R>(Window(params.out, item), tile, [&](WarpTile::Element e) {
-    R y = 0;
+  store_rows<R>(out, tile, [&](const RowGroup &group) {
+    Values y{};
     for (int w = 0; w < geometry.state_warps; ++w) {
-      const R* planes = reinterpret_cast<const R*>(first_warp + w * layout.warp_bytes +
-                                                   layout.planes);
-      for (int p = 0; p < parts; ++p) y += planes[(e.channel * parts + p) * kRowStride + e.step];
+      const R *planes =
+          reinterpret_cast<const R *>(warp_shared + w * layout.warp_bytes +
+                                      layout.planes) +
+          group.channel * parts * kRowStride + group.step;
+#pragma unroll 4
+      for (int p = 0; p < parts; ++p) {
+        const auto part = load_pack<R, kBlockSteps>(planes + p * kRowStride);
+#pragma unroll
+        for (int j = 0; j < kBlockSteps; ++j)
+          y.v[j] += part.v[j];
+      }
     }
-    y *= scale;
-    const int at = e.channel * kRowStride + e.step;
-    if (params.D.present()) {
-      y += load_component<R>(params.D, (first_channel + e.channel) * params.D.channel) * u_rows[at];
+    const R skip = D[group.channel];
+    const auto u = load_pack<R, kBlockSteps>(u_rows + group.at());
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j)
+      y.v[j] = R(scale) * y.v[j] + skip * u.v[j];
+    if (has_gate) {
+      const auto gate = load_pack<R, kBlockSteps>(gate_rows + group.at());
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j)
+        y.v[j] *= gate.v[j];
     }
-    if (params.z.present()) y *= gate_rows[at];
     return y;
   });
 }
 
-template <class T, int kStates, Method kMethod>
+template <class T, int kStates, int kLaneBits, Method kMethod>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
-  extern __shared__ __align__(16) char shared[];
-  const ForwardParams& params = args.params;
-  const Geometry& geometry = args.geometry;
-  const SharedLayout& layout = args.layout;
-  const int padded_states = geometry.padded_states<kStates>();
+  using States = Pack<T, kStates>;
+  char *const shared = shared_memory();
+  const ForwardParams &params = args.params;
+  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
+  SharedLayout layout = args.layout;
+  layout.row_set = geometry.warp_channels() * kRowStride;
+  const bool summarize = args.mode == ForwardMode::kSummarize;
+  const bool has_output = params.out.present() && !summarize;
+  const bool has_gate = params.z.present() && has_output;
+  const int padded_states = geometry.padded_states(kStates);
   const ThreadRole role = thread_role<kStates>(geometry);
 
-  char* warp_shared = shared + layout.warps + role.warp * layout.warp_bytes;
-  R* delta_rows = reinterpret_cast<R*>(warp_shared);
-  R* u_rows = delta_rows + layout.row_set;
-  R* gate_rows = u_rows + layout.row_set;
-  R* planes = reinterpret_cast<R*>(warp_shared + layout.planes);
+  char *warp_shared = shared + layout.warps + role.warp * layout.warp_bytes;
+  R *delta_rows = reinterpret_cast<R *>(warp_shared);
+  R *u_rows = delta_rows + layout.row_set;
+  R *gate_rows = u_rows + layout.row_set;
+  R *D = reinterpret_cast<R *>(warp_shared + layout.channels);
+  R *delta_bias = D + geometry.warp_channels();
+  char *raw_u = warp_shared + layout.raw_u;
+  char *raw_delta = warp_shared + layout.raw_delta;
+  char *raw_z = warp_shared + layout.raw_z;
   const int row = role.in_warp.channel * kRowStride;
-  R* y_row =
-      planes + (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
-  const char* first_warp = warp_shared - role.state_warp * layout.warp_bytes;
+  R *y_row = reinterpret_cast<R *>(warp_shared + layout.planes) +
+             (role.in_warp.channel * geometry.lanes() + role.in_warp.part) *
+                 kRowStride;
 
-  for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
+  for (int64_t index = blockIdx.x; index < geometry.work_items;
+       index += gridDim.x) {
     const WorkItem item = work_item(params, geometry, index);
     const int64_t channel = item.first_channel + role.channel_in_tile;
     const bool exists = role.channel_in_tile < item.channels;
+    const Projections<T, kStates> projections(
+        params, args.plans, geometry, layout, role, item, channel, exists);
+    WarpTile tile = warp_tile(geometry, item, role, item.begin);
+    const RowWindow u(params.u, args.plans.u, item, tile.first_channel);
+    const RowWindow delta(params.delta, args.plans.delta, item,
+                          tile.first_channel);
+    const RowWindow z(params.z, args.plans.z, item, tile.first_channel);
+    const RowWindow out(params.out, args.out, item, tile.first_channel);
+    stage_channels(params, item, tile, D, delta_bias);
     Pole<T> poles[kStates];
     load_poles<T>(params, channel, exists, role.first_state, poles);
-    const auto B_rows = projection_rows<T, kStates>(params, layout, shared, role, 0, channel,
-                                                    exists, padded_states);
-    const auto C_rows = projection_rows<T, kStates>(params, layout, shared, role, 1, channel,
-                                                    exists, padded_states);
-    Pack<T, kStates> h{};
-    if (exists) {
-      const ArrayView& initial = params.initial_state;
-      h = load_states<T, kStates>(initial,
-                                  item.batch * initial.batch + channel * initial.channel,
-                                  role.first_state, params.dstate);
+    const int64_t segment_row =
+        ((item.segment * params.batch + item.batch) * params.dim + channel) *
+            padded_states +
+        role.first_state;
+    States h{};
+    States factor;
+#pragma unroll
+    for (int s = 0; s < kStates; ++s)
+      factor.v[s] = one<T>();
+    if (args.mode == ForwardMode::kWhole) {
+      h = load_channel_states<T, kStates>(params.initial_state, item, channel,
+                                          exists, role.first_state,
+                                          params.dstate);
+    } else if (args.mode == ForwardMode::kResume && exists) {
+      h = load_pack<T, kStates>(static_cast<const T *>(args.segments.offsets) +
+                                segment_row);
     }
 
-    for (int64_t first = 0; first < item.steps; first += kChunk) {
-      const WarpTile tile = warp_tile(params, geometry, item, role, first);
-      stage_projections<T>(params, item, layout, shared, first, tile.steps, padded_states);
-      stage_inputs(params, item, tile, delta_rows, u_rows);
-      if (params.z.present() && params.out.present()) {
-        load_rows<R>(Window(params.z, item), tile, [&](WarpTile::Element e, R z) {
-          gate_rows[e.channel * kRowStride + e.step] = silu<DeviceMath>(z);
-        });
+    // Each turn starts copying piece `next`, scans the piece before it, and
+    // converts `next`.
+    int buffer = 0;
+    for (int64_t next = item.begin;; next += geometry.piece_steps) {
+      const bool more = next < item.end;
+      const bool new_chunk = more && (next - item.begin) % kChunk == 0;
+      if (more)
+        projections.copy(next, item.end);
+      if (new_chunk) {
+        const WarpTile next_tile = warp_tile(geometry, item, role, next);
+        copy_rows(u, next_tile, raw_u);
+        copy_rows(delta, next_tile, raw_delta);
+        if (has_gate)
+          copy_rows(z, next_tile, raw_z);
       }
-      __syncthreads();
-      scan_chunk<kMethod>(delta_rows + row, u_rows + row, B_rows, C_rows, tile.steps, poles, h,
-                          y_row);
-      if (params.states != nullptr && first + kChunk < item.steps && exists) {
-        const int64_t saved = (item.batch * num_saved_states(params.seqlen) + first / kChunk) *
-                                  params.dim + channel;
-        store_states(static_cast<T*>(params.states) + saved * params.dstate, role.first_state,
-                     params.dstate, h);
+      __pipeline_commit();
+
+      if (next > item.begin) {
+        const int in_chunk =
+            static_cast<int>(next - geometry.piece_steps - tile.first_step);
+        const int left = tile.steps - in_chunk;
+        const int steps =
+            left < geometry.piece_steps ? left : geometry.piece_steps;
+        const int at = row + in_chunk;
+        if (summarize) {
+          summarize_piece<kMethod>(delta_rows + at, u_rows + at,
+                                   projections.B(buffer), steps, poles, h,
+                                   factor);
+        } else {
+          scan_piece<kMethod>(delta_rows + at, u_rows + at,
+                              projections.B(buffer), projections.C(buffer),
+                              steps, poles, h, y_row + in_chunk);
+        }
+        buffer ^= 1;
       }
-      sync_channel_warps(geometry);
-      if (params.out.present() && role.state_warp == 0) {
-        write_output<R>(params, geometry, layout, item, tile, role, kOutputScale<T>, first_warp,
-                        u_rows, gate_rows);
+      if (next > item.begin && !summarize &&
+          (new_chunk || !more)) { // the chunk is complete
+        const int64_t chunk = tile.first_step / kChunk;
+        if (params.states != nullptr && exists &&
+            chunk < num_saved_states(params.seqlen)) {
+          const int64_t saved =
+              (item.batch * num_saved_states(params.seqlen) + chunk) *
+                  params.dim +
+              channel;
+          store_states(static_cast<T *>(params.states) + saved * params.dstate,
+                       role.first_state, params.dstate, h);
+        }
+        if (has_output) {
+          sync_channel_warps(geometry);
+          if (role.state_warp == 0) {
+            write_output(out, tile, geometry, layout, kOutputScale<T>, has_gate,
+                         warp_shared, D, u_rows, gate_rows);
+          }
+        }
+      }
+      if (!more)
+        break;
+
+      __pipeline_wait_prior(0);
+      __syncwarp();
+      projections.convert(buffer);
+      if (new_chunk) {
+        tile = warp_tile(geometry, item, role, next);
+        convert_inputs(u, delta, tile, raw_u, raw_delta, delta_bias,
+                       params.delta_softplus, u_rows, delta_rows);
+        if (has_gate) {
+          convert_rows<R>(z, tile, raw_z,
+                          [&](const RowGroup &group, auto values) {
+#pragma unroll
+                            for (int j = 0; j < kBlockSteps; ++j)
+                              values.v[j] *= device_sigmoid(values.v[j]);
+                            store_pack(gate_rows + group.at(), values);
+                          });
+        }
       }
       __syncthreads();
     }
 
-    if (exists && params.last_state.present()) {
-      const ArrayView& last = params.last_state;
-      store_states(last, item.batch * last.batch + channel * last.channel, role.first_state,
-                   params.dstate, h);
+    if (summarize) {
+      if (exists) {
+        store_pack(static_cast<T *>(args.segments.factors) + segment_row,
+                   factor);
+        store_pack(static_cast<T *>(args.segments.offsets) + segment_row, h);
+      }
+    } else if (exists && params.last_state.present() &&
+               item.end == params.seqlen) {
+      store_channel_states(params.last_state, item, channel, role.first_state,
+                           params.dstate, h);
     }
+    __syncthreads(); // before the next work item writes to shared memory
   }
 }
 
-template <class T, int kStates, Method kMethod>
-cudaError_t Scan<T, kStates, kMethod>::forward(const ForwardParams& params,
-                                               const Geometry& geometry, cudaStream_t stream) {
-  const auto kernel = scan_forward_kernel<T, kStates, kMethod>;
-  const ForwardArgs args{
-      params, geometry,
-      forward_layout(params, geometry, kStates, sizeof(T), sizeof(real_t<T>))};
-  const cudaError_t error = allow_shared_bytes(kernel, args.layout.bytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<grid_blocks(geometry.work_items), geometry.threads(), args.layout.bytes, stream>>>(args);
-  return cudaGetLastError();
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(
+    const ForwardParams &params, const Geometry &geometry,
+    const SegmentStates &segments, cudaStream_t stream) {
+  const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod>;
+  ForwardArgs args{
+      params,
+      geometry,
+      forward_layout(params, geometry, {kStates, sizeof(T), sizeof(real_t<T>)}),
+      make_input_plans(params, geometry),
+      make_row_plan(params.out, params.groups, geometry),
+      ForwardMode::kWhole,
+      segments};
+  cudaError_t error = allow_shared_bytes(kernel, args.layout.bytes);
+  if (error != cudaSuccess)
+    return error;
+  const auto launch = [&] {
+    kernel<<<grid_blocks(args.geometry.work_items), geometry.threads(),
+             args.layout.bytes, stream>>>(args);
+    return cudaGetLastError();
+  };
+  if (geometry.segments == 1)
+    return launch();
+
+  args.mode = ForwardMode::kSummarize; // of all segments but the last
+  args.geometry.work_items =
+      geometry.work_items / geometry.segments * (geometry.segments - 1);
+  if ((error = launch()) != cudaSuccess)
+    return error;
+  error = combine_segments<T>(params, params.initial_state, geometry,
+                              geometry.padded_states(kStates), false, segments,
+                              stream);
+  if (error != cudaSuccess)
+    return error;
+  args.mode = ForwardMode::kResume;
+  args.geometry.work_items = geometry.work_items;
+  return launch();
 }
 
-}  // namespace selective_scan::cuda
+} // namespace selective_scan::cuda

@@ -1,89 +1,169 @@
-// What lies where in a block's shared memory; the launcher and the kernels both ask here.
+// What lies where in a block's shared memory; the launcher and the kernels both
+// ask here.
 #pragma once
 
 #include "geometry.cuh"
 
 namespace selective_scan::cuda {
 
-/// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
+/// Byte offsets into dynamic shared memory. T: the type of states, R: its real
+/// type.
 ///
-///   projections   T [step][B states | C states]     staged by the whole block
-///   constants     T [thread][B | C][state]          in place of a constant projection
-///   then for each warp:
-///     rows        R [kRows][channel][step]
-///     planes      R [part of channel][step]          forward: partial sums of y, a row per lane
-///     checkpoints T [block of steps][lane][state]    backward: the state before each block
-///     products    T [step of block][dB | dC][lane][state]
-///     sums        T [step][dB | dC][state]           dB and dC summed over the warp's channels
+///   projections   T [buffer][step][B states | C states]    of a piece, staged
+///   by the whole block raw           B and C of the next piece as they are in
+///   global memory constants     T [thread][B | C][state]                 in
+///   place of a constant projection then for each warp:
+///     rows        R [array][channel][step]                 Δ, u, ...
+///     raw rows    u, delta, z, dout of the next chunk as they are in global
+///     memory channels    R [D | delta_bias][channel] planes      R
+///     [channel][part][step]                  forward: a row of y per lane
+///     checkpoints T [block of steps][lane][state]          backward: the state
+///     before each block products    T [step of block][dB | dC][lane][state]
+///     sums        T [step][dB | dC][state]                 dB and dC summed
+///     over the warp's channels
 struct SharedLayout {
-  int projection_row = 0;  // in T
-  int row_set = 0;         // one of kRows arrays, in R
-  int sum_steps = 0;       // steps between two sums over the warps
+  int projection_row = 0; // distance of two steps, in T
+  int projection_buffer =
+      0; // distance of the two buffers, in T; 0: there is only one
+  int raw_B = 0;
+  int raw_C = 0;
   int constants = 0;
-  int warps = 0;       // where the first warp's part begins
-  int warp_bytes = 0;  // of one warp's part
-  int planes = 0;      // from here on relative to a warp's part
+  int warps = 0;      // where the first warp's part begins
+  int warp_bytes = 0; // of one warp's part
+  int row_set = 0;    // distance of two arrays of rows, in R
+  // From here on relative to a warp's part.
+  int raw_u = 0;
+  int raw_delta = 0;
+  int raw_z = 0;
+  int raw_dout = 0;
+  int channels = 0;
+  int planes = 0;
   int checkpoints = 0;
   int products = 0;
   int sums = 0;
+
   int bytes = 0;
 };
 
-/// kProductRow spreads the rows of neighbouring steps over the banks.
+/// Products lie this many lanes apart, which spreads neighbouring steps over
+/// the banks.
 constexpr int kProductRow = kWarpSize + 4;
 
-constexpr int kForwardRows = 3;   // Δ, u, gate
-constexpr int kBackwardRows = 7;  // Δ, u, dy, dz's factor, and the sums du, dΔ, y
+enum class ForwardRow { kDelta, kU, kGate, kCount };
+enum class BackwardRow { kDelta, kU, kDy, kDzFactor, kCount };
 
-SELECTIVE_SCAN_HD int align_to_16(int bytes) {
-  return (bytes + 15) / 16 * 16;
+/// Sizes of an instantiation's types.
+struct TypeSizes {
+  int states;      // per lane
+  int state_bytes; // of one state
+  int real_bytes;
+};
+
+/// Steps whose dB and dC a warp gathers between two sums over the warps.
+SELECTIVE_SCAN_HD int steps_between_sums(const Geometry &geometry) {
+  const int lanes = geometry.lanes();
+  const int steps = lanes <= 2 ? 16 : lanes >= 8 ? kBlockSteps : 32 / lanes;
+  return steps < geometry.piece_steps ? steps : geometry.piece_steps;
 }
 
-SELECTIVE_SCAN_HD SharedLayout common_layout(const ScanParams& params, const Geometry& geometry,
-                                             int states, int state_bytes, int real_bytes,
-                                             int rows) {
+/// Hands out consecutive pieces of memory, aligned to 16 bytes.
+class Cursor {
+public:
+  SELECTIVE_SCAN_HD explicit Cursor(int start) : at_(start) {}
+  SELECTIVE_SCAN_HD int take(int64_t bytes) {
+    const int start = at_;
+    at_ += static_cast<int>((bytes + 15) / 16 * 16);
+    return start;
+  }
+  SELECTIVE_SCAN_HD int at() const { return at_; }
+
+private:
+  int at_;
+};
+
+inline SharedLayout block_layout(const ScanParams &params,
+                                 const Geometry &geometry, TypeSizes sizes,
+                                 int buffers) {
   SharedLayout layout;
-  const int padded = geometry.state_warps * geometry.lanes() * states;
-  layout.projection_row = 2 * padded + (state_bytes < 16 ? 16 / state_bytes : 1);
-  layout.row_set = geometry.warp_channels() * kRowStride;
+  Cursor cursor(0);
+  const int padded = geometry.padded_states(sizes.states);
   const bool any_variable = params.variable_B || params.variable_C;
   const bool any_constant = !params.variable_B || !params.variable_C;
-  layout.constants = any_variable ? align_to_16(kChunk * layout.projection_row * state_bytes) : 0;
-  layout.warps = layout.constants;
-  if (any_constant) layout.warps += align_to_16(geometry.threads() * 2 * states * state_bytes);
-  layout.planes = rows * layout.row_set * real_bytes;
+  if (any_variable) {
+    layout.projection_row =
+        2 * padded + (sizes.state_bytes < 16 ? 16 / sizes.state_bytes : 1);
+    const int buffer = geometry.piece_steps * layout.projection_row;
+    layout.projection_buffer = buffers > 1 ? buffer : 0;
+    cursor.take(static_cast<int64_t>(buffers) * buffer * sizes.state_bytes);
+    const auto raw_bytes = [&](const ArrayView &view) {
+      const int components = params.is_complex ? 2 : 1;
+      return geometry.piece_steps * ((padded + 3) / 4 * 4) * components *
+             element_size(view.dtype);
+    };
+    if (params.variable_B)
+      layout.raw_B = cursor.take(raw_bytes(params.B));
+    if (params.variable_C)
+      layout.raw_C = cursor.take(raw_bytes(params.C));
+  }
+  layout.constants = cursor.at();
+  if (any_constant)
+    cursor.take(geometry.threads() * 2 * sizes.states * sizes.state_bytes);
+  layout.warps = cursor.at();
+  layout.row_set = geometry.warp_channels() * kRowStride;
   return layout;
 }
 
-SELECTIVE_SCAN_HD SharedLayout forward_layout(const ScanParams& params, const Geometry& geometry,
-                                              int states, int state_bytes, int real_bytes) {
-  SharedLayout layout =
-      common_layout(params, geometry, states, state_bytes, real_bytes, kForwardRows);
-  layout.warp_bytes = layout.planes + kWarpSize * kRowStride * real_bytes;
+/// The arrays that both passes keep for each warp.
+inline Cursor warp_layout(const ScanParams &params, const Geometry &geometry,
+                          TypeSizes sizes, int rows, SharedLayout &layout) {
+  Cursor cursor(0);
+  cursor.take(static_cast<int64_t>(rows) * layout.row_set * sizes.real_bytes);
+  const auto raw_bytes = [&](const ArrayView &view) {
+    return view.present()
+               ? geometry.warp_channels() * kChunk * element_size(view.dtype)
+               : 0;
+  };
+  layout.raw_u = cursor.take(raw_bytes(params.u));
+  layout.raw_delta = cursor.take(raw_bytes(params.delta));
+  layout.raw_z = cursor.take(raw_bytes(params.z));
+  layout.channels =
+      cursor.take(2 * geometry.warp_channels() * sizes.real_bytes);
+  return cursor;
+}
+
+inline SharedLayout forward_layout(const ScanParams &params,
+                                   const Geometry &geometry, TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 2);
+  Cursor cursor = warp_layout(params, geometry, sizes,
+                              static_cast<int>(ForwardRow::kCount), layout);
+  layout.planes = cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
+  layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;
 }
 
-SELECTIVE_SCAN_HD SharedLayout backward_layout(const ScanParams& params, const Geometry& geometry,
-                                               int states, int state_bytes, int real_bytes) {
-  SharedLayout layout =
-      common_layout(params, geometry, states, state_bytes, real_bytes, kBackwardRows);
-  layout.checkpoints = layout.planes;
-  layout.products =
-      layout.checkpoints + align_to_16(kBlocksPerChunk * kWarpSize * states * state_bytes);
-  layout.sums = layout.products;
-  layout.warp_bytes = layout.products;
+inline SharedLayout backward_layout(const ScanParams &params,
+                                    const ArrayView &dout,
+                                    const Geometry &geometry, TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 1);
+  Cursor cursor = warp_layout(params, geometry, sizes,
+                              static_cast<int>(BackwardRow::kCount), layout);
+  const int lane_bytes = sizes.states * sizes.state_bytes;
+  layout.raw_dout =
+      cursor.take(dout.present() ? geometry.warp_channels() * kChunk *
+                                       element_size(dout.dtype)
+                                 : 0);
+  layout.checkpoints =
+      cursor.take((kBlocksPerChunk - 1) * kWarpSize * lane_bytes);
   if (params.variable_B || params.variable_C) {
     const int lanes = geometry.lanes();
-    layout.sum_steps = lanes <= 2 ? kChunk : lanes >= 16 ? kBlockSteps : 64 / lanes;
-    layout.sums += align_to_16(kBlockSteps * 2 * kProductRow * states * state_bytes);
-    layout.warp_bytes =
-        layout.sums + align_to_16(layout.sum_steps * 2 * lanes * states * state_bytes);
-  } else {
-    layout.sum_steps = kChunk;
+    layout.products = cursor.take(kBlockSteps * 2 * kProductRow * lane_bytes);
+    layout.sums =
+        cursor.take(steps_between_sums(geometry) * 2 * lanes * lane_bytes);
   }
+  layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;
 }
 
-}  // namespace selective_scan::cuda
+} // namespace selective_scan::cuda

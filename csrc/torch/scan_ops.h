@@ -114,7 +114,11 @@ inline void check_gradients(const ScanParams& params, const Tensor& u, const Opt
   }
   if (states && states->numel() > 0) {
     check("states", *states, state_dtype(params), {{"saved values", num_saved_values(params)}});
-    if (!states->is_contiguous()) fail("states must be contiguous");
+    constexpr uintptr_t kAlignment = 16;  // of the kernels' widest accesses
+    const auto address = reinterpret_cast<uintptr_t>(states->const_data_ptr());
+    if (!states->is_contiguous() || address % kAlignment != 0) {
+      fail("states must be contiguous and aligned, as the forward op returns them");
+    }
   }
 }
 

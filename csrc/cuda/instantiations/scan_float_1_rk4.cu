@@ -1,9 +1,0 @@
-// Written by generate_instantiations.py; do not edit.
-#include "../scan_backward.cuh"
-#include "../scan_forward.cuh"
-
-namespace selective_scan::cuda {
-
-template struct Scan<float, 1, Method::kRk4>;
-
-}  // namespace selective_scan::cuda

@@ -1,0 +1,258 @@
+"""Which library serves a call, and what happens where one is missing."""
+
+import doctest
+import importlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+import selective_scan
+from problem import Case, inputs_on
+from selective_scan import _library, allow_fallback, backends, selective_scan_fn, selective_scan_ref
+
+SMALL = Case(dim=4, seqlen=9, dstate=3, delta_softplus=False)
+
+
+def run_python(code: str, path: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Runs `code` in a process that imports the package from `path`."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(path)} | environment,
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def sources_only(tmp_path_factory) -> Path:
+    """A folder with the package as it is before anything was built."""
+    folder = tmp_path_factory.mktemp("sources")
+    package = Path(selective_scan.__file__).parent
+    shutil.copytree(
+        package,
+        folder / "selective_scan",
+        ignore=shutil.ignore_patterns("*.so", "*.pyd", "*.dylib", "__pycache__"),
+    )
+    return folder
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """This process as it would be had nothing been built."""
+    monkeypatch.setattr(_library, "devices", set())
+    monkeypatch.setattr(_library, "_reasons", {"cpu": "not built", "cuda": "not built"})
+    monkeypatch.setattr(_library, "_warned", set())
+    yield
+    allow_fallback(False)
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def test_backends_say_what_is_there():
+    status = backends()
+    assert isinstance(status, Mapping)
+    assert list(status) == ["cpu", "cuda", "reference"]
+    assert status["cpu"].available
+    assert status["cpu"].reason is None
+    assert Path(status["cpu"].path).parent == Path(selective_scan.__file__).parent
+    assert {"version", "compiler", "capability"} <= set(status["cpu"].build)
+    assert status["reference"].available
+    assert status["reference"].path is None
+
+
+def test_an_unavailable_backend_says_why():
+    status = backends()["cuda"]
+    assert status.available == (status.reason is None)
+    if not torch.cuda.is_available():
+        assert not status.available
+    if torch.version.cuda is None and status.path is not None:
+        assert status.reason == f"built, but torch {torch.__version__} is a build without CUDA"
+
+
+def test_cuda_library_says_what_it_was_built_for(cuda_device):
+    build = backends()[cuda_device].build
+    assert {"version", "compiler", "cuda", "architectures"} <= set(build)
+
+
+def test_backends_print_as_a_table():
+    lines = str(backends()).splitlines()
+    assert [line.split()[0] for line in lines] == ["cpu", "cuda", "reference"]
+    assert lines[0].split()[1].startswith("available")
+    assert backends()["cpu"].path in lines[0]
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch):
+    monkeypatch.setattr(_library, "_build_info", lambda name: {"version": "0.0.1"})
+    expected = f"was built from version 0.0.1, this is {selective_scan.__version__}"
+    assert expected in _library._load("cpu")
+
+
+def test_module_prints_a_report():
+    result = subprocess.run(
+        [sys.executable, "-m", "selective_scan"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"selective_scan {selective_scan.__version__}, torch {torch.__version__}"
+    assert [line.split()[0] for line in lines[1:4]] == ["cpu", "cuda", "reference"]
+    checks = {line.split()[2].rstrip(":"): line for line in lines[4:]}
+    assert set(checks) == {name for name, backend in backends().items() if backend.available}
+    assert all(": ok, relative error against float64" in line for line in checks.values())
+
+
+def test_a_failing_self_check_is_reported(monkeypatch, capsys):
+    from selective_scan import __main__ as report
+
+    def wrong(*tensors, **options):
+        return 1.001 * selective_scan_fn(*tensors, **options)
+
+    monkeypatch.setattr(report, "selective_scan_fn", wrong)
+    assert report.main() == 1
+    assert "self-check of cpu: WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["functional", "reference", "_library", "s6"])
+def test_docstring_examples(module):
+    module = importlib.import_module(f"selective_scan.{module}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_backend_named_after_the_device_is_the_automatic_choice(device):
+    inputs = inputs_on(SMALL, device)
+    expected = selective_scan_fn(**inputs)
+    assert torch.equal(selective_scan_fn(**inputs, backend=device), expected)
+
+
+def test_reference_backend_is_the_reference(device):
+    inputs = inputs_on(SMALL, device)
+    actual = selective_scan_fn(**inputs, return_last_state=True, backend="reference")
+    expected = selective_scan_ref(**inputs, return_last_state=True)
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_backend_must_match_the_tensors(backend):
+    inputs = {name: tensor.detach().to("meta") for name, tensor in inputs_on(SMALL, "cpu").items()}
+    message = f"^selective_scan: backend '{backend}' needs tensors on {backend}, got meta$"
+    with pytest.raises(ValueError, match=message):
+        selective_scan_fn(**inputs, backend=backend)
+
+
+def test_device_without_kernels(monkeypatch):
+    monkeypatch.setattr(_library, "devices", {"cpu"})
+    inputs = {name: tensor.detach().to("meta") for name, tensor in inputs_on(SMALL, "cpu").items()}
+    with pytest.raises(NotImplementedError, match=r"there are no kernels for tensors on meta; "):
+        selective_scan_fn(**inputs)
+    assert selective_scan_fn(**inputs, backend="reference").shape == inputs["u"].shape
+
+
+# --- a missing library ----------------------------------------------------------------------------
+
+CALL = """
+import json, torch, selective_scan
+u, A, B = torch.ones(1, 2, 3), -torch.ones(2, 2), torch.ones(1, 2, 3)
+try:
+    error, message = None, str(selective_scan.selective_scan_fn(u, u, A, B, B).shape)
+except Exception as caught:
+    error, message = type(caught).__name__, str(caught)
+reference = selective_scan.selective_scan_fn(u, u, A, B, B, backend="reference")
+status = {name: [b.available, b.reason] for name, b in selective_scan.backends().items()}
+print(json.dumps([error, message, list(reference.shape), status]))
+"""
+
+
+def test_library_that_was_not_built(sources_only):
+    result = run_python(CALL, sources_only)
+    error, message, reference, status = json.loads(result.stdout)
+    assert error == "ImportError"
+    assert message.startswith("selective_scan: the CPU library, _cpu.so, is missing: not built")
+    assert "pip install . --no-build-isolation" in message
+    assert reference == [1, 2, 3]
+    assert status["cpu"][0] is False
+    assert status["cpu"][1].startswith("not built")
+    assert status["reference"] == [True, None]
+
+
+def test_library_that_does_not_load(sources_only, tmp_path):
+    shutil.copytree(sources_only, tmp_path, dirs_exist_ok=True)
+    library = tmp_path / "selective_scan" / "_cpu.so"
+    library.write_text("no library")
+    error, message, _, status = json.loads(run_python(CALL, tmp_path).stdout)
+    assert error == "ImportError"
+    assert f"failed to load {library}: " in message
+    loaders_own = message.split(f"failed to load {library}: ")[1]
+    assert str(library) in loaders_own  # as in "/path/_cpu.so: file too short"
+    assert status["cpu"][1].startswith(f"failed to load {library}: ")
+
+
+def test_fallback_by_environment(sources_only):
+    result = run_python(CALL, sources_only, SELECTIVE_SCAN_ALLOW_FALLBACK="1")
+    error, message, _, _ = json.loads(result.stdout)
+    assert (error, message) == (None, "torch.Size([1, 2, 3])")
+    assert "no kernels for tensors on cpu: not built" in result.stderr
+
+    result = run_python(CALL, sources_only, SELECTIVE_SCAN_ALLOW_FALLBACK="0")
+    assert json.loads(result.stdout)[0] == "ImportError"
+
+
+def test_fallback_warns_once(without_kernels, caplog):
+    inputs = inputs_on(SMALL, "cpu")
+    with pytest.raises(ImportError, match="the CPU library"):
+        selective_scan_fn(**inputs)
+    allow_fallback(True)
+    expected = selective_scan_ref(**inputs)
+    with caplog.at_level(logging.WARNING, logger="selective_scan"):
+        for _ in range(3):
+            assert torch.equal(selective_scan_fn(**inputs), expected)
+    messages = [r.getMessage() for r in caplog.records if r.name == "selective_scan"]
+    assert len(messages) == 1
+    assert messages[0].startswith("no kernels for tensors on cpu: not built; the PyTorch reference")
+
+    with pytest.raises(ImportError, match="the CPU library"):  # asked for by name
+        selective_scan_fn(**inputs, backend="cpu")
+    allow_fallback(False)
+    with pytest.raises(ImportError, match="the CPU library"):
+        selective_scan_fn(**inputs)
+
+
+def test_fallback_under_torch_compile_warns_too(without_kernels, caplog):
+    torch._dynamo.reset()
+    inputs = inputs_on(SMALL, "cpu")
+    allow_fallback()
+    compiled = torch.compile(selective_scan_fn, fullgraph=True, backend="eager")
+    with caplog.at_level(logging.WARNING, logger="selective_scan"):
+        torch.testing.assert_close(compiled(**inputs), selective_scan_ref(**inputs))
+    assert len([r for r in caplog.records if r.name == "selective_scan"]) == 1
+
+
+def test_fallback_is_not_used_where_there_are_kernels(device, caplog):
+    inputs = inputs_on(SMALL, device)
+    expected = selective_scan_fn(**inputs)
+    allow_fallback(True)
+    try:
+        assert torch.equal(selective_scan_fn(**inputs), expected)
+    finally:
+        allow_fallback(False)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_fallback_is_switched_by_a_bool(value):
+    with pytest.raises(TypeError, match=r"^selective_scan: allowed must be a bool, got "):
+        allow_fallback(value)

@@ -1,0 +1,279 @@
+"""The ops as PyTorch sees them: fake kernels, derivatives, torch.compile, make_fx, export."""
+
+import pytest
+import torch
+import torch._inductor.config
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+from problem import Case, inputs_on
+from selective_scan import S6, selective_scan_fn
+
+SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
+SMALL = Case(dim=4, seqlen=70, dstate=3, delta_softplus=False)
+MINIMAL = SMALL.with_(D=False, z=False, delta_bias=False, initial_state=False)
+CASES = (
+    SMALL,
+    MINIMAL,
+    SMALL.with_(B="constant", C="constant", method="foh"),
+    SMALL.with_(complex=True, B="packed_grouped", C="grouped", method="rk4"),
+    SMALL.with_(complex=True, B="constant", C="shared", method="bilinear"),
+    SMALL.with_(dtype=torch.bfloat16, layout="channel_last"),
+    SMALL.with_(dtype=torch.float64, layout="expanded", reverse=True),
+    SMALL.with_(seqlen=0),
+    SMALL.with_(batch=0),
+    SMALL.with_(seqlen=1, delta_softplus=True),
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def ops():
+    namespace = torch.ops.selective_scan
+    return namespace.selective_scan_fwd.default, namespace.selective_scan_bwd.default
+
+
+def arguments(case, device, requires_grad):
+    """The forward op's arguments but save_states."""
+    inputs = inputs_on(case, device)
+    for tensor in inputs.values():
+        if tensor is not None:
+            tensor.requires_grad_(requires_grad)
+    initial_state = inputs.pop("initial_state")
+    return (*inputs.values(), case.delta_softplus, case.method, initial_state, case.reverse)
+
+
+def gradients(outputs, inputs):
+    return torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
+
+
+# --- the ops --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_opcheck_of_the_forward_op(case, device):
+    forward, _ = ops()
+    for save_states in (False, True):
+        torch.library.opcheck(forward, (*arguments(case, device, True), save_states))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_opcheck_of_the_backward_op(case, device):
+    forward, backward = ops()
+    inputs = arguments(case, device, False)
+    out, last_state, states = forward(*inputs, True)
+    for given in (
+        (out, last_state, *inputs, states),
+        (out, None, *inputs, None),
+        (None, last_state, *inputs, states[:0]),
+    ):
+        torch.library.opcheck(backward, given)
+
+
+def test_the_function_and_the_registered_derivative_agree(device):
+    """Eager calls take a shorter way to the kernels than the op's registered derivative."""
+    inputs = arguments(SMALL, device, True)
+    leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
+    by_op = ops()[0](*inputs, True)[:2]
+    by_function = selective_scan_fn(
+        *inputs[:9],
+        True,
+        discretization_method=SMALL.method,
+        initial_state=inputs[10],
+    )
+    expected = (*by_op, *gradients(by_op, leaves))
+    actual = (*by_function, *gradients(by_function, leaves))
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_double_backward_is_refused(device):
+    inputs = inputs_on(MINIMAL, device)
+    for scan in (selective_scan_fn, lambda **given: ops()[0](**given)[0]):
+        out = scan(**inputs)
+        (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
+        with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+            du.sum().backward()
+
+
+def test_gradients_of_inputs_that_need_none_are_none(device):
+    inputs = arguments(SMALL, device, False)
+    inputs[2].requires_grad_()
+    out = ops()[0](*inputs, True)[0]
+    out.sum().backward()
+    given = [i for i, tensor in enumerate(inputs) if getattr(tensor, "grad", None) is not None]
+    assert given == [2]
+
+
+def test_a_result_through_no_grad_needs_no_gradient(device):
+    inputs = inputs_on(SMALL, device)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not selective_scan_fn(**inputs).requires_grad
+    assert selective_scan_fn(**inputs).requires_grad
+
+
+def test_what_is_saved_for_backward(device):
+    """The inputs themselves and the states at chunk boundaries, nothing else."""
+    case = SMALL.with_(seqlen=320)
+    inputs = inputs_on(case, device)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        selective_scan_fn(**inputs)
+    owned = {tensor.data_ptr() for tensor in inputs.values()}
+    beyond = [tensor for tensor in saved if tensor.data_ptr() not in owned]
+    assert len(saved) == len(inputs) + 1
+    assert sum(map(torch.numel, beyond)) <= case.batch * case.dim * case.dstate * case.seqlen / 32
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_torch_func(device):
+    """Gradients for each of several u, also mapped over; and no second derivative."""
+    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
+    us = torch.stack([inputs[0], 2 * inputs[0]])
+
+    def loss(u, A):
+        return selective_scan_fn(u, inputs[1], A, *inputs[3:]).square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs[2])
+    for i, u in enumerate(us):
+        leaves = [u.clone().requires_grad_(), inputs[2].clone().requires_grad_()]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(gradient(u, inputs[2]), expected)
+        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs[2])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(use_reentrant, device):
+    inputs = list(inputs_on(MINIMAL, device).values())[:5]
+    expected = gradients([selective_scan_fn(*inputs)], inputs)
+    out = checkpoint(selective_scan_fn, *inputs, use_reentrant=use_reentrant)
+    if use_reentrant:  # supports backward() alone
+        out.sum().backward()
+        actual = [tensor.grad for tensor in inputs]
+    else:
+        actual = gradients([out], inputs)
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_casts_nothing(dtype, device):
+    inputs = inputs_on(SMALL.with_(dtype=dtype), device)
+    expected = selective_scan_fn(**inputs)
+    with torch.autocast(device, torch.bfloat16):
+        actual = selective_scan_fn(**inputs)
+        reference = selective_scan_fn(**inputs, backend="reference")
+    assert torch.equal(actual, expected)
+    assert reference.dtype == dtype
+    assert (reference - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [SMALL, SMALL.with_(complex=True, B="packed_grouped"), SMALL.with_(layout="channel_last")],
+    ids=str,
+)
+def test_compiled_function_in_two_graphs(case, device):
+    def scan(inputs):
+        return selective_scan_fn(**inputs, delta_softplus=True, return_last_state=True)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(scan, fullgraph=True, backend=counter)
+    for seqlen in SEQLENS:
+        inputs = inputs_on(case.with_(seqlen=seqlen), device)
+        leaves = list(inputs.values())
+        actual, expected = compiled(inputs), scan(inputs)
+        assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+        assert actual[0].stride() == expected[0].stride()
+        pairs = zip(gradients(actual, leaves), gradients(expected, leaves), strict=True)
+        assert all(torch.equal(a, e) for a, e in pairs)
+    assert counter.frame_count <= 2
+
+
+def test_compiled_by_inductor():
+    inputs = list(inputs_on(MINIMAL, "cpu").values())[:5]
+
+    def scan(u, delta, *others):
+        return selective_scan_fn(u * 2, delta.sigmoid(), *others).square()
+
+    with torch._inductor.config.patch(force_disable_caches=True):
+        actual, expected = torch.compile(scan, fullgraph=True)(*inputs), scan(*inputs)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(gradients([actual], inputs), gradients([expected], inputs))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_compiled_s6_in_two_graphs(bidirectional, device):
+    model = S6(8, d_state=4, bidirectional=bidirectional, device=device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for seqlen in SEQLENS:
+        x = torch.randn(2, seqlen, 8, device=device)
+        grads = []
+        for module in (compiled, model):
+            model.zero_grad()
+            out = module(x)
+            out.square().mean().backward()
+            grads.append([out, *(parameter.grad for parameter in model.parameters())])
+        torch.testing.assert_close(*grads)
+    assert counter.frame_count <= 2
+
+
+def test_a_bad_call_is_refused_while_compiling():
+    inputs = inputs_on(MINIMAL, "cpu")
+    compiled = torch.compile(selective_scan_fn, fullgraph=True, backend="aot_eager")
+    message = r"selective_scan: delta must be \(batch, dim, seqlen\) = \(2, 4, 70\), got \(2, 4, 69"
+    with pytest.raises(RuntimeError, match=message):
+        compiled(**inputs | {"delta": inputs["delta"][..., 1:]})
+
+
+# --- tracing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx(tracing_mode, device):
+    def step(*inputs):
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        return gradients([selective_scan_fn(*inputs)], inputs)
+
+    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
+    graph = make_fx(step, tracing_mode=tracing_mode)(*inputs)
+    called = [node.target for node in graph.graph.nodes]
+    assert all(op in called for op in ops())
+    assert all(torch.equal(a, e) for a, e in zip(graph(*inputs), step(*inputs), strict=True))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_a_dynamic_length(strict, device):
+    model = S6(8, d_state=4, device=device)
+    x = torch.randn(2, 40, 8, device=device)
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(model, (x,), dynamic_shapes=({1: length},), strict=strict)
+    for seqlen in (2, 77):
+        x = torch.randn(2, seqlen, 8, device=device)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_meta_tensors_have_the_results_shapes():
+    case = SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)
+    real = inputs_on(case, "cpu")
+    meta = {name: tensor.detach().to("meta").requires_grad_() for name, tensor in real.items()}
+    results = []
+    for inputs in (real, meta):
+        outputs = selective_scan_fn(**inputs, return_last_state=True)
+        results.append((*outputs, *gradients(outputs, list(inputs.values()))))
+    for actual, expected in zip(*reversed(results), strict=True):
+        assert actual.device.type == "meta"
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+        assert actual.stride() == expected.stride()

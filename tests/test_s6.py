@@ -1,0 +1,521 @@
+"""The S6 module: what it computes, how it starts, what it survives, what it refuses."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from selective_scan import S6, s6, selective_scan_ref
+from selective_scan._validation import METHODS
+
+LAYER = (
+    "norm.weight",
+    "in_proj.weight",
+    "conv1d.weight",
+    "conv1d.bias",
+    "x_proj.weight",
+    "dt_proj.weight",
+    "dt_proj.bias",
+    "out_proj.weight",
+    "A_log",
+    "D",
+)
+FLOAT_PARAMETERS = ("A_log", "D", "dt_proj.bias")
+HALF = (torch.float16, torch.bfloat16)
+
+
+def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
+    """S6 written out from its parameters alone, with the reference scan."""
+    state = model.state_dict()
+    for i in range(len(model.layers)):
+        p = {name: state.get(f"layers.{i}.{name}") for name in (*LAYER, "in_proj.bias")}
+        layer = model.layers[i]
+        h = F.rms_norm(x, (x.shape[-1],), p["norm.weight"], 1e-5)
+        u, z = F.linear(h, p["in_proj.weight"], p["in_proj.bias"]).chunk(2, -1)
+        width = p["conv1d.weight"].shape[-1]
+        u = F.pad(u.transpose(1, 2), (width - 1, 0))
+        u = F.silu(F.conv1d(u, p["conv1d.weight"], p["conv1d.bias"], groups=u.shape[1]))
+        rank, dstate = p["dt_proj.weight"].shape[1], p["A_log"].shape[1]
+        dt, B, C = F.linear(u.transpose(1, 2), p["x_proj.weight"]).split([rank, dstate, dstate], -1)
+        delta = F.linear(dt, p["dt_proj.weight"]).transpose(1, 2)
+        scan_arguments = (u, delta, -p["A_log"].exp(), B.transpose(1, 2), C.transpose(1, 2))
+        options = {
+            "delta_bias": p["dt_proj.bias"],
+            "delta_softplus": layer.dt_proj.softplus,
+            "discretization_method": layer.discretization_method,
+        }
+        y = selective_scan_ref(*scan_arguments, **options)
+        if layer.bidirectional:
+            y = y + selective_scan_ref(*scan_arguments, **options, reverse=True)
+        y = (y + p["D"][:, None] * u) * F.silu(z.transpose(1, 2))
+        out_bias = state.get(f"layers.{i}.out_proj.bias")
+        x = x + F.linear(y.transpose(1, 2), p["out_proj.weight"], out_bias)
+    return F.rms_norm(x, (x.shape[-1],), state["norm_f.weight"], 1e-5)
+
+
+def steps(model: S6) -> torch.Tensor:
+    """The step sizes that dt_proj's bias stands for."""
+    projection = model.layers[0].dt_proj
+    return F.softplus(projection.bias) if projection.softplus else projection.bias
+
+
+# --- what it computes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"depth": 3},
+        {"bidirectional": True, "depth": 2},
+        {"d_state": 3, "d_conv": 1, "expand": 1, "dt_rank": 5},
+        {"d_conv": 7, "expand": 1.5},
+        {"conv_bias": False, "bias": True},
+        {"dt_proj_bias": False},
+        {"dt_soft_plus": False, "dt_min": 0.2, "dt_max": 0.4, "dt_scale": 0.01},
+        *({"discretization_method": method} for method in METHODS),
+    ],
+    ids=str,
+)
+def test_output_is_that_of_the_definition(options, device):
+    model = S6(8, **options, dtype=torch.float64, device=device)
+    x = torch.randn(2, 37, 8, dtype=torch.float64, device=device)
+    torch.testing.assert_close(model(x), by_definition(model, x), rtol=1e-9, atol=1e-9)
+
+
+def test_methods_differ():
+    model = S6(8)
+    nn.init.constant_(model.layers[0].dt_proj.bias, 0.0)  # steps large enough to tell them apart
+    x = torch.randn(1, 20, 8)
+    outputs = []
+    for method in METHODS:
+        model.layers[0].discretization_method = method
+        outputs.append(model(x))
+    for i, a in enumerate(outputs):
+        assert all(not torch.allclose(a, b, atol=1e-5) for b in outputs[:i])
+
+
+def test_causal_unless_bidirectional(device):
+    x = torch.randn(2, 30, 8, device=device)
+    changed = x.clone()
+    changed[:, 20] += 1
+    model = S6(8, depth=2, device=device)
+    before, after = model(x), model(changed)
+    torch.testing.assert_close(before[:, :20], after[:, :20])
+    assert not torch.allclose(before[:, 20:], after[:, 20:])
+
+    model = S6(8, depth=2, bidirectional=True, device=device)
+    assert not torch.allclose(model(x)[:, :20], model(changed)[:, :20])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("shape", [(2, 0, 8), (0, 5, 8), (0, 0, 8), (2, 1, 8)])
+def test_empty_and_shortest_inputs(shape, bidirectional, device):
+    model = S6(8, depth=2, bidirectional=bidirectional, device=device)
+    x = torch.randn(shape, device=device, requires_grad=True)
+    out = model(x)
+    assert out.shape == shape
+    out.sum().backward()
+    assert x.grad.shape == shape
+
+
+# --- how it starts --------------------------------------------------------------------------------
+
+
+def test_parameter_names():
+    names = [f"layers.{i}.{name}" for i in range(2) for name in LAYER]
+    assert set(S6(8, depth=2).state_dict()) == {*names, "norm_f.weight"}
+
+
+def test_parameter_shapes():
+    state = S6(40, d_state=3, d_conv=5, expand=3).state_dict()
+    shapes = {name.removeprefix("layers.0."): tuple(value.shape) for name, value in state.items()}
+    assert shapes == {
+        "norm.weight": (40,),
+        "in_proj.weight": (240, 40),
+        "conv1d.weight": (120, 1, 5),
+        "conv1d.bias": (120,),
+        "x_proj.weight": (3 + 2 * 3, 120),  # dt_rank = ceil(40/16)
+        "dt_proj.weight": (120, 3),
+        "dt_proj.bias": (120,),
+        "out_proj.weight": (40, 120),
+        "A_log": (120, 3),
+        "D": (120,),
+        "norm_f.weight": (40,),
+    }
+
+
+def test_optional_biases():
+    def names(**options):
+        return {name.removeprefix("layers.0.") for name in S6(8, **options).state_dict()}
+
+    assert names(bias=True) - names() == {"in_proj.bias", "out_proj.bias"}
+    assert names() - names(conv_bias=False) == {"conv1d.bias"}
+    assert names() - names(dt_proj_bias=False) == {"dt_proj.bias"}
+
+
+def test_initial_poles_and_skip():
+    layer = S6(8, d_state=5).layers[0]
+    expected = torch.arange(1.0, 6.0).log().expand(16, 5)
+    torch.testing.assert_close(layer.A_log.detach(), expected)
+    assert torch.equal(layer.D.detach(), torch.ones(16))
+
+
+@pytest.mark.parametrize("softplus", [True, False])
+def test_initial_steps(softplus):
+    model = S6(2048, d_state=1, dt_min=0.01, dt_max=0.5, dt_soft_plus=softplus)
+    log_steps = steps(model).detach().double().log()
+    low, high = math.log(0.01), math.log(0.5)
+    assert log_steps.min() > low - 1e-4
+    assert log_steps.max() < high + 1e-4
+    # 4096 uniform values: the mean is within five standard errors, the range nearly filled.
+    width = high - low
+    assert abs(log_steps.mean() - (low + high) / 2) < 5 * width / math.sqrt(12 * 4096)
+    assert log_steps.max() - log_steps.min() > 0.98 * width
+
+
+def test_initial_steps_are_at_least_the_floor():
+    floored = steps(S6(512, dt_min=1e-3, dt_max=0.1, dt_init_floor=0.05)).detach()
+    assert floored.min() > 0.05 - 1e-5
+    assert (floored < 0.0501).float().mean() > 0.5
+
+
+def test_initial_step_projection():
+    bound = 4**-0.5 * 0.3
+    weight = S6(64, dt_rank=4, dt_scale=0.3).layers[0].dt_proj.weight
+    assert weight.abs().max() <= bound
+    assert weight.max() > 0.95 * bound
+    assert weight.min() < -0.95 * bound
+    weight = S6(64, dt_rank=4, dt_scale=0.3, dt_init="constant").layers[0].dt_proj.weight
+    torch.testing.assert_close(weight.detach(), torch.full_like(weight, bound))
+
+
+def test_materialising_from_meta():
+    model = S6(8, depth=2, device="meta", dtype=torch.bfloat16)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    expected = S6(8).layers[0]
+    assert torch.equal(model.layers[1].A_log, expected.A_log)
+    assert 0.9e-3 < steps(model).min() < steps(model).max() < 0.11
+
+
+def test_repr_says_what_matters():
+    text = repr(S6(8, d_state=3, depth=2, bidirectional=True, discretization_method="foh"))
+    for part in ("d_model=8", "depth=2", "d_state=3", "bidirectional=True", "'foh'"):
+        assert part in text
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def test_every_parameter_gets_a_gradient(device):
+    model = S6(8, depth=2, bias=True, device=device)
+    model(torch.randn(2, 20, 8, device=device)).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        if not name.startswith("norm_f"):
+            assert parameter.grad.any(), name
+
+
+def train(model: S6, autocast: torch.dtype | None = None, steps: int = 40) -> tuple[float, float]:
+    """Learns to repeat an input two steps later; returns the loss before and after."""
+    parameter = model.norm_f.weight
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 24, 8, generator=random).to(parameter.device)
+    target = x.roll(2, dims=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+            out = model(x.to(parameter.dtype))
+        loss = (out.float() - target)[:, 2:].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses[0], losses[-1]
+
+
+@pytest.mark.parametrize("kind", ["float32", "autocast", "bfloat16", "bidirectional"])
+def test_training(kind, device):
+    model = S6(8, d_state=4, bidirectional=kind == "bidirectional", device=device)
+    if kind == "bfloat16":
+        model.to(torch.bfloat16)
+    poles = model.layers[0].A_log.detach().clone()
+    before, after = train(model, torch.bfloat16 if kind == "autocast" else None)
+    assert after < 0.6 * before
+    assert not torch.equal(model.layers[0].A_log, poles)
+
+
+def test_output_dtype_under_autocast(device):
+    model = S6(8, device=device)
+    x = torch.randn(2, 9, 8, device=device)
+    expected = model(x)
+    with torch.autocast(device, torch.bfloat16):
+        actual = model(x)
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
+
+
+# --- casts, copies, state dicts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("how", ["constructor", "default", "method", "to", "type"])
+def test_half_types_keep_sensitive_parameters_in_float32(how, dtype):
+    if how == "constructor":
+        model = S6(8, dtype=dtype)
+    elif how == "default":
+        torch.set_default_dtype(dtype)
+        try:
+            model = S6(8)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    else:
+        model = S6(8)
+        exact = copy.deepcopy(model.state_dict())
+        if how == "method":
+            model = model.half() if dtype == torch.float16 else model.bfloat16()
+        else:
+            model = model.to(dtype) if how == "to" else model.type(dtype)
+        for name in FLOAT_PARAMETERS:
+            name = f"layers.0.{name}"
+            assert torch.equal(model.state_dict()[name], exact[name])
+    for name, parameter in model.named_parameters():
+        is_kept = name.removeprefix("layers.0.") in FLOAT_PARAMETERS
+        assert parameter.dtype == (torch.float32 if is_kept else dtype), name
+    x = torch.randn(2, 9, 8, dtype=dtype)
+    out = model(x)
+    assert out.dtype == dtype
+    out.sum().backward()
+    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())
+
+
+def test_casting_back_and_forth(device):
+    model = S6(8, depth=2, device=device)
+    x = torch.randn(2, 30, 8, device=device)
+    expected = model(x)
+    assert all(parameter.dtype == torch.float64 for parameter in model.double().parameters())
+    torch.testing.assert_close(model(x.double()), expected.double(), rtol=1e-4, atol=1e-4)
+    model.half()
+    torch.testing.assert_close(model(x.half()).float(), expected, rtol=0.02, atol=0.02)
+    assert all(parameter.dtype == torch.float32 for parameter in model.float().parameters())
+    torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.02)
+
+
+def test_casts_keep_gradients_and_other_properties():
+    model = S6(8)
+    model.layers[0].D.requires_grad_(False)
+    model(torch.randn(2, 9, 8)).sum().backward()
+    A_log = model.layers[0].A_log
+    gradient = A_log.grad.clone()
+    model.to(torch.bfloat16)
+    assert model.layers[0].A_log is A_log
+    assert torch.equal(A_log.grad, gradient)
+    assert not model.layers[0].D.requires_grad
+    assert model.layers[0].in_proj.weight.grad.dtype == torch.bfloat16
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+
+
+def test_casts_under_pytorchs_other_ways_to_convert():
+    for switch in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
+        setter, getter = (getattr(torch.__future__, f"{verb}_{switch}") for verb in ("set", "get"))
+        before = getter()
+        setter(True)
+        try:
+            model = S6(8).to(torch.bfloat16)
+        finally:
+            setter(before)
+        assert model.layers[0].A_log.dtype == torch.float32
+        assert model.layers[0].dt_proj.bias.dtype == torch.float32
+        assert model.layers[0].dt_proj.weight.dtype == torch.bfloat16
+
+
+def test_half_type_state_dict_can_be_assigned():
+    """Checkpoints that store everything in bfloat16 work, even where they replace parameters."""
+    state = {name: value.to(torch.bfloat16) for name, value in S6(8).state_dict().items()}
+    model = S6(8)
+    model.load_state_dict(state, assign=True)
+    assert model(torch.randn(2, 9, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    model.to(torch.bfloat16)
+    assert model.layers[0].A_log.dtype == torch.float32
+
+
+def test_copies(device):
+    model = S6(8, depth=2, bidirectional=True, device=device)
+    x = torch.randn(2, 9, 8, device=device)
+    expected = model(x)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(saved, weights_only=False),
+    ):
+        assert torch.equal(other(x), expected)
+        assert other.layers[0].A_log is not model.layers[0].A_log
+        other.half()
+        assert other.layers[0].A_log.dtype == torch.float32
+        other.load_state_dict(model.state_dict() | {"layers.1.A_negexp": torch.zeros(16, 16)})
+
+
+def test_state_dict_round_trip():
+    model, other = S6(8, depth=2), S6(8, depth=2)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 9, 8)
+    assert torch.equal(other(x), model(x))
+
+
+def test_legacy_buffer_is_ignored():
+    model = S6(8, depth=2)
+    state = model.state_dict()
+    legacy = {f"layers.{i}.A_negexp": -state[f"layers.{i}.A_log"].exp() for i in range(2)}
+    given = state | legacy
+    for strict in (True, False):
+        result = S6(8, depth=2).load_state_dict(given, strict=strict)
+        assert not result.missing_keys
+        assert not result.unexpected_keys
+    assert set(legacy) <= set(given)  # the caller's dict is left as it is
+
+    wrapped = nn.Sequential(S6(8, depth=2))
+    wrapped.load_state_dict({f"0.{name}": value for name, value in given.items()})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*layers\.0\.A_neg"):
+        S6(8, depth=2).load_state_dict(state | {"layers.0.A_neg": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"Missing key.*layers\.0\.A_log"):
+        S6(8, depth=2).load_state_dict(legacy, strict=True)
+
+
+# --- causal_conv1d --------------------------------------------------------------------------------
+
+
+def causal_conv1d_stand_in(calls):
+    def causal_conv1d_fn(x, weight, bias=None, *, activation=None):
+        assert activation == "silu"
+        assert weight.dim() == 2
+        calls.append(x.shape)
+        x = F.pad(x, (weight.shape[1] - 1, 0))
+        return F.silu(F.conv1d(x, weight[:, None], bias, groups=x.shape[1]))
+
+    return causal_conv1d_fn
+
+
+def test_causal_conv1d_is_used_on_cuda(monkeypatch, cuda_device):
+    calls = []
+    model = S6(8, device=cuda_device)
+    x = torch.randn(2, 9, 8, device=cuda_device)
+    expected = model(x)
+    monkeypatch.setattr(s6, "causal_conv1d_fn", causal_conv1d_stand_in(calls))
+    torch.testing.assert_close(model(x), expected)
+    assert calls == [(2, 16, 9)]
+    S6(8, d_conv=5, device=cuda_device)(x)  # wider than causal_conv1d can do
+    assert len(calls) == 1
+
+
+def test_causal_conv1d_is_not_used_on_the_cpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(s6, "causal_conv1d_fn", causal_conv1d_stand_in(calls))
+    S6(8)(torch.randn(2, 9, 8))
+    assert not calls
+
+
+# --- what it refuses ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 0}, "d_model must be an integer of at least 1, got 0"),
+        ({"d_model": 8.0}, "d_model must be an integer of at least 1, got 8.0"),
+        ({"d_model": True}, "d_model must be an integer of at least 1, got True"),
+        ({"d_state": 0}, "d_state must be an integer of at least 1, got 0"),
+        ({"d_state": None}, "d_state must be an integer of at least 1, got None"),
+        ({"d_conv": 0}, "d_conv must be an integer of at least 1, got 0"),
+        ({"expand": 0}, "expand must be a positive finite number, got 0"),
+        ({"expand": "2"}, "expand must be a positive finite number, got '2'"),
+        (
+            {"expand": 1.3},
+            "expand must be such that expand·d_model is a whole number (d_model=8), got 1.3",
+        ),
+        (
+            {"expand": 1e308},
+            "expand must be such that expand·d_model is a whole number (d_model=8), got 1e+308",
+        ),
+        ({"dt_rank": 0}, "dt_rank must be an integer of at least 1 or 'auto', got 0"),
+        ({"dt_rank": "full"}, "dt_rank must be an integer of at least 1 or 'auto', got 'full'"),
+        ({"dt_min": 0.0}, "dt_min must be a positive finite number, got 0.0"),
+        ({"dt_max": math.inf}, "dt_max must be a positive finite number, got inf"),
+        ({"dt_max": math.nan}, "dt_max must be a positive finite number, got nan"),
+        ({"dt_min": 0.2}, "dt_min must be at most dt_max = 0.1, got 0.2"),
+        ({"dt_init": "zero"}, "dt_init must be one of random, constant, got 'zero'"),
+        ({"dt_init": None}, "dt_init must be one of random, constant, got None"),
+        ({"dt_scale": -1}, "dt_scale must be a positive finite number, got -1"),
+        ({"dt_init_floor": 0}, "dt_init_floor must be a positive finite number, got 0"),
+        (
+            {"dt_proj_bias": False, "dt_min": 0.01},
+            "dt_min must be 0.001 where dt_proj_bias=False, since it has no effect then, got 0.01",
+        ),
+        (
+            {"dt_proj_bias": False, "dt_max": 0.2},
+            "dt_max must be 0.1 where dt_proj_bias=False, since it has no effect then, got 0.2",
+        ),
+        (
+            {"dt_proj_bias": False, "dt_init_floor": 0.01},
+            (
+                "dt_init_floor must be 0.0001 where dt_proj_bias=False, since it has no effect "
+                "then, got 0.01"
+            ),
+        ),
+        ({"dt_proj_bias": 1}, "dt_proj_bias must be a bool, got 1"),
+        ({"dt_soft_plus": 0}, "dt_soft_plus must be a bool, got 0"),
+        ({"conv_bias": None}, "conv_bias must be a bool, got None"),
+        ({"bias": "no"}, "bias must be a bool, got 'no'"),
+        ({"depth": 0}, "depth must be an integer of at least 1, got 0"),
+        ({"depth": -1}, "depth must be an integer of at least 1, got -1"),
+        ({"bidirectional": 1}, "bidirectional must be a bool, got 1"),
+        (
+            {"discretization_method": "euler"},
+            (
+                "discretization_method must be one of zoh, foh, bilinear, poly, highorder, rk4, "
+                "got 'euler'"
+            ),
+        ),
+        (
+            {"dtype": torch.int64},
+            "dtype must be float32, float16, bfloat16, float64 or None, got torch.int64",
+        ),
+        (
+            {"dtype": "float32"},
+            "dtype must be float32, float16, bfloat16, float64 or None, got 'float32'",
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_constructor_refuses(options, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011, the whole message is compared
+        S6(**{"d_model": 8} | options)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (2, 9, 7), (1, 2, 9, 8), ()])
+def test_input_of_another_shape_is_refused(shape):
+    with pytest.raises(
+        ValueError, match=r"^selective_scan: x must be \(batch, seqlen, d_model\) ="
+    ):
+        S6(8)(torch.zeros(shape))
+
+
+def test_input_that_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"^selective_scan: x must be a Tensor, got list$"):
+        S6(8)([[1.0]])
