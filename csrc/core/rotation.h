@@ -28,15 +28,22 @@ SELECTIVE_SCAN_HD R two_sum(R a, R b, R& lost) {
   return sum;
 }
 
-/// The rotation by theta + bias in fp32, R being float or a vector of it.
-template <class Math, class R>
-SELECTIVE_SCAN_HD Complex<R> rotation_in_single(R theta, R bias) {
+/// Up to here n has few enough bits; larger angles take the Math policy's sincos.
+constexpr float kLargestReducibleAngle = 6000;
+
+template <class R>
+SELECTIVE_SCAN_HD auto is_reducible(R angle) {
+  return angle * angle < R(kLargestReducibleAngle * kLargestReducibleAngle);
+}
+
+/// The rotation by theta + bias in fp32, R being float or a vector of it, if is_reducible(angle).
+template <class R>
+SELECTIVE_SCAN_HD Complex<R> reducible_rotation(R theta, R bias, R& angle) {
   const auto number = [](float value) { return R(value); };
   R low;
-  const R angle = two_sum(theta, bias, low);
+  angle = two_sum(theta, bias, low);
 
   // angle + low = n·π/2 + r + low. Products of n with the first two parts of π/2 are exact.
-  constexpr float kReducible = 4096 * 1.5f;
   const R round = number(0x1.8p23f);
   const R n = (angle * number(0.636619772f) + round) - round;
   R lost;
@@ -65,15 +72,18 @@ SELECTIVE_SCAN_HD Complex<R> rotation_in_single(R theta, R bias) {
   const R k = n - number(4) * quarter;  // -2 to 2
   const R k_size = select(k < number(0), number(0) - k, k);
   const Complex<R> power{number(1) - k_size, k * (number(2) - k_size)};
-  Complex<R> rotation = power * Complex<R>{cosine, sine};
+  return power * Complex<R>{cosine, sine};
+}
 
-  const R limit = number(kReducible * kReducible);
-  const auto is_reducible = angle * angle < limit;
-  if (!all(is_reducible)) {
+template <class Math, class R>
+SELECTIVE_SCAN_HD Complex<R> rotation_in_single(R theta, R bias) {
+  R angle;
+  Complex<R> rotation = reducible_rotation(theta, bias, angle);
+  const auto reducible = is_reducible(angle);
+  if (!all(reducible)) {
     Complex<R> plain;
     Math::sincos(angle, plain.im, plain.re);
-    rotation = {select(is_reducible, rotation.re, plain.re),
-                select(is_reducible, rotation.im, plain.im)};
+    rotation = {select(reducible, rotation.re, plain.re), select(reducible, rotation.im, plain.im)};
   }
   return rotation;
 }
@@ -88,6 +98,21 @@ SELECTIVE_SCAN_HD Complex<R> rotation(R theta, R bias) {
     Math::sincos(theta + bias, result.im, result.re);
     return result;
   }
+}
+
+/// Several at once: one branch for all of them, so that their latencies overlap.
+template <class Math, class R, int n>
+SELECTIVE_SCAN_HD void rotations(const R (&theta)[n], R bias, Complex<R> (&turns)[n]) {
+  bool reducible = true;
+  if constexpr (sizeof(scalar_t<R>) == 4) {
+    for (int i = 0; i < n; ++i) {
+      R angle;
+      turns[i] = reducible_rotation(theta[i], bias, angle);
+      reducible = reducible && all(is_reducible(angle));
+    }
+    if (reducible) return;
+  }
+  for (int i = 0; i < n; ++i) turns[i] = rotation<Math>(theta[i], bias);
 }
 
 }  // namespace selective_scan

@@ -37,18 +37,26 @@ constexpr int64_t kSegmentUnit = 1024;
 /// Rows are split until every multiprocessor has this many warps.
 constexpr int64_t kWantedWarps = 16;
 /// Contiguous rows up to this length have a thread each.
-constexpr int64_t kShortRow = 32;
+constexpr int64_t kShortRow = 128;
 
-/// Storage of any element type, found out at run time; else Storage is the element type of all
-/// arrays with steps.
+/// What is known of the arrays with steps at compile time: that all have elements of this type, and
+/// in which direction a row is walked in memory; or nothing.
+template <class Element, bool kReversed>
+struct Stored {};
 struct AnyStorage {};
+
+template <class Storage>
+constexpr bool kIsHalf = false;
+template <class Element, bool kReversed>
+constexpr bool kIsHalf<Stored<Element, kReversed>> = sizeof(Element) == 2;
 
 /// How many steps a lane takes of a sub-tile, and how many sub-tiles are in flight.
 template <class T, class Storage, bool kBackward>
 struct TileShape {
-  static constexpr bool kHalf = sizeof(Storage) == 2;
-  static constexpr int kItems = sizeof(T) == 4 ? (kHalf ? 8 : 4) : sizeof(T) == 8 ? 4 : 2;
-  static constexpr int kGroup = sizeof(T) == 4 && !kHalf && !kBackward ? 4 : 2;
+  static constexpr int kItems = sizeof(T) == 4   ? (kIsHalf<Storage> ? 8 : 4)
+                                : sizeof(T) == 8 ? 4
+                                                 : 2;
+  static constexpr int kGroup = sizeof(T) == 4 && !kBackward ? 4 : 2;
 };
 
 template <class Element, int n>
@@ -95,8 +103,7 @@ struct Cursor {
 
 /// The steps [position, position + n) of a contiguous, aligned array.
 template <class T, int n, class Element, int kComponents>
-__device__ void load_vector(const Cursor& cursor, int64_t position, T (&out)[n]) {
-  const bool backwards = cursor.step < 0;
+__device__ void load_vector(const Cursor& cursor, bool backwards, int64_t position, T (&out)[n]) {
   const Element* lowest = cursor.at<const Element>(backwards ? position + n - 1 : position);
   const auto pack = *reinterpret_cast<const Pack<Element, n * kComponents>*>(lowest);
 #pragma unroll
@@ -117,8 +124,8 @@ __device__ void load_vector(const Cursor& cursor, int64_t position, T (&out)[n])
 }
 
 template <class T, int n, class Element, int kComponents>
-__device__ void store_vector(const Cursor& cursor, int64_t position, const T (&values)[n]) {
-  const bool backwards = cursor.step < 0;
+__device__ void store_vector(const Cursor& cursor, bool backwards, int64_t position,
+                             const T (&values)[n]) {
   Pack<Element, n * kComponents> pack;
 #pragma unroll
   for (int i = 0; i < n; ++i) {
@@ -169,14 +176,19 @@ __device__ void store_items(const Cursor& cursor, int64_t position, int64_t begi
 
 /// Vectors of a Storage that is known, or found out by uniform branches.
 template <class T, class Storage>
-struct VectorAccess {
+struct VectorAccess;
+
+template <class T, class Element, bool kReversed>
+struct VectorAccess<T, Stored<Element, kReversed>> {
+  static constexpr int kComponents = is_complex_v<Element> ? 2 : 1;
+
   template <int n>
   static __device__ void load(const Cursor& cursor, int64_t position, T (&out)[n]) {
-    load_vector<T, n, real_t<Storage>, is_complex_v<Storage> ? 2 : 1>(cursor, position, out);
+    load_vector<T, n, real_t<Element>, kComponents>(cursor, kReversed, position, out);
   }
   template <int n>
   static __device__ void store(const Cursor& cursor, int64_t position, const T (&values)[n]) {
-    store_vector<T, n, real_t<Storage>, is_complex_v<Storage> ? 2 : 1>(cursor, position, values);
+    store_vector<T, n, real_t<Element>, kComponents>(cursor, kReversed, position, values);
   }
 };
 
@@ -186,18 +198,20 @@ struct VectorAccess<T, AnyStorage> {
   static __device__ void load(const Cursor& cursor, int64_t position, T (&out)[n]) {
     visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
       if constexpr (is_complex_v<T>) {
-        if (cursor.imag != 0) return load_vector<T, n, Element, 2>(cursor, position, out);
+        if (cursor.imag != 0)
+          return load_vector<T, n, Element, 2>(cursor, cursor.step < 0, position, out);
       }
-      load_vector<T, n, Element, 1>(cursor, position, out);
+      load_vector<T, n, Element, 1>(cursor, cursor.step < 0, position, out);
     });
   }
   template <int n>
   static __device__ void store(const Cursor& cursor, int64_t position, const T (&values)[n]) {
     visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
       if constexpr (is_complex_v<T>) {
-        if (cursor.imag != 0) return store_vector<T, n, Element, 2>(cursor, position, values);
+        if (cursor.imag != 0)
+          return store_vector<T, n, Element, 2>(cursor, cursor.step < 0, position, values);
       }
-      store_vector<T, n, Element, 1>(cursor, position, values);
+      store_vector<T, n, Element, 1>(cursor, cursor.step < 0, position, values);
     });
   }
 };
@@ -543,29 +557,47 @@ inline bool all_stored_as(DType dtype, int64_t imag, const DiagonalBackwardParam
                        {&params.a, &params.dh, &params.h_previous, &params.db, &params.da});
 }
 
+inline bool is_reversed(const DiagonalForwardParams& params) {
+  return params.b.step < 0;
+}
+inline bool is_reversed(const DiagonalBackwardParams& params) {
+  return params.dh.step < 0;
+}
+
 template <template <class> class Step, class Params>
 cudaError_t launch(const Params& params, const Segmentation& split, void* workspace,
                    cudaStream_t stream) {
-  const auto with = [&]<class T, class Storage>(T*, Storage*) {
+  const auto with_any = [&]<class T>(T*) {
     return split.thread_per_row
                ? launch_teams<Step<T>, Params, AnyStorage, 1>(params, split, workspace, stream)
-               : launch_teams<Step<T>, Params, Storage, kWarp>(params, split, workspace, stream);
+               : launch_teams<Step<T>, Params, AnyStorage, kWarp>(params, split, workspace, stream);
   };
-  AnyStorage* const any = nullptr;
+  const auto with = [&]<class T, class Element>(T*, Element*) {
+    return is_reversed(params) ? launch_teams<Step<T>, Params, Stored<Element, true>, kWarp>(
+                                     params, split, workspace, stream)
+                               : launch_teams<Step<T>, Params, Stored<Element, false>, kWarp>(
+                                     params, split, workspace, stream);
+  };
   if (params.is_double) {
-    return params.is_complex ? with(static_cast<Complex<double>*>(nullptr), any)
-                             : with(static_cast<double*>(nullptr), any);
+    return params.is_complex ? with_any(static_cast<Complex<double>*>(nullptr))
+                             : with_any(static_cast<double*>(nullptr));
   }
   if (params.is_complex) {
     Complex<float>* const complex = nullptr;
-    return all_stored_as(DType::kFloat32, 1, params) ? with(complex, complex) : with(complex, any);
+    if (split.thread_per_row || !all_stored_as(DType::kFloat32, 1, params)) {
+      return with_any(complex);
+    }
+    return with(complex, complex);
   }
   float* const real = nullptr;
-  if (all_stored_as(DType::kFloat32, 0, params)) return with(real, real);
-  if (all_stored_as(DType::kBFloat16, 0, params))
-    return with(real, static_cast<BFloat16*>(nullptr));
-  if (all_stored_as(DType::kFloat16, 0, params)) return with(real, static_cast<Half*>(nullptr));
-  return with(real, any);
+  if (!split.thread_per_row) {
+    if (all_stored_as(DType::kFloat32, 0, params)) return with(real, real);
+    if (all_stored_as(DType::kBFloat16, 0, params)) {
+      return with(real, static_cast<BFloat16*>(nullptr));
+    }
+    if (all_stored_as(DType::kFloat16, 0, params)) return with(real, static_cast<Half*>(nullptr));
+  }
+  return with_any(real);
 }
 
 inline bool is_contiguous_in_time(const RowArray& array) {

@@ -159,18 +159,27 @@ struct Weight {
         variable(variable),
         constant(variable ? Complex<T>{} : load_complex<T>(view, index)) {}
 
-  /// At a step of the whole sequence.
-  __device__ Complex<T> at(int64_t step) const {
-    return variable ? load_complex<T>(view, index + step * view.step) : constant;
+  /// At a step of the whole sequence, of which `last` is the last.
+  __device__ Complex<T> at(int64_t step, int64_t last) const {
+    if (!variable) return constant;
+    return load_complex<T>(view, index + (step < last ? step : last) * view.step);
   }
 };
 
-/// The steps [first, first + kGroup) of a chunk that begins at step `begin` of the slab: theta,
-/// 0 beyond the slab.
+/// theta of the next kGroup steps, 0 beyond the slab.
 template <class T>
 __device__ void load_theta(const T* theta, int64_t stride, int64_t left, T (&out)[kGroup]) {
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) out[i] = i < left ? theta[i * stride] : T(0);
+}
+
+/// Their rotations, 1 beyond the slab, where v and dy are 0: such a step changes nothing.
+template <class T>
+__device__ void make_turns(const T (&theta)[kGroup], T bias, int64_t left,
+                           Complex<T> (&turns)[kGroup]) {
+  rotations<DeviceMath>(theta, bias, turns);
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) turns[i] = select(i < left, turns[i], one<Complex<T>>());
 }
 
 template <class T, int kLanes, int kStates>
@@ -182,6 +191,7 @@ __global__ void __launch_bounds__(kThreads<T>)
   auto* carry = static_cast<Complex<T>*>(params.state);
   auto* saved = static_cast<Complex<T>*>(params.states);
 
+  const int64_t last = params.seqlen - 1;
   Complex<T> h[kStates];
   T bias[kStates];
   bool has_state[kStates];
@@ -225,13 +235,13 @@ __global__ void __launch_bounds__(kThreads<T>)
         T theta[kGroup];
         load_theta(place.at(params.theta, params, begin + group, n), params.theta.step,
                    left - group, theta);
+        Complex<T> turns[kGroup];
+        make_turns(theta, bias[s], left - group, turns);
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
-          if (group + i >= left) break;
           const int64_t step = first + group + i;
-          const Complex<T> turn = rotation<DeviceMath>(theta[i], bias[s]);
-          h[s] = turn * h[s] + v_tile[place.team][group + i] * b.at(step);
-          const Complex<T> weight = c.at(step);
+          h[s] = turns[i] * h[s] + v_tile[place.team][group + i] * b.at(step, last);
+          const Complex<T> weight = c.at(step, last);
           y[i] += weight.re * h[s].re - weight.im * h[s].im;
         }
       }
@@ -301,6 +311,7 @@ __device__ void backward_state(const UnitaryBackwardParams& params, const Place<
   const int64_t first = params.first_step + begin;
   const int64_t left = params.steps - begin;
   const int64_t last_group = ((left < kChunk ? left : kChunk) - 1) / kGroup * kGroup;
+  const int64_t last = params.seqlen - 1;
   const int64_t state = has_state ? n : 0;  // other lanes read what is there and use nothing
   const Weight<T> b(params.b, params.variable_b, place, state);
   const Weight<T> c(params.c, params.variable_c, place, state);
@@ -325,14 +336,14 @@ __device__ void backward_state(const UnitaryBackwardParams& params, const Place<
       T theta[kGroup];
       load_theta(place.at(params.theta, params, begin + group, n), params.theta.step, left - group,
                  theta);
+      Complex<T> turns[kGroup];
+      make_turns(theta, bias, left - group, turns);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        if (group + i >= left) break;
         const int64_t step = first + group + i;
-        const Complex<T> turn = rotation<DeviceMath>(theta[i], bias);
-        h = turn * h + shared.v[place.team][group + i] * b.at(step);
+        h = turns[i] * h + shared.v[place.team][group + i] * b.at(step, last);
         shared.h[group + i][threadIdx.x] = h;
-        const Complex<T> weight = c.at(step);
+        const Complex<T> weight = c.at(step, last);
         y[i] = weight.re * h.re - weight.im * h.im;
       }
     }
@@ -345,29 +356,31 @@ __device__ void backward_state(const UnitaryBackwardParams& params, const Place<
       T* theta_at = place.at(params.theta, params, begin + group, n);
       T theta[kGroup];
       load_theta(theta_at, params.theta.step, left - group, theta);
+      Complex<T> turns[kGroup];
+      make_turns(theta, bias, left - group, turns);
 #pragma unroll
       for (int i = kGroup - 1; i >= 0; --i) {
-        if (group + i >= left) continue;
         const int t = static_cast<int>(group) + i;
-        const Complex<T> turn = rotation<DeviceMath>(theta[i], bias);
+        const Complex<T> turn = turns[i];
+        const bool inside = t < left;
         const T dy = shared.dy[place.team][t];
-        const Complex<T> g = dy * conj(c.at(first + t)) + sums.arriving;
+        const Complex<T> g = dy * conj(c.at(first + t, last)) + sums.arriving;
         const Complex<T> dc = dy * conj(shared.h[t][threadIdx.x]);
         const Complex<T> db = shared.v[place.team][t] * g;
-        dv[i] = real_of_product_conj(g, b.at(first + t));
+        dv[i] = real_of_product_conj(g, b.at(first + t, last));
         const Complex<T> turned = turn * (t > 0 ? shared.h[t - 1][threadIdx.x] : before);
         const T dtheta = g.im * turned.re - g.re * turned.im;  // Im(g·conj(turned))
-        theta_at[i * params.theta.step] = dtheta;
-        sums.theta += dtheta;
+        if (inside) theta_at[i * params.theta.step] = dtheta;
+        sums.theta += inside ? dtheta : T(0);
         sums.b += db;
         sums.c += dc;
         sums.arriving = conj(turn) * g;
-        if (params.variable_b) {
+        if (params.variable_b && inside) {
           T* term = place.at(params.db_terms, params, begin + t, n);
           term[0] = db.re;
           term[params.db_terms.imag] = db.im;
         }
-        if (params.variable_c) {
+        if (params.variable_c && inside) {
           T* term = place.at(params.dc_terms, params, begin + t, n);
           term[0] = dc.re;
           term[params.dc_terms.imag] = dc.im;
