@@ -87,15 +87,21 @@ def _cpu_name() -> str:
 
 
 def _revision() -> str | None:
-    """The commit that is measured, or None outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
+    """The commit whose library is measured, or None outside a repository."""
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
         done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
         )
+        return done.stdout.strip()
+
+    try:
+        sources = ("--untracked-files=no", "--", "csrc", "selective_scan")
+        is_changed = bool(git("status", "--porcelain", *sources))
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if is_changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 def environment(device: torch.device) -> dict[str, object]:

@@ -1,10 +1,11 @@
-"""Compiles core_bindings.cpp, which exposes csrc/core to Python, and imports it."""
+"""Compiles the modules that expose parts of csrc to Python, and imports them."""
 
 import hashlib
 import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -14,31 +15,44 @@ from setuptools.command.build_ext import build_ext
 
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
-NAME = "core_bindings"
 
 
-def load(cache: Path) -> ModuleType:
-    """Builds in a folder of its own and renames, so that concurrent test processes do no harm."""
-    sources = [TESTS / f"{NAME}.cpp", Path(__file__), *sorted((CSRC / "core").glob("*.h"))]
-    digest = hashlib.sha256(sys.version.encode())
+def load(
+    cache: Path,
+    name: str = "core_bindings",
+    headers: Sequence[str] = ("core",),
+    flags: Sequence[str] = (),
+) -> ModuleType:
+    """The module of `name`.cpp, which includes the headers of these folders of csrc.
+
+    Builds in a folder of its own and renames, so that concurrent test processes do no harm.
+    """
+    sources = [TESTS / f"{name}.cpp", Path(__file__)]
+    for folder in headers:
+        sources += sorted((CSRC / folder).glob("*.h"))
+    digest = hashlib.sha256(" ".join([sys.version, *flags]).encode())
     for source in sources:
         digest.update(source.read_bytes())
-    library = cache / f"{NAME}-{digest.hexdigest()[:16]}.so"
+    library = cache / f"{name}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            os.replace(_compile(Path(folder)), library)
-    spec = importlib.util.spec_from_file_location(NAME, library)
+            os.replace(_compile(name, flags, Path(folder)), library)
+    spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _compile(folder: Path) -> Path:
+def _compile(name: str, flags: Sequence[str], folder: Path) -> Path:
     extension = Pybind11Extension(
-        NAME, [str(TESTS / f"{NAME}.cpp")], include_dirs=[str(CSRC)], cxx_std=20
+        name,
+        [str(TESTS / f"{name}.cpp")],
+        include_dirs=[str(CSRC)],
+        cxx_std=20,
+        extra_compile_args=list(flags),
     )
-    command = build_ext(Distribution({"name": NAME, "ext_modules": [extension]}))
+    command = build_ext(Distribution({"name": name, "ext_modules": [extension]}))
     command.build_lib = command.build_temp = str(folder)
     command.ensure_finalized()
     command.run()
-    return Path(command.get_ext_fullpath(NAME))
+    return Path(command.get_ext_fullpath(name))

@@ -21,6 +21,7 @@ from problem import (
     detached,
     generator,
     inputs_on,
+    lay_out,
     make,
     op_arguments,
 )
@@ -192,7 +193,7 @@ def test_saving_states_for_backward_does_not_change_the_output(case, device):
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
-def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
+def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
     case = case.with_(seqlen=129)
     problem = make(case)
     arguments = op_arguments(case, inputs_on(case, device))
@@ -200,8 +201,10 @@ def test_the_backward_op_recomputes_states_that_it_is_not_given(case, device):
     *_, states = ops.selective_scan_fwd(*arguments, True)
     cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
     given = ops.selective_scan_bwd(*cotangents, *arguments, states)
-    for none in (None, states[:0]):
-        recomputed = ops.selective_scan_bwd(*cotangents, *arguments, none)
+    # None at all, or as vmap may give them: misaligned, or with a stride.
+    strided = states.repeat_interleave(2)[::2]
+    for others in (None, states[:0], lay_out(states, "offset"), strided):
+        recomputed = ops.selective_scan_bwd(*cotangents, *arguments, others)
         for expected, actual in zip(given, recomputed, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     without = ops.selective_scan_bwd(None, None, *arguments, states)

@@ -278,7 +278,7 @@ def test_what_the_libraries_need(name):
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output))
     assert "libtorch.so" in needed
-    foreign = ("libpython", "libtorch_", "libc10", "libcudart")
+    foreign = ("libpython", "libtorch_python", "libtorch_cuda", "libc10", "libcudart")
     assert not [entry for entry in needed if entry.startswith(foreign)]
     missing = re.findall(r"\bUND (\S+)", output)
     assert not [symbol for symbol in missing if "14selective_scan" in symbol]

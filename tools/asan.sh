@@ -4,7 +4,7 @@
 #   asan.sh PYTHON FOLDER [PYTEST ARGUMENT ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 folder=$2
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1") folder=$2
 shift 2
 
 SELECTIVE_SCAN_SANITIZE=1 "$python" setup.py build --build-base "$folder" --build-lib "$folder/lib"
@@ -15,11 +15,13 @@ compiler=${CXX:-c++}
 export LD_PRELOAD="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
-export PYTHONPATH=$PWD/$folder/lib PYTHONSAFEPATH=1
-"$python" -c '
+# The build goes before the source tree: pytest is called by its script, since python -m would put
+# the current folder first.
+export PYTHONPATH=$PWD/$folder/lib
+(cd "$folder" && "$python" -c '
 import selective_scan, sys
 print("testing", selective_scan.__file__)
-sys.exit("the sanitizer build is not the one imported" if sys.argv[1] not in selective_scan.__file__ else 0)
-' "$folder"
+sys.exit("it is not the sanitizer build" if sys.argv[1] not in selective_scan.__file__ else 0)
+' "$folder/lib")
 # --capture=sys: a sanitizer writes its report to the file descriptor and ends the process.
-"$python" -m pytest --capture=sys -p no:cacheprovider "$@"
+"$(dirname "$python")/pytest" --capture=sys -p no:cacheprovider "$@"

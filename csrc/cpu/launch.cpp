@@ -80,18 +80,23 @@ Partition partition_of(const ScanParams& params, int64_t block_channels) {
   return partition;
 }
 
-/// Threads worth using.
-int64_t workers_for(const ScanParams& params, const Partition& partition, const ThreadPool& pool) {
+/// Whether the problem is large enough for more than one thread.
+bool is_parallel(const ScanParams& params, const ThreadPool& pool) {
   const double updates = static_cast<double>(params.batch) * params.dim * params.dstate *
                          std::max<int64_t>(params.seqlen, 1);
-  if (updates < kSerialUpdates) return 1;
-  return std::clamp<int64_t>(partition.count(), 1, std::max(pool.num_threads, 1));
+  return pool.num_threads > 1 && updates >= kSerialUpdates;
+}
+
+/// Threads worth using.
+int64_t workers_for(const ScanParams& params, const Partition& partition, const ThreadPool& pool) {
+  if (!is_parallel(params, pool)) return 1;
+  return std::clamp<int64_t>(partition.count(), 1, pool.num_threads);
 }
 
 Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
+  if (!is_parallel(params, pool)) return partition_of(params, kLargestForwardBlock);
   // A few tasks for each thread, so that they finish together.
-  const int64_t wanted_tasks = 4 * static_cast<int64_t>(std::max(pool.num_threads, 1));
-  const int64_t channels = params.batch * params.dim / wanted_tasks;
+  const int64_t channels = params.batch * params.dim / (4 * int64_t{pool.num_threads});
   const int64_t block = channels / kSmallestForwardBlock * kSmallestForwardBlock;
   return partition_of(params, std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
 }

@@ -210,7 +210,7 @@ struct BackwardKernel {
     }
     if (params.z.present()) {
       for (int64_t t = 0; t < steps; ++t) {
-        scratch.gate[t] = sigmoid<VectorMath>(scratch.z[t]);
+        scratch.gate[t] = VectorMath::sigmoid(scratch.z[t]);
         scratch.dy[t] = scratch.dout[t] * (scratch.z[t] * scratch.gate[t]);
       }
     }

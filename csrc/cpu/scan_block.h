@@ -287,7 +287,7 @@ void store_sequence(const ArrayView& view, const Block& block, int64_t channel, 
 /// delta + delta_bias, and of that the step Δ.
 template <class R>
 SELECTIVE_SCAN_HD R step_size(R biased_delta, bool delta_softplus) {
-  return delta_softplus ? softplus<VectorMath>(biased_delta) : biased_delta;
+  return delta_softplus ? VectorMath::softplus(biased_delta) : biased_delta;
 }
 
 /// softplus'(x) = sigmoid(x) = 1 − exp(−softplus(x)), which needs no division.

@@ -153,7 +153,7 @@ struct ForwardKernel {
     if (params.z.present()) {
       load_sequence(params.z, block, channel, lanes, first_step, steps, scratch.z);
       for (int64_t t = 0; t < steps; ++t) {
-        scratch.y[t] = scratch.y[t] * silu<VectorMath>(scratch.z[t]);
+        scratch.y[t] = scratch.y[t] * (scratch.z[t] * VectorMath::sigmoid(scratch.z[t]));
       }
     }
     store_sequence(params.out, block, channel, lanes, first_step, steps, scratch.y);

@@ -215,17 +215,6 @@ SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
 }
 
 template <class T, class K>
-SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
-  if constexpr (Mask<T, K>::kWidth == 1) {
-    return mask.native;
-  } else {
-    bits_t<T> common = -1;
-    for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
-    return common != 0;
-  }
-}
-
-template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> bits_of(Vec<T, K> x) {
   return {bit_cast<typename Bits<T, K>::Native>(x.native)};
 }

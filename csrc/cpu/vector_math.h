@@ -1,6 +1,6 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
-// pipelines with whatever surrounds it. Within 2 ulp over the whole range, infinities, NaN,
-// overflow and gradual underflow included; exp_of alone trades the last binades for speed.
+// pipelines with whatever surrounds it. Within 2 ulp (sigmoid, sincos 2.5), infinities, NaN,
+// overflow and gradual underflow included; exp_of trades the outermost binades for speed.
 //
 // The polynomials are minimax fits of
 //   exp      ((exp(f) - 1)/f - 1)/f, |f| <= log(2)/2
@@ -12,7 +12,6 @@
 // parts are exact even without fused multiply-add.
 #pragma once
 
-#include <cmath>
 #include <limits>
 
 #include "../core/complex.h"
@@ -48,8 +47,6 @@ struct MathConstants<float> {
   static constexpr int32_t kSqrtHalf = 0x3f3504f3;
 
   static constexpr float kHalfPi[] = {0x1.92p+0f, 0x1.fb4p-12f, 0x1.444p-24f, 0x1.68c234p-39f};
-  static constexpr float kHalfPiTail = 4.8382679489661923e-4f;  // π/2 less its first part
-  static constexpr float kReducible = 6000.f;  // up to here the parts of π/2 suffice
   static constexpr float kSinPolynomial[] = {-0.16666664655954273308f, 0.0083327466687048269786f,
                                              -0.00019587505521976781684f};
   static constexpr float kCosPolynomial[] = {0.041666664652181885298f, -0.0013888301308017324336f,
@@ -85,8 +82,6 @@ struct MathConstants<double> {
 
   static constexpr double kHalfPi[] = {0x1.921fb544p+0, 0x1.0b4611a4p-34, 0x1.13198a2cp-65,
                                        0x1.01b839a25204ap-96};
-  static constexpr double kHalfPiTail = 0x1.0b4611a626331p-34;
-  static constexpr double kReducible = 1e6;
   static constexpr double kSinPolynomial[] = {
       -0.16666666666666664601,  0.0083333333333309264585,  -0.00019841269836724874377,
       2.7557316084930620411e-6, -2.5051128150263107358e-8, 1.5917861883425869298e-10};
@@ -106,23 +101,21 @@ SELECTIVE_SCAN_HD R polynomial(R x, const T (&coefficients)[kTerms]) {
   return sum;
 }
 
-/// x = n·log(2) + f with |f| <= log(2)/2. exp(f) = 1 + f·slope.
+/// x = n·log(2) + f with |f| <= log(2)/2. growth = exp(f) - 1.
 template <class T, class K>
 struct ReducedExp {
   using R = Vec<T, K>;
   using Constants = MathConstants<T>;
 
-  R f;
-  R slope;
+  R growth;
   Bits<T, K> biased;  // the low bits are n + kExponentBias
 
   SELECTIVE_SCAN_HD explicit ReducedExp(R x) {
     const R round(Constants::kRound + Constants::kExponentBias);
     const R rounded = round + R(static_cast<T>(kLog2e)) * x;
     const R n = rounded - round;
-    f = x - n * R(Constants::kLn2High);
-    f = f - n * R(Constants::kLn2Low);
-    slope = R(1) + f * polynomial(f, Constants::kExpPolynomial);
+    const R f = (x - n * R(Constants::kLn2High)) - n * R(Constants::kLn2Low);
+    growth = f + (f * f) * polynomial(f, Constants::kExpPolynomial);
     biased = bits_of(rounded);
   }
 
@@ -164,38 +157,15 @@ SELECTIVE_SCAN_HD Vec<T, K> power_of_two(Bits<T, K> biased) {
   return as_number(biased << MathConstants<T>::kMantissaBits);
 }
 
-/// sin and cos of r + quadrant·π/2, of which the last two bits count, |r| <= π/4.
+/// log(1 + f) + tail for 1 + f in [sqrt(1/2), sqrt(2)] and a small tail.
 template <class T, class K>
-SELECTIVE_SCAN_HD void sincos_of_reduced(Vec<T, K> r, Bits<T, K> quadrant, Vec<T, K>& sine,
-                                         Vec<T, K>& cosine) {
+SELECTIVE_SCAN_HD Vec<T, K> log1p_of_reduced(Vec<T, K> f, Vec<T, K> tail) {
   using R = Vec<T, K>;
-  using Constants = MathConstants<T>;
-  constexpr int kSignBit = sizeof(T) * 8 - 1;
-  const R r2 = r * r;
-  const R sine_of_r = r + (r * r2) * polynomial(r2, Constants::kSinPolynomial);
-  const R cosine_of_r =
-      (R(1) - R(T(0.5)) * r2) + (r2 * r2) * polynomial(r2, Constants::kCosPolynomial);
-  const auto is_odd = is_set(quadrant & 1);
-  const Bits<T, K> sine_sign = (quadrant & 2) << (kSignBit - 1);
-  const Bits<T, K> cosine_sign = ((quadrant + bits_t<T>(1)) & 2) << (kSignBit - 1);
-  sine = as_number(bits_of(select(is_odd, cosine_of_r, sine_of_r)) ^ sine_sign);
-  cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine_of_r)) ^ cosine_sign);
-}
-
-/// sin and cos of large arguments, lane by lane.
-template <class R>
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
-__attribute__((noinline, cold))
-#endif
-void sincos_of_large(const R& x, R& sine, R& cosine) {
-  using T = typename R::Scalar;
-  for (int i = 0; i < R::kWidth; ++i) {
-    const T value = x.lane(i);
-    if (!(value * value < MathConstants<T>::kReducible * MathConstants<T>::kReducible)) {
-      sine.set_lane(i, std::sin(value));
-      cosine.set_lane(i, std::cos(value));
-    }
-  }
+  const R s = f / (R(2) + f);
+  const R s2 = s * s;
+  const R half_square = R(T(0.5)) * f * f;
+  const R series = s2 * polynomial(s2, MathConstants<T>::kLogPolynomial);
+  return f - (half_square - (s * (half_square + series) + tail));
 }
 
 struct VectorMath {
@@ -207,8 +177,7 @@ struct VectorMath {
     // 2^n may be beyond the normal numbers where exp(x) is not, so it is applied in two steps.
     const Bits<T, K> n = reduced.biased_exponent() + bits_t<T>(-Constants::kExponentBias);
     const Bits<T, K> half = n >> 1;
-    return (R(1) + reduced.f * reduced.slope) *
-           power_of_two(half + bits_t<T>(Constants::kExponentBias)) *
+    return (R(1) + reduced.growth) * power_of_two(half + bits_t<T>(Constants::kExponentBias)) *
            power_of_two((n - half) + bits_t<T>(Constants::kExponentBias));
   }
   template <class R>
@@ -222,7 +191,7 @@ struct VectorMath {
     // Below -40 it is -1. Half of 2^n is representable also where 2^n is not.
     const ReducedExp<T, K> reduced(clamp(x, T(-40), MathConstants<T>::kExpHigh));
     const R half = power_of_two(reduced.biased + bits_t<T>(-1));
-    const R half_result = half * (reduced.f * reduced.slope) + (half - R(T(0.5)));
+    const R half_result = half * reduced.growth + (half - R(T(0.5)));
     return half_result + half_result;
   }
 
@@ -240,35 +209,61 @@ struct VectorMath {
     const R k =
         to_number((shifted >> Constants::kMantissaBits) + bits_t<T>(-Constants::kExponentBias));
     const R f = as_number((shifted & kMantissa) + Constants::kSqrtHalf) - R(1);
-    const R s = f / (R(2) + f);
-    const R s2 = s * s;
-    const R half_square = R(T(0.5)) * f * f;
-    const R series = s2 * polynomial(s2, Constants::kLogPolynomial);
-    const R tail = s * (half_square + series) + (k * R(Constants::kLn2Low) + lost);
-    const R result = k * R(Constants::kLn2High) - ((half_square - tail) - f);
+    const R result =
+        k * R(Constants::kLn2High) + log1p_of_reduced(f, k * R(Constants::kLn2Low) + lost);
     constexpr T kInfinity = std::numeric_limits<T>::infinity();
     const R at_end = select(x == R(-1), R(-kInfinity), R(std::numeric_limits<T>::quiet_NaN()));
     return select(x > R(-1), select(x == R(kInfinity), x, result), at_end);
   }
 
+  /// 1/(1 + exp(-x)), with exp of -|x| so that nothing overflows.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> sigmoid(Vec<T, K> x) {
+    using R = Vec<T, K>;
+    const R t = exp(lesser(x, -x));
+    return select(x < R(T(0)), t, R(T(1))) / (R(T(1)) + t);
+  }
+
+  /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), x itself above the threshold.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> softplus(Vec<T, K> x) {
+    using R = Vec<T, K>;
+    const R t = exp(lesser(x, -x));
+    const auto is_large = t > R(T(0.41421356237309504880));  // sqrt(2) - 1
+    const R f = select(is_large, R(T(0.5)) * t - R(T(0.5)), t);
+    const R tail = log1p_of_reduced(f, R(T(0)));
+    const R log = select(is_large, R(T(0.69314718055994530942)), R(T(0))) + tail;
+    return select(x > R(T(kSoftplusThreshold)), x, greater(R(T(0)), x) + log);
+  }
+
+  /// Accurate up to |x| = 6000 (fp32; fp64 10^6). Beyond, the error grows with x.
   template <class T, class K>
   static SELECTIVE_SCAN_HD void sincos(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
     using R = Vec<T, K>;
     using Constants = MathConstants<T>;
-    const R rounded = R(Constants::kRound) + R(static_cast<T>(kTwoOverPi)) * x;
-    const R n = rounded - R(Constants::kRound);
+    const R round(Constants::kRound);
+    const R rounded = round + R(static_cast<T>(kTwoOverPi)) * x;
+    const R n = rounded - round;
     R r = x;
     for (const T part : Constants::kHalfPi) r = r - n * R(part);
+    // Where x is so large that n is not exact, any angle is as good, but must be an angle.
+    r = clamp(r, T(-1), T(1));
 
-    sincos_of_reduced(r, bits_of(rounded), sine, cosine);
+    const R r2 = r * r;
+    sine = r + (r * r2) * polynomial(r2, Constants::kSinPolynomial);
+    const R half_square = R(T(0.5)) * r2;
+    const R head = R(1) - half_square;
+    const R lost = (R(1) - head) - half_square;
+    cosine = head + (lost + (r2 * r2) * polynomial(r2, Constants::kCosPolynomial));
 
-    const R limit(Constants::kReducible * Constants::kReducible);
-    if (!all(x * x < limit)) [[unlikely]] {
-      R large_sine = sine, large_cosine = cosine;
-      sincos_of_large(x, large_sine, large_cosine);
-      sine = large_sine;
-      cosine = large_cosine;
-    }
+    constexpr int kSignBit = sizeof(T) * 8 - 1;
+    const Bits<T, K> quadrant = bits_of(rounded);
+    const auto is_odd = is_set(quadrant & 1);
+    const Bits<T, K> sine_sign = (quadrant & 2) << (kSignBit - 1);
+    const Bits<T, K> cosine_sign = ((quadrant + bits_t<T>(1)) & 2) << (kSignBit - 1);
+    const R sine_of_r = sine;
+    sine = as_number(bits_of(select(is_odd, cosine, sine_of_r)) ^ sine_sign);
+    cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine)) ^ cosine_sign);
   }
 
   /// A·log2(e). An angle stays as it is: no decay hides what a rounded unit would add to it.
@@ -290,7 +285,7 @@ struct VectorMath {
   static SELECTIVE_SCAN_HD Complex<R> exp_of(Complex<R> y) {
     const R modulus = exp_of(y.re);
     R sine, cosine;
-    sincos_of_angle(y.im, sine, cosine);
+    sincos(y.im, sine, cosine);
     return {modulus * cosine, modulus * sine};
   }
 
@@ -315,7 +310,7 @@ struct VectorMath {
     const R modulus = reduced.value();
     const R growth = select(reduced.n == R(0), reduced.f * reduced.slope, modulus - R(1));
     R sine, cosine;
-    sincos_of_angle(R(T(0.5)) * y.im, sine, cosine);
+    sincos(R(T(0.5)) * y.im, sine, cosine);
     const R versine = (sine + sine) * sine;
     const R full_sine = (sine + sine) * cosine;
     const Complex<R> abar = {modulus * (R(1) - versine), modulus * full_sine};
@@ -323,20 +318,6 @@ struct VectorMath {
     const Complex<R> x = delta * pole.A;
     const Complex<R> limit = delta * (R(1) + R(T(0.5)) * x);
     return {abar, select(norm(x) < R(T(kTinyNorm)), limit, difference * pole.inverse)};
-  }
-
- private:
-  /// sincos with an error that is small beside that of the angle, rather than beside the result.
-  template <class T, class K>
-  static SELECTIVE_SCAN_HD void sincos_of_angle(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
-    using R = Vec<T, K>;
-    using Constants = MathConstants<T>;
-    const R round(Constants::kRound);
-    const R rounded = round + R(static_cast<T>(kTwoOverPi)) * x;
-    const R n = rounded - round;
-    const R r = (x - n * R(Constants::kHalfPi[0])) - n * R(Constants::kHalfPiTail);
-    // Where x is too large for n to be exact, nothing is known of the angle: any will do.
-    sincos_of_reduced(clamp(r, T(-1), T(1)), bits_of(rounded), sine, cosine);
   }
 };
 

@@ -30,4 +30,4 @@ constexpr int kMaxThreads = kMaxWarps * kWarpSize;
 /// dstate·dim·seqlen / 32 values.
 constexpr int kMinBackwardTile = 64;
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

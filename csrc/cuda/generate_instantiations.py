@@ -14,12 +14,15 @@ import pathlib
 import sys
 
 # Type of the states, states per lane, log2 of the lanes that share a channel (None: any). A lane holds
-# 16 bytes of states. Kernels with a fixed number of lanes are for 1 and for 13 to 16 states.
+# 16 bytes of states. Kernels with a fixed number of lanes are for 1, 13 to 16 (15 and 16 if complex) and
+# 61 to 64 states.
 TYPES = [
     ("float", 1, 0),
     ("float", 4, 2),
+    ("float", 4, 4),
     ("float", 4, None),
     ("double", 2, None),
+    ("Complex<float>", 2, 3),
     ("Complex<float>", 2, None),
     ("Complex<double>", 1, None),
 ]

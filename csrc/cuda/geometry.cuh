@@ -14,23 +14,21 @@
 namespace selective_scan::cuda {
 
 struct Geometry {
-  int lane_bits = 0; // log2 of the lanes that share a channel
+  int lane_bits = 0;  // log2 of the lanes that share a channel
   int state_warps = 1;
   int channel_warps = 1;
-  int piece_steps = kChunk;   // of B and C staged at once; less than a chunk
-                              // where dstate is large
-  int64_t group_channels = 1; // dim / groups
-  int64_t tiles = 1;          // per group
-  int64_t segments = 1;       // of time, worked on independently
-  int64_t segment_steps = 0;  // a multiple of kChunk where there are several
-  int64_t work_items = 0;     // segments · batch · groups · tiles
+  int piece_steps = kChunk;    // of B and C staged at once; less than a chunk
+                               // where dstate is large
+  int64_t group_channels = 1;  // dim / groups
+  int64_t tiles = 1;           // per group
+  int64_t segments = 1;        // of time, worked on independently
+  int64_t segment_steps = 0;   // a multiple of kChunk where there are several
+  int64_t work_items = 0;      // segments · batch · groups · tiles
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
   SELECTIVE_SCAN_HD int warp_channels() const { return kWarpSize >> lane_bits; }
   SELECTIVE_SCAN_HD int channel_bits() const { return kWarpBits - lane_bits; }
-  SELECTIVE_SCAN_HD int tile_channels() const {
-    return warp_channels() * channel_warps;
-  }
+  SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
   SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
   /// States of one channel that the lanes have room for; those from dstate on
@@ -63,12 +61,11 @@ struct WorkItem {
   int64_t first_channel;
   int channels;
   int64_t segment;
-  int64_t begin; // first step
-  int64_t end;   // behind the last step
+  int64_t begin;  // first step
+  int64_t end;    // behind the last step
 };
 
-__device__ __forceinline__ WorkItem work_item(const ScanParams &params,
-                                              const Geometry &geometry,
+__device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                               int64_t index) {
   WorkItem item;
   item.tile = index % geometry.tiles;
@@ -80,12 +77,11 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams &params,
   const int64_t offset = item.tile * geometry.tile_channels();
   const int64_t left = geometry.group_channels - offset;
   item.first_channel = item.group * geometry.group_channels + offset;
-  item.channels = static_cast<int>(
-      left < geometry.tile_channels() ? left : geometry.tile_channels());
+  item.channels =
+      static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());
   item.begin = item.segment * geometry.segment_steps;
   item.end = item.begin + geometry.segment_steps;
-  if (geometry.segments == 1 || item.end > params.seqlen)
-    item.end = params.seqlen;
+  if (geometry.segments == 1 || item.end > params.seqlen) item.end = params.seqlen;
   return item;
 }
 
@@ -102,8 +98,7 @@ struct LaneRole {
 
 __device__ __forceinline__ LaneRole lane_role(int lane, int lane_bits) {
   const int last_part = (1 << lane_bits) - 1;
-  if (lane_bits < 2 || (1 << lane_bits) == kWarpSize)
-    return {lane >> lane_bits, lane & last_part};
+  if (lane_bits < 2 || (1 << lane_bits) == kWarpSize) return {lane >> lane_bits, lane & last_part};
   return {((lane >> 1) & 1) | ((lane >> (lane_bits + 1)) << 1),
           ((lane & 1) | ((lane >> 2) << 1)) & last_part};
 }
@@ -116,27 +111,25 @@ __device__ __forceinline__ int part_bit_mask(int bit, int lane_bits) {
 /// Where a thread stands in its block.
 struct ThreadRole {
   int lane;
-  int channel_warp; // which warp_channels() channels of the tile
+  int channel_warp;  // which warp_channels() channels of the tile
   int state_warp;
   int warp;
   LaneRole in_warp;
-  int first_state;     // the first of the kStates states this lane holds
-  int channel_in_tile; // may lie behind the last channel of the group
+  int first_state;      // the first of the kStates states this lane holds
+  int channel_in_tile;  // may lie behind the last channel of the group
 };
 
 template <int kStates>
-__device__ __forceinline__ ThreadRole thread_role(const Geometry &geometry) {
+__device__ __forceinline__ ThreadRole thread_role(const Geometry& geometry) {
   ThreadRole role;
   role.lane = threadIdx.x % kWarpSize;
   role.warp = threadIdx.x / kWarpSize;
   role.state_warp = role.warp % geometry.state_warps;
   role.channel_warp = role.warp / geometry.state_warps;
   role.in_warp = lane_role(role.lane, geometry.lane_bits);
-  role.first_state =
-      (role.state_warp * geometry.lanes() + role.in_warp.part) * kStates;
-  role.channel_in_tile =
-      role.channel_warp * geometry.warp_channels() + role.in_warp.channel;
+  role.first_state = (role.state_warp * geometry.lanes() + role.in_warp.part) * kStates;
+  role.channel_in_tile = role.channel_warp * geometry.warp_channels() + role.in_warp.channel;
   return role;
 }
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

@@ -15,84 +15,86 @@ namespace {
 /// What the launcher knows of an instantiation's type.
 struct Variant {
   TypeSizes sizes;
-  std::array<cudaError_t (*)(const ForwardParams &, const Geometry &,
-                             const SegmentStates &, cudaStream_t),
+  std::array<cudaError_t (*)(const ForwardParams&, const Geometry&, const SegmentStates&,
+                             cudaStream_t),
              kNumMethods>
       forward;
-  std::array<cudaError_t (*)(const BackwardParams &, const Geometry &,
-                             const BackwardWorkspace &, cudaStream_t),
+  std::array<cudaError_t (*)(const BackwardParams&, const Geometry&, const BackwardWorkspace&,
+                             cudaStream_t),
              kNumMethods>
       backward;
-  cudaError_t (*reduce)(const BackwardParams &, const Geometry &, int,
-                        const BackwardWorkspace &, cudaStream_t);
+  cudaError_t (*reduce)(const BackwardParams&, const Geometry&, int, const BackwardWorkspace&,
+                        cudaStream_t);
 };
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
-void add_method(Variant &variant) {
-  variant.forward[static_cast<size_t>(kMethod)] =
-      &Scan<T, kStates, kLaneBits, kMethod>::forward;
-  variant.backward[static_cast<size_t>(kMethod)] =
-      &Scan<T, kStates, kLaneBits, kMethod>::backward;
+void add_method(Variant& variant) {
+  variant.forward[static_cast<size_t>(kMethod)] = &Scan<T, kStates, kLaneBits, kMethod>::forward;
+  variant.backward[static_cast<size_t>(kMethod)] = &Scan<T, kStates, kLaneBits, kMethod>::backward;
 }
 
-template <class T, int kStates, int kLaneBits> Variant make_variant() {
-  Variant variant{
-      {kStates, sizeof(T), sizeof(real_t<T>)}, {}, {}, &reduce_gradients<T>};
+template <class T, int kStates, int kLaneBits>
+Variant make_variant() {
+  Variant variant{{kStates, sizeof(T), sizeof(real_t<T>)}, {}, {}, &reduce_gradients<T>};
   [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    (add_method<T, kStates, kLaneBits, static_cast<Method>(kMethods)>(variant),
-     ...);
+    (add_method<T, kStates, kLaneBits, static_cast<Method>(kMethods)>(variant), ...);
   }(std::make_integer_sequence<int, kNumMethods>());
   return variant;
 }
 
 template <class T, int kStates, int kLaneBits = kAnyLanes>
-const Variant &variant() {
+const Variant& variant() {
   static const Variant instance = make_variant<T, kStates, kLaneBits>();
   return instance;
 }
 
-/// A lane holds 16 bytes of states, or one state where there are few.
-const Variant &choose_variant(const ScanParams &params) {
-  if (params.is_complex && params.is_double)
-    return variant<Complex<double>, 1>();
-  if (params.is_complex)
-    return variant<Complex<float>, 2>();
-  if (params.is_double)
-    return variant<double, 2>();
-  if (params.dstate == 1)
-    return variant<float, 1, 0>();
-  if (params.dstate > 12 && params.dstate <= 16)
-    return variant<float, 4, 2>();
+/// Whether dstate fills `lanes` lanes of `states` states each.
+bool fills(const ScanParams& params, int lanes, int states) {
+  return params.dstate <= lanes * states && params.dstate > (lanes - 1) * states;
+}
+
+/// A lane holds 16 bytes of states, or one state where there is one.
+const Variant& choose_variant(const ScanParams& params) {
+  if (params.is_complex && params.is_double) return variant<Complex<double>, 1>();
+  if (params.is_complex) {
+    return fills(params, 8, 2) ? variant<Complex<float>, 2, 3>() : variant<Complex<float>, 2>();
+  }
+  if (params.is_double) return variant<double, 2>();
+  if (fills(params, 1, 1)) return variant<float, 1, 0>();
+  if (fills(params, 4, 4)) return variant<float, 4, 2>();
+  if (fills(params, 16, 4)) return variant<float, 4, 4>();
   return variant<float, 4>();
 }
 
 struct Device {
   int multiprocessors = 1;
-  int shared_bytes = 48 * 1024; // that a block may have
+  int block_shared_bytes = 48 * 1024;  // that a block may have
+  int shared_bytes = 48 * 1024;        // of a multiprocessor
+  int registers = 65536;               // likewise
 };
 
-cudaError_t current_device(Device &device) {
+cudaError_t current_device(Device& device) {
   int id = 0;
   cudaError_t error = cudaGetDevice(&id);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&device.multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, id);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&device.shared_bytes,
-                                   cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-  }
+  const auto query = [&](int& value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
+  };
+  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  query(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  query(device.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
   return error;
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 /// Below this a segment's summary and start cost more than what runs at the
 /// same time saves.
 constexpr int64_t kMinSegmentSteps = 512;
 
-void set_channel_warps(const ScanParams &params, Geometry &geometry,
-                       int warps) {
+void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
   geometry.channel_warps = warps;
   geometry.tiles = ceil_div(geometry.group_channels, geometry.tile_channels());
   geometry.work_items = params.batch * params.groups * geometry.tiles;
@@ -100,216 +102,191 @@ void set_channel_warps(const ScanParams &params, Geometry &geometry,
 
 /// Cuts time into segments where the channels alone leave most multiprocessors
 /// without work.
-void set_segments(const ScanParams &params, const Device &device,
-                  Geometry &geometry) {
-  constexpr int64_t kBlocksWanted =
-      4; // per multiprocessor, so that they finish together
-  if (2 * geometry.work_items > device.multiprocessors)
-    return;
-  const int64_t wanted =
-      ceil_div(kBlocksWanted * device.multiprocessors, geometry.work_items);
+void set_segments(const ScanParams& params, const Device& device, Geometry& geometry) {
+  constexpr int64_t kBlocksWanted = 4;  // per multiprocessor, so that they finish together
+  if (2 * geometry.work_items > device.multiprocessors) return;
+  const int64_t wanted = ceil_div(kBlocksWanted * device.multiprocessors, geometry.work_items);
   const int64_t segments = std::min(wanted, params.seqlen / kMinSegmentSteps);
-  if (segments < 2)
-    return;
-  geometry.segment_steps =
-      ceil_div(ceil_div(params.seqlen, segments), kChunk) * kChunk;
+  if (segments < 2) return;
+  geometry.segment_steps = ceil_div(ceil_div(params.seqlen, segments), kChunk) * kChunk;
   geometry.segments = ceil_div(params.seqlen, geometry.segment_steps);
   geometry.work_items *= geometry.segments;
 }
 
-/// Takes the number of warps that loads the busiest multiprocessor least: what
-/// counts is how many warps' worth of channels it has to work off. Of equals
-/// the largest, which reads B and C least often. Sequences long enough for
-/// segments take the largest in any case. `shared_bytes(geometry)` is what a
-/// block needs.
+/// How long the busiest multiprocessor takes, in the time that a warp's channels would take if
+/// nothing had to wait: its warps' worth of work, over the part of its time in which it issues. Few
+/// warps at a time leave it waiting.
+double estimated_load(const Geometry& geometry, const Device& device, int shared_bytes) {
+  constexpr int kRegistersPerThread = 168;
+  constexpr int kReservedSharedBytes = 1024;  // per block, by the system
+  constexpr double kWarpsForHalfRate = 6;     // on an H200, roughly
+  const int64_t blocks = ceil_div(geometry.work_items, device.multiprocessors);
+  const int resident =
+      std::max(1, std::min(device.shared_bytes / (shared_bytes + kReservedSharedBytes),
+                           device.registers / (kRegistersPerThread * geometry.threads())));
+  const auto at_a_time =
+      static_cast<double>(std::min<int64_t>(blocks, resident) * geometry.warps());
+  const double rate = at_a_time / (at_a_time + kWarpsForHalfRate);
+  return static_cast<double>(blocks * geometry.warps()) / rate;
+}
+
+/// Takes the number of warps with the least load. Of equals the largest, which reads B and C least
+/// often. Sequences long enough for segments take the largest in any case.
+/// `shared_bytes(geometry)` is what a block needs.
 template <class SharedBytes>
-cudaError_t choose_geometry(const ScanParams &params, const Variant &variant,
-                            int min_tile, const SharedBytes &shared_bytes,
-                            Geometry &best) {
+cudaError_t choose_geometry(const ScanParams& params, const Variant& variant, int min_tile,
+                            const SharedBytes& shared_bytes, Geometry& best) {
   Device device;
   const cudaError_t error = current_device(device);
-  if (error != cudaSuccess)
-    return error;
+  if (error != cudaSuccess) return error;
   Geometry geometry;
   geometry.group_channels = params.dim / params.groups;
   const int64_t lanes = ceil_div(params.dstate, variant.sizes.states);
-  while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize)
-    ++geometry.lane_bits;
+  while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize) ++geometry.lane_bits;
   geometry.state_warps = static_cast<int>(ceil_div(lanes, geometry.lanes()));
 
-  const int64_t useful =
-      ceil_div(geometry.group_channels, geometry.warp_channels());
-  const int most = static_cast<int>(
-      std::min<int64_t>(useful, kMaxWarps / geometry.state_warps));
+  const int64_t useful = ceil_div(geometry.group_channels, geometry.warp_channels());
+  const int most = static_cast<int>(std::min<int64_t>(useful, kMaxWarps / geometry.state_warps));
   for (; geometry.piece_steps >= kBlockSteps; geometry.piece_steps /= 2) {
-    int64_t best_load = 0;
+    double best_load = 0;
     Geometry largest;
     for (int warps = 1; warps <= most; ++warps) {
       set_channel_warps(params, geometry, warps);
-      if (shared_bytes(geometry) > device.shared_bytes)
-        break;
+      const int bytes = shared_bytes(geometry);
+      if (bytes > device.block_shared_bytes) break;
       largest = geometry;
-      const int64_t load =
-          ceil_div(geometry.work_items, device.multiprocessors) * warps;
-      const bool too_small =
-          best.work_items > 0 && best.tile_channels() < min_tile;
+      const double load = estimated_load(geometry, device, bytes);
+      const bool too_small = best.work_items > 0 && best.tile_channels() < min_tile;
       if (best.work_items == 0 || too_small || load <= best_load) {
         best = geometry;
         best_load = load;
       }
     }
-    if (best.work_items == 0)
-      continue;
+    if (best.work_items == 0) continue;
     set_segments(params, device, largest);
-    if (largest.segments > 1)
-      best = largest;
+    if (largest.segments > 1) best = largest;
     return cudaSuccess;
   }
   return cudaErrorInvalidConfiguration;
 }
 
-cudaError_t choose_geometry(const ForwardParams &params, const Variant &variant,
-                            Geometry &geometry) {
-  const auto shared_bytes = [&](const Geometry &candidate) {
+cudaError_t choose_geometry(const ForwardParams& params, const Variant& variant,
+                            Geometry& geometry) {
+  const auto shared_bytes = [&](const Geometry& candidate) {
     return forward_layout(params, candidate, variant.sizes).bytes;
   };
   return choose_geometry(params, variant, 1, shared_bytes, geometry);
 }
 
-cudaError_t choose_geometry(const BackwardParams &params,
-                            const Variant &variant, Geometry &geometry) {
-  const auto shared_bytes = [&](const Geometry &candidate) {
+cudaError_t choose_geometry(const BackwardParams& params, const Variant& variant,
+                            Geometry& geometry) {
+  const auto shared_bytes = [&](const Geometry& candidate) {
     return backward_layout(params, params.dout, candidate, variant.sizes).bytes;
   };
   const bool any_variable = params.variable_B || params.variable_C;
-  return choose_geometry(params, variant, any_variable ? kMinBackwardTile : 1,
-                         shared_bytes, geometry);
+  return choose_geometry(params, variant, any_variable ? kMinBackwardTile : 1, shared_bytes,
+                         geometry);
 }
 
 /// Hands out consecutive arrays of scratch memory from `memory` on, which may
 /// be null to learn their size.
 class Scratch {
-public:
-  explicit Scratch(void *memory) : memory_(static_cast<char *>(memory)) {}
-  void take(void *&array, bool wanted, int64_t count, int size) {
+ public:
+  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
+  void take(void*& array, bool wanted, int64_t count, int size) {
     constexpr int64_t kAlignment = 256;
-    if (!wanted)
-      return;
+    if (!wanted) return;
     array = memory_ == nullptr ? nullptr : memory_ + bytes_;
     bytes_ += ceil_div(count * size, kAlignment) * kAlignment;
   }
   int64_t bytes() const { return bytes_; }
 
-private:
-  char *memory_;
+ private:
+  char* memory_;
   int64_t bytes_ = 0;
 };
 
 /// Each returns the size in bytes.
-int64_t layout_segments(const ScanParams &params, const Variant &variant,
-                        const Geometry &geometry, Scratch &scratch,
-                        SegmentStates &segments) {
-  const int64_t count = geometry.segments * params.batch * params.dim *
-                        geometry.padded_states(variant.sizes.states);
+int64_t layout_segments(const ScanParams& params, const Variant& variant, const Geometry& geometry,
+                        Scratch& scratch, SegmentStates& segments) {
+  const int64_t count =
+      geometry.segments * params.batch * params.dim * geometry.padded_states(variant.sizes.states);
   const bool wanted = geometry.segments > 1;
   scratch.take(segments.factors, wanted, count, variant.sizes.state_bytes);
   scratch.take(segments.offsets, wanted, count, variant.sizes.state_bytes);
   return scratch.bytes();
 }
 
-int64_t layout_workspace(const BackwardParams &params, const Variant &variant,
-                         const Geometry &geometry, void *memory,
-                         BackwardWorkspace &workspace) {
+int64_t layout_workspace(const BackwardParams& params, const Variant& variant,
+                         const Geometry& geometry, void* memory, BackwardWorkspace& workspace) {
   Scratch scratch(memory);
   const int64_t padded = geometry.padded_states(variant.sizes.states);
   const int64_t channels = geometry.segments * params.batch * params.dim;
   const int state_bytes = variant.sizes.state_bytes;
   const int real_bytes = variant.sizes.real_bytes;
-  scratch.take(workspace.projections,
-               (params.variable_B || params.variable_C) && params.seqlen > 0,
-               geometry.tiles * params.batch * params.groups * params.seqlen *
-                   2 * padded,
+  scratch.take(workspace.projections, (params.variable_B || params.variable_C) && params.seqlen > 0,
+               geometry.tiles * params.batch * params.groups * params.seqlen * 2 * padded,
                state_bytes);
   scratch.take(workspace.dA, true, channels * padded, state_bytes);
-  scratch.take(workspace.dB, !params.variable_B, channels * padded,
-               state_bytes);
-  scratch.take(workspace.dC, !params.variable_C, channels * padded,
-               state_bytes);
-  scratch.take(workspace.dD, params.dD.present(),
-               channels * geometry.state_warps, real_bytes);
-  scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(),
-               channels * geometry.state_warps, real_bytes);
-  return layout_segments(params, variant, geometry, scratch,
-                         workspace.segments);
+  scratch.take(workspace.dB, !params.variable_B, channels * padded, state_bytes);
+  scratch.take(workspace.dC, !params.variable_C, channels * padded, state_bytes);
+  scratch.take(workspace.dD, params.dD.present(), channels * geometry.state_warps, real_bytes);
+  scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(), channels * geometry.state_warps,
+               real_bytes);
+  return layout_segments(params, variant, geometry, scratch, workspace.segments);
 }
 
-bool is_empty(const ScanParams &params) {
+bool is_empty(const ScanParams& params) {
   return params.batch == 0 || params.dim == 0 || params.dstate == 0;
 }
 
-} // namespace
+}  // namespace
 
-int64_t forward_workspace_bytes(const ForwardParams &params) {
-  if (is_empty(params))
-    return 0;
-  const Variant &variant = choose_variant(params);
+int64_t forward_workspace_bytes(const ForwardParams& params) {
+  if (is_empty(params)) return 0;
+  const Variant& variant = choose_variant(params);
   Geometry geometry;
-  if (choose_geometry(params, variant, geometry) != cudaSuccess)
-    return 0;
+  if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
   Scratch scratch(nullptr);
   SegmentStates segments;
   return layout_segments(params, variant, geometry, scratch, segments);
 }
 
-int64_t backward_workspace_bytes(const BackwardParams &params) {
-  if (is_empty(params))
-    return 0;
-  const Variant &variant = choose_variant(params);
+int64_t backward_workspace_bytes(const BackwardParams& params) {
+  if (is_empty(params)) return 0;
+  const Variant& variant = choose_variant(params);
   Geometry geometry;
-  if (choose_geometry(params, variant, geometry) != cudaSuccess)
-    return 0;
+  if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
   BackwardWorkspace workspace;
   return layout_workspace(params, variant, geometry, nullptr, workspace);
 }
 
-cudaError_t scan_forward(const ForwardParams &params, void *memory,
-                         cudaStream_t stream) {
-  if (is_empty(params))
-    return cudaSuccess;
-  if (params.dstate > kMaxDstate)
-    return cudaErrorInvalidValue;
-  const Variant &variant = choose_variant(params);
+cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t stream) {
+  if (is_empty(params)) return cudaSuccess;
+  if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
+  const Variant& variant = choose_variant(params);
   Geometry geometry;
   const cudaError_t error = choose_geometry(params, variant, geometry);
-  if (error != cudaSuccess)
-    return error;
+  if (error != cudaSuccess) return error;
   Scratch scratch(memory);
   SegmentStates segments;
   layout_segments(params, variant, geometry, scratch, segments);
-  return variant.forward[static_cast<size_t>(params.method)](params, geometry,
-                                                             segments, stream);
+  return variant.forward[static_cast<size_t>(params.method)](params, geometry, segments, stream);
 }
 
-cudaError_t scan_backward(const BackwardParams &params, void *memory,
-                          cudaStream_t stream) {
-  if (is_empty(params))
-    return cudaSuccess;
-  if (params.dstate > kMaxDstate)
-    return cudaErrorInvalidValue;
-  const Variant &variant = choose_variant(params);
+cudaError_t scan_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
+  if (is_empty(params)) return cudaSuccess;
+  if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
+  const Variant& variant = choose_variant(params);
   Geometry geometry;
   cudaError_t error = choose_geometry(params, variant, geometry);
-  if (error != cudaSuccess)
-    return error;
+  if (error != cudaSuccess) return error;
   BackwardWorkspace workspace;
   layout_workspace(params, variant, geometry, memory, workspace);
-  error = variant.backward[static_cast<size_t>(params.method)](
-      params, geometry, workspace, stream);
-  if (error != cudaSuccess)
-    return error;
-  return variant.reduce(params, geometry,
-                        geometry.padded_states(variant.sizes.states), workspace,
+  error = variant.backward[static_cast<size_t>(params.method)](params, geometry, workspace, stream);
+  if (error != cudaSuccess) return error;
+  return variant.reduce(params, geometry, geometry.padded_states(variant.sizes.states), workspace,
                         stream);
 }
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

@@ -14,9 +14,9 @@
 namespace selective_scan::cuda {
 
 enum class ProjectionMode : int8_t {
-  kElements, // one by one: any strides, any alignment
-  kSteps,    // four steps of one state are one access
-  kStates,   // four states of one step are one access
+  kElements,  // one by one: any strides, any alignment
+  kSteps,     // four steps of one state are one access
+  kStates,    // four states of one step are one access
 };
 
 struct ProjectionPlan {
@@ -28,27 +28,21 @@ struct ProjectionPlan {
 constexpr int kQuad = 4;
 
 template <class View>
-ProjectionPlan make_projection_plan(const View &view, bool is_complex,
-                                    int64_t dstate) {
+ProjectionPlan make_projection_plan(const View& view, bool is_complex, int64_t dstate) {
   ProjectionPlan plan;
   const int64_t components = is_complex ? 2 : 1;
-  if (is_complex && view.imag != 1)
-    return plan;
+  if (is_complex && view.imag != 1) return plan;
   const int64_t size = element_size(view.dtype);
   const int64_t bytes = copy_bytes(static_cast<int>(kQuad * components * size));
   const auto aligned = [&](int64_t offset) { return offset % bytes == 0; };
-  const auto address =
-      static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
-  if (!aligned(view.batch * size) || !aligned(view.group * size))
-    return plan;
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
+  if (!aligned(view.batch * size) || !aligned(view.group * size)) return plan;
   if (view.step == components || view.step == -components) {
     plan.reversed = view.step < 0;
     const int64_t first = plan.reversed ? address + components * size : address;
-    if (aligned(first) && aligned(view.state * size))
-      plan.mode = ProjectionMode::kSteps;
+    if (aligned(first) && aligned(view.state * size)) plan.mode = ProjectionMode::kSteps;
   } else if (view.state == components && dstate % kQuad == 0) {
-    if (aligned(address) && aligned(view.step * size))
-      plan.mode = ProjectionMode::kStates;
+    if (aligned(address) && aligned(view.step * size)) plan.mode = ProjectionMode::kStates;
   }
   return plan;
 }
@@ -56,7 +50,7 @@ ProjectionPlan make_projection_plan(const View &view, bool is_complex,
 /// Dynamic shared memory. Going through this function rather than through a
 /// pointer that was passed around lets the compiler see that an access is to
 /// shared memory.
-__device__ __forceinline__ char *shared_memory() {
+__device__ __forceinline__ char* shared_memory() {
   extern __shared__ __align__(16) char selective_scan_shared[];
   return selective_scan_shared;
 }
@@ -70,16 +64,14 @@ struct ProjectionRows {
   template <class T, int kStates>
   __device__ __forceinline__ Pack<T, kStates> load(int step) const {
     return load_pack<T, kStates>(
-        reinterpret_cast<const T *>(shared_memory() + first + step * stride));
+        reinterpret_cast<const T*>(shared_memory() + first + step * stride));
   }
-  __device__ __forceinline__ void advance(int steps) {
-    first += steps * stride;
-  }
+  __device__ __forceinline__ void advance(int steps) { first += steps * stride; }
 };
 
 /// One variable projection of a block's work item.
 struct ProjectionWindow {
-  const char *data; // step 0
+  const char* data;  // step 0
   int64_t state;
   int64_t step;
   int64_t imag;
@@ -88,18 +80,20 @@ struct ProjectionWindow {
   DType dtype;
   int dstate;
 
-  __device__ ProjectionWindow(const ArrayView &view, ProjectionPlan plan,
-                              const WorkItem &item, int64_t dstate)
-      : data(static_cast<const char *>(view.data)), state(view.state),
-        step(view.step), imag(view.imag),
-        size(static_cast<int>(element_size(view.dtype))), plan(plan),
-        dtype(view.dtype), dstate(static_cast<int>(dstate)) {
+  __device__ ProjectionWindow(const ArrayView& view, ProjectionPlan plan, const WorkItem& item,
+                              int64_t dstate)
+      : data(static_cast<const char*>(view.data)),
+        state(view.state),
+        step(view.step),
+        imag(view.imag),
+        size(static_cast<int>(element_size(view.dtype))),
+        plan(plan),
+        dtype(view.dtype),
+        dstate(static_cast<int>(dstate)) {
     data += (item.batch * view.batch + item.group * view.group) * size;
   }
 
-  __device__ const char *at(int n, int64_t t) const {
-    return data + (n * state + t * step) * size;
-  }
+  __device__ const char* at(int n, int64_t t) const { return data + (n * state + t * step) * size; }
 };
 
 /// A quad's first state and step.
@@ -107,21 +101,18 @@ struct Quad {
   int state;
   int step;
 
-  __device__ Quad(const ProjectionPlan &plan, int piece_steps,
-                  int padded_states, int q) {
+  __device__ Quad(const ProjectionPlan& plan, int piece_steps, int padded_states, int q) {
     if (plan.mode == ProjectionMode::kStates) {
       const int per_step = (padded_states + kQuad - 1) / kQuad;
       step = q / per_step;
       state = q % per_step * kQuad;
     } else {
-      const int per_state_bits =
-          __ffs(piece_steps / kQuad) - 1; // a power of two
+      const int per_state_bits = __ffs(piece_steps / kQuad) - 1;  // a power of two
       state = q >> per_state_bits;
       step = (q & ((1 << per_state_bits) - 1)) * kQuad;
     }
   }
-  static __device__ int count(const ProjectionPlan &plan, int piece_steps,
-                              int padded_states) {
+  static __device__ int count(const ProjectionPlan& plan, int piece_steps, int padded_states) {
     if (plan.mode == ProjectionMode::kStates) {
       return piece_steps * ((padded_states + kQuad - 1) / kQuad);
     }
@@ -129,33 +120,40 @@ struct Quad {
   }
 };
 
-/// Copies a quad of any layout, complete or not. Out of line, and given copies
-/// of its arguments.
+/// Copies a quad of any layout, complete or not; all of its elements are on
+/// their way at a time. Out of line, and given copies of its arguments.
 template <int kComponents>
-__device__ __noinline__ void
-copy_quad_of_any_kind(ProjectionWindow window, Quad quad, int64_t first_step,
-                      int steps, char *target) {
+__device__ __noinline__ void copy_quad_of_any_kind(ProjectionWindow window, Quad quad,
+                                                   int64_t first_step, int steps, char* target) {
   const bool along_states = window.plan.mode == ProjectionMode::kStates;
+  uint16_t halves[kQuad * kComponents] = {};
+#pragma unroll
   for (int j = 0; j < kQuad; ++j) {
     const int n = quad.state + (along_states ? j : 0);
-    const int t = quad.step + (along_states           ? 0
-                               : window.plan.reversed ? kQuad - 1 - j
-                                                      : j);
+    const int t = quad.step + (along_states ? 0 : window.plan.reversed ? kQuad - 1 - j : j);
     const bool exists = n < window.dstate && t < steps;
-    const char *source = window.at(n, first_step + t);
+    const char* source = window.at(n, first_step + t);
+#pragma unroll
     for (int i = 0; i < kComponents; ++i) {
-      copy_element(target + (j * kComponents + i) * window.size,
-                   source + i * window.imag * window.size, window.size, exists);
+      if (window.size > 2) {
+        char* element = target + (j * kComponents + i) * window.size;
+        copy_word_async(element, source, window.size, exists);
+      } else if (exists) {
+        halves[j * kComponents + i] = *reinterpret_cast<const uint16_t*>(source);
+      }
+      source += window.imag * window.size;
     }
   }
+  if (window.size > 2) return;
+#pragma unroll
+  for (int i = 0; i < kQuad * kComponents; ++i) reinterpret_cast<uint16_t*>(target)[i] = halves[i];
 }
 
 /// Starts copying the `steps` steps from first_step on to `raw`, quad after
 /// quad.
 template <class T>
-__device__ void copy_projection(const ProjectionWindow &window,
-                                int64_t first_step, int steps, int piece_steps,
-                                int padded_states, char *raw) {
+__device__ void copy_projection(const ProjectionWindow& window, int64_t first_step, int steps,
+                                int piece_steps, int padded_states, char* raw) {
   constexpr int kComponents = is_complex_v<T> ? 2 : 1;
   const int size = window.size;
   const int quad_bytes = kQuad * kComponents * size;
@@ -164,19 +162,15 @@ __device__ void copy_projection(const ProjectionWindow &window,
 #pragma unroll 1
   for (int q = threadIdx.x; q < count; q += blockDim.x) {
     const Quad quad(window.plan, piece_steps, padded_states, q);
-    char *target = raw + q * quad_bytes;
-    if (window.plan.mode == ProjectionMode::kSteps &&
-        quad.state < window.dstate && quad.step + kQuad <= steps) {
+    char* target = raw + q * quad_bytes;
+    if (window.plan.mode == ProjectionMode::kSteps && quad.state < window.dstate &&
+        quad.step + kQuad <= steps) {
       const int first = window.plan.reversed ? kQuad - 1 : 0;
-      copy_async(target, window.at(quad.state, first_step + quad.step + first),
-                 quad_bytes);
-    } else if (along_states && quad.state + kQuad <= window.dstate &&
-               quad.step < steps) {
-      copy_async(target, window.at(quad.state, first_step + quad.step),
-                 quad_bytes);
+      copy_async(target, window.at(quad.state, first_step + quad.step + first), quad_bytes);
+    } else if (along_states && quad.state + kQuad <= window.dstate && quad.step < steps) {
+      copy_async(target, window.at(quad.state, first_step + quad.step), quad_bytes);
     } else {
-      copy_quad_of_any_kind<kComponents>(window, quad, first_step, steps,
-                                         target);
+      copy_quad_of_any_kind<kComponents>(window, quad, first_step, steps, target);
     }
   }
 }
@@ -184,9 +178,8 @@ __device__ void copy_projection(const ProjectionWindow &window,
 /// Fills rows[step][state], rows `row_stride` apart, from what
 /// copy_projection() has copied.
 template <class T>
-__device__ void convert_projection(const ProjectionWindow &window,
-                                   int piece_steps, int padded_states,
-                                   const char *raw, int row_stride, T *rows) {
+__device__ void convert_projection(const ProjectionWindow& window, int piece_steps,
+                                   int padded_states, const char* raw, int row_stride, T* rows) {
   using R = real_t<T>;
   constexpr int kComponents = is_complex_v<T> ? 2 : 1;
   const int count = Quad::count(window.plan, piece_steps, padded_states);
@@ -195,7 +188,7 @@ __device__ void convert_projection(const ProjectionWindow &window,
     const Quad quad(window.plan, piece_steps, padded_states, q);
     const auto values = load_elements<R, kQuad * kComponents>(
         raw + q * kQuad * kComponents * window.size, window.dtype);
-    T *target = rows + quad.step * row_stride + quad.state;
+    T* target = rows + quad.step * row_stride + quad.state;
     int stride = row_stride;
     if (window.plan.mode == ProjectionMode::kStates) {
       stride = 1;
@@ -205,9 +198,7 @@ __device__ void convert_projection(const ProjectionWindow &window,
     }
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if (window.plan.mode == ProjectionMode::kStates &&
-          quad.state + j >= padded_states)
-        break;
+      if (window.plan.mode == ProjectionMode::kStates && quad.state + j >= padded_states) break;
       if constexpr (is_complex_v<T>) {
         target[j * stride] = {values.v[2 * j], values.v[2 * j + 1]};
       } else {
@@ -217,4 +208,4 @@ __device__ void convert_projection(const ProjectionWindow &window,
   }
 }
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

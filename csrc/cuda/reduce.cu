@@ -14,39 +14,33 @@ struct ReduceArgs {
 };
 
 constexpr int kReduceThreads = 256;
-constexpr int kReduceSteps = 32;  // of one block of reduce_projections
-constexpr int kReduceStates = 16; // likewise
+constexpr int kReduceSteps = 32;   // of one block of reduce_projections
+constexpr int kReduceStates = 16;  // likewise
 
 /// dB and dC: adds the tiles. A block takes kReduceSteps steps and
 /// kReduceStates states of one (batch, group); it reads along states and writes
 /// along steps, through shared memory. Bound by memory.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
-    reduce_projections(const __grid_constant__ ReduceArgs args,
-                       int64_t step_blocks, int64_t state_blocks,
-                       int64_t work_items) {
+    reduce_projections(const __grid_constant__ ReduceArgs args, int64_t step_blocks,
+                       int64_t state_blocks, int64_t work_items) {
   __shared__ T sums[2 * kReduceStates][kReduceSteps + 1];
-  const BackwardParams &params = args.params;
+  const BackwardParams& params = args.params;
   const int64_t padded = args.padded_states;
-  const int64_t tile_stride =
-      params.batch * params.groups * params.seqlen * 2 * padded;
+  const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * padded;
   for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
     const int64_t first_step = index % step_blocks * kReduceSteps;
-    const int64_t first_state =
-        index / step_blocks % state_blocks * kReduceStates;
-    const int64_t sequence =
-        index / (step_blocks * state_blocks); // batch · groups + group
-    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps;
-         i += kReduceThreads) {
+    const int64_t first_state = index / step_blocks % state_blocks * kReduceStates;
+    const int64_t sequence = index / (step_blocks * state_blocks);  // batch · groups + group
+    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps; i += kReduceThreads) {
       const int n = i % kReduceStates;
       const int kind = i / kReduceStates % 2;
       const int t = i / (2 * kReduceStates);
       T sum{};
       if (first_step + t < params.seqlen && first_state + n < params.dstate) {
-        const T *source =
-            static_cast<const T *>(args.workspace.projections) +
-            ((sequence * params.seqlen + first_step + t) * 2 + kind) * padded +
-            first_state + n;
+        const T* source = static_cast<const T*>(args.workspace.projections) +
+                          ((sequence * params.seqlen + first_step + t) * 2 + kind) * padded +
+                          first_state + n;
 #pragma unroll 4
         for (int64_t tile = 0; tile < args.geometry.tiles; ++tile)
           sum += source[tile * tile_stride];
@@ -54,19 +48,16 @@ __global__ void __launch_bounds__(kReduceThreads)
       sums[kind * kReduceStates + n][t] = sum;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps;
-         i += kReduceThreads) {
+    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps; i += kReduceThreads) {
       const int t = i % kReduceSteps;
       const int n = i / kReduceSteps % kReduceStates;
       const int kind = i / (kReduceSteps * kReduceStates);
-      const ArrayView &view = kind == 0 ? params.dB : params.dC;
+      const ArrayView& view = kind == 0 ? params.dB : params.dC;
       const bool wanted = kind == 0 ? params.variable_B : params.variable_C;
-      if (wanted && first_step + t < params.seqlen &&
-          first_state + n < params.dstate) {
+      if (wanted && first_step + t < params.seqlen && first_state + n < params.dstate) {
         store_component(view,
                         sequence / params.groups * view.batch +
-                            sequence % params.groups * view.group +
-                            (first_state + n) * view.state +
+                            sequence % params.groups * view.group + (first_state + n) * view.state +
                             (first_step + t) * view.step,
                         sums[kind * kReduceStates + n][t]);
       }
@@ -75,20 +66,31 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-/// Adds `length` consecutive values of each of `rows` rows, the first at
-/// `offset`.
+/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`; in fp64, since
+/// there may be very many rows.
 template <class T>
-__device__ T sum_rows(const void *partial, int64_t rows, int64_t row_stride,
-                      int64_t offset, int length) {
-  T sum{};
+__device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int64_t offset,
+                      int length) {
+  using R = real_t<T>;
+  double re = 0;
+  double im = 0;
 #pragma unroll 4
   for (int64_t row = 0; row < rows; ++row) {
-    const T *source =
-        static_cast<const T *>(partial) + row * row_stride + offset;
-    for (int i = 0; i < length; ++i)
-      sum += source[i];
+    const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
+    for (int i = 0; i < length; ++i) {
+      if constexpr (is_complex_v<T>) {
+        re += source[i].re;
+        im += source[i].im;
+      } else {
+        re += source[i];
+      }
+    }
   }
-  return sum;
+  if constexpr (is_complex_v<T>) {
+    return {static_cast<R>(re), static_cast<R>(im)};
+  } else {
+    return static_cast<R>(re);
+  }
 }
 
 /// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments
@@ -97,35 +99,29 @@ template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_batches(const __grid_constant__ ReduceArgs args) {
   using R = real_t<T>;
-  const BackwardParams &params = args.params;
-  const BackwardWorkspace &workspace = args.workspace;
+  const BackwardParams& params = args.params;
+  const BackwardWorkspace& workspace = args.workspace;
   const int64_t rows = args.geometry.segments * params.batch;
   const int warps = args.geometry.state_warps;
   const int64_t count = params.dim * params.dstate;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
-  for (int64_t i =
-           static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x;
-       i < count; i += threads) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
+       i += threads) {
     const int64_t channel = i / params.dstate;
     const int64_t state = i % params.dstate;
     const int64_t offset = channel * args.padded_states + state;
-    const auto reduce = [&](const void *partial, const ArrayView &view) {
-      if (partial == nullptr)
-        return;
+    const auto reduce = [&](const void* partial, const ArrayView& view) {
+      if (partial == nullptr) return;
       store_component(view, channel * view.channel + state * view.state,
-                      sum_rows<T>(partial, rows,
-                                  params.dim * args.padded_states, offset, 1));
+                      sum_rows<T>(partial, rows, params.dim * args.padded_states, offset, 1));
     };
     reduce(workspace.dA, params.dA);
     reduce(workspace.dB, params.dB);
     reduce(workspace.dC, params.dC);
-    const auto reduce_channel = [&](const void *partial,
-                                    const ArrayView &view) {
-      if (partial == nullptr)
-        return;
+    const auto reduce_channel = [&](const void* partial, const ArrayView& view) {
+      if (partial == nullptr) return;
       store_component(view, channel * view.channel,
-                      sum_rows<R>(partial, rows, params.dim * warps,
-                                  channel * warps, warps));
+                      sum_rows<R>(partial, rows, params.dim * warps, channel * warps, warps));
     };
     if (state == 0) {
       reduce_channel(workspace.dD, params.dD);
@@ -137,30 +133,26 @@ __global__ void __launch_bounds__(kReduceThreads)
 /// A thread follows one (batch, channel, state) through the segments.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
-    combine_segments_kernel(ScanParams params, ArrayView initial,
-                            int64_t segments, int padded, bool backwards,
-                            SegmentStates states) {
+    combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
+                            bool backwards, SegmentStates states) {
   const int64_t count = params.batch * params.dim * padded;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
-  for (int64_t i =
-           static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x;
-       i < count; i += threads) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
+       i += threads) {
     const int64_t state = i % padded;
     const int64_t row = i / padded;
     T value{};
     if (state < params.dstate) {
-      value =
-          load_component<T>(initial, row / params.dim * initial.batch +
-                                         row % params.dim * initial.channel +
-                                         state * initial.state);
+      value = load_component<T>(initial, row / params.dim * initial.batch +
+                                             row % params.dim * initial.channel +
+                                             state * initial.state);
     }
-    const T *factors = static_cast<const T *>(states.factors) + i;
-    T *offsets = static_cast<T *>(states.offsets) + i;
+    const T* factors = static_cast<const T*>(states.factors) + i;
+    T* offsets = static_cast<T*>(states.offsets) + i;
 #pragma unroll 4
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t at = (backwards ? segments - 1 - s : s) * count;
-      const bool is_last =
-          s == segments - 1; // has no summary, and what leaves it nobody needs
+      const bool is_last = s == segments - 1;  // has no summary, and what leaves it nobody needs
       const T factor = is_last ? T{} : factors[at];
       const T offset = is_last ? T{} : offsets[at];
       offsets[at] = value;
@@ -169,39 +161,32 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-} // namespace
+}  // namespace
 
 template <class T>
-cudaError_t combine_segments(const ScanParams &params, const ArrayView &initial,
-                             const Geometry &geometry, int padded_states,
-                             bool backwards, const SegmentStates &segments,
-                             cudaStream_t stream) {
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream) {
   const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks =
-      grid_blocks((count + kReduceThreads - 1) / kReduceThreads);
+  const unsigned blocks = grid_blocks((count + kReduceThreads - 1) / kReduceThreads);
   combine_segments_kernel<T><<<blocks, kReduceThreads, 0, stream>>>(
       params, initial, geometry.segments, padded_states, backwards, segments);
   return cudaGetLastError();
 }
 
 template <class T>
-cudaError_t reduce_gradients(const BackwardParams &params,
-                             const Geometry &geometry, int padded_states,
-                             const BackwardWorkspace &workspace,
+cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
+                             int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream) {
   const ReduceArgs args{params, geometry, padded_states, workspace};
-  const auto blocks_of = [](int64_t count, int64_t size) {
-    return (count + size - 1) / size;
-  };
+  const auto blocks_of = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
   if (workspace.projections != nullptr) {
     const int64_t step_blocks = blocks_of(params.seqlen, kReduceSteps);
     const int64_t state_blocks = blocks_of(params.dstate, kReduceStates);
-    const int64_t work_items =
-        params.batch * params.groups * step_blocks * state_blocks;
+    const int64_t work_items = params.batch * params.groups * step_blocks * state_blocks;
     if (work_items > 0) {
-      reduce_projections<T>
-          <<<grid_blocks(work_items), kReduceThreads, 0, stream>>>(
-              args, step_blocks, state_blocks, work_items);
+      reduce_projections<T><<<grid_blocks(work_items), kReduceThreads, 0, stream>>>(
+          args, step_blocks, state_blocks, work_items);
     }
   }
   const int64_t blocks = blocks_of(params.dim * params.dstate, kReduceThreads);
@@ -209,36 +194,23 @@ cudaError_t reduce_gradients(const BackwardParams &params,
   return cudaGetLastError();
 }
 
-template cudaError_t
-combine_segments<float>(const ScanParams &, const ArrayView &, const Geometry &,
-                        int, bool, const SegmentStates &, cudaStream_t);
-template cudaError_t reduce_gradients<float>(const BackwardParams &,
-                                             const Geometry &, int,
-                                             const BackwardWorkspace &,
-                                             cudaStream_t);
-template cudaError_t combine_segments<double>(const ScanParams &,
-                                              const ArrayView &,
-                                              const Geometry &, int, bool,
-                                              const SegmentStates &,
-                                              cudaStream_t);
-template cudaError_t reduce_gradients<double>(const BackwardParams &,
-                                              const Geometry &, int,
-                                              const BackwardWorkspace &,
-                                              cudaStream_t);
-template cudaError_t
-combine_segments<Complex<float>>(const ScanParams &, const ArrayView &,
-                                 const Geometry &, int, bool,
-                                 const SegmentStates &, cudaStream_t);
-template cudaError_t reduce_gradients<Complex<float>>(const BackwardParams &,
-                                                      const Geometry &, int,
-                                                      const BackwardWorkspace &,
-                                                      cudaStream_t);
-template cudaError_t
-combine_segments<Complex<double>>(const ScanParams &, const ArrayView &,
-                                  const Geometry &, int, bool,
-                                  const SegmentStates &, cudaStream_t);
-template cudaError_t
-reduce_gradients<Complex<double>>(const BackwardParams &, const Geometry &, int,
-                                  const BackwardWorkspace &, cudaStream_t);
+template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
+                                             int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<float>(const BackwardParams&, const Geometry&, int,
+                                             const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<double>(const ScanParams&, const ArrayView&, const Geometry&,
+                                              int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<double>(const BackwardParams&, const Geometry&, int,
+                                              const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<float>>(const ScanParams&, const ArrayView&,
+                                                      const Geometry&, int, bool,
+                                                      const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<Complex<float>>(const BackwardParams&, const Geometry&, int,
+                                                      const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<double>>(const ScanParams&, const ArrayView&,
+                                                       const Geometry&, int, bool,
+                                                       const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<Complex<double>>(const BackwardParams&, const Geometry&, int,
+                                                       const BackwardWorkspace&, cudaStream_t);
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

@@ -16,52 +16,46 @@ namespace selective_scan::cuda {
 /// Arrays (segment, batch, channel, padded state) of the states' type; null
 /// where there is one segment.
 struct SegmentStates {
-  void *factors = nullptr;
-  void *offsets = nullptr; // after combining: what enters the segment
+  void* factors = nullptr;
+  void* offsets = nullptr;  // after combining: what enters the segment
 };
 
 /// Scratch memory of the backward pass, all of the compute type; null where not
 /// needed.
 struct BackwardWorkspace {
-  void *projections =
-      nullptr; // dB, dC: (tile, batch, group, step, B|C, padded state)
+  void* projections = nullptr;  // dB, dC: (tile, batch, group, step, B|C, padded state)
   // Sums over the steps of a segment: (segment, batch, channel, padded state)
-  void *dA = nullptr;
-  void *dB = nullptr; // of a constant B
-  void *dC = nullptr;
+  void* dA = nullptr;
+  void* dB = nullptr;  // of a constant B
+  void* dC = nullptr;
   // Likewise (segment, batch, channel, warp of the channel), real
-  void *dD = nullptr;
-  void *ddelta_bias = nullptr;
+  void* dD = nullptr;
+  void* ddelta_bias = nullptr;
   SegmentStates segments;
 };
 
 /// A launch of one instantiation. Everything is ready: geometry chosen,
 /// workspace laid out.
-template <class T, int kStates, int kLaneBits, Method kMethod> struct Scan {
-  static cudaError_t forward(const ForwardParams &params,
-                             const Geometry &geometry,
-                             const SegmentStates &segments,
-                             cudaStream_t stream);
-  static cudaError_t backward(const BackwardParams &params,
-                              const Geometry &geometry,
-                              const BackwardWorkspace &workspace,
-                              cudaStream_t stream);
+template <class T, int kStates, int kLaneBits, Method kMethod>
+struct Scan {
+  static cudaError_t forward(const ForwardParams& params, const Geometry& geometry,
+                             const SegmentStates& segments, cudaStream_t stream);
+  static cudaError_t backward(const BackwardParams& params, const Geometry& geometry,
+                              const BackwardWorkspace& workspace, cudaStream_t stream);
 };
 
 /// Turns the summaries of the segments into what enters each: `initial` enters
 /// the first one, or the last one if `backwards`.
 template <class T>
-cudaError_t combine_segments(const ScanParams &params, const ArrayView &initial,
-                             const Geometry &geometry, int padded_states,
-                             bool backwards, const SegmentStates &segments,
-                             cudaStream_t stream);
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream);
 
 /// Adds up the partial sums of the backward pass in a fixed order and stores
 /// the gradients.
 template <class T>
-cudaError_t reduce_gradients(const BackwardParams &params,
-                             const Geometry &geometry, int padded_states,
-                             const BackwardWorkspace &workspace,
+cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
+                             int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream);
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

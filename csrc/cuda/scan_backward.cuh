@@ -44,9 +44,10 @@ struct BackwardArgs {
 };
 
 /// What a lane sums up over all steps.
-template <class T, int kStates> struct LaneGradients {
+template <class T, int kStates>
+struct LaneGradients {
   Pack<T, kStates> dA{};
-  Pack<T, kStates> dB{}; // of a constant B
+  Pack<T, kStates> dB{};  // of a constant B
   Pack<T, kStates> dC{};
   real_t<T> dD = 0;
   real_t<T> ddelta_bias = 0;
@@ -54,8 +55,9 @@ template <class T, int kStates> struct LaneGradients {
 
 /// Gradients of one update h = abar·h_before + bbar·B·u, given the gradient g
 /// of h.
-template <class T> struct UpdateGradient {
-  T carry; // of h_before
+template <class T>
+struct UpdateGradient {
+  T carry;  // of h_before
   T dA;
   T dB;
   real_t<T> ddelta;
@@ -63,12 +65,13 @@ template <class T> struct UpdateGradient {
 };
 
 template <Method kMethod, class T>
-__device__ __forceinline__ UpdateGradient<T>
-backpropagate_update(real_t<T> delta, real_t<T> u, const Pole<T> &pole,
-                     const Coefficients<T> &value, T B, T h_before, T g) {
+__device__ __forceinline__ UpdateGradient<T> backpropagate_update(real_t<T> delta, real_t<T> u,
+                                                                  const Pole<T>& pole,
+                                                                  const Coefficients<T>& value, T B,
+                                                                  T h_before, T g) {
   using F = Formula<kMethod>;
   UpdateGradient<T> result;
-  const T w = g * conj(B); // dbbar = w·u
+  const T w = g * conj(B);  // dbbar = w·u
   result.carry = g * conj(value.abar);
   if constexpr (F::kAbarIsExponential) {
     // dabar/dΔ = A·abar and dabar/dA = Δ·abar share the factor that the carry
@@ -84,8 +87,8 @@ backpropagate_update(real_t<T> delta, real_t<T> u, const Pole<T> &pole,
       result.ddelta += u * real(w);
     }
   } else {
-    const auto d = backpropagate<kMethod, DeviceMath>(
-        delta, pole, value, g * conj(h_before), u * w);
+    const auto d =
+        backpropagate<kMethod, DeviceMath>(delta, pole, value, g * conj(h_before), u * w);
     result.ddelta = d.delta;
     result.dA = d.A;
   }
@@ -103,8 +106,8 @@ backpropagate_update(real_t<T> delta, real_t<T> u, const Pole<T> &pole,
 /// the sums of kHeld steps from held_step() on: halving the values while
 /// doubling the lanes takes 3 shuffles for 4 values over 4 lanes.
 template <int kHeld, class R>
-__device__ __forceinline__ Pack<R, kHeld>
-sum_over_parts(const Pack<R, kBlockSteps> &values, int part, int lane_bits) {
+__device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSteps>& values,
+                                                         int part, int lane_bits) {
   static_assert(kBlockSteps == 4);
   if constexpr (kHeld == 4) {
     return values;
@@ -115,8 +118,7 @@ sum_over_parts(const Pack<R, kBlockSteps> &values, int part, int lane_bits) {
     for (int j = 0; j < 2; ++j) {
       const R keep = upper ? values.v[2 + j] : values.v[j];
       const R give = upper ? values.v[j] : values.v[2 + j];
-      half.v[j] =
-          keep + __shfl_xor_sync(kFullMask, give, part_bit_mask(0, lane_bits));
+      half.v[j] = keep + __shfl_xor_sync(kFullMask, give, part_bit_mask(0, lane_bits));
     }
     if constexpr (kHeld == 2) {
       return half;
@@ -134,41 +136,38 @@ sum_over_parts(const Pack<R, kBlockSteps> &values, int part, int lane_bits) {
 }
 
 /// The first step of a block whose sums a lane holds.
-template <int kHeld> __device__ __forceinline__ int held_step(int part) {
-  return kHeld == 4   ? 0
-         : kHeld == 2 ? 2 * (part & 1)
-                      : 2 * (part & 1) + ((part >> 1) & 1);
+template <int kHeld>
+__device__ __forceinline__ int held_step(int part) {
+  return kHeld == 4 ? 0 : kHeld == 2 ? 2 * (part & 1) : 2 * (part & 1) + ((part >> 1) & 1);
 }
 
 /// Shared memory of one warp, and what of it is a lane's own.
-template <class T, int kStates> struct BackwardRows {
+template <class T, int kStates>
+struct BackwardRows {
   using R = real_t<T>;
-  R *delta; // rows of the lane's warp: [channel][step]
-  R *u;
-  R *dy;
-  R *dz_factor;
-  R *D; // [channel]
-  R *delta_bias;
-  T *checkpoints; // this lane's: blocks are kWarpSize · kStates apart
-  T *products;
-  T *sums;
-  int row;      // of the lane's channel
-  int part_row; // the lane's slot among the products: [channel][part]
+  R* delta;  // rows of the lane's warp: [channel][step]
+  R* u;
+  R* dy;
+  R* dz_factor;
+  R* D;  // [channel]
+  R* delta_bias;
+  T* checkpoints;  // this lane's: blocks are kWarpSize · kStates apart
+  T* products;
+  T* sums;
+  int row;       // of the lane's channel
+  int part_row;  // the lane's slot among the products: [channel][part]
 
-  __device__ __forceinline__ BackwardRows(char *shared,
-                                          const SharedLayout &layout,
-                                          const Geometry &geometry,
-                                          const ThreadRole &role) {
-    delta = reinterpret_cast<R *>(shared);
+  __device__ __forceinline__ BackwardRows(char* shared, const SharedLayout& layout,
+                                          const Geometry& geometry, const ThreadRole& role) {
+    delta = reinterpret_cast<R*>(shared);
     u = delta + layout.row_set;
     dy = u + layout.row_set;
     dz_factor = dy + layout.row_set;
-    D = reinterpret_cast<R *>(shared + layout.channels);
+    D = reinterpret_cast<R*>(shared + layout.channels);
     delta_bias = D + geometry.warp_channels();
-    checkpoints = reinterpret_cast<T *>(shared + layout.checkpoints) +
-                  role.lane * kStates;
-    products = reinterpret_cast<T *>(shared + layout.products);
-    sums = reinterpret_cast<T *>(shared + layout.sums);
+    checkpoints = reinterpret_cast<T*>(shared + layout.checkpoints) + role.lane * kStates;
+    products = reinterpret_cast<T*>(shared + layout.products);
+    sums = reinterpret_cast<T*>(shared + layout.sums);
     row = role.in_warp.channel * kRowStride;
     part_row = role.in_warp.channel * geometry.lanes() + role.in_warp.part;
   }
@@ -180,14 +179,13 @@ struct BackwardInputs {
   RowWindow delta;
   RowWindow z;
   RowWindow dout;
-  char *raw_u;
-  char *raw_delta;
-  char *raw_z;
-  char *raw_dout;
+  char* raw_u;
+  char* raw_delta;
+  char* raw_z;
+  char* raw_dout;
 
-  __device__ __forceinline__ BackwardInputs(const BackwardArgs &args,
-                                            const WorkItem &item,
-                                            int first_channel, char *shared)
+  __device__ __forceinline__ BackwardInputs(const BackwardArgs& args, const WorkItem& item,
+                                            int first_channel, char* shared)
       : u(args.params.u, args.plans.u, item, first_channel),
         delta(args.params.delta, args.plans.delta, item, first_channel),
         z(args.params.z, args.plans.z, item, first_channel),
@@ -197,55 +195,49 @@ struct BackwardInputs {
         raw_z(shared + args.layout.raw_z),
         raw_dout(shared + args.layout.raw_dout) {}
 
-  __device__ void copy(const BackwardParams &params,
-                       const WarpTile &tile) const {
+  __device__ void copy(const BackwardParams& params, const WarpTile& tile) const {
     copy_rows(u, tile, raw_u);
     copy_rows(delta, tile, raw_delta);
-    if (!params.dout.present())
-      return;
-    if (params.z.present())
-      copy_rows(z, tile, raw_z);
+    if (!params.dout.present()) return;
+    if (params.z.present()) copy_rows(z, tile, raw_z);
     copy_rows(dout, tile, raw_dout);
   }
 
   /// Fills Δ, u, and from dout and z what multiplies: dy = dout·silu(z), dz =
   /// (y + D·u)·dz_factor.
   template <class T, int kStates>
-  __device__ __forceinline__ void
-  convert(const BackwardParams &params, const WarpTile &tile,
-          const BackwardRows<T, kStates> &rows) const {
+  __device__ __forceinline__ void convert(const BackwardParams& params, const WarpTile& tile,
+                                          const BackwardRows<T, kStates>& rows) const {
     using R = real_t<T>;
-    using Values = Pack<R, kBlockSteps>;
-    convert_inputs(u, delta, tile, raw_u, raw_delta, rows.delta_bias,
-                   params.delta_softplus, rows.u, rows.delta);
+    convert_inputs(u, delta, tile, raw_u, raw_delta, rows.delta_bias, params.delta_softplus, rows.u,
+                   rows.delta);
     if (!params.dout.present()) {
-      for (int i = tile.lane; i < kRowStride << tile.channel_bits;
-           i += kWarpSize) {
+      for (int i = tile.lane; i < kRowStride << tile.channel_bits; i += kWarpSize) {
         rows.dy[i] = 0;
         rows.dz_factor[i] = 0;
       }
       return;
     }
-    convert_rows<R>(dout, tile, raw_dout,
-                    [&](const RowGroup &group, const Values &values) {
-                      store_pack(rows.dy + group.at(), values);
-                    });
-    if (!params.z.present())
-      return;
+    convert_rows<R>(dout, tile, raw_dout, rows.dy, [](auto&, const auto&) {});
+    if (!params.z.present()) return;
     __syncwarp();
-    convert_rows<R>(z, tile, raw_z,
-                    [&](const RowGroup &group, const Values &values) {
-                      auto dy = load_pack<R, kBlockSteps>(rows.dy + group.at());
-                      Values factor;
+    convert_rows<R>(z, tile, raw_z, rows.dz_factor, [&](auto& values, const auto& group_at) {
+      constexpr int kGroups = sizeof(values.v) / sizeof(R) / kBlockSteps;
 #pragma unroll
-                      for (int j = 0; j < kBlockSteps; ++j) {
-                        const R s = device_sigmoid(values.v[j]);
-                        factor.v[j] = dy.v[j] * silu_derivative(values.v[j], s);
-                        dy.v[j] *= values.v[j] * s;
-                      }
-                      store_pack(rows.dy + group.at(), dy);
-                      store_pack(rows.dz_factor + group.at(), factor);
-                    });
+      for (int i = 0; i < kGroups; ++i) {
+        R* const dy_row = rows.dy + group_at(i).at();
+        auto dy = load_pack<R, kBlockSteps>(dy_row);
+#pragma unroll
+        for (int j = 0; j < kBlockSteps; ++j) {
+          R& value = values.v[i * kBlockSteps + j];
+          const R z_value = value;
+          const R s = device_sigmoid(z_value);
+          value = dy.v[j] * silu_derivative(z_value, s);
+          dy.v[j] *= z_value * s;
+        }
+        store_pack(dy_row, dy);
+      }
+    });
   }
 };
 
@@ -253,14 +245,13 @@ struct BackwardInputs {
 /// block i's at checkpoints[first_block + i], except that of the chunk's first
 /// block.
 template <Method kMethod, class T, int kStates>
-__device__ __forceinline__ void
-sweep_forward(const BackwardRows<T, kStates> &rows, ProjectionRows B_rows,
-              int first_block, int blocks, const Pole<T> (&poles)[kStates],
-              Pack<T, kStates> &h) {
+__device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& rows,
+                                              ProjectionRows B_rows, int first_block, int blocks,
+                                              const Pole<T> (&poles)[kStates],
+                                              Pack<T, kStates>& h) {
   using R = real_t<T>;
   for (int block = first_block; block < first_block + blocks; ++block) {
-    if (block > 0)
-      store_pack(rows.checkpoints + (block - 1) * kWarpSize * kStates, h);
+    if (block > 0) store_pack(rows.checkpoints + (block - 1) * kWarpSize * kStates, h);
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto u = load_pack<R, kBlockSteps>(rows.u + t);
@@ -270,8 +261,7 @@ sweep_forward(const BackwardRows<T, kStates> &rows, ProjectionRows B_rows,
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
-        h.v[s] = value.abar * h.v[s] +
-                 held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
+        h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
       }
     }
     B_rows.advance(kBlockSteps);
@@ -282,10 +272,11 @@ sweep_forward(const BackwardRows<T, kStates> &rows, ProjectionRows B_rows,
 /// summary: `factor` collects the product of conj(abar), `carry` starts from
 /// zero.
 template <Method kMethod, class T, int kStates>
-__device__ __forceinline__ void
-summarize_backward(const BackwardRows<T, kStates> &rows, ProjectionRows C_rows,
-                   int first_block, int blocks, const Pole<T> (&poles)[kStates],
-                   Pack<T, kStates> &carry, Pack<T, kStates> &factor) {
+__device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates>& rows,
+                                                   ProjectionRows C_rows, int first_block,
+                                                   int blocks, const Pole<T> (&poles)[kStates],
+                                                   Pack<T, kStates>& carry,
+                                                   Pack<T, kStates>& factor) {
   using R = real_t<T>;
   C_rows.advance(blocks * kBlockSteps);
   for (int block = first_block + blocks - 1; block >= first_block; --block) {
@@ -299,8 +290,7 @@ summarize_backward(const BackwardRows<T, kStates> &rows, ProjectionRows C_rows,
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         const T abar = conj(coefficients<kMethod>(delta.v[j], poles[s]).abar);
-        carry.v[s] =
-            (carry.v[s] + (R(kOutputScale<T>) * dy.v[j]) * conj(C.v[s])) * abar;
+        carry.v[s] = (carry.v[s] + (R(kOutputScale<T>) * dy.v[j]) * conj(C.v[s])) * abar;
         factor.v[s] = abar * factor.v[s];
       }
     }
@@ -311,20 +301,19 @@ summarize_backward(const BackwardRows<T, kStates> &rows, ProjectionRows C_rows,
 /// puts du, ddelta and y + D·u in place of dy, Δ and u. What has a term of its
 /// own beside the sum over states takes it from the first warp of the channel.
 template <int kHeld, class T, int kStates, class R = real_t<T>>
-__device__ __forceinline__ void
-finish_block(const BackwardParams &params, const Geometry &geometry,
-             const ThreadRole &role, const BackwardRows<T, kStates> &rows,
-             int t, const Pack<R, kBlockSteps> &du_parts,
-             const Pack<R, kBlockSteps> &ddelta_parts,
-             const Pack<R, kBlockSteps> &y_parts, int steps,
-             LaneGradients<T, kStates> &gradients) {
+__device__ __forceinline__ void finish_block(const BackwardParams& params, const Geometry& geometry,
+                                             const ThreadRole& role,
+                                             const BackwardRows<T, kStates>& rows, int t,
+                                             const Pack<R, kBlockSteps>& du_parts,
+                                             const Pack<R, kBlockSteps>& ddelta_parts,
+                                             const Pack<R, kBlockSteps>& y_parts, int steps,
+                                             LaneGradients<T, kStates>& gradients) {
   const int part = role.in_warp.part;
   const int at = t + held_step<kHeld>(part);
   auto du = sum_over_parts<kHeld>(du_parts, part, geometry.lane_bits);
   auto ddelta = sum_over_parts<kHeld>(ddelta_parts, part, geometry.lane_bits);
   Pack<R, kHeld> y;
-  if (params.z.present())
-    y = sum_over_parts<kHeld>(y_parts, part, geometry.lane_bits);
+  if (params.z.present()) y = sum_over_parts<kHeld>(y_parts, part, geometry.lane_bits);
   const bool first_warp = role.state_warp == 0;
   const R skip = first_warp ? rows.D[role.in_warp.channel] : R(0);
   const auto delta = load_pack<R, kHeld>(rows.delta + at);
@@ -335,24 +324,19 @@ finish_block(const BackwardParams &params, const Geometry &geometry,
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     du.v[i] += skip * dy.v[i];
-    if (params.delta_softplus)
-      ddelta.v[i] *= softplus_slope(delta.v[i]);
+    if (params.delta_softplus) ddelta.v[i] *= softplus_slope(delta.v[i]);
     y.v[i] = R(kOutputScale<T>) * y.v[i] + skip * u.v[i];
     dD += dy.v[i] * u.v[i];
-    if (at + i < rows.row + steps)
-      ddelta_bias += ddelta.v[i];
+    if (at + i < rows.row + steps) ddelta_bias += ddelta.v[i];
   }
-  __syncwarp(); // where more than four lanes share a channel, several read a
-                // step
-  if (part >= 4)
-    return;
-  if (first_warp)
-    gradients.dD += dD;
+  __syncwarp();  // where more than four lanes share a channel, several read a
+                 // step
+  if (part >= 4) return;
+  if (first_warp) gradients.dD += dD;
   gradients.ddelta_bias += ddelta_bias;
   store_pack(rows.dy + at, du);
   store_pack(rows.delta + at, ddelta);
-  if (params.z.present())
-    store_pack(rows.u + at, y);
+  if (params.z.present()) store_pack(rows.u + at, y);
 }
 
 /// One block of steps: its states again, then backwards through them. `carry`
@@ -360,11 +344,10 @@ finish_block(const BackwardParams &params, const Geometry &geometry,
 /// before it on return.
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void sweep_block_backward(
-    const BackwardParams &params, const Geometry &geometry,
-    const ThreadRole &role, const BackwardRows<T, kStates> &rows,
-    ProjectionRows B_rows, ProjectionRows C_rows, int block, int steps,
-    const Pack<T, kStates> &h_before, const Pole<T> (&poles)[kStates],
-    Pack<T, kStates> &carry, LaneGradients<T, kStates> &gradients) {
+    const BackwardParams& params, const Geometry& geometry, const ThreadRole& role,
+    const BackwardRows<T, kStates>& rows, ProjectionRows B_rows, ProjectionRows C_rows, int block,
+    int steps, const Pack<T, kStates>& h_before, const Pole<T> (&poles)[kStates],
+    Pack<T, kStates>& carry, LaneGradients<T, kStates>& gradients) {
   using R = real_t<T>;
   constexpr bool kKeepBbar = Formula<kMethod>::kBbarDependsOnA;
   const int t = rows.row + block * kBlockSteps;
@@ -381,11 +364,10 @@ __device__ __forceinline__ void sweep_block_backward(
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
-      h[j + 1].v[s] = value.abar * h[j].v[s] +
-                      held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
+      h[j + 1].v[s] =
+          value.abar * h[j].v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
       values[j][s].abar = value.abar;
-      if constexpr (kKeepBbar)
-        values[j][s].bbar = value.bbar;
+      if constexpr (kKeepBbar) values[j][s].bbar = value.bbar;
     }
   }
 
@@ -400,8 +382,8 @@ __device__ __forceinline__ void sweep_block_backward(
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      const auto update = backpropagate_update<kMethod>(
-          delta.v[j], u.v[j], poles[s], values[j][s], B.v[s], h[j].v[s], g);
+      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s], values[j][s],
+                                                        B.v[s], h[j].v[s], g);
       carry.v[s] = update.carry;
       gradients.dA.v[s] += update.dA;
       du.v[j] += update.du;
@@ -411,12 +393,8 @@ __device__ __forceinline__ void sweep_block_backward(
       y.v[j] += real_of_product(C.v[s], h[j + 1].v[s]);
     }
     if (params.variable_B || params.variable_C) {
-      store_pack(rows.products +
-                     ((2 * j) * kProductRow + rows.part_row) * kStates,
-                 dB);
-      store_pack(rows.products +
-                     ((2 * j + 1) * kProductRow + rows.part_row) * kStates,
-                 dC);
+      store_pack(rows.products + ((2 * j) * kProductRow + rows.part_row) * kStates, dB);
+      store_pack(rows.products + ((2 * j + 1) * kProductRow + rows.part_row) * kStates, dC);
     }
     if (!params.variable_B || !params.variable_C) {
 #pragma unroll
@@ -426,11 +404,10 @@ __device__ __forceinline__ void sweep_block_backward(
       }
     }
   }
-  __syncwarp(); // the products are there, and every lane has read the rows of
-                // these steps
+  __syncwarp();  // the products are there, and every lane has read the rows of
+                 // these steps
   const auto finish = [&]<int kHeld>() {
-    finish_block<kHeld>(params, geometry, role, rows, t, du, ddelta, y, steps,
-                        gradients);
+    finish_block<kHeld>(params, geometry, role, rows, t, du, ddelta, y, steps, gradients);
   };
   if (geometry.lane_bits >= 2) {
     finish.template operator()<1>();
@@ -444,23 +421,21 @@ __device__ __forceinline__ void sweep_block_backward(
 /// Adds a block's products over the warp's channels: sums[step][dB |
 /// dC][part][state].
 template <class T, int kStates>
-__device__ __forceinline__ void
-sum_products(const Geometry &geometry, const BackwardRows<T, kStates> &rows,
-             int lane, T *sums) {
+__device__ __forceinline__ void sum_products(const Geometry& geometry,
+                                             const BackwardRows<T, kStates>& rows, int lane,
+                                             T* sums) {
   const int parts = geometry.lanes();
   const int channel_stride = parts * kStates;
   for (int i = lane; i < 2 * kBlockSteps * parts; i += kWarpSize) {
-    const T *product =
-        rows.products +
-        ((i >> geometry.lane_bits) * kProductRow + (i & (parts - 1))) * kStates;
+    const T* product =
+        rows.products + ((i >> geometry.lane_bits) * kProductRow + (i & (parts - 1))) * kStates;
     Pack<T, kStates> sum{};
 #pragma unroll 4
     for (int c = 0; c < geometry.warp_channels(); ++c) {
       const auto other = load_pack<T, kStates>(product);
       product += channel_stride;
 #pragma unroll
-      for (int s = 0; s < kStates; ++s)
-        sum.v[s] += other.v[s];
+      for (int s = 0; s < kStates; ++s) sum.v[s] += other.v[s];
     }
     store_pack(sums + i * kStates, sum);
   }
@@ -469,19 +444,16 @@ sum_products(const Geometry &geometry, const BackwardRows<T, kStates> &rows,
 /// Adds sums[step][dB | dC][state of the warp] over the block's warps, in their
 /// order, and writes the steps from `first_step` on of the tile's partial sums.
 template <class T, int kStates>
-__device__ __forceinline__ void
-write_sums(const BackwardArgs &args, const Geometry &geometry,
-           const WorkItem &item, const char *shared, int64_t first_step,
-           int steps) {
-  const ScanParams &params = args.params;
+__device__ __forceinline__ void write_sums(const BackwardArgs& args, const Geometry& geometry,
+                                           const WorkItem& item, const char* shared,
+                                           int64_t first_step, int steps) {
+  const ScanParams& params = args.params;
   const int parts = geometry.lanes();
   const int padded_states = geometry.padded_states(kStates);
   const int64_t row =
-      ((item.tile * params.batch + item.batch) * params.groups + item.group) *
-          params.seqlen +
+      ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
       first_step;
-  T *target =
-      static_cast<T *>(args.workspace.projections) + row * 2 * padded_states;
+  T* target = static_cast<T*>(args.workspace.projections) + row * 2 * padded_states;
   const int all_parts = geometry.state_warps * parts;
   for (int i = threadIdx.x; i < steps * 2 * all_parts; i += blockDim.x) {
     const int part = i % all_parts;
@@ -490,13 +462,11 @@ write_sums(const BackwardArgs &args, const Geometry &geometry,
     Pack<T, kStates> sum{};
     for (int w = 0; w < geometry.channel_warps; ++w) {
       const int warp = w * geometry.state_warps + part / parts;
-      const T *sums = reinterpret_cast<const T *>(
-          shared + args.layout.warps + warp * args.layout.warp_bytes +
-          args.layout.sums);
+      const T* sums = reinterpret_cast<const T*>(shared + args.layout.warps +
+                                                 warp * args.layout.warp_bytes + args.layout.sums);
       const auto other = load_pack<T, kStates>(sums + offset);
 #pragma unroll
-      for (int s = 0; s < kStates; ++s)
-        sum.v[s] += other.v[s];
+      for (int s = 0; s < kStates; ++s) sum.v[s] += other.v[s];
     }
     store_pack(target + static_cast<int64_t>(i) * kStates, sum);
   }
@@ -505,78 +475,64 @@ write_sums(const BackwardArgs &args, const Geometry &geometry,
 /// Stores du, ddelta and dz of one warp's channels, adding what the warps that
 /// share them have.
 template <class T, int kStates>
-__device__ __forceinline__ void
-write_rows(const BackwardArgs &args, const Geometry &geometry,
-           const WorkItem &item, const WarpTile &tile,
-           const BackwardRows<T, kStates> &rows) {
+__device__ __forceinline__ void write_rows(const BackwardArgs& args, const Geometry& geometry,
+                                           const WorkItem& item, const WarpTile& tile,
+                                           const BackwardRows<T, kStates>& rows) {
   using R = real_t<T>;
   using Values = Pack<R, kBlockSteps>;
-  const BackwardParams &params = args.params;
+  const BackwardParams& params = args.params;
   const int next_warp = args.layout.warp_bytes / static_cast<int>(sizeof(R));
-  const auto sum_of = [&](const R *array, const RowGroup &group) {
+  const auto sum_of = [&](const R* array, const RowGroup& group) {
     auto sum = load_pack<R, kBlockSteps>(array + group.at());
     for (int w = 1; w < geometry.state_warps; ++w) {
-      const auto other =
-          load_pack<R, kBlockSteps>(array + group.at() + w * next_warp);
+      const auto other = load_pack<R, kBlockSteps>(array + group.at() + w * next_warp);
 #pragma unroll
-      for (int j = 0; j < kBlockSteps; ++j)
-        sum.v[j] += other.v[j];
+      for (int j = 0; j < kBlockSteps; ++j) sum.v[j] += other.v[j];
     }
     return sum;
   };
   store_rows<R>(RowWindow(params.du, args.du, item, tile.first_channel), tile,
-                [&](const RowGroup &group) { return sum_of(rows.dy, group); });
-  store_rows<R>(
-      RowWindow(params.ddelta, args.ddelta, item, tile.first_channel), tile,
-      [&](const RowGroup &group) { return sum_of(rows.delta, group); });
-  if (!params.z.present())
-    return;
+                [&](const RowGroup& group) { return sum_of(rows.dy, group); });
+  store_rows<R>(RowWindow(params.ddelta, args.ddelta, item, tile.first_channel), tile,
+                [&](const RowGroup& group) { return sum_of(rows.delta, group); });
+  if (!params.z.present()) return;
   store_rows<R>(RowWindow(params.dz, args.dz, item, tile.first_channel), tile,
-                [&](const RowGroup &group) {
+                [&](const RowGroup& group) {
                   Values y = sum_of(rows.u, group);
-                  const auto factor =
-                      load_pack<R, kBlockSteps>(rows.dz_factor + group.at());
+                  const auto factor = load_pack<R, kBlockSteps>(rows.dz_factor + group.at());
 #pragma unroll
-                  for (int j = 0; j < kBlockSteps; ++j)
-                    y.v[j] *= factor.v[j];
+                  for (int j = 0; j < kBlockSteps; ++j) y.v[j] *= factor.v[j];
                   return y;
                 });
 }
 
 /// Writes what a lane has summed up over the steps of one (batch, channel).
 template <class T, int kStates>
-__device__ void
-write_lane_gradients(const BackwardArgs &args, const WorkItem &item,
-                     const ThreadRole &role, int64_t channel, bool exists,
-                     LaneGradients<T, kStates> gradients) {
+__device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& item,
+                                     const ThreadRole& role, int64_t channel, bool exists,
+                                     LaneGradients<T, kStates> gradients) {
   using R = real_t<T>;
-  const BackwardParams &params = args.params;
-  const BackwardWorkspace &workspace = args.workspace;
+  const BackwardParams& params = args.params;
+  const BackwardWorkspace& workspace = args.workspace;
   for (int bit = 0; bit < args.geometry.lane_bits; ++bit) {
     const int mask = part_bit_mask(bit, args.geometry.lane_bits);
     gradients.dD += __shfl_xor_sync(kFullMask, gradients.dD, mask);
-    gradients.ddelta_bias +=
-        __shfl_xor_sync(kFullMask, gradients.ddelta_bias, mask);
+    gradients.ddelta_bias += __shfl_xor_sync(kFullMask, gradients.ddelta_bias, mask);
   }
-  if (!exists)
-    return;
-  const int64_t row =
-      (item.segment * params.batch + item.batch) * params.dim + channel;
-  const int64_t at =
-      row * args.geometry.padded_states(kStates) + role.first_state;
-  const auto store = [&](void *array, const Pack<T, kStates> &states) {
-    if (array != nullptr)
-      store_pack(static_cast<T *>(array) + at, states);
+  if (!exists) return;
+  const int64_t row = (item.segment * params.batch + item.batch) * params.dim + channel;
+  const int64_t at = row * args.geometry.padded_states(kStates) + role.first_state;
+  const auto store = [&](void* array, const Pack<T, kStates>& states) {
+    if (array != nullptr) store_pack(static_cast<T*>(array) + at, states);
   };
   store(workspace.dA, gradients.dA);
   store(workspace.dB, gradients.dB);
   store(workspace.dC, gradients.dC);
   if (role.in_warp.part == 0) {
     const int64_t of_warp = row * args.geometry.state_warps + role.state_warp;
-    if (workspace.dD != nullptr)
-      static_cast<R *>(workspace.dD)[of_warp] = gradients.dD;
+    if (workspace.dD != nullptr) static_cast<R*>(workspace.dD)[of_warp] = gradients.dD;
     if (workspace.ddelta_bias != nullptr) {
-      static_cast<R *>(workspace.ddelta_bias)[of_warp] = gradients.ddelta_bias;
+      static_cast<R*>(workspace.ddelta_bias)[of_warp] = gradients.ddelta_bias;
     }
   }
 }
@@ -585,8 +541,8 @@ template <class T, int kStates, int kLaneBits, Method kMethod>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
-  char *const shared = shared_memory();
-  const BackwardParams &params = args.params;
+  char* const shared = shared_memory();
+  const BackwardParams& params = args.params;
   const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
@@ -594,25 +550,21 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const bool summarize = args.mode == BackwardMode::kSummarize;
   const int padded_states = geometry.padded_states(kStates);
   const int pieces = kChunk / geometry.piece_steps;
-  const int piece_blocks = geometry.piece_steps / kBlockSteps; // a power of two
+  const int piece_blocks = geometry.piece_steps / kBlockSteps;  // a power of two
   const int piece_block_bits = __ffs(piece_blocks) - 1;
   const ThreadRole role = thread_role<kStates>(geometry);
-  char *const warp_shared =
-      shared + layout.warps + role.warp * layout.warp_bytes;
+  char* const warp_shared = shared + layout.warps + role.warp * layout.warp_bytes;
   const BackwardRows<T, kStates> rows(warp_shared, layout, geometry, role);
   const bool any_variable = params.variable_B || params.variable_C;
 
-  for (int64_t index = blockIdx.x; index < geometry.work_items;
-       index += gridDim.x) {
+  for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
     const WorkItem item = work_item(params, geometry, index);
-    if (summarize && item.segment == 0)
-      continue; // nothing comes before it
+    if (summarize && item.segment == 0) continue;  // nothing comes before it
     const int64_t channel = item.first_channel + role.channel_in_tile;
     const bool exists = role.channel_in_tile < item.channels;
-    const Projections<T, kStates> projections(
-        params, args.plans, geometry, layout, role, item, channel, exists);
-    const int64_t last_chunk =
-        (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
+    const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
+                                              channel, exists);
+    const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
     WarpTile tile = warp_tile(geometry, item, role, last_chunk);
     const BackwardInputs inputs(args, item, tile.first_channel, warp_shared);
     stage_channels(params, item, tile, rows.D, rows.delta_bias);
@@ -620,23 +572,19 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     load_poles<T>(params, channel, exists, role.first_state, poles);
 
     const int64_t segment_row =
-        ((item.segment * params.batch + item.batch) * params.dim + channel) *
-            padded_states +
+        ((item.segment * params.batch + item.batch) * params.dim + channel) * padded_states +
         role.first_state;
-    const SegmentStates &segments = args.workspace.segments;
+    const SegmentStates& segments = args.workspace.segments;
     LaneGradients<T, kStates> gradients;
     States carry{};
     States factor;
 #pragma unroll
-    for (int s = 0; s < kStates; ++s)
-      factor.v[s] = one<T>();
+    for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
     if (args.mode == BackwardMode::kWhole) {
-      carry = load_channel_states<T, kStates>(params.dlast_state, item, channel,
-                                              exists, role.first_state,
-                                              params.dstate);
+      carry = load_channel_states<T, kStates>(params.dlast_state, item, channel, exists,
+                                              role.first_state, params.dstate);
     } else if (args.mode == BackwardMode::kResume && exists) {
-      carry = load_pack<T, kStates>(static_cast<const T *>(segments.offsets) +
-                                    segment_row);
+      carry = load_pack<T, kStates>(static_cast<const T*>(segments.offsets) + segment_row);
     }
 
     const auto stage_piece = [&](int64_t first) {
@@ -651,12 +599,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       const int used_pieces = (blocks + piece_blocks - 1) >> piece_block_bits;
       if (summarize) {
         for (int piece = used_pieces - 1; piece >= 0; --piece) {
-          if (pieces > 1)
-            stage_piece(first + piece * geometry.piece_steps);
+          if (pieces > 1) stage_piece(first + piece * geometry.piece_steps);
           const int left = blocks - piece * piece_blocks;
-          summarize_backward<kMethod>(
-              rows, projections.C(0), piece * piece_blocks,
-              left < piece_blocks ? left : piece_blocks, poles, carry, factor);
+          summarize_backward<kMethod>(rows, projections.C(0), piece * piece_blocks,
+                                      left < piece_blocks ? left : piece_blocks, poles, carry,
+                                      factor);
           __syncthreads();
         }
         return;
@@ -664,34 +611,28 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
       States start{};
       if (first == 0) {
-        start = load_channel_states<T, kStates>(
-            params.initial_state, item, channel, exists, role.first_state,
-            params.dstate);
+        start = load_channel_states<T, kStates>(params.initial_state, item, channel, exists,
+                                                role.first_state, params.dstate);
       } else if (exists) {
-        const int64_t saved = (item.batch * num_saved_states(params.seqlen) +
-                               first / kChunk - 1) *
-                                  params.dim +
-                              channel;
-        start = load_states<T, kStates>(static_cast<const T *>(params.states) +
-                                            saved * params.dstate,
-                                        role.first_state, params.dstate);
+        const int64_t saved =
+            (item.batch * num_saved_states(params.seqlen) + first / kChunk - 1) * params.dim +
+            channel;
+        start =
+            load_states<T, kStates>(static_cast<const T*>(params.states) + saved * params.dstate,
+                                    role.first_state, params.dstate);
       }
       States h = start;
       for (int piece = 0; piece < used_pieces; ++piece) {
-        if (pieces > 1)
-          stage_piece(first + piece * geometry.piece_steps);
+        if (pieces > 1) stage_piece(first + piece * geometry.piece_steps);
         // The states behind the last block are not needed.
         const int left = blocks - piece * piece_blocks;
         sweep_forward<kMethod>(rows, projections.B(0), piece * piece_blocks,
-                               left < piece_blocks ? left : piece_blocks, poles,
-                               h);
-        if (pieces > 1)
-          __syncthreads();
+                               left < piece_blocks ? left : piece_blocks, poles, h);
+        if (pieces > 1) __syncthreads();
       }
       for (int block = blocks - 1; block >= 0; --block) {
         const int piece = block >> piece_block_bits;
-        if (pieces > 1 &&
-            (block == blocks - 1 || ((block + 1) & (piece_blocks - 1)) == 0)) {
+        if (pieces > 1 && (block == blocks - 1 || ((block + 1) & (piece_blocks - 1)) == 0)) {
           stage_piece(first + piece * geometry.piece_steps);
         }
         ProjectionRows B_rows = projections.B(0);
@@ -701,13 +642,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         const States before =
             block == 0
                 ? start
-                : load_pack<T, kStates>(rows.checkpoints +
-                                        (block - 1) * kWarpSize * kStates);
-        sweep_block_backward<kMethod>(params, geometry, role, rows, B_rows,
-                                      C_rows, block, tile.steps, before, poles,
-                                      carry, gradients);
-        if (!any_variable)
-          continue;
+                : load_pack<T, kStates>(rows.checkpoints + (block - 1) * kWarpSize * kStates);
+        sweep_block_backward<kMethod>(params, geometry, role, rows, B_rows, C_rows, block,
+                                      tile.steps, before, poles, carry, gradients);
+        if (!any_variable) continue;
         const int sum_step = block * kBlockSteps & (sum_steps - 1);
         sum_products(geometry, rows, role.lane,
                      rows.sums + sum_step * 2 * geometry.lanes() * kStates);
@@ -715,15 +653,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         if (sum_step == 0) {
           __syncthreads();
           const int left = tile.steps - block * kBlockSteps;
-          write_sums<T, kStates>(args, geometry, item, shared,
-                                 first + block * kBlockSteps,
+          write_sums<T, kStates>(args, geometry, item, shared, first + block * kBlockSteps,
                                  left < sum_steps ? left : sum_steps);
           __syncthreads();
         }
       }
       sync_channel_warps(geometry);
-      if (role.state_warp == 0)
-        write_rows(args, geometry, item, tile, rows);
+      if (role.state_warp == 0) write_rows(args, geometry, item, tile, rows);
     };
 
     // Each turn starts copying chunk `next`, works on the chunk behind it, and
@@ -732,78 +668,71 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       const bool more = next >= item.begin && item.begin < item.end;
       if (more) {
         inputs.copy(params, warp_tile(geometry, item, role, next));
-        if (pieces == 1)
-          projections.copy(next, item.end);
+        if (pieces == 1) projections.copy(next, item.end);
       }
       __pipeline_commit();
       if (next < last_chunk) {
         work_on_chunk(next + kChunk);
         __syncthreads();
       }
-      if (!more)
-        break;
+      if (!more) break;
       __pipeline_wait_prior(0);
       __syncwarp();
       tile = warp_tile(geometry, item, role, next);
       inputs.convert(params, tile, rows);
-      if (pieces == 1)
-        projections.convert(0);
+      if (pieces == 1) projections.convert(0);
       __syncthreads();
     }
 
     if (summarize) {
       if (exists) {
-        store_pack(static_cast<T *>(segments.factors) + segment_row, factor);
-        store_pack(static_cast<T *>(segments.offsets) + segment_row, carry);
+        store_pack(static_cast<T*>(segments.factors) + segment_row, factor);
+        store_pack(static_cast<T*>(segments.offsets) + segment_row, carry);
       }
     } else {
       if (exists && params.dinitial_state.present() && item.begin == 0) {
-        store_channel_states(params.dinitial_state, item, channel,
-                             role.first_state, params.dstate, carry);
+        store_channel_states(params.dinitial_state, item, channel, role.first_state, params.dstate,
+                             carry);
       }
       write_lane_gradients(args, item, role, channel, exists, gradients);
     }
-    __syncthreads(); // before the next work item writes to shared memory
+    __syncthreads();  // before the next work item writes to shared memory
   }
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(
-    const BackwardParams &params, const Geometry &geometry,
-    const BackwardWorkspace &workspace, cudaStream_t stream) {
+cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams& params,
+                                                           const Geometry& geometry,
+                                                           const BackwardWorkspace& workspace,
+                                                           cudaStream_t stream) {
   const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod>;
-  BackwardArgs args{params,
-                    geometry,
-                    backward_layout(params, params.dout, geometry,
-                                    {kStates, sizeof(T), sizeof(real_t<T>)}),
-                    make_input_plans(params, geometry),
-                    make_row_plan(params.dout, params.groups, geometry),
-                    make_row_plan(params.du, params.groups, geometry),
-                    make_row_plan(params.ddelta, params.groups, geometry),
-                    make_row_plan(params.dz, params.groups, geometry),
-                    BackwardMode::kWhole,
-                    workspace};
+  BackwardArgs args{
+      params,
+      geometry,
+      backward_layout(params, params.dout, geometry, {kStates, sizeof(T), sizeof(real_t<T>)}),
+      make_input_plans(params, geometry),
+      make_row_plan(params.dout, params.groups, geometry),
+      make_row_plan(params.du, params.groups, geometry),
+      make_row_plan(params.ddelta, params.groups, geometry),
+      make_row_plan(params.dz, params.groups, geometry),
+      BackwardMode::kWhole,
+      workspace};
   cudaError_t error = allow_shared_bytes(kernel, args.layout.bytes);
-  if (error != cudaSuccess)
-    return error;
+  if (error != cudaSuccess) return error;
   const auto launch = [&] {
-    kernel<<<grid_blocks(geometry.work_items), geometry.threads(),
-             args.layout.bytes, stream>>>(args);
+    kernel<<<grid_blocks(geometry.work_items), geometry.threads(), args.layout.bytes, stream>>>(
+        args);
     return cudaGetLastError();
   };
-  if (geometry.segments == 1)
-    return launch();
+  if (geometry.segments == 1) return launch();
 
   args.mode = BackwardMode::kSummarize;
-  if ((error = launch()) != cudaSuccess)
-    return error;
-  error = combine_segments<T>(params, params.dlast_state, geometry,
-                              geometry.padded_states(kStates), true,
-                              workspace.segments, stream);
-  if (error != cudaSuccess)
-    return error;
+  if ((error = launch()) != cudaSuccess) return error;
+  error = combine_segments<T>(params, params.dlast_state, geometry, geometry.padded_states(kStates),
+                              true, workspace.segments, stream);
+  if (error != cudaSuccess) return error;
   args.mode = BackwardMode::kResume;
   return launch();
 }
 
-} // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda

@@ -114,12 +114,15 @@ inline void check_gradients(const ScanParams& params, const Tensor& u, const Opt
   }
   if (states && states->numel() > 0) {
     check("states", *states, state_dtype(params), {{"saved values", num_saved_values(params)}});
-    constexpr uintptr_t kAlignment = 16;  // of the kernels' widest accesses
-    const auto address = reinterpret_cast<uintptr_t>(states->const_data_ptr());
-    if (!states->is_contiguous() || address % kAlignment != 0) {
-      fail("states must be contiguous and aligned, as the forward op returns them");
-    }
   }
+}
+
+/// Whether kernels can read saved states as they lie. Those of the forward op always; vmap hands
+/// over slices of a stack of them.
+inline bool is_readable(const Tensor& states) {
+  constexpr uintptr_t kAlignment = 16;  // of the kernels' widest accesses
+  const auto address = reinterpret_cast<uintptr_t>(states.const_data_ptr());
+  return states.is_contiguous() && address % kAlignment == 0;
 }
 
 template <class Backend>
@@ -150,12 +153,12 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
   }
 
   const bool has_states = states && states->numel() > 0;
-  Tensor recomputed;
-  if (has_states) {
+  Tensor own_states;
+  if (has_states && is_readable(*states)) {
     params.states = const_cast<void*>(states->const_data_ptr());
   } else if (num_saved_states(params.seqlen) > 0) {
-    recomputed = recompute_states(backend, u, params);
-    params.states = recomputed.mutable_data_ptr();
+    own_states = has_states ? torch::stable::clone(*states) : recompute_states(backend, u, params);
+    params.states = own_states.mutable_data_ptr();
   }
   if (dout) params.dout = sequence_view(*dout, reverse);
   if (dlast_state) params.dlast_state = state_view(*dlast_state);

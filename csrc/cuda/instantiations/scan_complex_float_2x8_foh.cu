@@ -1,0 +1,9 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../scan_backward.cuh"
+#include "../scan_forward.cuh"
+
+namespace selective_scan::cuda {
+
+template struct Scan<Complex<float>, 2, 3, Method::kFoh>;
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,9 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../scan_backward.cuh"
+#include "../scan_forward.cuh"
+
+namespace selective_scan::cuda {
+
+template struct Scan<float, 4, 4, Method::kZoh>;
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,150 @@
+"""The CPU kernels' vector functions (csrc/cpu/vector_math.h) against mpmath, on every instruction
+set that this processor has."""
+
+import platform
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+import core_build
+import exact
+
+REAL = (np.float32, np.float64)
+# What a capability's type is called, and what the compiler calls its instructions.
+CAPABILITIES = {
+    "default": ("Baseline", ()),
+    "avx2": ("Avx2", ("-mavx2", "-mfma")),
+    "avx512": ("Avx512", ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")),
+}
+# The one that PyTorch found, by rank: a processor has those before its own too.
+FOUND = {"DEFAULT": "default", "AVX2": "avx2", "AVX512": "avx512"}
+
+
+def is_there(capability):
+    names = list(CAPABILITIES)
+    best = FOUND.get(torch.backends.cpu.get_cpu_capability(), "default")
+    return names.index(capability) <= names.index(best)
+
+
+@pytest.fixture(scope="module", params=CAPABILITIES)
+def functions(request, bindings_folder):
+    """The functions as a Python module, compiled once per version of the sources."""
+    if not is_there(request.param):
+        pytest.skip(f"this processor ({platform.machine()}) has no {request.param}")
+    name, flags = CAPABILITIES[request.param]
+    return core_build.load(
+        bindings_folder,
+        "vector_math_bindings",
+        headers=("core", "cpu"),
+        flags=(f"-DCAPABILITY={name}", "-O2", *flags),
+    )
+
+
+@pytest.fixture
+def random(seeded):
+    return np.random.default_rng(torch.initial_seed())
+
+
+def softplus(x):
+    return x if x > 20 else mpmath.log1p(mpmath.exp(x))
+
+
+def largest_exponent(dtype):
+    """exp is finite up to here."""
+    return np.nextafter(np.log(np.finfo(dtype).max), dtype(0))
+
+
+def smallest_exponent(dtype):
+    """exp is subnormal there."""
+    return np.log(np.finfo(dtype).tiny) - np.finfo(dtype).nmant * np.log(2)
+
+
+# function, exact function, lowest and highest argument for a dtype
+CASES = {
+    "exp": (mpmath.exp, smallest_exponent, largest_exponent),
+    "expm1": (mpmath.expm1, smallest_exponent, largest_exponent),
+    "log1p": (mpmath.log1p, lambda dtype: -1 + np.finfo(dtype).eps, lambda dtype: 1e30),
+    "sin": (mpmath.sin, lambda dtype: -5e3, lambda dtype: 5e3),
+    "cos": (mpmath.cos, lambda dtype: -5e3, lambda dtype: 5e3),
+    "softplus": (softplus, lambda dtype: -80.0, lambda dtype: 80.0),
+    "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), lambda dtype: -80.0, lambda dtype: 80.0),
+}
+
+# In ulp, 2 for the others: three numbers are rounded before sigmoid's quotient is, and an angle is
+# rounded twice as it is reduced.
+LIMITS = {"sigmoid": 2.5, "sin": 2.5, "cos": 2.5}
+
+
+def arguments(random, dtype, low, high, count=2000):
+    """A third each: uniform, log-uniform in modulus down to 1e-12, around zero."""
+    uniform = random.uniform(low, high, count)
+    modulus = np.exp(random.uniform(np.log(1e-12), np.log(max(-low, high)), count))
+    spread = np.clip(modulus * random.choice([-1, 1], count), low, high)
+    near = np.clip(random.normal(0, 2, count), low, high)
+    return np.concatenate([uniform, spread, near]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("name", CASES)
+def test_ulps(functions, random, name, dtype):
+    function, low, high = CASES[name]
+    x = arguments(random, dtype, low(dtype), high(dtype))
+    actual = getattr(functions, name)(x)
+    errors = exact.ulps(actual, [function(exact.number(value)) for value in x])
+    worst = int(np.argmax(errors))
+    assert errors[worst] <= LIMITS.get(name, 2), (
+        f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
+    )
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_large_angles_stay_angles(functions, random, name, dtype):
+    x = (10.0 ** random.uniform(3, 30, 500) * random.choice([-1, 1], 500)).astype(dtype)
+    assert (np.abs(getattr(functions, name)(x)) <= 1).all()
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_exp_of_an_exponent(functions, random, dtype):
+    """The kernels' exp: its argument is rounded once more, in another unit."""
+    high = largest_exponent(dtype) - 1
+    x = arguments(random, dtype, 2 - high, high)
+    errors = exact.ulps(functions.exp_of(x), [mpmath.exp(exact.number(value)) for value in x])
+    assert (errors <= 2 + 2 * np.abs(x)).all()
+
+
+inf, nan = np.inf, np.nan
+SPECIAL = {
+    "exp": {0: 1, inf: inf, -inf: 0, 1e4: inf, -1e4: 0},
+    "expm1": {0: 0, inf: inf, -inf: -1, 1e4: inf, -1e4: -1},
+    "log1p": {0: 0, -1: -inf, -2: nan, -inf: nan, inf: inf},
+    "sin": {0: 0, inf: nan, -inf: nan},
+    "cos": {0: 1, inf: nan, -inf: nan},
+    "softplus": {inf: inf, -inf: 0, 1e4: 1e4, -1e4: 0},
+    "sigmoid": {0: 0.5, inf: 1, -inf: 0, 1e4: 1, -1e4: 0},
+    "exp_of": {0: 1, inf: inf, -inf: 0, 1e4: inf, -1e4: 0},
+}
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values(functions, name, dtype):
+    table = {**SPECIAL[name], nan: nan}
+    actual = getattr(functions, name)(np.array(list(table), dtype))
+    np.testing.assert_array_equal(actual, np.array(list(table.values()), dtype))
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_lanes_are_independent(functions, random, name, dtype):
+    x = random.normal(0, 3, 64).astype(dtype)
+    if name == "log1p":
+        x = np.abs(x)
+    broken = x.copy()
+    broken[::3] = nan
+    broken[1::6] = inf
+    healthy = np.isfinite(broken)
+    function = getattr(functions, name)
+    np.testing.assert_array_equal(function(broken)[healthy], function(x)[healthy])
