@@ -114,9 +114,10 @@ def load_libraries() -> None:
         else:
             _reasons[name] = reason
     if "cpu" in devices:
-        from . import _ops
+        from . import _diagonal_ops, _ops, _unitary_ops
 
-        _ops.register()
+        for ops in (_ops, _diagonal_ops, _unitary_ops):
+            ops.register()
         devices.add("meta")
     if _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK"):
         allow_fallback(True)

@@ -25,4 +25,12 @@ SELECTIVE_SCAN_HD int64_t num_saved_states(int64_t seqlen) {
   return seqlen > 0 ? (seqlen - 1) / kStateChunk : 0;
 }
 
+/// As kStateChunk, for the adaptive unitary scan, whose angles are recomputed in slabs of whole
+/// chunks.
+constexpr int64_t kUnitaryStateChunk = 64;
+
+SELECTIVE_SCAN_HD int64_t num_saved_unitary_states(int64_t seqlen) {
+  return seqlen > 0 ? (seqlen - 1) / kUnitaryStateChunk : 0;
+}
+
 }  // namespace selective_scan

@@ -42,9 +42,13 @@ SELECTIVE_SCAN_HD float to_float(BFloat16 value) {
 
 /// Rounds to nearest, ties to even; NaN stays NaN.
 SELECTIVE_SCAN_HD BFloat16 to_bfloat16(float value) {
+#if defined(__CUDA_ARCH__)
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+#else
   const uint32_t bits = bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 
 SELECTIVE_SCAN_HD float to_float(Half value) {

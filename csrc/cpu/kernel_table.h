@@ -8,6 +8,7 @@
 
 #include "scan_backward.h"
 #include "scan_forward.h"
+#include "unitary_kernel.h"
 
 namespace selective_scan::cpu {
 
@@ -17,9 +18,14 @@ constexpr Kernels kernels_of() {
           &BackwardKernel<State, kMethod>::scratch_bytes, &BackwardKernel<State, kMethod>::run};
 }
 
+template <class R>
+constexpr UnitaryKernels unitary_kernels_of() {
+  return {R::kWidth, &UnitaryForward<R>::run, &UnitaryBackward<R>::run};
+}
+
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}};
+  Capability capability{name, {}, {}};
   const auto fill = [&]<size_t... kMethods>(std::index_sequence<kMethods...>) {
     using Single = Vec<float, InstructionSet>;
     using Double = Vec<double, InstructionSet>;
@@ -30,6 +36,8 @@ constexpr Capability make_capability(const char* name) {
      ...);
   };
   fill(std::make_index_sequence<kNumMethods>());
+  capability.unitary[0] = unitary_kernels_of<Vec<float, InstructionSet>>();
+  capability.unitary[1] = unitary_kernels_of<Vec<double, InstructionSet>>();
   return capability;
 }
 

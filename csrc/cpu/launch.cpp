@@ -60,11 +60,6 @@ const Capability& choose_capability() {
                            " on this processor, got '" + wanted + "'");
 }
 
-const Capability& chosen_capability() {
-  static const Capability& capability = choose_capability();
-  return capability;
-}
-
 const Kernels& kernels_for(const ScanParams& params) {
   return chosen_capability()
       .kernels[params.is_double][params.is_complex][static_cast<int>(params.method)];
@@ -206,6 +201,11 @@ struct BackwardPlan {
 };
 
 }  // namespace
+
+const Capability& chosen_capability() {
+  static const Capability& capability = choose_capability();
+  return capability;
+}
 
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
   return ForwardPlan(params, nullptr, pool).arena.bytes;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../core/params.h"
+#include "../core/unitary_params.h"
 
 namespace selective_scan::cpu {
 
@@ -79,14 +80,25 @@ struct Kernels {
                    const BackwardPartials& partials, void* scratch);
 };
 
+/// The kernels of the adaptive unitary scan, of one compute type.
+struct UnitaryKernels {
+  int64_t block_channels;
+  void (*forward)(const UnitaryForwardParams& params, const Block& block);
+  void (*backward)(const UnitaryBackwardParams& params, const Block& block);
+};
+
 /// All kernels of one instruction set.
 struct Capability {
   const char* name;
   Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
+  UnitaryKernels unitary[2];           // is_double
 };
 
 extern const Capability kDefaultCapability;
 extern const Capability kAvx2Capability;
 extern const Capability kAvx512Capability;
+
+/// The best that the processor has.
+const Capability& chosen_capability();
 
 }  // namespace selective_scan::cpu

@@ -1,0 +1,81 @@
+// What the kernels of the general diagonal scan are given. With rows in any number of dimensions,
+//
+//   forward    h[t] = a[t]·h[t-1] + b[t]                       h[-1] = initial_state or 0
+//   backward   g[t] = dh[t] + conj(a[t+1])·g[t+1]              da[t] = g[t]·conj(h[t-1]), db[t] =
+//   g[t]
+//
+// The backward pass is the same recurrence from the last step to the first over s[t] =
+// conj(a[t])·g[t], the gradient that arrives at h[t-1]: g[t] = dh[t] + s[t+1], and s[0] is the
+// gradient of initial_state.
+//
+// As in params.h the caller has validated everything, a dimension that an array lacks has stride 0,
+// and a kernel scans from position 0 to seqlen - 1: where the steps run the other way, the array
+// points at its last step with a negative step stride.
+#pragma once
+
+#include <cstdint>
+
+#include "config.h"
+#include "dtype.h"
+
+namespace selective_scan {
+
+/// The most dimensions that rows may have after neighbouring ones were merged.
+constexpr int kMaxRowDims = 8;
+
+/// A strided array of rows of steps, or of rows alone. Strides count real components of `dtype`;
+/// the imaginary part lies `imag` components behind the real part, and imag = 0 says that the array
+/// is real.
+struct RowArray {
+  void* data = nullptr;  // null: absent
+  DType dtype = DType::kFloat32;
+  int64_t step = 0;
+  int64_t imag = 0;
+  int64_t row[kMaxRowDims] = {};
+
+  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+};
+
+struct DiagonalScanParams {
+  int64_t rows = 0;
+  int64_t seqlen = 0;
+  int row_dims = 0;
+  int64_t row_sizes[kMaxRowDims] = {};  // the last one varies fastest
+
+  bool is_complex = false;  // arithmetic and states are complex
+  bool is_double = false;   // in fp64, else in fp32
+
+  RowArray a;
+  RowArray initial_state;  // without steps, optional
+
+  /// Where `array` has the first step of a row, in components from its data.
+  SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array, int64_t row) const {
+    int64_t offset = 0;
+    for (int dim = row_dims - 1; dim > 0; --dim) {
+      offset += row % row_sizes[dim] * array.row[dim];
+      row /= row_sizes[dim];
+    }
+    return offset + row * array.row[0];
+  }
+};
+
+struct DiagonalForwardParams : DiagonalScanParams {
+  RowArray b;
+  RowArray h;
+};
+
+/// Positions count from the last step of the forward pass: position p is its step seqlen - 1 - p.
+struct DiagonalBackwardParams : DiagonalScanParams {
+  RowArray dh;
+  RowArray h_previous;  // the state before each step; not read at the last position, which is
+                        // initial_state's
+  RowArray db;
+  RowArray da;
+  RowArray dinitial_state;  // optional
+
+  /// For an `a` that is broadcast over time: what is written to da is the sum over each segment of
+  /// time, and da's steps are the segments. See num_segments() of the backend.
+  bool sum_da = false;
+};
+
+}  // namespace selective_scan

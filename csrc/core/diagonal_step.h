@@ -1,0 +1,57 @@
+// One step of the diagonal scan, forward and backward, for every kernel.
+#pragma once
+
+#include "complex.h"
+#include "config.h"
+
+namespace selective_scan {
+
+/// advance() takes the state before a step to the state after it and returns what is written; as a
+/// function of the state it is h -> factor(a)·h + offset(a, x).
+template <class T>
+struct ForwardStep {
+  using Value = T;
+  static constexpr bool kBackward = false;
+
+  static SELECTIVE_SCAN_HD T advance(T a, T b, T& state) {
+    state = a * state + b;
+    return state;
+  }
+  static SELECTIVE_SCAN_HD T factor(T a) { return a; }
+  static SELECTIVE_SCAN_HD T offset(T, T b) { return b; }
+};
+
+template <class T>
+struct BackwardStep {
+  using Value = T;
+  static constexpr bool kBackward = true;
+
+  static SELECTIVE_SCAN_HD T advance(T a, T dh, T& state) {
+    const T g = dh + state;
+    state = conj(a) * g;
+    return g;
+  }
+  static SELECTIVE_SCAN_HD T factor(T a) { return conj(a); }
+  static SELECTIVE_SCAN_HD T offset(T a, T dh) { return conj(a) * dh; }
+};
+
+/// What a stretch of steps does to the state: h -> product·h + offset.
+template <class T>
+struct AffineMap {
+  T product;
+  T offset;
+
+  static SELECTIVE_SCAN_HD AffineMap identity() { return {one<T>(), T{}}; }
+  SELECTIVE_SCAN_HD T operator()(T state) const { return product * state + offset; }
+};
+
+/// First `first`, then `second`.
+struct Compose {
+  template <class T>
+  SELECTIVE_SCAN_HD AffineMap<T> operator()(const AffineMap<T>& first,
+                                            const AffineMap<T>& second) const {
+    return {second.product * first.product, second(first.offset)};
+  }
+};
+
+}  // namespace selective_scan

@@ -1,0 +1,189 @@
+// The forward and backward ops of the general diagonal scan on one backend.
+//
+// A Backend names where the kernels run:
+//   explicit Backend(const Tensor& b)                                   selects the device
+//   int64_t num_segments(const DiagonalScanParams&) const               see the kernels
+//   int64_t workspace_bytes(const DiagonalScanParams&) const
+//   void launch(const DiagonalForwardParams&, void* workspace) const    and for the backward pass
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <tuple>
+
+#include "diagonal_arguments.h"
+
+namespace selective_scan::op {
+
+/// A contiguous copy of `tensor`, broadcast to the shape of `shape`.
+inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
+  Tensor copy = torch::stable::new_empty(tensor, shape.sizes());
+  return torch::stable::copy_(copy, tensor);
+}
+
+/// `values` with the strides that a result like `like` has.
+inline Tensor laid_out_like(const Tensor& like, const Tensor& values) {
+  Tensor result = empty_like(like, values.scalar_type());
+  return torch::stable::copy_(result, values);
+}
+
+inline void set_types(DiagonalScanParams& params, const Tensor& a, const Tensor& b,
+                      const OptionalTensor& initial_state) {
+  params.is_complex = is_complex_dtype(a.scalar_type()) || is_complex_dtype(b.scalar_type());
+  params.is_double = is_double_dtype(a.scalar_type()) || is_double_dtype(b.scalar_type()) ||
+                     (initial_state && is_double_dtype(initial_state->scalar_type()));
+}
+
+/// b's dtype, its complex counterpart where the scan is complex.
+inline ScalarType result_dtype(const DiagonalScanParams& params, const Tensor& b) {
+  return params.is_complex ? float_dtype(is_double_dtype(b.scalar_type()), true) : b.scalar_type();
+}
+
+template <class Backend>
+Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor& initial_state,
+                         bool reverse) {
+  check_diagonal_scan(a, "b", b, initial_state);
+  const Backend backend(b);
+
+  DiagonalForwardParams params;
+  set_types(params, a, b, initial_state);
+  // With more row dimensions than kernels take, contiguous copies, whose rows are one dimension.
+  for (const bool compact : {false, true}) {
+    const Tensor a_rows = compact ? expanded_copy(a, b) : a;
+    const Tensor b_rows = compact ? torch::stable::contiguous(b) : b;
+    const Tensor h = empty_like(b_rows, result_dtype(params, b));
+    if (h.numel() == 0) return h;
+
+    RowLayout layout(b, params);
+    layout.add_steps(params.a, a_rows);
+    layout.add_steps(params.b, b_rows);
+    layout.add_steps(params.h, h);
+    Tensor initial_rows;
+    if (initial_state) {
+      initial_rows = compact ? torch::stable::contiguous(*initial_state) : *initial_state;
+      layout.add_rows(params.initial_state, initial_rows);
+    }
+    if (!layout.finish()) continue;
+
+    if (reverse) {
+      for (RowArray* array : {&params.a, &params.b, &params.h}) {
+        *array = reversed(*array, params.seqlen);
+      }
+    }
+    const Workspace workspace(b, backend.workspace_bytes(params));
+    backend.launch(params, workspace.data());
+    return compact ? laid_out_like(b, h) : h;
+  }
+  fail("the rows of b could not be laid out");
+}
+
+inline void check_dh(const Tensor& dh, const Tensor& h) {
+  check_dense("dh", dh);
+  check_same_device("dh", dh, "h", h);
+  check_dtype("dh", dh, {h.scalar_type()});
+  bool matches = dh.dim() == h.dim();
+  for (int64_t dim = 0; matches && dim < h.dim(); ++dim) matches = dh.size(dim) == h.size(dim);
+  if (!matches) fail("dh must have the shape of h, ", shape_text(h), ", got ", shape_text(dh));
+}
+
+/// What the kernel writes of da: da itself, or, where a is broadcast, values still to be summed
+/// over broadcast_dims(): one for each step, or one for each segment of time.
+inline Tensor new_da_values(const DiagonalScanParams& params, const Tensor& a, const Tensor& h,
+                            bool in_time, int64_t segments) {
+  const auto sizes = h.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  if (in_time) shape.back() = segments;
+  const ScalarType dtype = float_dtype(params.is_double, is_complex_dtype(a.scalar_type()));
+  return torch::stable::new_empty(
+      h, torch::headeronly::IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+}
+
+inline Tensor summed_to(const Tensor& a, const Tensor& h, const Tensor& values) {
+  const std::vector<int64_t> dims = broadcast_dims(a, h);
+  const Tensor sum = torch::stable::sum(
+      values, torch::headeronly::IntHeaderOnlyArrayRef(dims.data(), dims.size()), /*keepdim=*/true);
+  Tensor da = torch::stable::empty_like(a);
+  return torch::stable::copy_(da, torch::stable::reshape(sum, a.sizes()));
+}
+
+/// `complex_b`: whether b, whose gradient is asked for, was complex; that does not follow from h.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Tensor& a,
+                                                     const Tensor& h,
+                                                     const OptionalTensor& initial_state,
+                                                     bool reverse, bool complex_b) {
+  check_diagonal_scan(a, "h", h, initial_state);
+  check_dh(dh, h);
+  const Backend backend(h);
+
+  DiagonalBackwardParams params;
+  set_types(params, a, h, initial_state);
+  if (!params.is_complex && complex_b)
+    fail("h must be complex where b is, got ", dtype_name(h.scalar_type()));
+  const ScalarType db_dtype = params.is_complex && !complex_b
+                                  ? float_dtype(is_double_dtype(h.scalar_type()), false)
+                                  : h.scalar_type();
+  const bool sums_da = is_broadcast(a, h);
+  params.sum_da = is_broadcast_in_time(a, h);
+
+  for (const bool compact : {false, true}) {
+    const auto rows_of = [&](const Tensor& tensor) {
+      return compact ? torch::stable::contiguous(tensor) : tensor;
+    };
+    const Tensor a_rows = compact ? expanded_copy(a, h) : a;
+    const Tensor h_rows = rows_of(h);
+    const Tensor dh_rows = rows_of(dh);
+    Tensor db = empty_like(h_rows, db_dtype);
+    Tensor initial_rows;
+    Tensor dinitial_state;
+    if (initial_state) {
+      initial_rows = rows_of(*initial_state);
+      dinitial_state = torch::stable::empty_like(initial_rows);
+    } else {
+      const std::array<int64_t, 1> none = {0};
+      dinitial_state =
+          torch::stable::new_empty(h, none, float_dtype(params.is_double, params.is_complex));
+    }
+    if (h.numel() == 0) {
+      Tensor da = torch::stable::empty_like(a);
+      return {torch::stable::zero_(da), db, torch::stable::zero_(dinitial_state)};
+    }
+
+    RowLayout layout(h, params);
+    layout.add_steps(params.a, a_rows);
+    layout.add_steps(params.dh, dh_rows);
+    layout.add_steps(params.h_previous, h_rows);
+    layout.add_steps(params.db, db);
+    if (initial_state) {
+      layout.add_rows(params.initial_state, initial_rows);
+      layout.add_rows(params.dinitial_state, dinitial_state);
+    }
+    const Tensor da_values =
+        sums_da ? new_da_values(params, a, h, params.sum_da, backend.num_segments(params))
+                : torch::stable::empty_like(a_rows);
+    layout.add_steps(params.da, da_values);
+    if (!layout.finish()) continue;
+
+    if (!reverse) {
+      for (RowArray* array : {&params.a, &params.dh, &params.h_previous, &params.db}) {
+        *array = reversed(*array, params.seqlen);
+      }
+      if (!params.sum_da) params.da = reversed(params.da, params.seqlen);
+    }
+    RowArray& previous = params.h_previous;
+    previous.data =
+        static_cast<char*>(previous.data) + previous.step * element_size(previous.dtype);
+
+    const Workspace workspace(h, backend.workspace_bytes(params));
+    backend.launch(params, workspace.data());
+    Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
+    if (!compact) return {da, db, dinitial_state};
+    return {laid_out_like(a, da), laid_out_like(h, db),
+            initial_state ? laid_out_like(*initial_state, dinitial_state) : dinitial_state};
+  }
+  fail("the rows of h could not be laid out");
+}
+
+}  // namespace selective_scan::op

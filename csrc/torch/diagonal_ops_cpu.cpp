@@ -1,0 +1,41 @@
+// Schemas of the diagonal scan ops, and their CPU backend.
+
+#include "../cpu/diagonal_scan.h"
+#include "diagonal_ops.h"
+#include "thread_pool.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CpuBackend {
+  explicit CpuBackend(const Tensor&) {}
+
+  int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
+  int64_t workspace_bytes(const DiagonalScanParams& params) const {
+    return cpu::workspace_bytes(params);
+  }
+  void launch(const DiagonalForwardParams& params, void* workspace) const {
+    cpu::diagonal_scan_forward(params, workspace, torch_thread_pool());
+  }
+  void launch(const DiagonalBackwardParams& params, void* workspace) const {
+    cpu::diagonal_scan_backward(params, workspace, torch_thread_pool());
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def(
+      "diagonal_scan_fwd(Tensor a, Tensor b, Tensor? initial_state=None, bool reverse=False) "
+      "-> Tensor h");
+  m.def(
+      "diagonal_scan_bwd(Tensor dh, Tensor a, Tensor h, Tensor? initial_state, bool reverse, "
+      "bool complex_b) -> (Tensor da, Tensor db, Tensor dinitial_state)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<CpuBackend>));
+  m.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<CpuBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,38 @@
+// The CUDA backend of the diagonal scan ops.
+
+#include "../cuda/diagonal_scan.h"
+#include "cuda_stream.h"
+#include "diagonal_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend {
+  explicit CudaBackend(const Tensor& b) : stream(b) {}
+
+  template <class Params>
+  int64_t num_segments(const Params& params) const {
+    return cuda::num_segments(params);
+  }
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cuda::workspace_bytes(params);
+  }
+  void launch(const DiagonalForwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_forward(params, workspace, stream));
+  }
+  void launch(const DiagonalBackwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, workspace, stream));
+  }
+
+  CudaStream stream;
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<CudaBackend>));
+  m.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<CudaBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,154 @@
+#include "unitary_arguments.h"
+
+namespace selective_scan::op {
+namespace {
+
+constexpr std::initializer_list<ScalarType> kComplexDtypes = {ScalarType::ComplexFloat,
+                                                              ScalarType::ComplexDouble};
+
+/// Calls visit(name, tensor) for every tensor that is there, in schema order.
+template <class Visit>
+void for_each_tensor(const UnitaryArguments& args, const Visit& visit) {
+  visit("u", args.u);
+  visit("dt", args.dt);
+  visit("x", args.x);
+  visit("x_bias", args.x_bias);
+  visit("b", args.b);
+  visit("c", args.c);
+  visit("D", args.D);
+  if (args.z) visit("z", *args.z);
+  if (args.initial_state) visit("initial_state", *args.initial_state);
+}
+
+void check_dtypes(const UnitaryArguments& args) {
+  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
+    const bool is_complex = &tensor == &args.b || &tensor == &args.c ||
+                            (args.initial_state && &tensor == &*args.initial_state);
+    check_dtype(name, tensor, is_complex ? kComplexDtypes : kRealDtypes);
+  });
+}
+
+/// Returns the number of groups of weights with steps, 0 for constant ones.
+int64_t check_weights_shape(const char* name, const Tensor& tensor,
+                            const UnitaryScanParams& params) {
+  const Dim batch{"batch", params.batch}, dstate{"dstate", params.dstate};
+  const Dim steps{"seqlen", params.seqlen};
+  switch (tensor.dim()) {
+    case 1:
+      check_shape(name, tensor, {dstate});
+      return 0;
+    case 3:
+      check_shape(name, tensor, {batch, dstate, steps});
+      return 1;
+    case 4:
+      check_shape(name, tensor, {batch, {"groups"}, dstate, steps});
+      break;
+    default:
+      fail(name, " must be (dstate,), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen),",
+           " got ", shape_text(tensor));
+  }
+  const int64_t groups = tensor.size(1);
+  if (groups == 0 || params.dim % groups != 0) {
+    fail(name, " must have a number of groups that divides dim = ", params.dim, ", got ", groups);
+  }
+  return groups;
+}
+
+void check_shapes(const UnitaryArguments& args, UnitaryScanParams& params, int64_t max_dstate) {
+  check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
+  params.batch = args.u.size(0);
+  params.dim = args.u.size(1);
+  params.seqlen = args.u.size(2);
+  const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, steps{"seqlen", params.seqlen};
+
+  check_shape("dt", args.dt, {batch, dim, steps});
+  check_shape("x", args.x, {dim, {"dstate"}, dim});
+  params.dstate = args.x.size(1);
+  if (params.dstate == 0) fail("x must have dstate of at least 1, got ", shape_text(args.x));
+  if (max_dstate > 0 && params.dstate > max_dstate) {
+    fail("x must have dstate of at most ", max_dstate, " on ", device_name(args.x), ", got ",
+         shape_text(args.x));
+  }
+  const Dim dstate{"dstate", params.dstate};
+  check_shape("x_bias", args.x_bias, {dim, dstate});
+  const int64_t groups_of_b = check_weights_shape("b", args.b, params);
+  const int64_t groups_of_c = check_weights_shape("c", args.c, params);
+  params.variable_b = groups_of_b > 0;
+  params.variable_c = groups_of_c > 0;
+  if (params.variable_b && params.variable_c && groups_of_b != groups_of_c) {
+    fail("c must have as many groups as b, ", groups_of_b, ", got ", groups_of_c);
+  }
+  params.groups = params.variable_b ? groups_of_b : params.variable_c ? groups_of_c : 1;
+  check_shape("D", args.D, {dim});
+  if (args.z) check_shape("z", *args.z, {batch, dim, steps});
+  if (args.initial_state) {
+    check_shape("initial_state", *args.initial_state, {batch, dim, dstate});
+  }
+}
+
+ArrayView view_of(const Tensor& tensor) {
+  ArrayView view;
+  // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
+  view.data = const_cast<void*>(tensor.const_data_ptr());
+  view.dtype = component_dtype(tensor);
+  view.imag = components(tensor) - 1;
+  return view;
+}
+
+ArrayView weights_view(const Tensor& tensor) {
+  ArrayView view = view_of(tensor);
+  const int64_t rank = tensor.dim();
+  const auto stride = [&](int64_t dim) { return tensor.stride(dim) * components(tensor); };
+  if (rank == 1) {
+    view.state = stride(0);
+    return view;
+  }
+  view.batch = stride(0);
+  view.group = rank == 4 ? stride(1) : 0;
+  view.state = stride(rank - 2);
+  view.step = stride(rank - 1);
+  return view;
+}
+
+}  // namespace
+
+ArrayView unitary_sequence_view(const Tensor& tensor) {
+  ArrayView view = view_of(tensor);
+  view.batch = tensor.stride(0);
+  view.channel = tensor.stride(1);
+  view.step = tensor.stride(2);
+  return view;
+}
+
+ArrayView unitary_state_view(const Tensor& tensor) {
+  ArrayView view = view_of(tensor);
+  view.batch = tensor.stride(0) * components(tensor);
+  view.channel = tensor.stride(1) * components(tensor);
+  view.state = tensor.stride(2) * components(tensor);
+  return view;
+}
+
+UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
+  UnitaryScanParams params;
+  for_each_tensor(args, check_dense);
+  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
+    check_same_device(name, tensor, "u", args.u);
+    params.is_double = params.is_double || is_double_dtype(tensor.scalar_type());
+  });
+  check_dtypes(args);
+  check_shapes(args, params, max_dstate);
+
+  params.u = unitary_sequence_view(args.u);
+  params.dt = unitary_sequence_view(args.dt);
+  if (args.z) params.z = unitary_sequence_view(*args.z);
+  params.x_bias = view_of(args.x_bias);
+  params.x_bias.channel = args.x_bias.stride(0);
+  params.x_bias.state = args.x_bias.stride(1);
+  params.b = weights_view(args.b);
+  params.c = weights_view(args.c);
+  params.D = view_of(args.D);
+  params.D.channel = args.D.stride(0);
+  return params;
+}
+
+}  // namespace selective_scan::op

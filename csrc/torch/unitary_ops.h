@@ -1,0 +1,372 @@
+// The forward and backward ops of the adaptive unitary scan on one backend: theta by matrix
+// products, slab by slab, and kernels that scan each slab.
+//
+// A Backend names where the kernels run:
+//   static constexpr int64_t kMaxDstate                    0: no limit
+//   static constexpr int64_t kThetaBytes                   budget for theta of one slab
+//   static constexpr int64_t kLanes, bool kChannelsLast    how theta lies in memory, see
+//   ThetaLayout explicit Backend(const Tensor& u)                      selects the tensors' device
+//   void launch(const UnitaryForwardParams&) const         and for UnitaryBackwardParams
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "unitary_arguments.h"
+
+namespace selective_scan::op {
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+using torch::stable::new_empty;
+using torch::stable::transpose;
+
+inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
+  return new_empty(like, IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+}
+inline Tensor new_zeros_of(const Tensor& like, const std::vector<int64_t>& shape,
+                           ScalarType dtype) {
+  Tensor tensor = new_tensor(like, shape, dtype);
+  return torch::stable::zero_(tensor);
+}
+inline Tensor part_of(Tensor tensor, int64_t dim, int64_t start, int64_t length) {
+  return torch::stable::narrow(tensor, dim, start, length);
+}
+inline Tensor reshaped(const Tensor& tensor, const std::vector<int64_t>& shape) {
+  return torch::stable::reshape(tensor, IntHeaderOnlyArrayRef(shape.data(), shape.size()));
+}
+inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims) {
+  return torch::stable::sum(tensor, IntHeaderOnlyArrayRef(dims.data(), dims.size()));
+}
+inline Tensor converted(const Tensor& tensor, ScalarType dtype) {
+  return torch::stable::to(tensor, dtype);
+}
+inline Tensor plus(const Tensor& a, const Tensor& b) {
+  return torch::stable::subtract(a, b, -1.0);
+}
+inline Tensor view_as_real(const Tensor& tensor) {
+  std::array<StableIValue, 1> stack{torch::stable::detail::from(tensor)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+inline Tensor copied_into(Tensor target, const Tensor& source) {
+  return torch::stable::copy_(target, source);
+}
+
+/// How theta of a slab lies in memory: (batch, step, row), where a row stands for a channel and a
+/// state. Channels last: rows are (state, group, channel of the group), the last dimension padded
+/// to a multiple of kLanes. Else rows are (group, channel of the group, state).
+struct ThetaLayout {
+  int64_t groups;
+  int64_t group_channels;
+  int64_t padded_channels;
+  int64_t dim;
+  int64_t dstate;
+  bool channels_last;
+
+  ThetaLayout(const UnitaryScanParams& params, bool channels_last, int64_t lanes)
+      : groups(params.groups),
+        group_channels(params.dim / params.groups),
+        padded_channels(channels_last ? (group_channels + lanes - 1) / lanes * lanes
+                                      : group_channels),
+        dim(params.dim),
+        dstate(params.dstate),
+        channels_last(channels_last) {}
+
+  int64_t rows() const { return groups * padded_channels * dstate; }
+
+  /// (dim, dstate, k) as (row, k), zero where rows are padding.
+  Tensor to_rows(const Tensor& tensor, ScalarType dtype) const {
+    const int64_t k = tensor.size(2);
+    if (!channels_last) return converted(reshaped(tensor, {dim * dstate, k}), dtype);
+    Tensor rows_of_all = new_zeros_of(tensor, {dstate, groups, padded_channels, k}, dtype);
+    const Tensor channels = part_of(rows_of_all, 2, 0, group_channels);
+    const Tensor source = reshaped(transpose(torch::stable::contiguous(tensor), 0, 1),
+                                   {dstate, groups, group_channels, k});
+    copied_into(channels, source);
+    return reshaped(rows_of_all, {rows(), k});
+  }
+
+  /// The inverse.
+  Tensor from_rows(const Tensor& tensor) const {
+    const int64_t k = tensor.size(1);
+    if (!channels_last) return reshaped(tensor, {dim, dstate, k});
+    const Tensor channels =
+        part_of(reshaped(tensor, {dstate, groups, padded_channels, k}), 2, 0, group_channels);
+    return transpose(reshaped(channels, {dstate, dim, k}), 0, 1);
+  }
+
+  /// `planes` is 2 for complex values, whose imaginary parts are a plane of their own.
+  SlabArray view(const Tensor& slab, int64_t batches, int64_t steps) const {
+    SlabArray array;
+    array.data = slab.mutable_data_ptr();
+    array.batch = steps * rows();
+    array.step = rows();
+    array.imag = batches * steps * rows();
+    array.channel = channels_last ? 1 : dstate;
+    array.group = padded_channels * array.channel;
+    array.state = channels_last ? groups * padded_channels : 1;
+    return array;
+  }
+
+  /// From per-channel terms, (2, batch, step, row), to sums over the channels of a group:
+  /// (batch, group, state, step, 2).
+  Tensor sum_over_channels(const Tensor& terms, int64_t batches, int64_t steps) const {
+    Tensor sums;  // (2, batch, step, state, group) or with the last two exchanged
+    if (channels_last) {
+      const Tensor padded = reshaped(terms, {2, batches, steps, dstate, groups, padded_channels});
+      sums = transpose(sum_over(part_of(padded, 5, 0, group_channels), {5}), 3, 4);
+    } else {
+      sums = sum_over(reshaped(terms, {2, batches, steps, groups, group_channels, dstate}), {4});
+    }
+    // (2, batch, step, group, state) -> (batch, group, state, step, 2)
+    return transpose(transpose(transpose(transpose(sums, 0, 1), 1, 3), 2, 4), 3, 4);
+  }
+};
+
+/// A slab's part of the batch and of time.
+struct Slab {
+  int64_t first_batch;
+  int64_t batches;
+  int64_t first_step;
+  int64_t steps;
+};
+
+/// Slabs in the order of the forward pass. Theta of each stays within the budget, or is that of
+/// kUnitaryStateChunk steps of one sequence where that is larger.
+inline std::vector<Slab> make_slabs(const UnitaryScanParams& params, int64_t rows,
+                                    int64_t budget_bytes) {
+  const int64_t bytes_per_step = rows * (params.is_double ? 8 : 4);
+  const int64_t sequence_steps = std::max(budget_bytes / bytes_per_step, kUnitaryStateChunk);
+  const int64_t least_steps = std::min(kUnitaryStateChunk, std::max<int64_t>(params.seqlen, 1));
+  const int64_t batches = std::clamp<int64_t>(sequence_steps / least_steps, 1, params.batch);
+  const int64_t steps = sequence_steps / batches / kUnitaryStateChunk * kUnitaryStateChunk;
+  const int64_t slab_steps = std::max(steps, kUnitaryStateChunk);
+  std::vector<Slab> slabs;
+  for (int64_t batch = 0; batch < params.batch; batch += batches) {
+    for (int64_t step = 0; step < params.seqlen; step += slab_steps) {
+      slabs.push_back({batch, std::min(batches, params.batch - batch), step,
+                       std::min(slab_steps, params.seqlen - step)});
+    }
+  }
+  return slabs;
+}
+
+inline void set_slab(UnitaryScanParams& params, const Slab& slab) {
+  params.first_batch = slab.first_batch;
+  params.batches = slab.batches;
+  params.first_step = slab.first_step;
+  params.steps = slab.steps;
+}
+
+/// The part of a (batch, ..., step) tensor that belongs to a slab.
+inline Tensor slab_of(const Tensor& tensor, const Slab& slab, int64_t step_dim) {
+  return part_of(part_of(tensor, 0, slab.first_batch, slab.batches), step_dim, slab.first_step,
+                 slab.steps);
+}
+
+/// u of a slab, (batch, step, channel), in the compute type.
+inline Tensor slab_inputs(const Tensor& u, const Slab& slab, ScalarType dtype) {
+  const Tensor steps_first = transpose(slab_of(u, slab, 2), 1, 2);
+  return torch::stable::contiguous(converted(steps_first, dtype));
+}
+
+inline Tensor initial_states(const UnitaryScanParams& params, const Tensor& u,
+                             const OptionalTensor& given) {
+  const ScalarType dtype = float_dtype(params.is_double, true);
+  const std::vector<int64_t> shape = {params.batch, params.dim, params.dstate};
+  if (!given) return new_zeros_of(u, shape, dtype);
+  return copied_into(new_tensor(u, shape, dtype), *given);
+}
+
+/// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
+/// its own for every size of 0 and of 1, and short sequences have no or one state to save.
+constexpr int64_t kUnitaryStatesPadding = 2;
+
+inline int64_t num_saved_unitary_values(const UnitaryScanParams& params) {
+  return num_saved_unitary_states(params.seqlen) * params.batch * params.dim * params.dstate +
+         kUnitaryStatesPadding;
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
+    const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias, const Tensor& b,
+    const Tensor& c, const Tensor& D, const OptionalTensor& z, const OptionalTensor& initial_state,
+    bool save_states) {
+  UnitaryForwardParams params(
+      make_unitary_params({u, dt, x, x_bias, b, c, D, z, initial_state}, Backend::kMaxDstate));
+  const Backend backend(u);
+  const ScalarType dtype = float_dtype(params.is_double, false);
+
+  Tensor out = torch::stable::empty_like(u);
+  Tensor last_state = initial_states(params, u, initial_state);
+  Tensor states = new_zeros_of(u, {save_states ? num_saved_unitary_values(params) : 0},
+                               float_dtype(params.is_double, true));
+  if (u.numel() == 0) return {out, last_state, states};
+
+  params.out = unitary_sequence_view(out);
+  params.state = last_state.mutable_data_ptr();
+  if (save_states) params.states = states.mutable_data_ptr();
+  const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
+  const Tensor x_columns = transpose(layout.to_rows(x, dtype), 0, 1);
+  for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
+    const Tensor theta = torch::stable::matmul(slab_inputs(u, slab, dtype), x_columns);
+    set_slab(params, slab);
+    params.theta = layout.view(theta, slab.batches, slab.steps);
+    backend.launch(params);
+  }
+  return {out, last_state, states};
+}
+
+inline void check_unitary_gradients(const UnitaryScanParams& params, const Tensor& u,
+                                    const OptionalTensor& dout, const OptionalTensor& dlast_state,
+                                    const Tensor& states) {
+  const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype, Dims dims) {
+    check_dense(name, tensor);
+    check_same_device(name, tensor, "u", u);
+    check_dtype(name, tensor, {dtype});
+    check_shape(name, tensor, dims);
+  };
+  const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, dstate{"dstate", params.dstate};
+  const ScalarType state_dtype = float_dtype(params.is_double, true);
+  if (dout) check("dout", *dout, u.scalar_type(), {batch, dim, {"seqlen", params.seqlen}});
+  if (dlast_state) check("dlast_state", *dlast_state, state_dtype, {batch, dim, dstate});
+  check("states", states, state_dtype, {{"saved values", num_saved_unitary_values(params)}});
+  if (!states.is_contiguous()) fail("states must be contiguous");
+}
+
+/// The gradient of b or c while slabs are visited: sums over time per channel if constant, terms of
+/// one slab at a time if it has steps.
+class WeightGradient {
+ public:
+  WeightGradient(const UnitaryScanParams& params, const Tensor& u, const Tensor& weight,
+                 bool is_variable)
+      : is_variable_(is_variable),
+        dtype_(float_dtype(params.is_double, false)),
+        gradient_(torch::stable::empty_like(weight)) {
+    if (is_variable) return;
+    sums_ = new_zeros_of(u, {params.batch, params.dim, params.dstate, 2}, dtype_);
+  }
+
+  void* sums() const { return is_variable_ ? nullptr : sums_.mutable_data_ptr(); }
+
+  SlabArray terms(const ThetaLayout& layout, const Slab& slab) {
+    if (!is_variable_) return {};
+    terms_ = new_tensor(gradient_, {2, slab.batches, slab.steps, layout.rows()}, dtype_);
+    return layout.view(terms_, slab.batches, slab.steps);
+  }
+
+  void take_terms(const ThetaLayout& layout, const Slab& slab) {
+    if (!is_variable_) return;
+    Tensor summed = layout.sum_over_channels(terms_, slab.batches, slab.steps);
+    if (gradient_.dim() == 3) summed = torch::stable::squeeze(summed, 1);
+    copied_into(view_as_real(slab_of(gradient_, slab, gradient_.dim() - 1)), summed);
+  }
+
+  Tensor finish() {
+    if (!is_variable_) copied_into(view_as_real(gradient_), sum_over(sums_, {0, 1}));
+    return gradient_;
+  }
+
+ private:
+  bool is_variable_;
+  ScalarType dtype_;
+  Tensor gradient_;
+  Tensor sums_;
+  Tensor terms_;
+};
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state,
+                          const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias,
+                          const Tensor& b, const Tensor& c, const Tensor& D,
+                          const OptionalTensor& z, const OptionalTensor& initial_state,
+                          const Tensor& states) {
+  UnitaryBackwardParams params(
+      make_unitary_params({u, dt, x, x_bias, b, c, D, z, initial_state}, Backend::kMaxDstate));
+  check_unitary_gradients(params, u, dout, dlast_state, states);
+  const Backend backend(u);
+  const ScalarType dtype = float_dtype(params.is_double, false);
+  const std::vector<int64_t> none = {0};
+
+  Tensor du = torch::stable::empty_like(u);
+  Tensor ddt = torch::stable::empty_like(dt);
+  Tensor dz = z ? torch::stable::empty_like(*z) : new_tensor(u, none, dtype);
+  const Tensor state_gradient = initial_states(params, u, dlast_state);
+  const Tensor theta_sums = new_zeros_of(u, {params.batch, params.dim, params.dstate}, dtype);
+  const Tensor D_sums = new_zeros_of(u, {params.batch, params.dim}, dtype);
+  WeightGradient db(params, u, b, params.variable_b);
+  WeightGradient dc(params, u, c, params.variable_c);
+
+  const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
+  const Tensor x_rows = layout.to_rows(x, dtype);
+  const Tensor x_columns = transpose(x_rows, 0, 1);
+  Tensor dx_rows = new_zeros_of(u, {layout.rows(), params.dim}, dtype);
+
+  if (u.numel() > 0) {
+    params.state_gradient = state_gradient.mutable_data_ptr();
+    params.states = const_cast<void*>(states.const_data_ptr());
+    params.sums = {theta_sums.mutable_data_ptr(), db.sums(), dc.sums(), D_sums.mutable_data_ptr()};
+    if (dout) params.dout = unitary_sequence_view(*dout);
+    if (initial_state) params.initial_state = unitary_state_view(*initial_state);
+    params.ddt = unitary_sequence_view(ddt);
+    if (z) params.dz = unitary_sequence_view(dz);
+
+    const std::vector<Slab> slabs = make_slabs(params, layout.rows(), Backend::kThetaBytes);
+    for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {
+      const Tensor inputs = slab_inputs(u, *slab, dtype);
+      const Tensor theta = torch::stable::matmul(inputs, x_columns);
+      const int64_t padded_dim = layout.groups * layout.padded_channels;
+      const Tensor du_direct = new_tensor(u, {slab->batches, slab->steps, padded_dim}, dtype);
+      set_slab(params, *slab);
+      params.theta = layout.view(theta, slab->batches, slab->steps);
+      params.du.data = du_direct.mutable_data_ptr();
+      params.du.batch = slab->steps * padded_dim;
+      params.du.step = padded_dim;
+      params.du.group = layout.padded_channels;
+      params.du.channel = 1;
+      params.db_terms = db.terms(layout, *slab);
+      params.dc_terms = dc.terms(layout, *slab);
+      backend.launch(params);
+
+      const Tensor& dtheta = theta;  // in place
+      const Tensor direct = reshaped(
+          part_of(reshaped(du_direct,
+                           {slab->batches, slab->steps, layout.groups, layout.padded_channels}),
+                  3, 0, layout.group_channels),
+          {slab->batches, slab->steps, params.dim});
+      const Tensor du_slab = plus(torch::stable::matmul(dtheta, x_rows), direct);
+      copied_into(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
+      const int64_t products = slab->batches * slab->steps;
+      const Tensor dtheta_columns = transpose(reshaped(dtheta, {products, layout.rows()}), 0, 1);
+      dx_rows = plus(
+          dx_rows, torch::stable::matmul(dtheta_columns, reshaped(inputs, {products, params.dim})));
+      db.take_terms(layout, *slab);
+      dc.take_terms(layout, *slab);
+    }
+  }
+
+  const auto as_gradient_of = [](const Tensor& input, const Tensor& values) {
+    return copied_into(torch::stable::empty_like(input), values);
+  };
+  const Tensor dinitial_state = initial_state
+                                    ? as_gradient_of(*initial_state, state_gradient)
+                                    : new_tensor(u, none, float_dtype(params.is_double, true));
+  return {du,
+          ddt,
+          as_gradient_of(x, layout.from_rows(dx_rows)),
+          as_gradient_of(x_bias, sum_over(theta_sums, {0})),
+          db.finish(),
+          dc.finish(),
+          as_gradient_of(D, sum_over(D_sums, {0})),
+          dz,
+          dinitial_state};
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,195 @@
+"""The adaptive unitary scan: states that rotate by angles which depend on the input."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _library, _unitary_ops
+from ._dtypes import compute_dtype
+from ._unitary_validation import check_unitary_inputs, check_unitary_types, state_dtype
+from ._validation import check_backend
+
+
+def polar_form(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """softplus(Re w)·exp(i·Im w), of the complex `dtype`."""
+    weight = weight.to(dtype)
+    return torch.polar(F.softplus(weight.real), weight.imag)
+
+
+def adaptive_unitary_scan_ref(
+    u: Tensor,
+    dt: Tensor,
+    x: Tensor,
+    x_bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The adaptive unitary scan, step by step in plain PyTorch.
+
+    Arguments, results and errors are those of :func:`adaptive_unitary_scan_fn`. It runs on any
+    device and can be differentiated any number of times. Time and, with gradients, memory grow as
+    batch·dim·dstate·seqlen.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import adaptive_unitary_scan_ref
+        >>> u, dt = torch.randn(2, 4, 100), torch.rand(2, 4, 100)
+        >>> x, x_bias, D = torch.randn(4, 8, 4), torch.randn(4, 8), torch.ones(4)
+        >>> B, C = torch.randn(2, 8, dtype=torch.complex64)
+        >>> adaptive_unitary_scan_ref(u, dt, x, x_bias, B, C, D).shape
+        torch.Size([2, 4, 100])
+    """
+    inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
+    check_unitary_types(inputs, return_last_state=return_last_state)
+    check_unitary_inputs(inputs)
+
+    batch, dim, seqlen = u.shape
+    dtype, h_dtype = compute_dtype(inputs), state_dtype(inputs)
+    b_steps = _steps(polar_form(B, h_dtype), dim, seqlen)
+    c_steps = _steps(polar_form(C, h_dtype), dim, seqlen)
+    x, x_bias = x.to(dtype), x_bias.to(dtype)
+    u_steps = u.to(dtype).unbind(-1)
+    silu_u = F.silu(u.to(dtype))
+    v_steps = (dt.to(dtype) * silu_u).unbind(-1)
+
+    if initial_state is None:
+        h = torch.zeros(batch, dim, x.shape[1], dtype=h_dtype, device=u.device)
+    else:
+        h = initial_state.to(h_dtype, copy=True)
+    y_steps = []
+    for t in range(seqlen):
+        theta = torch.einsum("dnr,br->bdn", x, u_steps[t]) + x_bias
+        rotation = torch.polar(torch.ones_like(theta), theta)
+        h = rotation * h + b_steps[t] * v_steps[t][..., None]
+        y_steps.append((c_steps[t] * h).real.sum(-1))
+    y = torch.stack(y_steps, dim=-1) if y_steps else torch.zeros_like(silu_u)
+    out = y + D.to(dtype)[:, None] * silu_u
+    if z is not None:
+        out = out * F.silu(z.to(dtype))
+    out = out.to(u.dtype)
+    return (out, h) if return_last_state else out
+
+
+def _steps(weight: Tensor, dim: int, seqlen: int) -> list[Tensor]:
+    """For every step what broadcasts to (batch, dim, dstate)."""
+    if weight.dim() == 1:
+        return [weight] * seqlen
+    if weight.dim() == 3:
+        weight = weight[:, None]
+    return list(weight.repeat_interleave(dim // weight.shape[1], dim=1).unbind(-1))
+
+
+def adaptive_unitary_scan_fn(
+    u: Tensor,
+    dt: Tensor,
+    x: Tensor,
+    x_bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Scans a sequence with states that rotate by input-dependent angles, as AUSSM does.
+
+    For every batch entry and channel d, with a complex state h of size N = dstate, starting from
+    initial_state or 0::
+
+        θ[t,d,n] = Σ_r x[d,n,r]·u[t,r] + x_bias[d,n]
+        h[t] = exp(iθ[t]) ⊙ h[t-1] + b ⊙ dt[t]·silu(u[t])      b = softplus(Re B)·exp(i·Im B)
+        y[t] = Re Σ_n c_n h[t,n]                                c = softplus(Re C)·exp(i·Im C)
+        out  = (y + D·silu(u)) · silu(z)                        without z where it is None
+
+    The transition is unitary: what is in the state neither decays nor grows, and each state is
+    turned by an angle that all channels of the input together decide. Any sequence length will do.
+
+    Each step rotates by its own θ, of which sine and cosine are taken after full reduction; no
+    phase is summed up along the sequence, so the last step is as accurate as the first but for the
+    rounding of θ, the rotation and the state at every step. That rounding is all that a state keeps
+    of the steps before, as it must where nothing decays. θ is a matrix product in float32 (float64
+    if any tensor is float64 or complex128): leave TF32 off
+    (``torch.backends.cuda.matmul.allow_tf32``), which would round it to three digits.
+
+    θ is never held whole where it is large: it is computed for a slab of steps and batch entries at
+    a time, 16 MiB on CPU and 256 MiB on CUDA, or 64 steps of one sequence where that is more, and
+    computed again in the backward pass, which needs that memory up to three times (five times with
+    B or C that have steps). For the backward pass the states of every 64th step are kept.
+
+    Floating dtypes may be mixed, and any strides will do; where u is dense, out is laid out as u
+    is. The result can be differentiated once with respect to every tensor, through out and
+    last_state; each gradient has its input's dtype.
+
+    Args:
+        u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
+        dt: step sizes, (batch, dim, seqlen), positive as they come; any of these dtypes.
+        x: how the input turns the states, (dim, dstate, dim).
+        x_bias: rotation without input, in radians per step, (dim, dstate).
+        B: input weights, complex64 or complex128: constant (dstate,); or variable, (batch, dstate,
+            seqlen) or (batch, groups, dstate, seqlen), where channel d belongs to group
+            d // (dim/groups). The real part gives the modulus through softplus, the imaginary part
+            is the phase.
+        C: output weights, like B. Where both are variable they have the same number of groups.
+        D: skip connection, (dim,).
+        z: gate, (batch, dim, seqlen).
+        initial_state: (batch, dim, dstate), complex64 or complex128.
+        return_last_state: whether to return (out, last_state).
+        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
+            insist on that device; "reference" takes :func:`adaptive_unitary_scan_ref`.
+
+    Returns:
+        out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, (batch, dim,
+        dstate), complex64 or complex128.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
+            was expected and what came. Also a second differentiation.
+        ImportError: the library for the tensors' device is missing.
+
+    References:
+        Karuvally et al., "Bridging Expressivity and Scalability with Adaptive Unitary SSMs", 2025,
+        arXiv:2507.05238. Input-dependent B and C go beyond it.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import adaptive_unitary_scan_fn
+        >>> batch, dim, dstate, seqlen = 2, 16, 8, 100
+        >>> u = torch.randn(batch, dim, seqlen, requires_grad=True)
+        >>> dt = 0.1 * torch.rand(batch, dim, seqlen)
+        >>> x, x_bias = torch.randn(dim, dstate, dim) / dim, torch.randn(dim, dstate)
+        >>> B, C = torch.randn(2, dstate, dtype=torch.complex64)
+        >>> out, last_state = adaptive_unitary_scan_fn(
+        ...     u, dt, x, x_bias, B, C, torch.ones(dim), return_last_state=True
+        ... )
+        >>> out.shape, last_state.dtype
+        (torch.Size([2, 16, 100]), torch.complex64)
+        >>> out.sum().backward()
+        >>> u.grad.shape
+        torch.Size([2, 16, 100])
+    """
+    inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
+    check_unitary_types(inputs, return_last_state=return_last_state, backend=backend)
+    check_backend(backend, u.device)
+    if backend != "reference" and u.device.type not in _library.devices:
+        _library.handle_missing_kernels(u.device.type, backend)
+        backend = "reference"
+    if backend == "reference":
+        return adaptive_unitary_scan_ref(
+            *inputs[:8], initial_state=initial_state, return_last_state=return_last_state
+        )
+    check_unitary_inputs(inputs)
+    dtype = state_dtype(inputs)
+    weights = (polar_form(B, dtype), polar_form(C, dtype))
+    out, last_state, _ = _unitary_ops.scan((*inputs[:4], *weights, D, z, initial_state))
+    return (out, last_state) if return_last_state else out

@@ -1,0 +1,485 @@
+"""The adaptive unitary scan: kernels against the reference in fp64, and against NumPy."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from problem import Error, generator, lay_out
+from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+HALF, BF16 = torch.float16, torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the defaults are the base case, and a test changes one axis at a time."""
+
+    batch: int = 2
+    dim: int = 6
+    seqlen: int = 67
+    dstate: int = 4
+    groups: int = 2
+    B: str = "constant"  # or "shared", or "grouped"
+    C: str = "constant"
+    dtype: torch.dtype = F32  # of u, dt and z
+    parameter_dtype: torch.dtype = F32  # of the others, or their real counterparts
+    z: bool = True
+    initial_state: bool = True
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return ",".join(changed) or "base"
+
+
+def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
+    random = generator(case)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=random, dtype=F64)
+
+    def weight(kind):
+        shape = {
+            "constant": (case.dstate,),
+            "shared": (case.batch, case.dstate, case.seqlen),
+            "grouped": (case.batch, case.groups, case.dstate, case.seqlen),
+        }[kind]
+        return torch.complex(normal(*shape), normal(*shape))
+
+    sequence = (case.batch, case.dim, case.seqlen)
+    state = (case.batch, case.dim, case.dstate)
+    values = {
+        "u": normal(*sequence),
+        "dt": normal(*sequence).abs(),
+        "x": normal(case.dim, case.dstate, case.dim) / math.sqrt(max(case.dim, 1)),
+        "x_bias": normal(case.dim, case.dstate),
+        "B": weight(case.B),
+        "C": weight(case.C),
+        "D": normal(case.dim),
+        "z": normal(*sequence) if case.z else None,
+        "initial_state": torch.complex(normal(*state), normal(*state))
+        if case.initial_state
+        else None,
+    }
+    tensors = {}
+    for index, (name, value) in enumerate(values.items()):
+        if value is not None:
+            dtype = case.dtype if name in ("u", "dt", "z") else case.parameter_dtype
+            value = value.to(dtype.to_complex() if value.is_complex() else dtype)
+            layout = case.layout if value.dim() > 1 else "contiguous"
+            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
+        tensors[name] = value
+    return tensors
+
+
+def differentiate(scan, inputs, cotangents):
+    """Outputs, and the gradients of what is there."""
+    out, last_state = scan(**inputs, return_last_state=True)
+    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    gradients = torch.autograd.grad(
+        (out, last_state),
+        list(given.values()),
+        (cotangents[0].to(out), cotangents[1].to(last_state)),
+    )
+    results = {"out": out, "last_state": last_state}
+    return results | {f"d{name}": g for name, g in zip(given, gradients, strict=True)}
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().to(C128 if tensor.is_complex() else F64).requires_grad_()
+
+
+def make_cotangents(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    random = generator((case, "cotangents"))
+    state = (case.batch, case.dim, case.dstate)
+    return (
+        torch.randn((case.batch, case.dim, case.seqlen), generator=random).to(case.dtype),
+        torch.randn(state, generator=random, dtype=C64),
+    )
+
+
+def check(case: Case, device: str) -> None:
+    inputs = make(case, device)
+    cotangents = make_cotangents(case)
+    exact_inputs = {name: None if t is None else wide(t) for name, t in inputs.items()}
+    exact = differentiate(adaptive_unitary_scan_ref, exact_inputs, cotangents)
+    actual = differentiate(
+        adaptive_unitary_scan_fn, inputs, [cotangent.to(device) for cotangent in cotangents]
+    )
+    if case.layout in ("channel_last", "dim_first"):
+        assert actual["out"].stride() == inputs["u"].stride()
+    is_double = F64 in (case.dtype, case.parameter_dtype)
+    # Rounding of every step stays in the state: a random walk along the sequence.
+    compute = (1e-13 if is_double else 4e-6) * math.sqrt(1 + case.seqlen / 64)
+    for name, value in actual.items():
+        source = inputs["u"] if name == "out" else inputs.get(name.removeprefix("d"))
+        expected_dtype = (C128 if is_double else C64) if source is None else source.dtype
+        assert value.dtype == expected_dtype, name
+        real = value.dtype.to_real() if value.dtype.is_complex else value.dtype
+        error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
+        assert error.relative_l2 < compute + torch.finfo(real).eps, f"{name}: {error}"
+
+
+def case_list():
+    base = Case()
+    axes = {
+        "seqlen": (1, 2, 63, 64, 65, 128, 1000),
+        "dim": (1, 3, 16, 34),
+        "dstate": (1, 3, 16, 33),
+        "batch": (1, 5),
+        "dtype": (F64, BF16, HALF),
+        "layout": ("channel_last", "dim_first", "sliced", "offset", "expanded"),
+        "B": ("shared", "grouped"),
+        "C": ("shared", "grouped"),
+        "z": (False,),
+        "initial_state": (False,),
+    }
+    cases = [base]
+    for axis, values in axes.items():
+        groups = {"groups": 1} if axis == "dim" else {}
+        cases += [dataclasses.replace(base, **{axis: value}, **groups) for value in values]
+    for groups in (1, 2, 3, 6):
+        both = dataclasses.replace(base, B="grouped", C="grouped", groups=groups)
+        cases += [both, dataclasses.replace(both, layout="channel_last", seqlen=130)]
+    cases.append(dataclasses.replace(base, B="shared", C="shared", dim=20, groups=1))
+    cases.append(dataclasses.replace(base, dtype=BF16, parameter_dtype=F64, B="shared", groups=1))
+    cases.append(dataclasses.replace(base, dtype=F64, parameter_dtype=F64, B="grouped", dim=40))
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.parametrize("case", case_list(), ids=str)
+def test_matches_reference(case, device):
+    check(case, device)
+
+
+def test_several_slabs(device):
+    """Long enough for theta to be computed in more than one slab, the last one shorter."""
+    check(Case(batch=3, dim=64, dstate=16, seqlen=1200 if device == "cpu" else 20000), device)
+
+
+def test_reference_is_the_formulas():
+    """A few lines of NumPy."""
+    inputs = make(Case(dtype=F64, parameter_dtype=F64, seqlen=9), "cpu")
+    u, dt, x, x_bias, B, C, D, z, h = (tensor.detach().numpy() for tensor in inputs.values())
+
+    def silu(value):
+        return value / (1 + np.exp(-value))
+
+    def polar(value):
+        return np.log1p(np.exp(value.real)) * np.exp(1j * value.imag)
+
+    out = np.empty_like(u)
+    for t in range(u.shape[-1]):
+        theta = np.einsum("dnr,br->bdn", x, u[:, :, t]) + x_bias
+        h = np.exp(1j * theta) * h + polar(B) * (dt * silu(u))[:, :, t, None]
+        y = (polar(C) * h).real.sum(-1)
+        out[:, :, t] = (y + D * silu(u[:, :, t])) * silu(z[:, :, t])
+    actual, last_state = adaptive_unitary_scan_ref(**inputs, return_last_state=True)
+    np.testing.assert_allclose(actual.detach().numpy(), out, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(last_state.detach().numpy(), h, rtol=1e-13, atol=1e-13)
+
+
+# --- long sequences -------------------------------------------------------------------------------
+
+
+def long_inputs(seqlen: int) -> dict[str, torch.Tensor]:
+    case = Case(batch=1, dim=8, dstate=4, seqlen=seqlen, z=False, initial_state=False)
+    inputs = {name: t for name, t in make(case, "cpu").items() if t is not None}
+    return {name: tensor.detach() for name, tensor in inputs.items()}
+
+
+def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
+    """The last state in fp64, theta and the rotation rounded to fp32 at every step if asked."""
+    u, dt, x, x_bias, B = (
+        wide(inputs[n]).detach().numpy() for n in ("u", "dt", "x", "x_bias", "B")
+    )
+    theta = np.einsum("dnr,brt->tbdn", x, u) + x_bias
+    if round_rotation:
+        theta = theta.astype(np.float32).astype(np.float64)
+    turns = np.exp(1j * theta)
+    if round_rotation:
+        turns = turns.astype(np.complex64).astype(np.complex128)
+    b = np.log1p(np.exp(B.real)) * np.exp(1j * B.imag)
+    v = dt * u / (1 + np.exp(-u))
+    h = np.zeros(theta.shape[1:], dtype=np.complex128)
+    for t in range(u.shape[-1]):
+        h = turns[t] * h + b * v[:, :, t, None]
+    return h
+
+
+def test_phases_do_not_drift(device):
+    inputs = long_inputs(65536)
+    exact = scan_in_numpy(inputs, round_rotation=False)
+
+    def error(h):
+        return np.linalg.norm(h - exact) / np.linalg.norm(exact)
+
+    def last_state(tensors):
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return adaptive_unitary_scan_fn(**tensors, return_last_state=True)[1].cpu().numpy()
+
+    double = {name: wide(tensor).detach() for name, tensor in inputs.items()}
+    assert error(last_state(double)) < 1e-9
+    assert error(last_state(inputs)) < 4 * error(scan_in_numpy(inputs, round_rotation=True))
+
+
+def test_modulus_is_kept(device):
+    """Without input a state only turns."""
+    inputs = long_inputs(65536)
+    inputs["dt"] = torch.zeros_like(inputs["dt"])
+    inputs["initial_state"] = torch.ones(1, 8, 4, dtype=C64)
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    _, last_state = adaptive_unitary_scan_fn(**inputs, return_last_state=True)
+    drift = last_state.abs().double() - 1
+    assert drift.mean().abs() < 1e-5  # of 65536 roundings of 6e-8
+    assert drift.abs().max() < 1e-4
+
+
+# --- derivatives and the op -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("z", [False, True])
+@pytest.mark.parametrize(
+    ("B", "C"),
+    [
+        ("constant", "constant"),
+        ("shared", "constant"),
+        ("constant", "grouped"),
+        ("grouped", "grouped"),
+    ],
+)
+def test_gradcheck(B, C, z, device):
+    case = Case(1, 4, 3, 2, 2 if "grouped" in (B, C) else 1, B, C, F64, F64, z)
+    inputs = {name: tensor for name, tensor in make(case, device).items() if tensor is not None}
+
+    def scan(*tensors):
+        return adaptive_unitary_scan_fn(
+            **dict(zip(inputs, tensors, strict=True)), return_last_state=True
+        )
+
+    assert torch.autograd.gradcheck(scan, tuple(inputs.values()), nondet_tol=0.0)
+
+
+def test_each_gradient_alone(device):
+    """A gradient does not depend on which others are asked for, nor on an output left out."""
+    inputs = make(Case(), device)
+    out, last_state = adaptive_unitary_scan_fn(**inputs, return_last_state=True)
+    of_out = torch.autograd.grad(out.sum(), list(inputs.values()), retain_graph=True)
+    of_state = torch.autograd.grad(last_state.abs().sum(), list(inputs.values()), allow_unused=True)
+    for index, (name, tensor) in enumerate(inputs.items()):
+        fixed = {n: t if n == name else t.detach() for n, t in inputs.items()}
+        out, last_state = adaptive_unitary_scan_fn(**fixed, return_last_state=True)
+        assert torch.equal(
+            torch.autograd.grad(out.sum(), tensor, retain_graph=True)[0], of_out[index]
+        ), name
+        if name not in ("C", "D", "z"):
+            alone = torch.autograd.grad(last_state.abs().sum(), tensor)[0]
+            assert torch.equal(alone, of_state[index]), name
+
+
+def test_same_bits_every_run(device):
+    case = Case(batch=2, dim=34, seqlen=300, B="shared", groups=1)
+    inputs, cotangents = make(case, device), [c.to(device) for c in make_cotangents(case)]
+    first, second = (differentiate(adaptive_unitary_scan_fn, inputs, cotangents) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_double_backward_refuses(device):
+    inputs = make(Case(), device)
+    out = adaptive_unitary_scan_fn(**inputs)
+    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported"):
+        du.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(B="grouped", C="grouped", layout="channel_last", seqlen=65),
+        Case(z=False, initial_state=False, dtype=BF16),
+    ],
+    ids=str,
+)
+def test_opcheck(case, device):
+    arguments = tuple(make(case, device).values())
+    ops = torch.ops.selective_scan
+    torch.library.opcheck(ops.adaptive_unitary_scan_fwd, (*arguments, True))
+    detached = tuple(None if t is None else t.detach() for t in arguments)
+    out, last_state, states = ops.adaptive_unitary_scan_fwd(*detached, True)
+    cotangents = (torch.randn_like(out), torch.randn_like(last_state))
+    torch.library.opcheck(ops.adaptive_unitary_scan_bwd, (*cotangents, *detached, states))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic, device):
+    def loss(u, dt, x, x_bias, B, C, D):
+        return adaptive_unitary_scan_fn(u, dt, x, x_bias, B, C, D).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen in (33, 130):
+        inputs = make(Case(seqlen=seqlen, z=False, initial_state=False), device)
+        tensors = [tensor for tensor in inputs.values() if tensor is not None]
+        expected, actual = loss(*tensors), compiled(*tensors)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(actual, tensors), torch.autograd.grad(expected, tensors)
+        )
+
+
+@pytest.mark.parametrize("empty", [{"seqlen": 0}, {"batch": 0}, {"batch": 0, "seqlen": 0}], ids=str)
+def test_empty(empty, device):
+    case = Case(**empty)
+    inputs = make(case, device)
+    results = differentiate(
+        adaptive_unitary_scan_fn, inputs, [c.to(device) for c in make_cotangents(case)]
+    )
+    assert results["out"].shape == inputs["u"].shape
+    assert torch.equal(results["last_state"], inputs["initial_state"])
+    for name, tensor in inputs.items():
+        assert results[f"d{name}"].shape == tensor.shape
+        if name != "initial_state":
+            assert not results[f"d{name}"].any(), name
+
+
+# --- bad calls ------------------------------------------------------------------------------------
+
+
+def good_call() -> dict[str, torch.Tensor]:
+    return {
+        "u": torch.ones(2, 6, 5),
+        "dt": torch.ones(2, 6, 5),
+        "x": torch.ones(6, 4, 6),
+        "x_bias": torch.ones(6, 4),
+        "B": torch.ones(4, dtype=C64),
+        "C": torch.ones(4, dtype=C64),
+        "D": torch.ones(6),
+    }
+
+
+def ones(*shape, dtype=F32, **options):
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+REAL = "float32, float16, bfloat16 or float64"
+COMPLEX = "complex64 or complex128"
+BAD_CALLS = [
+    ({"u": ones(2, 6)}, "u must be (batch, dim, seqlen), got (2, 6)"),
+    ({"u": ones(2, 6, 5, dtype=torch.int64)}, f"u must have dtype {REAL}, got int64"),
+    ({"dt": ones(2, 6, 4)}, "dt must be (batch, dim, seqlen) = (2, 6, 5), got (2, 6, 4)"),
+    ({"x": ones(6, 4, 5)}, "x must be (dim, dstate, dim) = (6, *, 6), got (6, 4, 5)"),
+    ({"x": ones(6, 0, 6)}, "x must have dstate of at least 1, got (6, 0, 6)"),
+    ({"x": ones(6, 4, 6, dtype=C64)}, f"x must have dtype {REAL}, got complex64"),
+    ({"x_bias": ones(4, 6)}, "x_bias must be (dim, dstate) = (6, 4), got (4, 6)"),
+    ({"B": ones(4)}, f"B must have dtype {COMPLEX}, got float32"),
+    ({"B": ones(5, dtype=C64)}, "B must be (dstate,) = (4,), got (5,)"),
+    (
+        {"B": ones(6, 4, dtype=C64)},
+        (
+            "B must be (dstate,), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), "
+            "got (6, 4)"
+        ),
+    ),
+    (
+        {"C": ones(2, 4, 6, dtype=C64)},
+        "C must be (batch, dstate, seqlen) = (2, 4, 5), got (2, 4, 6)",
+    ),
+    (
+        {"C": ones(2, 4, 4, 5, dtype=C64)},
+        "C must have a number of groups that divides dim = 6, got 4",
+    ),
+    (
+        {"B": ones(2, 4, 5, dtype=C64), "C": ones(2, 2, 4, 5, dtype=C64)},
+        "C must have as many groups as B, 1, got 2",
+    ),
+    ({"D": ones(5)}, "D must be (dim,) = (6,), got (5,)"),
+    ({"z": ones(2, 6, 4)}, "z must be (batch, dim, seqlen) = (2, 6, 5), got (2, 6, 4)"),
+    ({"initial_state": ones(2, 6, 4)}, f"initial_state must have dtype {COMPLEX}, got float32"),
+    (
+        {"initial_state": ones(2, 6, 3, dtype=C64)},
+        "initial_state must be (batch, dim, dstate) = (2, 6, 4), got (2, 6, 3)",
+    ),
+    ({"D": ones(6, device="meta")}, "D must be on the device of u, cpu, got meta"),
+    (
+        {"x_bias": ones(6, 4).to_sparse()},
+        "x_bias must be a dense (strided) tensor, got layout sparse_coo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@pytest.mark.parametrize("scan", [adaptive_unitary_scan_fn, adaptive_unitary_scan_ref])
+def test_bad_call(scan, change, message):
+    with pytest.raises(RuntimeError) as caught:
+        scan(**(good_call() | change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@pytest.mark.parametrize("device_type", ["cpu", "meta"])
+def test_bad_op_call(device_type, change, message):
+    """The op itself, whose b and c are the polar forms of B and C, and its fake kernel."""
+    call = good_call() | change
+    if any(tensor.is_sparse or tensor.is_meta for tensor in call.values()):
+        pytest.skip("refused before an op sees it")
+    call = {n.lower() if n in "BC" else n: t.to(device_type) for n, t in call.items()}
+    message = message.replace("B, ", "b, ")
+    message = message[0].lower() + message[1:] if message[0] in "BC" else message
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.selective_scan.adaptive_unitary_scan_fwd(**call)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"u": [1.0]}, TypeError, "u must be a Tensor, got list"),
+        ({"D": None}, TypeError, "D must be a Tensor, got NoneType"),
+        ({"z": 1.0}, TypeError, "z must be a Tensor or None, got float"),
+        ({"return_last_state": 1}, TypeError, "return_last_state must be a bool, got int"),
+        ({"backend": 3}, TypeError, "backend must be a str, got int"),
+        ({"backend": "cuda"}, ValueError, "backend 'cuda' needs tensors on cuda, got cpu"),
+    ],
+)
+def test_bad_argument(change, error, message):
+    with pytest.raises(error) as caught:
+        adaptive_unitary_scan_fn(**(good_call() | change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+def outcome(scan, arguments) -> torch.Tensor | str:
+    try:
+        return scan(**arguments)
+    except RuntimeError as error:
+        return str(error)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    name=st.sampled_from([*good_call(), "z", "initial_state"]),
+    shape=st.lists(st.sampled_from([0, 1, 2, 4, 5, 6]), max_size=4),
+)
+def test_any_shape_of_one_argument(name, shape):
+    """A call either works as the reference does, or both refuse it with the same sentence."""
+    dtype = C64 if name in ("B", "C", "initial_state") else F32
+    arguments = good_call() | {name: torch.rand(shape, dtype=dtype)}
+    expected, actual = (
+        outcome(scan, arguments) for scan in (adaptive_unitary_scan_ref, adaptive_unitary_scan_fn)
+    )
+    if isinstance(expected, str):
+        assert actual == expected
+        assert expected.startswith("selective_scan: ")
+    else:
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,467 @@
+"""The general diagonal scan: kernels against the reference in fp64 and against scipy."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.signal
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from problem import Error, generator, lay_out
+from selective_scan import diagonal_scan_fn, diagonal_scan_ref
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+HALF, BF16 = torch.float16, torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the defaults are the base case, and a test changes one axis at a time."""
+
+    shape: tuple[int, ...] = (2, 5, 67)
+    a_shape: tuple[int, ...] | None = None  # None: as b
+    a: torch.dtype = F32
+    b: torch.dtype = F32
+    initial_state: torch.dtype | None = F32
+    reverse: bool = False
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return ",".join(changed).replace(" ", "") or "base"
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.b.to_complex() if self.a.is_complex else self.b
+
+
+def random_tensor(random, shape, dtype) -> torch.Tensor:
+    wide = C128 if dtype.is_complex else F64
+    return torch.randn(shape, generator=random, dtype=wide).to(dtype)
+
+
+def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
+    random = generator(case)
+    shape = case.shape if case.a_shape is None else case.a_shape
+    modulus = 0.9 * torch.rand(shape, generator=random, dtype=F64)  # memory of ten steps at most
+    a = random_tensor(random, shape, case.a.to_complex() if case.a.is_complex else F64)
+    a = (modulus * torch.sgn(a)).to(case.a)
+    tensors = {"a": a, "b": random_tensor(random, case.shape, case.b), "initial_state": None}
+    if case.initial_state is not None:
+        tensors["initial_state"] = random_tensor(random, case.shape[:-1], case.initial_state)
+    for index, (name, tensor) in enumerate(tensors.items()):
+        if tensor is not None:
+            layout = case.layout if tensor.dim() > 1 else "contiguous"
+            tensor = lay_out(tensor.to(device), layout, index)
+            tensors[name] = tensor.detach().requires_grad_()
+    return tensors
+
+
+def differentiate(scan, inputs, cotangent, **options):
+    """h and the gradients of what is there."""
+    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    h = scan(**given, **options)
+    gradients = torch.autograd.grad(h, list(given.values()), cotangent.to(h.dtype))
+    return {"h": h, **{f"d{name}": g for name, g in zip(given, gradients, strict=True)}}
+
+
+def exact_results(case: Case, inputs, cotangent):
+    def cast(tensor):
+        wide = C128 if tensor.is_complex() else F64
+        return tensor.detach().cpu().to(wide).requires_grad_()
+
+    wide = {name: None if value is None else cast(value) for name, value in inputs.items()}
+    exact = differentiate(diagonal_scan_ref, wide, cotangent.cpu(), reverse=case.reverse)
+    # Where a is broadcast its gradient is a sum, whose terms have independent rounding errors.
+    wide["a"] = cast(wide["a"].broadcast_to(case.shape))
+    terms = differentiate(diagonal_scan_ref, wide, cotangent.cpu(), reverse=case.reverse)["da"]
+    cancellation = (terms.norm() / exact["da"].norm().clamp_min(1e-300)).item()
+    return exact, max(1.0, cancellation)
+
+
+def roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype.to_real() if dtype.is_complex else dtype).eps
+
+
+def check(case: Case, device: str) -> None:
+    inputs = make(case, device)
+    cotangent = random_tensor(generator((case, "dh")), case.shape, case.result_dtype).to(device)
+    exact, cancellation = exact_results(case, inputs, cotangent)
+    actual = differentiate(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
+    if case.layout in ("channel_last", "dim_first"):
+        assert actual["h"].stride() == inputs["b"].stride()
+    compute = roundoff(F64 if F64 in (case.a, case.b) or C128 in (case.a, case.b) else F32)
+    for name, value in actual.items():
+        source = inputs.get(name[1:])
+        assert value.dtype == (case.result_dtype if source is None else source.dtype), name
+        assert value.shape == exact[name].shape, name
+        # da is computed from h as it was rounded; everything else is rounded once, at the end.
+        rounded = max(roundoff(value.dtype), roundoff(case.result_dtype) * (name == "da"))
+        error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
+        allowed = (8 * compute + rounded) * (cancellation if name == "da" else 1)
+        assert error.relative_l2 < allowed, f"{name}: {error}"
+
+
+SHAPES = [(1,), (2,), (67,), (3, 1), (4, 3, 33), (2, 1, 3, 129), (1, 2, 2049), (70, 1000)]
+DTYPES = [
+    (F64, F64),
+    (BF16, BF16),
+    (HALF, HALF),
+    (F32, BF16),
+    (BF16, F32),
+    (F64, F32),
+    (F32, F64),
+    (C64, C64),
+    (C128, C128),
+    (C64, F32),
+    (F32, C64),
+    (C128, F32),
+    (F64, C64),
+]
+
+
+def with_dtypes(case: Case, a: torch.dtype, b: torch.dtype) -> Case:
+    initial = C64 if a.is_complex or b.is_complex else F32
+    return dataclasses.replace(case, a=a, b=b, initial_state=initial)
+
+
+def case_list():
+    base = Case()
+    cases = [base, dataclasses.replace(base, initial_state=None)]
+    cases += [dataclasses.replace(base, shape=shape) for shape in SHAPES]
+    cases += [with_dtypes(base, a, b) for a, b in DTYPES]
+    broadcast = [(2, 5, 1), (5, 67), (5, 1), (2, 1, 1), (1, 67), (1,), (67,), ()]
+    for a_shape in broadcast:
+        changed = dataclasses.replace(base, a_shape=a_shape)
+        cases += [changed, with_dtypes(changed, BF16, BF16), with_dtypes(changed, C64, F32)]
+    for layout in ("channel_last", "dim_first", "sliced", "offset", "expanded"):
+        changed = dataclasses.replace(base, layout=layout)
+        cases += [changed, with_dtypes(changed, HALF, HALF), with_dtypes(changed, C64, C64)]
+        cases.append(dataclasses.replace(changed, reverse=True, shape=(3, 2, 1500)))
+    # Rows in several segments: few and long, with a whole and with a broken last segment.
+    for shape in ((1, 8192), (3, 5000), (2, 2, 4099)):
+        for a_shape in (None, (1,)):
+            changed = dataclasses.replace(base, shape=shape, a_shape=a_shape)
+            cases += [changed, with_dtypes(changed, C64, C64), with_dtypes(changed, BF16, F32)]
+    cases.append(dataclasses.replace(base, shape=(2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 9)))
+    cases += [dataclasses.replace(case, reverse=True) for case in cases if not case.reverse]
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.parametrize("case", case_list(), ids=str)
+def test_matches_reference(case, device):
+    check(case, device)
+
+
+def test_many_row_dimensions(device):
+    """More dimensions than a kernel takes, none of which can be merged with its neighbour."""
+    shape = (2,) * 11 + (5,)
+    order = [*range(0, 11, 2), *range(1, 11, 2), 11]
+    inverse = sorted(range(12), key=order.__getitem__)
+    a, b = (torch.rand(shape, device=device).permute(order) for _ in range(2))
+    a = a.contiguous().permute(inverse).requires_grad_()
+    b = b.detach().requires_grad_()
+    h = diagonal_scan_fn(a, b)
+    expected = diagonal_scan_ref(a, b)
+    assert h.stride() == torch.empty_like(b).stride()
+    torch.testing.assert_close(h, expected)
+    cotangent = torch.rand_like(h)
+    actual = torch.autograd.grad(h, (a, b), cotangent)
+    torch.testing.assert_close(actual, torch.autograd.grad(expected, (a, b), cotangent))
+
+
+@pytest.mark.parametrize("seqlen", [65536, 2**20 + 3])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_long_rows_against_scipy(seqlen, dtype, device):
+    pole = torch.tensor([0.999, -0.9], dtype=dtype)
+    b = torch.randn(2, seqlen, dtype=dtype)
+    h = diagonal_scan_fn(pole[:, None].to(device), b.to(device)).cpu()
+    for row in range(2):
+        exact = scipy.signal.lfilter([1.0], [1.0, -pole[row].item()], b[row].double().numpy())
+        error = np.linalg.norm(h[row].double().numpy() - exact) / np.linalg.norm(exact)
+        # Every rounding dies out as the state does, within 1/(1 - 0.999) steps.
+        assert error < 100 * roundoff(dtype)
+
+
+@pytest.mark.slow
+def test_longest_row(device):
+    seqlen = 2**24
+    b = torch.randn(seqlen)
+    h = diagonal_scan_fn(torch.tensor([0.99], device=device), b.to(device)).cpu()
+    exact = scipy.signal.lfilter([1.0], [1.0, -float(np.float32(0.99))], b.double().numpy())
+    assert np.linalg.norm(h.double().numpy() - exact) < 1e-6 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 4)])
+def test_empty(shape, device):
+    a = torch.rand(1, device=device, requires_grad=True)
+    b = torch.rand(shape, device=device, requires_grad=True)
+    initial = torch.rand(shape[:-1], device=device, requires_grad=True)
+    h = diagonal_scan_fn(a, b, initial_state=initial)
+    assert h.shape == shape
+    gradients = torch.autograd.grad(h.sum(), (a, b, initial))
+    assert [g.shape for g in gradients] == [a.shape, b.shape, initial.shape]
+    assert not any(g.any() for g in gradients)
+
+
+def test_rows_are_independent(device):
+    """NaN and infinity stay in their row, forward and backward."""
+    a = torch.rand(6, 2500, device=device)
+    b = torch.randn(6, 2500, device=device)
+    clean = diagonal_scan_fn(a, b)
+    a[1, 7], b[4, 2000] = torch.nan, torch.inf
+    a.requires_grad_()
+    b.requires_grad_()
+    h = diagonal_scan_fn(a, b)
+    others = [0, 2, 3, 5]
+    assert torch.equal(h[others], clean[others])
+    assert h[1, 7:].isnan().all()
+    assert h[1, :7].isfinite().all()
+    for gradient in torch.autograd.grad(h.sum(), (a, b)):
+        assert gradient[others].isfinite().all()
+
+
+def test_same_bits_every_run(device):
+    inputs = make(Case(shape=(3, 5000), a_shape=(1,)), device)
+    cotangent = torch.randn(3, 5000, device=device)
+    first, second = (differentiate(diagonal_scan_fn, inputs, cotangent) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_same_bits_for_any_number_of_threads():
+    inputs = make(Case(shape=(3, 5000), a_shape=(1,)), "cpu")
+    cotangent = torch.randn(3, 5000)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(differentiate(diagonal_scan_fn, inputs, cotangent))
+    finally:
+        torch.set_num_threads(threads)
+    for name, value in results[0].items():
+        assert all(torch.equal(value, other[name]) for other in results[1:]), name
+
+
+GRADCHECK_CASES = [
+    Case((2, 3, 5), a_shape, a, b, C128 if C128 in (a, b) else F64, reverse)
+    for a in (F64, C128)
+    for b in (F64, C128)
+    for a_shape in (None, (3, 1), (5,))
+    for reverse in (False, True)
+]
+
+
+@pytest.mark.parametrize("case", GRADCHECK_CASES, ids=str)
+def test_gradcheck(case, device):
+    inputs = tuple(make(case, device).values())
+
+    def scan(a, b, initial_state):
+        return diagonal_scan_fn(a, b, initial_state=initial_state, reverse=case.reverse)
+
+    assert torch.autograd.gradcheck(scan, inputs, nondet_tol=0.0)
+
+
+def test_double_backward_refuses(device):
+    inputs = make(Case(), device)
+    h = diagonal_scan_fn(**inputs)
+    (db,) = torch.autograd.grad(h.square().sum(), inputs["b"], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported"):
+        db.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(a_shape=(5, 1), layout="channel_last"),
+        Case(a=C64, initial_state=None, reverse=True),
+    ],
+    ids=str,
+)
+def test_opcheck(case, device):
+    a, b, initial_state = make(case, device).values()
+    ops = torch.ops.selective_scan
+    torch.library.opcheck(ops.diagonal_scan_fwd, (a, b, initial_state, case.reverse))
+    h = diagonal_scan_fn(a, b, initial_state=initial_state, reverse=case.reverse).detach()
+    arguments = (torch.randn_like(h), a.detach(), h)
+    initial = None if initial_state is None else initial_state.detach()
+    torch.library.opcheck(
+        ops.diagonal_scan_bwd, (*arguments, initial, case.reverse, b.is_complex())
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic, device):
+    def loss(a, b):
+        return diagonal_scan_fn(torch.sigmoid(a), b, reverse=True).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen in (33, 65):
+        a = torch.randn(4, 1, device=device, requires_grad=True)
+        b = torch.randn(2, 4, seqlen, device=device, requires_grad=True)
+        expected, actual = loss(a, b), compiled(a, b)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(actual, (a, b)), torch.autograd.grad(expected, (a, b))
+        )
+
+
+# --- bad calls ------------------------------------------------------------------------------------
+
+
+def ones(*shape, dtype=F32, **options):
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+ANY = "float32, float16, bfloat16, float64, complex64 or complex128"
+BAD_CALLS = [
+    ({"a": ones(2, 3, dtype=torch.int64)}, f"a must have dtype {ANY}, got int64"),
+    ({"b": ones(2, 3, dtype=torch.bool)}, f"b must have dtype {ANY}, got bool"),
+    (
+        {"a": ones(1, dtype=HALF), "b": ones(2, 3, dtype=C64)},
+        "a must have dtype float32, float64, complex64 or complex128 (complex b), got float16",
+    ),
+    (
+        {"a": ones(1, dtype=C64), "b": ones(2, 3, dtype=BF16)},
+        "b must have dtype float32, float64, complex64 or complex128 (complex a), got bfloat16",
+    ),
+    (
+        {"initial_state": ones(2, dtype=BF16)},
+        "initial_state must have dtype float32 or float64, got bfloat16",
+    ),
+    (
+        {"a": ones(1, dtype=C64), "initial_state": ones(2)},
+        "initial_state must have dtype complex64 or complex128, got float32",
+    ),
+    ({"b": ones()}, "b must be (..., seqlen), got ()"),
+    ({"a": ones(2, 4)}, "a must be broadcastable to b, (2, 3), got (2, 4)"),
+    ({"a": ones(1, 2, 3)}, "a must be broadcastable to b, (2, 3), got (1, 2, 3)"),
+    ({"a": ones(0, 3)}, "a must be broadcastable to b, (2, 3), got (0, 3)"),
+    ({"initial_state": ones(2, 3)}, "initial_state must be (...) = (2,), got (2, 3)"),
+    (
+        {"b": ones(4, 2, 3), "initial_state": ones(2)},
+        "initial_state must be (...) = (4, 2), got (2,)",
+    ),
+    ({"a": ones(2, 3, device="meta")}, "a must be on the device of b, cpu, got meta"),
+    (
+        {"a": ones(2, 3).to_sparse()},
+        "a must be a dense (strided) tensor, got layout sparse_coo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
+def test_bad_call(scan, change, message):
+    arguments = {"a": ones(2, 3), "b": ones(2, 3)} | change
+    with pytest.raises(RuntimeError) as caught:
+        scan(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+def test_bad_call_under_compile(change, message):
+    arguments = {"a": ones(2, 3), "b": ones(2, 3)} | change
+    if any(tensor.is_sparse or tensor.is_meta for tensor in arguments.values()):
+        pytest.skip("fake tensors cannot mix layouts or devices")
+    arguments = {name: tensor.to("meta") for name, tensor in arguments.items()}
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.selective_scan.diagonal_scan_fwd(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"a": [1.0]}, TypeError, "a must be a Tensor, got list"),
+        ({"b": None}, TypeError, "b must be a Tensor, got NoneType"),
+        ({"initial_state": 0}, TypeError, "initial_state must be a Tensor or None, got int"),
+        ({"reverse": 1}, TypeError, "reverse must be a bool, got int"),
+        ({"backend": None}, TypeError, "backend must be a str, got NoneType"),
+        (
+            {"backend": "tpu"},
+            ValueError,
+            "backend must be one of auto, cpu, cuda, reference, got 'tpu'",
+        ),
+        ({"backend": "cuda"}, ValueError, "backend 'cuda' needs tensors on cuda, got cpu"),
+    ],
+)
+def test_bad_argument(change, error, message):
+    with pytest.raises(error) as caught:
+        diagonal_scan_fn(**({"a": ones(2, 3), "b": ones(2, 3)} | change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dh": ones(2, 4)}, "dh must have the shape of h, (2, 3), got (2, 4)"),
+        ({"dh": ones(2, 3, dtype=F64)}, "dh must have dtype float32, got float64"),
+        ({"h": ones(2, 4)}, "a must be broadcastable to h, (2, 4), got (2, 3)"),
+        ({"dh": ones(2, 3, device="meta")}, "dh must be on the device of h, cpu, got meta"),
+    ],
+)
+def test_bad_backward_call(change, message):
+    arguments = {name: ones(2, 3) for name in ("dh", "a", "h")} | change
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.selective_scan.diagonal_scan_bwd(
+            **arguments, initial_state=None, reverse=False, complex_b=False
+        )
+    assert message in str(caught.value)
+
+
+def outcome(scan, arguments) -> torch.Tensor | str:
+    try:
+        return scan(**arguments)
+    except RuntimeError as error:
+        return str(error)
+
+
+sizes = st.lists(st.integers(0, 3), max_size=3)
+
+
+@settings(deadline=None, max_examples=150)
+@given(a=sizes, b=sizes, initial=st.none() | sizes)
+def test_any_shapes(a, b, initial):
+    """A call either works as the reference does, or both refuse it with the same sentence."""
+    arguments = {"a": torch.rand(a), "b": torch.rand(b)}
+    if initial is not None:
+        arguments["initial_state"] = torch.rand(initial)
+    expected, actual = (outcome(scan, arguments) for scan in (diagonal_scan_ref, diagonal_scan_fn))
+    if isinstance(expected, str):
+        assert actual == expected
+        assert expected.startswith("selective_scan: ")
+    else:
+        torch.testing.assert_close(actual, expected)
+
+
+# --- CUDA alone -----------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_side_stream_and_graph(cuda_device):
+    a = torch.rand(4, 3000, device=cuda_device)
+    b = torch.randn(4, 3000, device=cuda_device)
+    expected = diagonal_scan_fn(a, b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        actual = diagonal_scan_fn(a, b)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(actual, expected)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = diagonal_scan_fn(a, b)
+    b.mul_(2)
+    graph.replay()
+    assert torch.equal(captured, diagonal_scan_fn(a, b))
