@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "../core/dtype.h"
+#include "../core/element.h"
 #include "vector.h"
 
 namespace selective_scan::cpu {
@@ -126,21 +127,6 @@ struct Converter {
 #endif
 };
 
-/// Calls visit with a null pointer of the element type.
-template <class Visit>
-SELECTIVE_SCAN_HD void with_element_type(DType dtype, const Visit& visit) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return visit(static_cast<float*>(nullptr));
-    case DType::kFloat64:
-      return visit(static_cast<double*>(nullptr));
-    case DType::kFloat16:
-      return visit(static_cast<Half*>(nullptr));
-    case DType::kBFloat16:
-      return visit(static_cast<BFloat16*>(nullptr));
-  }
-}
-
 /// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.
 template <class R, class Element>
 struct TileMover {
@@ -235,7 +221,7 @@ SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
 /// Loads a section of any number of lanes; the tile's rows hold them padded to whole vectors.
 template <class R>
 void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) {
-  with_element_type(section.dtype, [&](auto* element) {
+  visit_dtype(section.dtype, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
     for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
       TileMover<R, Element>::load(lanes_from<R>(section, first), tile + first, pitch);
@@ -245,7 +231,7 @@ void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) 
 
 template <class R>
 void store_tile(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
-  with_element_type(section.dtype, [&](auto* element) {
+  visit_dtype(section.dtype, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
     for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
       TileMover<R, Element>::store(lanes_from<R>(section, first), tile + first, pitch);

@@ -168,6 +168,17 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> b) {
   return Vec<T, K>::from(condition.native ? a.native : b.native);
 }
+template <class T, class K>
+SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
+  if constexpr (Mask<T, K>::kWidth == 1) {
+    return mask.native;
+  } else {
+    bits_t<T> common = -1;
+    for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
+    return common != 0;
+  }
+}
+
 /// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {

@@ -6,6 +6,7 @@
 #include "../cpu/launch.h"
 #include "build_info.h"
 #include "scan_ops.h"
+#include "thread_pool.h"
 
 namespace selective_scan::op {
 namespace {
@@ -29,12 +30,7 @@ struct CpuBackend {
   }
   void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 
-  static void parallel_for(int64_t count, void (*task)(int64_t begin, int64_t end, void* context),
-                           void* context) {
-    TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, /*grain_size=*/1, task, context));
-  }
-
-  cpu::ThreadPool pool{&parallel_for, static_cast<int>(torch::stable::get_num_threads())};
+  cpu::ThreadPool pool = torch_thread_pool();
 };
 
 int64_t state_chunk() {

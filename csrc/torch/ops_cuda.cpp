@@ -1,14 +1,10 @@
 // The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
 
-#include <cuda_runtime_api.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/macros.h>
-
 #include <sstream>
 
 #include "../cuda/launch.h"
 #include "build_info.h"
+#include "cuda_stream.h"
 #include "scan_ops.h"
 
 namespace selective_scan::op {
@@ -17,11 +13,7 @@ namespace {
 struct CudaBackend {
   static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
 
-  explicit CudaBackend(const Tensor& u) : device(u.get_device_index()), guard(device) {
-    void* current = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
-    stream = static_cast<cudaStream_t>(current);
-  }
+  explicit CudaBackend(const Tensor& u) : stream(u) {}
 
   int64_t workspace_bytes(const ForwardParams& params) const {
     return cuda::forward_workspace_bytes(params);
@@ -39,9 +31,7 @@ struct CudaBackend {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
   }
 
-  int32_t device;
-  torch::stable::accelerator::DeviceGuard guard;
-  cudaStream_t stream = nullptr;
+  CudaStream stream;
 };
 
 std::string cuda_build_info() {
