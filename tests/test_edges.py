@@ -117,6 +117,12 @@ LARGE = {
 }
 
 
+def assert_equal_but_for_rounding(actual, expected):
+    """Runs of other sizes divide the work otherwise, so single values may round the other way."""
+    atol = 2**-8 * expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=2**-6, atol=atol)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("what", LARGE)
@@ -130,6 +136,7 @@ def test_more_elements_than_32_bits_count(what, layout, cuda_device):
     }
     assert elements[what] > 2**31
     needed = 16 * elements["sequences"] + 8 * elements["states"] + 24 * elements["projections"]
+    torch.cuda.empty_cache()  # what earlier tests left behind counts as free
     free, _ = torch.cuda.mem_get_info()
     if free < needed:
         pytest.skip(f"needs {needed >> 30} GiB of free GPU memory, there are {free >> 30}")
@@ -158,11 +165,11 @@ def test_more_elements_than_32_bits_count(what, layout, cuda_device):
         of |= {name: (part[0], slice(group, group + 1)) for name in ("B", "C")}
         alone = {name: value.detach()[of[name]].requires_grad_() for name, value in inputs.items()}
         expected = selective_scan_fn(**alone, A=A[channel : channel + 1])
-        torch.testing.assert_close(out[part], expected)
+        assert_equal_but_for_rounding(out[part], expected)
         names = list(alone) if groups == dim else ["u", "delta"]
         wanted = torch.autograd.grad(expected, [alone[name] for name in names], dout[part])
         for name, value in zip(names, wanted, strict=True):
-            torch.testing.assert_close(gradients[name][of[name]], value)
+            assert_equal_but_for_rounding(gradients[name][of[name]], value)
 
 
 # --- values ---------------------------------------------------------------------------------------
