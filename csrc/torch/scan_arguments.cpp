@@ -1,6 +1,6 @@
 #include "scan_arguments.h"
 
-#include <torch/csrc/stable/ops.h>
+#include "tensor_views.h"
 
 namespace selective_scan::op {
 namespace {
@@ -130,27 +130,12 @@ void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dst
   }
 }
 
-DType component_dtype(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Double:
-    case ScalarType::ComplexDouble:
-      return DType::kFloat64;
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    default:
-      return DType::kFloat32;
-  }
-}
-
 /// A view whose strides count components: `stride(i)` is the tensor's i-th.
 struct Components {
   const Tensor& tensor;
   int64_t per_element;
 
-  explicit Components(const Tensor& tensor)
-      : tensor(tensor), per_element(is_complex_dtype(tensor.scalar_type()) ? 2 : 1) {}
+  explicit Components(const Tensor& tensor) : tensor(tensor), per_element(components(tensor)) {}
 
   int64_t stride(int64_t dim) const { return tensor.stride(dim) * per_element; }
 
@@ -158,7 +143,7 @@ struct Components {
     ArrayView view;
     // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
     view.data = const_cast<void*>(tensor.const_data_ptr());
-    view.dtype = component_dtype(tensor.scalar_type());
+    view.dtype = component_dtype(tensor);
     view.imag = per_element - 1;
     return view;
   }
@@ -174,12 +159,11 @@ ArrayView reversed(ArrayView view, int64_t seqlen) {
 }  // namespace
 
 ScalarType compute_dtype(const ScanParams& params) {
-  return params.is_double ? ScalarType::Double : ScalarType::Float;
+  return float_dtype(params.is_double, /*is_complex=*/false);
 }
 
 ScalarType state_dtype(const ScanParams& params) {
-  if (!params.is_complex) return compute_dtype(params);
-  return params.is_double ? ScalarType::ComplexDouble : ScalarType::ComplexFloat;
+  return float_dtype(params.is_double, params.is_complex);
 }
 
 ArrayView sequence_view(const Tensor& tensor, bool reverse) {

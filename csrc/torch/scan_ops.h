@@ -18,12 +18,12 @@
 #include <tuple>
 
 #include "scan_arguments.h"
+#include "tensor_views.h"
 
 namespace selective_scan::op {
 
 using torch::stable::empty_like;
 using torch::stable::new_empty;
-using OptionalTensor = std::optional<Tensor>;
 
 /// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
 /// its own for every size of 0 and of 1, and short sequences have no or one state to save.
@@ -41,14 +41,8 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
 
 template <class Backend, class Params>
 void launch_with_workspace(const Backend& backend, const Tensor& u, const Params& params) {
-  const std::array<int64_t, 1> bytes = {backend.workspace_bytes(params)};
-  void* workspace = nullptr;
-  Tensor storage;
-  if (bytes[0] > 0) {
-    storage = new_empty(u, bytes, ScalarType::Byte);
-    workspace = storage.mutable_data_ptr();
-  }
-  backend.launch(params, workspace);
+  const Workspace workspace(u, backend.workspace_bytes(params));
+  backend.launch(params, workspace.data());
 }
 
 inline bool is_empty(const ScanParams& params) {

@@ -1,4 +1,4 @@
-// Tensors as the kernels of the sibling operators see them.
+// What the ops need of tensors beside checks: component types, and memory like that of a tensor.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
