@@ -4,7 +4,7 @@ The data are the 1797 digits of 8 x 8 pixels that scikit-learn ships (UCI "Optic
 Handwritten Digits"): nothing is downloaded. One call takes about two minutes on two CPU cores:
 
     python examples/train_digits.py
-    python examples/train_digits.py --device cuda --epochs 60
+    python examples/train_digits.py --device cuda --epochs 100
 """
 
 import argparse
@@ -113,7 +113,7 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ...")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-2, help="largest learning rate")
     parser.add_argument("--d-model", type=int, default=64, help="width of the model")
