@@ -109,8 +109,8 @@ class StateArray {
  public:
   StateArray(void* data, const UnitaryScanParams& params, const Block& block, int64_t row,
              int64_t components)
-      : first_(static_cast<T*>(data) +
-               (row * params.dim + block.first_channel) * params.dstate * components),
+      : data_(static_cast<T*>(data)),
+        first_((row * params.dim + block.first_channel) * params.dstate * components),
         stride_(params.dstate * components),
         components_(components),
         channels_(block.channels) {}
@@ -118,13 +118,13 @@ class StateArray {
   R load(int64_t state, int64_t component = 0) const {
     R value(T(0));
     for (int lane = 0; lane < channels_; ++lane) {
-      value.set_lane(lane, first_[lane * stride_ + state * components_ + component]);
+      value.set_lane(lane, data_[index(lane, state, component)]);
     }
     return value;
   }
   void store(int64_t state, R value, int64_t component = 0) const {
     for (int lane = 0; lane < channels_; ++lane) {
-      first_[lane * stride_ + state * components_ + component] = value.lane(lane);
+      data_[index(lane, state, component)] = value.lane(lane);
     }
   }
   void add(int64_t state, R value, int64_t component = 0) const {
@@ -140,7 +140,12 @@ class StateArray {
   }
 
  private:
-  T* first_;
+  int64_t index(int lane, int64_t state, int64_t component) const {
+    return first_ + lane * stride_ + state * components_ + component;
+  }
+
+  T* data_;  // may be null where nothing is loaded or stored
+  int64_t first_;
   int64_t stride_;
   int64_t components_;
   int channels_;
