@@ -10,6 +10,16 @@ import torch
 from selective_scan import backends
 
 
+def make_parser(documentation: str) -> argparse.ArgumentParser:
+    """A parser whose help is a program's docstring: a description, then "Example:" and calls."""
+    description, _, example = documentation.partition("Example:")
+    return argparse.ArgumentParser(
+        description=description,
+        epilog=f"example:{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def find_device(text: str) -> torch.device:
     """The device of that name.
 

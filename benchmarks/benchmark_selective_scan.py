@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import plots
 import report
-from arguments import count, find_device, positive
+from arguments import count, find_device, make_parser, positive
 from ceilings import Ceilings, find_ceilings
 from checks import check_oracle, check_problem
 from peers import Anchors, MambaSsm
@@ -78,12 +78,7 @@ class Settings:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    description, _, example = __doc__.partition("Example:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example:{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     names = ", ".join(SHAPES)
     add = parser.add_argument
     # fmt: off

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import report
-from arguments import find_device, positive
+from arguments import find_device, make_parser, positive
 from checks import relative_l2
 from problems import DTYPES
 from selective_scan import selective_scan_fn
@@ -40,12 +40,7 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
 def parse_arguments() -> argparse.Namespace:
-    description, _, example = __doc__.partition("Example:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example:{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--layers", type=positive, default=4)

@@ -26,7 +26,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import report
-from arguments import find_device, positive
+from arguments import find_device, make_parser, positive
 from problems import DTYPES, METHODS, Inputs, Problem, Shape, make_inputs
 from selective_scan import selective_scan_fn
 from timing import Timing, measure
@@ -57,12 +57,7 @@ class Cost:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    description, _, example = __doc__.partition("Example:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example:{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--batch", type=positive, default=2)
