@@ -1,0 +1,262 @@
+// How a warp moves a chunk of a (batch, channel, step) array between global memory and registers.
+//
+// A chunk is kChunk steps of kItems channels, and every lane holds kItems values of it: kItems
+// consecutive steps of one channel where rows are contiguous and aligned (LaneMap::kSteps), else
+// one step of all channels (kChannels), which suits any stride and any alignment and is one vector
+// where channels are neighbours in memory. All arrays of a kernel have the same map, so that what a
+// lane computes of one of them meets what it holds of another.
+//
+// A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <initializer_list>
+
+#include "../elements.cuh"
+#include "../geometry.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+enum class LaneMap : int8_t { kSteps, kChannels };
+
+/// A (batch, channel, step) array with strides in bytes.
+struct RowArray {
+  char* data = nullptr;  // null: absent
+  int64_t batch = 0;
+  int64_t channel = 0;
+  int64_t step = 0;
+  DType dtype = DType::kFloat32;
+  bool has_vectors = false;  // what a lane holds lies together and is aligned
+
+  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+};
+
+/// The arrays of a kernel that moves chunks of `items` channels, of which `arrays` are to be
+/// prepared. False where one is beyond what the device functions below can address.
+inline bool prepare_rows(const ScanParams& params, int items,
+                         std::initializer_list<const ArrayView*> views, LaneMap& map,
+                         std::initializer_list<RowArray*> arrays) {
+  constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
+  const auto bytes_of = [&](const ArrayView& view) { return items * element_size(view.dtype); };
+  const auto aligned = [&](const ArrayView& view, int64_t stride) {
+    const int64_t bytes = bytes_of(view) < 16 ? bytes_of(view) : 16;
+    const int64_t size = element_size(view.dtype);
+    const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
+    const int64_t lowest = view.step == -1 ? address + size : address;
+    return lowest % bytes == 0 && (params.batch == 1 || view.batch * size % bytes == 0) &&
+           stride * size % bytes == 0;
+  };
+  bool along_steps = params.seqlen % items == 0;
+  for (const ArrayView* view : views) {
+    if (!view->present()) continue;
+    along_steps &= (view->step == 1 || view->step == -1) && aligned(*view, view->channel);
+  }
+  map = along_steps ? LaneMap::kSteps : LaneMap::kChannels;
+  auto array = arrays.begin();
+  for (const ArrayView* view : views) {
+    RowArray& rows = **array++;
+    if (!view->present()) continue;
+    const int64_t size = element_size(view->dtype);
+    const bool along_channels = view->channel == 1 && aligned(*view, view->step) &&
+                                params.dim / params.groups % items == 0 && view->step != -1;
+    rows = {static_cast<char*>(view->data),
+            view->batch * size,
+            view->channel * size,
+            view->step * size,
+            view->dtype,
+            along_steps || along_channels};
+    const auto fits = [](int64_t stride) {
+      return stride < kLargestStride && stride > -kLargestStride;
+    };
+    if (!along_steps && !rows.has_vectors && !fits(rows.channel)) return false;
+  }
+  return true;
+}
+
+/// Which values of its warp's chunk a lane holds, and which of them exist.
+struct LaneSlice {
+  LaneMap map;
+  int channel;        // the first one
+  int step;           // likewise
+  int channels_left;  // of the warp, from its first one on
+
+  template <int kItems>
+  static __device__ __forceinline__ LaneSlice make(LaneMap map, int lane, int channels_left) {
+    constexpr int kLanes = kWarpSize / kItems;  // of a channel
+    if (map == LaneMap::kSteps) return {map, lane / kLanes, lane % kLanes * kItems, channels_left};
+    return {map, 0, lane, channels_left};
+  }
+  /// Whether the lane holds anything in a chunk of `steps` steps.
+  __device__ __forceinline__ bool exists(int steps) const {
+    return channel < channels_left && step < steps;
+  }
+};
+
+/// What a lane has loaded, packed where it came as vectors, else one element a word. kSize: bytes
+/// of an element, 2 or 4.
+template <int kItems>
+struct RawSlice {
+  uint32_t words[kItems];
+};
+template <int kItems>
+struct Slice {
+  float v[kItems];
+};
+
+/// Where a lane stands in an array: the lowest address of its slice of the current chunk.
+template <int kItems, int kSize>
+class RowCursor {
+ public:
+  /// `first_channel` is the warp's; the cursor begins at chunk `chunk`.
+  __device__ __forceinline__ RowCursor(const RowArray& rows, const LaneSlice& slice, int64_t batch,
+                                       int64_t first_channel, int64_t chunk)
+      : address_(rows.data + batch * rows.batch + (first_channel + slice.channel) * rows.channel +
+                 (chunk * kChunk + slice.step) * rows.step) {
+    if (slice.map == LaneMap::kSteps && rows.step < 0) address_ -= (kItems - 1) * kSize;
+  }
+
+  /// Moves to the chunk `chunks` further on, which may be negative.
+  __device__ __forceinline__ void advance(const RowArray& rows, int chunks = 1) {
+    address_ += chunks * kChunk * rows.step;
+  }
+
+  /// Starts loading; what does not exist is zero.
+  __device__ __forceinline__ RawSlice<kItems> fetch(const RowArray& rows, const LaneSlice& slice,
+                                                    int steps) const {
+    RawSlice<kItems> raw{};
+    if (!slice.exists(steps)) return raw;
+    if (rows.has_vectors) {
+      const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
+      return raw;
+    }
+    const int stride = static_cast<int>(rows.channel);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i < slice.channels_left) {
+        raw.words[i] = *reinterpret_cast<const Element*>(address_ + i * stride);
+      }
+    }
+    return raw;
+  }
+
+  __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
+                                        Slice<kItems> values) const {
+    if (!slice.exists(steps)) return;
+    if (rows.has_vectors) {
+      if (slice.map == LaneMap::kSteps && rows.step < 0) values = reversed(values);
+      Pack<uint32_t, kWords> pack;
+      if constexpr (kSize == 4) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) pack.v[i] = bit_cast<uint32_t>(values.v[i]);
+      } else if (rows.dtype == DType::kBFloat16) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          pack.v[i] =
+              bit_cast<uint32_t>(__floats2bfloat162_rn(values.v[2 * i], values.v[2 * i + 1]));
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          pack.v[i] = bit_cast<uint32_t>(__floats2half2_rn(values.v[2 * i], values.v[2 * i + 1]));
+        }
+      }
+      store_pack(reinterpret_cast<uint32_t*>(address_), pack);
+      return;
+    }
+    const int stride = static_cast<int>(rows.channel);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i >= slice.channels_left) break;
+      Element element;
+      if constexpr (kSize == 4) {
+        element = bit_cast<uint32_t>(values.v[i]);
+      } else {
+        element = rows.dtype == DType::kBFloat16 ? to_bfloat16(values.v[i]).bits
+                                                 : to_half(values.v[i]).bits;
+      }
+      *reinterpret_cast<Element*>(address_ + i * stride) = element;
+    }
+  }
+
+  /// The values of a slice in the order of the scan.
+  static __device__ __forceinline__ Slice<kItems> to_values(const RowArray& rows,
+                                                            const LaneSlice& slice,
+                                                            const RawSlice<kItems>& raw) {
+    Slice<kItems> values;
+    if constexpr (kSize == 4) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i]);
+    } else if (rows.dtype == DType::kBFloat16) {
+      if (rows.has_vectors) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const uint32_t word = raw.words[i / 2];
+          values.v[i] = bit_cast<float>(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i] << 16);
+      }
+    } else {
+      if (rows.has_vectors) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          const float2 both = __half22float2(bit_cast<__half2>(raw.words[i]));
+          values.v[2 * i] = both.x;
+          values.v[2 * i + 1] = both.y;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          values.v[i] = to_float(Half{static_cast<uint16_t>(raw.words[i])});
+        }
+      }
+    }
+    if (slice.map == LaneMap::kSteps && rows.step < 0) values = reversed(values);
+    return values;
+  }
+
+ private:
+  using Element = Vector<kSize>;
+  static constexpr int kWords = kItems * kSize / 4;
+
+  static __device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
+    Slice<kItems> result;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) result.v[i] = values.v[kItems - 1 - i];
+    return result;
+  }
+
+  char* address_;
+};
+
+/// To and from the warp's [channel][step] rows in shared memory, kRowStride apart.
+template <int kItems>
+__device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
+                                                float* rows) {
+  if (slice.map == LaneMap::kSteps) {
+    store_pack(rows + slice.channel * kRowStride + slice.step,
+               bit_cast<Pack<float, kItems>>(values));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) rows[i * kRowStride + slice.step] = values.v[i];
+  }
+}
+template <int kItems>
+__device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slice,
+                                                           const float* rows) {
+  Slice<kItems> values;
+  if (slice.map == LaneMap::kSteps) {
+    return bit_cast<Slice<kItems>>(
+        load_pack<float, kItems>(rows + slice.channel * kRowStride + slice.step));
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) values.v[i] = rows[i * kRowStride + slice.step];
+  return values;
+}
+
+}  // namespace selective_scan::cuda::streamed
