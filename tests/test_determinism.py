@@ -17,6 +17,11 @@ CASES = [
         {"B": "grouped", "C": "grouped", "dtype": torch.bfloat16, "layout": "channel_last"},
     )
 ]
+# Few channels, whose sequences the CPU kernels divide among vectors and threads.
+CASES += [
+    Case(batch=1, dim=4, groups=2, seqlen=3001, complex=is_complex, B=B)
+    for is_complex, B in ((False, "grouped"), (True, "constant"))
+]
 
 
 def assert_same_bits(one, other):

@@ -5,47 +5,47 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Σ over the batch of `values` (batch, `per_batch`) at `index`.
+/// Σ over the rows of `values` (row, `per_row`) at `index`.
 template <class T>
-T batch_sum(const void* values, int64_t batch, int64_t per_batch, int64_t index) {
+T row_sum(const void* values, int64_t rows, int64_t per_row, int64_t index) {
   double sum = 0;
-  for (int64_t b = 0; b < batch; ++b) {
-    sum += static_cast<const T*>(values)[b * per_batch + index];
+  for (int64_t row = 0; row < rows; ++row) {
+    sum += static_cast<const T*>(values)[row * per_row + index];
   }
   return static_cast<T>(sum);
 }
 
 template <class T>
-void sum_states(const BackwardParams& params, const void* partials, const ArrayView& gradient,
-                int64_t channel) {
+void sum_states(const BackwardParams& params, int64_t rows, const void* partials,
+                const ArrayView& gradient, int64_t channel) {
   const int64_t components = params.is_complex ? 2 : 1;
-  const int64_t per_batch = params.dim * params.dstate * components;
+  const int64_t per_row = params.dim * params.dstate * components;
   for (int64_t n = 0; n < params.dstate; ++n) {
     for (int64_t component = 0; component < components; ++component) {
       const int64_t index = (channel * params.dstate + n) * components + component;
       store_element<T>(gradient.data, gradient.dtype,
                        channel * gradient.channel + n * gradient.state + component * gradient.imag,
-                       batch_sum<T>(partials, params.batch, per_batch, index));
+                       row_sum<T>(partials, rows, per_row, index));
     }
   }
 }
 
 template <class T>
-void sum_channel(const BackwardParams& params, const void* partials, const ArrayView& gradient,
-                 int64_t channel) {
+void sum_channel(const BackwardParams& params, int64_t rows, const void* partials,
+                 const ArrayView& gradient, int64_t channel) {
   if (!gradient.present()) return;
   store_element<T>(gradient.data, gradient.dtype, channel * gradient.channel,
-                   batch_sum<T>(partials, params.batch, params.dim, channel));
+                   row_sum<T>(partials, rows, params.dim, channel));
 }
 
 template <class T>
-void sum_over_batch_of(const BackwardParams& params, const BackwardPartials& partials,
-                       int64_t channel) {
-  sum_states<T>(params, partials.dA, params.dA, channel);
-  if (!params.variable_B) sum_states<T>(params, partials.dB, params.dB, channel);
-  if (!params.variable_C) sum_states<T>(params, partials.dC, params.dC, channel);
-  sum_channel<T>(params, partials.dD, params.dD, channel);
-  sum_channel<T>(params, partials.ddelta_bias, params.ddelta_bias, channel);
+void sum_over_rows_of(const BackwardParams& params, const BackwardPartials& partials,
+                      int64_t channel) {
+  sum_states<T>(params, partials.rows, partials.dA, params.dA, channel);
+  if (!params.variable_B) sum_states<T>(params, partials.rows, partials.dB, params.dB, channel);
+  if (!params.variable_C) sum_states<T>(params, partials.rows, partials.dC, params.dC, channel);
+  sum_channel<T>(params, partials.rows, partials.dD, params.dD, channel);
+  sum_channel<T>(params, partials.rows, partials.ddelta_bias, params.ddelta_bias, channel);
 }
 
 template <class T>
@@ -88,9 +88,9 @@ void sum_over_blocks_of(const BackwardParams& params, const BackwardPartials& pa
 
 }  // namespace
 
-void sum_over_batch(const BackwardParams& params, const BackwardPartials& partials,
-                    int64_t channel) {
-  const auto sum = params.is_double ? &sum_over_batch_of<double> : &sum_over_batch_of<float>;
+void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
+                   int64_t channel) {
+  const auto sum = params.is_double ? &sum_over_rows_of<double> : &sum_over_rows_of<float>;
   sum(params, partials, channel);
 }
 

@@ -9,9 +9,9 @@
 
 namespace selective_scan::cpu {
 
-/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the batch.
-void sum_over_batch(const BackwardParams& params, const BackwardPartials& partials,
-                    int64_t channel);
+/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the batch and, where
+/// sequences are segmented, over the sets of segments.
+void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials, int64_t channel);
 
 /// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
 void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,

@@ -8,14 +8,22 @@
 
 #include "scan_backward.h"
 #include "scan_forward.h"
+#include "segment_maps.h"
 #include "unitary_kernel.h"
 
 namespace selective_scan::cpu {
 
 template <class State, Method kMethod>
 constexpr Kernels kernels_of() {
-  return {&ForwardKernel<State, kMethod>::scratch_bytes, &ForwardKernel<State, kMethod>::run,
-          &BackwardKernel<State, kMethod>::scratch_bytes, &BackwardKernel<State, kMethod>::run};
+  using Forward = ForwardKernel<State, kMethod>;
+  using Backward = BackwardKernel<State, kMethod>;
+  using Maps = SegmentMaps<State, kMethod>;
+  // The gradients' maps depend on abar alone.
+  constexpr Method kLike = Formula<kMethod>::kAbarIsExponential ? Method::kZoh : kMethod;
+  return {real_t<State>::kWidth, &Forward::scratch_bytes,
+          &Forward::run,         &Backward::scratch_bytes,
+          &Backward::run,        &Maps::scratch_bytes,
+          &Maps::forward,        &SegmentMaps<State, kLike>::backward};
 }
 
 template <class R>

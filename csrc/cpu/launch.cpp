@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gradient_sums.h"
+#include "segments.h"
 #include "work.h"
 
 namespace selective_scan::cpu {
@@ -108,6 +109,20 @@ Partition backward_partition(const ScanParams& params) {
   return partition_of(params, ceil_divide(block, kSmallestForwardBlock) * kSmallestForwardBlock);
 }
 
+/// The partition with the segments that the shape suggests.
+Partition segmented(Partition partition, const ScanParams& params, const Kernels& kernels,
+                    Arena& arena) {
+  partition.segmentation = segmentation_of(params, kernels.lanes);
+  take_arrays(partition.segmentation, params, arena);
+  return partition;
+}
+
+int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
+                          const Kernels& kernels) {
+  if (!partition.segmentation.present()) return 0;
+  return kernels.map_scratch_bytes(params, partition.block(0));
+}
+
 /// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
 template <class Run>
 void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
@@ -143,19 +158,22 @@ struct WorkerScratch {
   void* of(int64_t worker) const { return base + worker * bytes_each; }
 };
 
+/// How a pass is run, and its memory; over a null workspace it only measures.
 struct ForwardPlan {
   const Kernels& kernels;
+  Arena arena;
   Partition partition;
   int64_t workers;
-  Arena arena;
   WorkerScratch scratch;
 
   ForwardPlan(const ForwardParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
-        partition(forward_partition(params, pool)),
-        workers(workers_for(params, partition, pool)),
         arena{static_cast<char*>(workspace)},
-        scratch(arena, workers, kernels.forward_scratch_bytes(params, partition.block_channels)) {}
+        partition(segmented(forward_partition(params, pool), params, kernels, arena)),
+        workers(workers_for(params, partition, pool)),
+        scratch(arena, workers,
+                std::max(map_scratch_bytes(params, partition, kernels),
+                         kernels.forward_scratch_bytes(params, partition.block(0)))) {}
 };
 
 BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
@@ -165,13 +183,15 @@ BackwardPartials take_partials(const BackwardParams& params, const Partition& pa
   const auto take = [&](bool wanted, int64_t count) -> void* {
     return wanted ? arena.take<char>(count * element) : nullptr;
   };
-  const int64_t channels = params.batch * params.dim;
+  const int64_t rows = params.batch * partition.segmentation.sets();
+  const int64_t channels = rows * params.dim;
   const int64_t states = channels * params.dstate * components;
   const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
   const int64_t blocks = partition.count() * chunks * components * params.dstate * kStateChunk;
   const bool several = partition.blocks_per_group > 1;
 
   BackwardPartials partials;
+  partials.rows = rows;
   partials.dA = take(true, states);
   partials.dB = take(!params.variable_B, states);
   partials.dC = take(!params.variable_C, states);
@@ -185,20 +205,36 @@ BackwardPartials take_partials(const BackwardParams& params, const Partition& pa
 
 struct BackwardPlan {
   const Kernels& kernels;
+  Arena arena;
   Partition partition;
   int64_t workers;
-  Arena arena;
   BackwardPartials partials;
   WorkerScratch scratch;
 
   BackwardPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
-        partition(backward_partition(params)),
-        workers(workers_for(params, partition, pool)),
         arena{static_cast<char*>(workspace)},
+        partition(segmented(backward_partition(params), params, kernels, arena)),
+        workers(workers_for(params, partition, pool)),
         partials(take_partials(params, partition, arena)),
-        scratch(arena, workers, kernels.backward_scratch_bytes(params, partition.block_channels)) {}
+        scratch(arena, workers,
+                std::max(map_scratch_bytes(params, partition, kernels),
+                         kernels.backward_scratch_bytes(params, partition.block(0)))) {}
 };
+
+/// Finds the states at the segments' boundaries, if sequences are segmented.
+template <class Plan, class Params>
+void prepare_segments(const Plan& plan, void (*maps)(const Params&, const Block&, void*),
+                      const Params& params, const ThreadPool& pool) {
+  const Partition& partition = plan.partition;
+  if (!partition.segmentation.present()) return;
+  run_tasks(partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    maps(params, partition.block(task), plan.scratch.of(worker));
+  });
+  run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t task, int64_t) {
+    join_segments(params, partition.segmentation, task / params.dim, task % params.dim);
+  });
+}
 
 }  // namespace
 
@@ -217,6 +253,7 @@ int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool&
 
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   const ForwardPlan plan(params, workspace, pool);
+  prepare_segments(plan, plan.kernels.forward_maps, params, pool);
   run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
     plan.kernels.forward(params, plan.partition.block(task), plan.scratch.of(worker));
   });
@@ -224,12 +261,13 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
 
 void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
   const BackwardPlan plan(params, workspace, pool);
+  prepare_segments(plan, plan.kernels.backward_maps, params, pool);
   run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
     plan.kernels.backward(params, plan.partition.block(task), plan.partials,
                           plan.scratch.of(worker));
   });
   run_tasks(params.dim, plan.workers, pool,
-            [&](int64_t channel, int64_t) { sum_over_batch(params, plan.partials, channel); });
+            [&](int64_t channel, int64_t) { sum_over_rows(params, plan.partials, channel); });
   if (plan.partials.dB_blocks || plan.partials.dC_blocks) {
     const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
     run_tasks(params.batch * params.groups * chunks, plan.workers, pool,

@@ -69,7 +69,7 @@ struct BackwardScratch {
   CompensatedState<State>* dC;
   CompensatedSum<R>* dD;  // (vector)
   CompensatedSum<R>* ddelta_bias;
-  T* dB_tile;  // (component, state, kStateChunk), if variable
+  T* dB_tile;  // as ProjectionTile has them, if variable
   T* dC_tile;
   State* states;  // (state)
   KeptSteps<State> kept;
@@ -86,13 +86,11 @@ struct BackwardScratch {
   R* du;
   R* ddelta;
 
-  SELECTIVE_SCAN_HD BackwardScratch(const BackwardParams& params, int64_t block_channels,
-                                    void* base)
-      : arena{static_cast<char*>(base)},
-        inputs(arena, params, round_up(block_channels, R::kWidth) / R::kWidth) {
-    const int64_t vectors = round_up(block_channels, R::kWidth) / R::kWidth;
+  SELECTIVE_SCAN_HD BackwardScratch(const BackwardParams& params, const Block& block, void* base)
+      : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
+    const int64_t vectors = num_vectors<R>(block);
     const int64_t per_state = vectors * params.dstate;
-    const int64_t tile = kComponents<State> * params.dstate * kStateChunk;
+    const int64_t tile = ProjectionTile<State>::values(params.dstate, block.segmentation.present());
     constexpr int64_t kKept = kStatesInRegisters * kStateChunk;
     constexpr int64_t kProducts = kComponents<State> * kKept;
     carry = arena.take<State>(per_state);
@@ -115,6 +113,33 @@ struct BackwardScratch {
   }
 };
 
+/// Calls visit with the offset of every chunk, from the last to the first.
+template <class Visit>
+SELECTIVE_SCAN_HD void for_each_chunk_backwards(const BackwardParams& params, const Block& block,
+                                                const Visit& visit) {
+  const int64_t steps = steps_of(params, block);
+  for (int64_t offset = round_up(steps, kStateChunk) - kStateChunk; offset >= 0;
+       offset -= kStateChunk) {
+    visit(offset);
+  }
+}
+
+/// dy, the gradient of the output before the gate: that of out, times silu(z). gate: sigmoid(z).
+template <class R>
+void load_output_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                          const Chunk& chunk, R* dout, R* z, R* gate, R* dy) {
+  load_sequence(params.dout, block, lanes, chunk, -kStateChunk, dout);
+  if (!params.z.present()) {
+    for (int64_t t = 0; t < chunk.steps; ++t) dy[t] = dout[t];
+    return;
+  }
+  load_sequence(params.z, block, lanes, chunk, -kStateChunk, z);
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    gate[t] = VectorMath::sigmoid(z[t]);
+    dy[t] = dout[t] * (z[t] * gate[t]);
+  }
+}
+
 template <class State, Method kMethod>
 struct BackwardKernel {
   using R = real_t<State>;
@@ -122,21 +147,24 @@ struct BackwardKernel {
   using F = Formula<kMethod>;
   using Scratch = BackwardScratch<State>;
 
-  static int64_t scratch_bytes(const BackwardParams& params, int64_t block_channels) {
-    return Scratch(params, block_channels, nullptr).arena.bytes;
+  static int64_t scratch_bytes(const BackwardParams& params, const Block& block) {
+    return Scratch(params, block, nullptr).arena.bytes;
   }
 
   static void run(const BackwardParams& params, const Block& block,
                   const BackwardPartials& partials, void* scratch_base) {
-    Scratch scratch(params, block.channels, scratch_base);
+    const Scratch scratch(params, block, scratch_base);
+    const int64_t vectors = num_vectors<R>(block);
     const int64_t dstate = params.dstate;
-    for (int64_t first = 0; first < block.channels; first += R::kWidth) {
-      const int64_t vector = first / R::kWidth;
-      const int64_t channel = block.first_channel + first;
-      const int64_t lanes = lanes_of(block, first);
-      scratch.inputs.load(params, vector, channel, lanes);
-      load_states(params.dlast_state, block.batch, channel, lanes, dstate,
-                  scratch.carry + vector * dstate);
+    for (int64_t vector = 0; vector < vectors; ++vector) {
+      const Lanes lanes = lanes_of<R>(block, vector);
+      scratch.inputs.load(params, lanes, vector);
+      State* carry = scratch.carry + vector * dstate;
+      if (lanes.are_segments()) {
+        load_rows(boundaries_of<State>(params, block, lanes, 1), lanes, dstate, carry);
+      } else {
+        load_channel_states(params.dlast_state, block, lanes, dstate, carry);
+      }
       for (int64_t i = vector * dstate; i < (vector + 1) * dstate; ++i) {
         scratch.dA[i] = {};
         if (!params.variable_B) scratch.dB[i] = {};
@@ -146,84 +174,98 @@ struct BackwardKernel {
       scratch.ddelta_bias[vector] = {};
     }
 
-    const int64_t chunks = (params.seqlen + kStateChunk - 1) / kStateChunk;
-    for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      const int64_t first_step = chunk * kStateChunk;
-      const int64_t left = params.seqlen - first_step;
-      const int64_t steps = left < kStateChunk ? left : kStateChunk;
-      scratch.inputs.load_steps(params, block, first_step, steps);
-      const int64_t tile = kComponents<State> * dstate * kStateChunk;
+    for_each_chunk_backwards(params, block, [&](int64_t offset) {
+      // Any vector will do: they differ in the channels alone.
+      const Lanes first = lanes_of<R>(block, 0);
+      const Chunk chunk = chunk_at(params, first, offset);
+      scratch.inputs.load_B(params, block, first, chunk);
+      scratch.inputs.load_C(params, block, first, chunk);
+      const int64_t tile = ProjectionTile<State>::values(dstate, first.are_segments());
       if (params.variable_B) clear(scratch.dB_tile, tile);
       if (params.variable_C) clear(scratch.dC_tile, tile);
-      for (int64_t first = 0; first < block.channels; first += R::kWidth) {
-        scan_chunk(params, block, scratch, first, chunk, steps);
+      for (int64_t vector = 0; vector < vectors; ++vector) {
+        const Lanes lanes = lanes_of<R>(block, vector);
+        scan_chunk(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
       }
       if (params.variable_B) {
-        store_projection(params, block, partials, params.dB, partials.dB_blocks, scratch.dB_tile,
-                         chunk, steps);
+        store_projection(params, block, first, chunk, partials, params.dB, partials.dB_blocks,
+                         scratch.dB_tile);
       }
       if (params.variable_C) {
-        store_projection(params, block, partials, params.dC, partials.dC_blocks, scratch.dC_tile,
-                         chunk, steps);
+        store_projection(params, block, first, chunk, partials, params.dC, partials.dC_blocks,
+                         scratch.dC_tile);
       }
-    }
+    });
 
-    for (int64_t first = 0; first < block.channels; first += R::kWidth) {
-      store_sums(params, block, partials, scratch, first);
+    for (int64_t vector = 0; vector < vectors; ++vector) {
+      store_sums(params, block, lanes_of<R>(block, vector), partials, scratch, vector);
     }
   }
 
  private:
-  static SELECTIVE_SCAN_HD int64_t lanes_of(const Block& block, int64_t first) {
-    const int64_t left = block.channels - first;
-    return left < R::kWidth ? left : R::kWidth;
-  }
-
   static SELECTIVE_SCAN_HD void clear(T* values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] = T(0);
   }
 
-  static void scan_chunk(const BackwardParams& params, const Block& block, const Scratch& scratch,
-                         int64_t first, int64_t chunk, int64_t steps) {
-    const int64_t vector = first / R::kWidth;
-    const int64_t channel = block.first_channel + first;
-    const int64_t lanes = lanes_of(block, first);
+  /// The states before a chunk.
+  static void load_states_before(const BackwardParams& params, const Block& block,
+                                 const Lanes& lanes, const Chunk& chunk, State* states) {
     const int64_t dstate = params.dstate;
-    const int64_t first_step = chunk * kStateChunk;
-    const R D = scratch.inputs.D[vector];
-    const R delta_bias = scratch.inputs.delta_bias[vector];
-    const auto load = [&](const ArrayView& view, R* tile) {
-      load_sequence(view, block, channel, lanes, first_step, steps, -kStateChunk, tile);
-    };
+    const int64_t first_chunk = (lanes.first_step + chunk.offset) / kStateChunk;
+    const int64_t count = chunk.whole_lanes + (chunk.rest > 0 ? 1 : 0);  // of those with steps
+    if (first_chunk > 0) {
+      const SavedStates<State> saved(params, block, lanes, first_chunk - 1);
+      load_states(saved.view, saved.offset, count, saved.lane_stride, dstate, states);
+      return;
+    }
+    if (!lanes.are_segments()) {
+      load_channel_states(params.initial_state, block, lanes, dstate, states);
+      return;
+    }
+    // The first lane starts with the initial state, the others with saved ones.
+    for (int64_t n = 0; n < dstate; ++n) states[n] = State{};
+    if (count > 1) {
+      const int64_t second_chunk = lanes.segment_steps / kStateChunk;
+      const SavedStates<State> saved(params, block, lanes, second_chunk - 1);
+      load_states(saved.view, saved.offset, count - 1, saved.lane_stride, dstate, states);
+    }
+    T* row = reinterpret_cast<T*>(states);
+    for (int64_t i = 0; i < dstate * kComponents<State>; ++i, row += R::kWidth) {
+      memmove(row + 1, row, (R::kWidth - 1) * sizeof(T));
+      row[0] = T(0);
+    }
+    if (!params.initial_state.present()) return;
+    const ArrayView& initial = params.initial_state;
+    const Section section = state_section(
+        initial, block.batch * initial.batch + lanes.channel * initial.channel, 1, 0, dstate);
+    constexpr int64_t kPitch = kComponents<State> * R::kWidth;
+    row = reinterpret_cast<T*>(states);
+    load_lane<R>(section, row, kPitch);
+    if constexpr (is_complex_v<State>) {
+      load_lane<R>(imaginary_part(section, initial), row + R::kWidth, kPitch);
+    }
+  }
 
-    load(params.delta, scratch.biased_delta);
-    load(params.u, scratch.u);
-    load(params.dout, scratch.dout);
-    if (params.z.present()) load(params.z, scratch.z);
+  static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                         const Chunk& chunk, const Scratch& scratch, int64_t vector) {
+    const int64_t steps = chunk.steps;
+    const R D = scratch.inputs.D[vector];
+    load_step_sizes(params, block, lanes, chunk, -kStateChunk, scratch.inputs.delta_bias[vector],
+                    scratch.biased_delta, scratch.delta);
+    load_sequence(params.u, block, lanes, chunk, -kStateChunk, scratch.u);
+    load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
+                         scratch.dy);
     for (int64_t t = 0; t < steps; ++t) {
-      scratch.biased_delta[t] = scratch.biased_delta[t] + delta_bias;
-      scratch.delta[t] = step_size(scratch.biased_delta[t], params.delta_softplus);
-      scratch.dy[t] = scratch.dout[t];
       scratch.y[t] = R(T(0));
       scratch.du[t] = R(T(0));
       scratch.ddelta[t] = R(T(0));
     }
-    if (params.z.present()) {
-      for (int64_t t = 0; t < steps; ++t) {
-        scratch.gate[t] = VectorMath::sigmoid(scratch.z[t]);
-        scratch.dy[t] = scratch.dout[t] * (scratch.z[t] * scratch.gate[t]);
-      }
-    }
-    if (chunk == 0) {
-      load_states(params.initial_state, block.batch, channel, lanes, dstate, scratch.states);
-    } else {
-      load_states(saved_states<State>(params, chunk - 1), block.batch, channel, lanes, dstate,
-                  scratch.states);
-    }
+    load_states_before(params, block, lanes, chunk, scratch.states);
 
-    for_each_state_group(dstate, [&]<int kStates>(int64_t n) {
-      scan_states<kStates>(params, scratch, vector, n, steps);
+    for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
+      scan_states<kStates>(params, lanes, scratch, vector, n, steps);
     });
+    clear_steps_beyond(lanes, chunk, scratch.ddelta);
 
     CompensatedSum<R>& dD = scratch.dD[vector];
     CompensatedSum<R>& ddelta_bias = scratch.ddelta_bias[vector];
@@ -247,20 +289,21 @@ struct BackwardKernel {
         const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
         scratch.z[t] = scratch.dout[t] * y * silu_derivative(z, scratch.gate[t]);
       }
-      store_sequence(params.dz, block, channel, lanes, first_step, steps, scratch.z);
+      store_sequence(params.dz, block, lanes, chunk, scratch.z);
     }
-    store_sequence(params.du, block, channel, lanes, first_step, steps, scratch.du);
-    store_sequence(params.ddelta, block, channel, lanes, first_step, steps, scratch.ddelta);
+    store_sequence(params.du, block, lanes, chunk, scratch.du);
+    store_sequence(params.ddelta, block, lanes, chunk, scratch.ddelta);
   }
 
   /// kStates states from n on, forward and back through a chunk.
   template <int kStates>
-  static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Scratch& scratch,
-                                            int64_t vector, int64_t n, int64_t steps) {
+  static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Lanes& lanes,
+                                            const Scratch& scratch, int64_t vector, int64_t n,
+                                            int64_t steps) {
     const int64_t of_vector = vector * params.dstate;
     const Pole<State>* poles = scratch.inputs.poles + of_vector;
-    const Projection<State> B = scratch.inputs.B(params, vector);
-    const Projection<State> C = scratch.inputs.C(params, vector);
+    const Projection<State> B = scratch.inputs.B(params, lanes, vector);
+    const Projection<State> C = scratch.inputs.C(params, lanes, vector);
     const KeptSteps<State> kept = scratch.kept;
 
     for (int j = 0; j < kStates; ++j) kept.h[j] = scratch.states[n + j];
@@ -273,10 +316,10 @@ struct BackwardKernel {
           if constexpr (F::kBbarDependsOnA) kept.bbar[t * kStates + j] = value.bbar;
         });
 
-    State carry[kStates], dA[kStates], dB_sum[kStates], dC_sum[kStates];
+    State carry[kStates], dA[kStates];
     for (int j = 0; j < kStates; ++j) {
       carry[j] = scratch.carry[of_vector + n + j];
-      dA[j] = dB_sum[j] = dC_sum[j] = State{};
+      dA[j] = State{};
     }
     for (int64_t t = steps - 1; t >= 0; --t) {
       const R delta = scratch.delta[t];
@@ -305,16 +348,8 @@ struct BackwardKernel {
         ddelta += gradient.delta;
         dA[j] += gradient.A;
         carry[j] = g * conj(value.abar);
-        if (B.is_variable()) {
-          keep_product(scratch.dB_products, j, t, dB);
-        } else {
-          dB_sum[j] += dB;
-        }
-        if (C.is_variable()) {
-          keep_product(scratch.dC_products, j, t, dC);
-        } else {
-          dC_sum[j] += dC;
-        }
+        keep_product(scratch.dB_products, j, t, dB);
+        keep_product(scratch.dC_products, j, t, dC);
       }
       scratch.du[t] = du;
       scratch.ddelta[t] = ddelta;
@@ -324,17 +359,21 @@ struct BackwardKernel {
       const int64_t i = of_vector + n + j;
       scratch.carry[i] = carry[j];
       scratch.dA[i].add(dA[j]);
-      if (!B.is_variable()) scratch.dB[i].add(dB_sum[j]);
-      if (!C.is_variable()) scratch.dC[i].add(dC_sum[j]);
     }
-    if (B.is_variable()) {
-      add_lanes<kStates>(params, scratch.dB_products, n, steps, scratch.dB_tile);
-    }
-    if (C.is_variable()) {
-      add_lanes<kStates>(params, scratch.dC_products, n, steps, scratch.dC_tile);
-    }
+    add_products<kStates>(params, lanes, B, scratch.dB_products, n, steps, scratch.dB_tile,
+                          scratch.dB + of_vector + n);
+    add_products<kStates>(params, lanes, C, scratch.dC_products, n, steps, scratch.dC_tile,
+                          scratch.dC + of_vector + n);
   }
 
+  static SELECTIVE_SCAN_HD State kept_product(const R* products, int j, int64_t t) {
+    const R* at = products + j * kComponents<State> * kStateChunk + t;
+    if constexpr (is_complex_v<State>) {
+      return {at[0], at[kStateChunk]};
+    } else {
+      return at[0];
+    }
+  }
   static SELECTIVE_SCAN_HD void keep_product(R* products, int j, int64_t t, State product) {
     R* at = products + j * kComponents<State> * kStateChunk + t;
     if constexpr (is_complex_v<State>) {
@@ -345,15 +384,33 @@ struct BackwardKernel {
     }
   }
 
-  /// Adds the products' sums over the lanes to a tile (component, state, step).
+  /// Adds the products of a chunk to the gradient of a constant B or C, or to the tile of a
+  /// variable one: where channels share its numbers, the products' sums over the lanes.
   template <int kStates>
-  static SELECTIVE_SCAN_HD void add_lanes(const BackwardParams& params, R* products, int64_t n,
-                                          int64_t steps, T* tile) {
-    for (int row = 0; row < kStates * kComponents<State>; ++row) {
+  static SELECTIVE_SCAN_HD void add_products(const BackwardParams& params, const Lanes& lanes,
+                                             const Projection<State>& projection, R* products,
+                                             int64_t n, int64_t steps, T* tile,
+                                             CompensatedState<State>* constant_sums) {
+    constexpr int kRows = kStates * kComponents<State>;
+    if (!projection.is_variable) {
+      for (int j = 0; j < kStates; ++j) {
+        State sum{};
+        for (int64_t t = steps - 1; t >= 0; --t) sum += kept_product(products, j, t);
+        constant_sums[j].add(sum);
+      }
+      return;
+    }
+    for (int row = 0; row < kRows; ++row) {
       const int j = row / kComponents<State>;
       const int component = row % kComponents<State>;
       R* of_row = products + row * kStateChunk;
-      T* target = tile + (component * params.dstate + n + j) * kStateChunk;
+      const int64_t first = (component * params.dstate + n + j) * kStateChunk;
+      if (lanes.are_segments()) {
+        R* target = reinterpret_cast<R*>(tile) + first;
+        for (int64_t t = 0; t < steps; ++t) target[t] = target[t] + of_row[t];
+        continue;
+      }
+      T* target = tile + first;
       for (int64_t t = steps; t % R::kWidth != 0; ++t) of_row[t] = R(T(0));
       for (int64_t t = 0; t < steps; t += R::kWidth) {
         (R::load(target + t) + sum_of_each(of_row + t)).store(target + t);
@@ -361,43 +418,42 @@ struct BackwardKernel {
     }
   }
 
-  static void store_projection(const BackwardParams& params, const Block& block,
-                               const BackwardPartials& partials, const ArrayView& gradient,
-                               void* blocks, const T* tile, int64_t chunk, int64_t steps) {
-    const int64_t size = kComponents<State> * params.dstate * kStateChunk;
-    if (blocks) {
-      const int64_t chunks = (params.seqlen + kStateChunk - 1) / kStateChunk;
-      const int64_t index =
-          ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
-              chunks +
-          chunk;
-      memcpy(static_cast<T*>(blocks) + index * size, tile, size * sizeof(T));
+  static void store_projection(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                               const Chunk& chunk, const BackwardPartials& partials,
+                               const ArrayView& gradient, void* blocks, const T* tile) {
+    if (!blocks) {
+      ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate, tile);
       return;
     }
-    const Section section = projection_section(gradient, block.batch, block.group, params.dstate,
-                                               chunk * kStateChunk, steps);
-    store_tile<R>(section, tile, kStateChunk);
-    if constexpr (is_complex_v<State>) {
-      store_tile<R>(imaginary_part(section, gradient), tile + params.dstate * kStateChunk,
-                    kStateChunk);
-    }
+    const int64_t size = ProjectionTile<State>::values(params.dstate, false);
+    const int64_t chunks = (params.seqlen + kStateChunk - 1) / kStateChunk;
+    const int64_t index =
+        ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
+            chunks +
+        chunk.offset / kStateChunk;
+    memcpy(static_cast<T*>(blocks) + index * size, tile, size * sizeof(T));
   }
 
-  static void store_sums(const BackwardParams& params, const Block& block,
-                         const BackwardPartials& partials, const Scratch& scratch, int64_t first) {
+  static void store_sums(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                         const BackwardPartials& partials, const Scratch& scratch, int64_t vector) {
     const int64_t dstate = params.dstate;
-    const int64_t vector = first / R::kWidth;
-    const int64_t channel = block.first_channel + first;
-    const int64_t lanes = lanes_of(block, first);
+    const int64_t row = block.batch * block.segmentation.sets() + block.segment_set;
+    const int64_t first_channel = row * params.dim + lanes.channel;
     const auto store = [&](void* data, const CompensatedState<State>* sums) {
-      for (int64_t n = 0; n < dstate; ++n) scratch.states[n] = sums[vector * dstate + n].value();
-      store_states(contiguous_states<State>(data, params), block.batch, channel, lanes, dstate,
-                   scratch.states);
+      const ArrayView view = contiguous_states<State>(data, params);
+      for (int64_t n = 0; n < dstate; ++n) {
+        scratch.states[n] = sums[vector * dstate + n].value();
+        if (lanes.are_segments()) sum_over_lanes(scratch.states[n]);
+      }
+      store_states(view, first_channel * view.channel, lanes.are_segments() ? 1 : lanes.count,
+                   view.channel, dstate, scratch.states);
     };
     const auto store_channels = [&](void* data, const CompensatedSum<R>& sum) {
-      const R value = sum.value();
-      T* target = static_cast<T*>(data) + block.batch * params.dim + channel;
-      for (int64_t lane = 0; lane < lanes; ++lane) target[lane] = value.lane(lane);
+      R value = sum.value();
+      if (lanes.are_segments()) sum_over_lanes(value);
+      T* target = static_cast<T*>(data) + first_channel;
+      const int64_t count = lanes.are_segments() ? 1 : lanes.count;
+      for (int64_t lane = 0; lane < count; ++lane) target[lane] = value.lane(lane);
     };
     store(partials.dA, scratch.dA);
     if (!params.variable_B) store(partials.dB, scratch.dB);
@@ -406,10 +462,21 @@ struct BackwardKernel {
     if (params.delta_bias.present()) {
       store_channels(partials.ddelta_bias, scratch.ddelta_bias[vector]);
     }
-    if (params.initial_state.present()) {
-      store_states(params.dinitial_state, block.batch, channel, lanes, dstate,
-                   scratch.carry + vector * dstate);
+    if (params.initial_state.present() && !lanes.are_segments()) {
+      store_channel_states(params.dinitial_state, block, lanes, dstate,
+                           scratch.carry + vector * dstate);
     }
+  }
+
+  /// Leaves the sum of all lanes in the first. Lanes without a segment hold 0.
+  static SELECTIVE_SCAN_HD void sum_over_lanes(R& value) {
+    double sum = 0;
+    for (int lane = 0; lane < R::kWidth; ++lane) sum += value.lane(lane);
+    value.set_lane(0, static_cast<T>(sum));
+  }
+  static SELECTIVE_SCAN_HD void sum_over_lanes(Complex<R>& value) {
+    sum_over_lanes(value.re);
+    sum_over_lanes(value.im);
   }
 };
 

@@ -1,15 +1,17 @@
 // What the forward and the backward kernel share: the sections of the arrays that belong to a
 // block, and the inputs of a block as the kernels want them.
 //
-// The lanes of a vector are channels. Every lane scans a system of its own, so sums over the states
-// need no shuffling, any dstate fills the vectors, and no lane's number meets another's. The states
-// of a vector of channels are an array of State (R, or Complex<R>), one for each of dstate.
+// The lanes of a vector are channels (or segments, see lanes.h). Every lane scans a system of its
+// own, so sums over the states need no shuffling, any dstate fills the vectors, and no lane's
+// number meets another's. The states of a vector are an array of State (R, or Complex<R>), one for
+// each of dstate.
 #pragma once
 
 #include <cstdint>
 
 #include "../core/discretization.h"
 #include "../core/params.h"
+#include "lanes.h"
 #include "tile.h"
 #include "vector.h"
 #include "vector_math.h"
@@ -25,10 +27,6 @@ constexpr int kComponents = is_complex_v<State> ? 2 : 1;
 
 /// The states that a kernel carries through a chunk in registers at a time.
 constexpr int kStatesInRegisters = 4;
-
-SELECTIVE_SCAN_HD int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// c + a·b, each component two fused multiply-adds where complex.
 template <class R>
@@ -54,49 +52,13 @@ SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
 template <class State>
 constexpr double kOutputScale = is_complex_v<State> ? 2 : 1;
 
-SELECTIVE_SCAN_HD void* element_at(const ArrayView& view, int64_t offset) {
-  return static_cast<char*>(view.data) + offset * element_size(view.dtype);
+/// (state, lane), the real parts, from the first lane's element; rows are states.
+SELECTIVE_SCAN_HD Section state_section(const ArrayView& view, int64_t offset, int64_t lanes,
+                                        int64_t lane_stride, int64_t dstate) {
+  return {element_at(view, offset), view.dtype, dstate, lanes, view.state, lane_stride};
 }
 
-/// (step, channel) of `lanes` channels; rows are steps.
-SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, int64_t batch, int64_t channel,
-                                           int64_t lanes, int64_t first_step, int64_t steps) {
-  return {element_at(view, batch * view.batch + channel * view.channel + first_step * view.step),
-          view.dtype,
-          steps,
-          lanes,
-          view.step,
-          view.channel};
-}
-
-/// (channel): one row.
-SELECTIVE_SCAN_HD Section channel_section(const ArrayView& view, int64_t channel, int64_t lanes) {
-  return {element_at(view, channel * view.channel), view.dtype, 1, lanes, 0, view.channel};
-}
-
-/// (state, channel), the real parts; rows are states.
-SELECTIVE_SCAN_HD Section state_section(const ArrayView& view, int64_t batch, int64_t channel,
-                                        int64_t lanes, int64_t dstate) {
-  return {element_at(view, batch * view.batch + channel * view.channel),
-          view.dtype,
-          dstate,
-          lanes,
-          view.state,
-          view.channel};
-}
-
-/// (state, step) of a variable B or C, the real parts; rows are states.
-SELECTIVE_SCAN_HD Section projection_section(const ArrayView& view, int64_t batch, int64_t group,
-                                             int64_t dstate, int64_t first_step, int64_t steps) {
-  return {element_at(view, batch * view.batch + group * view.group + first_step * view.step),
-          view.dtype,
-          dstate,
-          steps,
-          view.state,
-          view.step};
-}
-
-/// A contiguous (..., channel, state) array of the compute type from `data` on.
+/// A contiguous (batch, channel, state) array of the compute type from `data` on.
 template <class State>
 SELECTIVE_SCAN_HD ArrayView contiguous_states(void* data, const ScanParams& params) {
   ArrayView view;
@@ -109,30 +71,38 @@ SELECTIVE_SCAN_HD ArrayView contiguous_states(void* data, const ScanParams& para
   return view;
 }
 
-/// The states saved after chunk `chunk` of every batch entry.
+/// The saved states of a vector's lanes: those of the first lane after chunk `chunk` of its
+/// sequence.
 template <class State>
-SELECTIVE_SCAN_HD ArrayView saved_states(const ScanParams& params, int64_t chunk) {
-  ArrayView view = contiguous_states<State>(params.states, params);
-  view.data = element_at(view, chunk * view.batch);
-  view.batch *= num_saved_states(params.seqlen);
-  return view;
-}
+struct SavedStates {
+  ArrayView view;
+  int64_t offset;
+  int64_t lane_stride;
+
+  SELECTIVE_SCAN_HD SavedStates(const ScanParams& params, const Block& block, const Lanes& lanes,
+                                int64_t chunk)
+      : view(contiguous_states<State>(params.states, params)),
+        offset((block.batch * num_saved_states(params.seqlen) + chunk) * view.batch +
+               lanes.channel * view.channel),
+        lane_stride(lanes.are_segments() ? lanes.segment_steps / kStateChunk * view.batch
+                                         : view.channel) {}
+};
 
 SELECTIVE_SCAN_HD Section imaginary_part(Section section, const ArrayView& view) {
   section.data = static_cast<char*>(section.data) + view.imag * element_size(view.dtype);
   return section;
 }
 
-/// Reads (state, channel) into an array of State; zeros where the view is absent.
+/// Reads (state, lane) into an array of State; zeros where the view is absent.
 template <class State>
-void load_states(const ArrayView& view, int64_t batch, int64_t channel, int64_t lanes,
+void load_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t lane_stride,
                  int64_t dstate, State* states) {
   using R = real_t<State>;
   if (!view.present()) {
     for (int64_t n = 0; n < dstate; ++n) states[n] = State{};
     return;
   }
-  const Section section = state_section(view, batch, channel, lanes, dstate);
+  const Section section = state_section(view, offset, lanes, lane_stride, dstate);
   scalar_t<State>* tile = reinterpret_cast<scalar_t<State>*>(states);
   constexpr int64_t kPitch = kComponents<State> * R::kWidth;
   load_tile<R>(section, tile, kPitch);
@@ -142,10 +112,10 @@ void load_states(const ArrayView& view, int64_t batch, int64_t channel, int64_t 
 }
 
 template <class State>
-void store_states(const ArrayView& view, int64_t batch, int64_t channel, int64_t lanes,
+void store_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t lane_stride,
                   int64_t dstate, const State* states) {
   using R = real_t<State>;
-  const Section section = state_section(view, batch, channel, lanes, dstate);
+  const Section section = state_section(view, offset, lanes, lane_stride, dstate);
   const scalar_t<State>* tile = reinterpret_cast<const scalar_t<State>*>(states);
   constexpr int64_t kPitch = kComponents<State> * R::kWidth;
   store_tile<R>(section, tile, kPitch);
@@ -154,61 +124,200 @@ void store_states(const ArrayView& view, int64_t batch, int64_t channel, int64_t
   }
 }
 
-/// Reads steps of a variable B or C as (component, state, kStateChunk); imaginary parts follow the
-/// real parts of all states.
+/// Of a (batch, channel, state) array what belongs to a vector of channels.
 template <class State>
-void load_projection(const ArrayView& view, const Block& block, int64_t dstate, int64_t first_step,
-                     int64_t steps, scalar_t<State>* tile) {
-  using R = real_t<State>;
-  const Section section =
-      projection_section(view, block.batch, block.group, dstate, first_step, steps);
-  load_tile<R>(section, tile, kStateChunk);
-  if constexpr (is_complex_v<State>) {
-    load_tile<R>(imaginary_part(section, view), tile + dstate * kStateChunk, kStateChunk);
-  }
+void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
+                         int64_t dstate, State* states) {
+  load_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
+              view.channel, dstate, states);
+}
+template <class State>
+void store_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
+                          int64_t dstate, const State* states) {
+  store_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
+               view.channel, dstate, states);
 }
 
-/// B or C of a chunk for one vector of channels: either a tile over (state, step) that all
-/// channels share, or numbers of each channel that hold for all steps.
+/// A Segmentation's array with `rows` rows of states for every channel; `row` is that of the first
+/// lane.
 template <class State>
-struct Projection {
-  const scalar_t<State>* tile = nullptr;  // null: constant
-  int64_t imaginary = 0;                  // distance of the imaginary parts in the tile
-  const State* constant = nullptr;
+struct SegmentRows {
+  ArrayView view;
+  int64_t offset;
+  int64_t lane_stride;
 
-  SELECTIVE_SCAN_HD bool is_variable() const { return tile != nullptr; }
+  SELECTIVE_SCAN_HD SegmentRows(void* data, int64_t rows, int64_t row, const ScanParams& params,
+                                const Block& block, const Lanes& lanes)
+      : view(contiguous_states<State>(data, params)),
+        offset(((block.batch * params.dim + lanes.channel) * rows + row) * view.channel),
+        lane_stride(view.channel) {}
+};
 
-  /// Of state n at step t.
-  SELECTIVE_SCAN_HD State at(int64_t n, int64_t t) const {
-    using R = real_t<State>;
-    if (!is_variable()) return constant[n];
-    const scalar_t<State>* entry = tile + n * kStateChunk + t;
-    if constexpr (is_complex_v<State>) {
-      return {R(entry[0]), R(entry[imaginary])};
-    } else {
-      return R(entry[0]);
+/// The states between the segments of a vector: those before each, or `shift` later.
+template <class State>
+SELECTIVE_SCAN_HD SegmentRows<State> boundaries_of(const ScanParams& params, const Block& block,
+                                                   const Lanes& lanes, int64_t shift) {
+  const Segmentation& segmentation = block.segmentation;
+  return {segmentation.boundaries,
+          segmentation.count + 1,
+          block.segment_set * real_t<State>::kWidth + shift,
+          params,
+          block,
+          lanes};
+}
+template <class State>
+SELECTIVE_SCAN_HD SegmentRows<State> factors_of(const ScanParams& params, const Block& block,
+                                                const Lanes& lanes) {
+  const Segmentation& segmentation = block.segmentation;
+  return {segmentation.factors,
+          segmentation.count,
+          block.segment_set * real_t<State>::kWidth,
+          params,
+          block,
+          lanes};
+}
+template <class State>
+void load_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate, State* states) {
+  load_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
+}
+template <class State>
+void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate,
+                const State* states) {
+  store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
+}
+
+/// (state, lane or step) of a variable B or C: its element (batch, group, 0, 0).
+SELECTIVE_SCAN_HD int64_t projection_offset(const ArrayView& view, const Block& block) {
+  return block.batch * view.batch + block.group * view.group;
+}
+
+/// A chunk of a variable B or C as it is staged: a row of kStateChunk steps for every component
+/// and state, imaginary parts after the real parts of all states. A step is one number, which all
+/// channels share, or as many as there are lanes where these are segments.
+template <class State>
+struct ProjectionTile {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+
+  static SELECTIVE_SCAN_HD int64_t step_values(bool are_segments) {
+    return are_segments ? R::kWidth : 1;
+  }
+  static SELECTIVE_SCAN_HD int64_t values(int64_t dstate, bool are_segments) {
+    return kComponents<State> * dstate * kStateChunk * step_values(are_segments);
+  }
+
+  static void load(const ArrayView& view, const Block& block, const Lanes& lanes,
+                   const Chunk& chunk, int64_t dstate, T* tile) {
+    ArrayView part = view;
+    for (int component = 0; component < kComponents<State>; ++component) {
+      if (lanes.are_segments()) {
+        load_segments(part, block, lanes, chunk, dstate, tile);
+      } else {
+        const int64_t offset = projection_offset(part, block) + chunk.offset * part.step;
+        load_tile<R>(
+            {element_at(part, offset), part.dtype, dstate, chunk.steps, part.state, part.step},
+            tile, kStateChunk);
+      }
+      part.data = element_at(view, view.imag);
+      tile += dstate * kStateChunk * step_values(lanes.are_segments());
+    }
+  }
+
+  static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
+                    const Chunk& chunk, int64_t dstate, const T* tile) {
+    ArrayView part = view;
+    for (int component = 0; component < kComponents<State>; ++component) {
+      const int64_t offset = projection_offset(part, block);
+      if (lanes.are_segments()) {
+        for (int64_t n = 0; n < dstate; ++n) {
+          store_steps<R>(step_section(part, offset + n * part.state, lanes, chunk), lanes, chunk,
+                         tile + n * kStateChunk * R::kWidth);
+        }
+      } else {
+        store_tile<R>({element_at(part, offset + chunk.offset * part.step), part.dtype, dstate,
+                       chunk.steps, part.state, part.step},
+                      tile, kStateChunk);
+      }
+      part.data = element_at(view, view.imag);
+      tile += dstate * kStateChunk * step_values(lanes.are_segments());
+    }
+  }
+
+ private:
+  /// Whole vectors move along whichever of steps and states is contiguous.
+  static void load_segments(const ArrayView& view, const Block& block, const Lanes& lanes,
+                            const Chunk& chunk, int64_t dstate, T* tile) {
+    const int64_t offset = projection_offset(view, block);
+    const bool is_ragged = chunk.whole_lanes < lanes.count;
+    if (is_ragged || (view.state != 1 && view.state != -1)) {
+      for (int64_t n = 0; n < dstate; ++n) {
+        load_steps<R>(step_section(view, offset + n * view.state, lanes, chunk), lanes, chunk,
+                      tile + n * kStateChunk * R::kWidth);
+      }
+      return;
+    }
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      Section section = step_section(view, offset + t * view.step, lanes, chunk);
+      section.rows = dstate;
+      section.row_stride = view.state;
+      load_tile<R>(section, tile + t * R::kWidth, kStateChunk * R::kWidth);
     }
   }
 };
 
-/// The inputs that hold for all steps, for every vector of channels of a block, and tiles of B, C.
+/// B or C of a chunk for one vector: numbers that all lanes share, from a tile, or vectors with one
+/// for each lane.
+template <class State>
+struct Projection {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+
+  const T* data = nullptr;
+  int64_t imaginary = 0;  // distance of the imaginary parts
+  bool is_variable = false;
+  bool is_shared = false;
+  int64_t state_stride = 0;  // of vectors; those of a tile of shared numbers are known
+  int64_t step_stride = 0;
+
+  /// Of state n at step t.
+  SELECTIVE_SCAN_HD State at(int64_t n, int64_t t) const {
+    if (is_shared) {
+      const T* entry = data + n * kStateChunk + t;
+      if constexpr (is_complex_v<State>) {
+        return {R(entry[0]), R(entry[imaginary])};
+      } else {
+        return R(entry[0]);
+      }
+    }
+    const T* entry = data + n * state_stride + t * step_stride;
+    if constexpr (is_complex_v<State>) {
+      return {R::load(entry), R::load(entry + imaginary)};
+    } else {
+      return R::load(entry);
+    }
+  }
+};
+
+/// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
 template <class State>
 struct BlockInputs {
   using R = real_t<State>;
   using T = scalar_t<State>;
+  using Tile = ProjectionTile<State>;
 
   Pole<State>* poles;  // (vector, state)
   State* B_constant;   // (vector, state), if constant
   State* C_constant;
-  T* B_tile;  // (component, state, kStateChunk), if variable
+  T* B_tile;  // if variable
   T* C_tile;
   R* D;  // (vector)
   R* delta_bias;
   State* staging;  // (state)
 
-  SELECTIVE_SCAN_HD BlockInputs(Arena& arena, const ScanParams& params, int64_t vectors) {
+  SELECTIVE_SCAN_HD BlockInputs(Arena& arena, const ScanParams& params, const Block& block) {
     const int64_t dstate = params.dstate;
-    const int64_t tile = kComponents<State> * dstate * kStateChunk;
+    const int64_t vectors = num_vectors<R>(block);
+    const int64_t tile = Tile::values(dstate, block.segmentation.present());
     poles = arena.take<Pole<State>>(vectors * dstate);
     B_constant = arena.take<State>(params.variable_B ? 0 : vectors * dstate);
     C_constant = arena.take<State>(params.variable_C ? 0 : vectors * dstate);
@@ -219,77 +328,98 @@ struct BlockInputs {
     staging = arena.take<State>(dstate);
   }
 
-  void load(const ScanParams& params, int64_t vector, int64_t channel, int64_t lanes) {
+  void load(const ScanParams& params, const Lanes& lanes, int64_t vector) const {
     const int64_t dstate = params.dstate;
-    load_states(params.A, 0, channel, lanes, dstate, staging);
+    const auto load = [&](const ArrayView& view, State* states) {
+      load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view),
+                  dstate, states);
+    };
+    load(params.A, staging);
     for (int64_t n = 0; n < dstate; ++n) {
       poles[vector * dstate + n] = make_pole<VectorMath>(staging[n]);
     }
-    if (!params.variable_B) {
-      load_states(params.B, 0, channel, lanes, dstate, B_constant + vector * dstate);
-    }
-    if (!params.variable_C) {
-      load_states(params.C, 0, channel, lanes, dstate, C_constant + vector * dstate);
-    }
-    load_channels(params.D, channel, lanes, D[vector]);
-    load_channels(params.delta_bias, channel, lanes, delta_bias[vector]);
+    if (!params.variable_B) load(params.B, B_constant + vector * dstate);
+    if (!params.variable_C) load(params.C, C_constant + vector * dstate);
+    load_channels(params.D, lanes, D[vector]);
+    load_channels(params.delta_bias, lanes, delta_bias[vector]);
   }
 
-  void load_steps(const ScanParams& params, const Block& block, int64_t first_step, int64_t steps) {
-    if (params.variable_B) {
-      load_projection<State>(params.B, block, params.dstate, first_step, steps, B_tile);
-    }
-    if (params.variable_C) {
-      load_projection<State>(params.C, block, params.dstate, first_step, steps, C_tile);
-    }
+  void load_B(const ScanParams& params, const Block& block, const Lanes& lanes,
+              const Chunk& chunk) const {
+    if (params.variable_B) Tile::load(params.B, block, lanes, chunk, params.dstate, B_tile);
+  }
+  void load_C(const ScanParams& params, const Block& block, const Lanes& lanes,
+              const Chunk& chunk) const {
+    if (params.variable_C) Tile::load(params.C, block, lanes, chunk, params.dstate, C_tile);
   }
 
-  SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, int64_t vector) const {
-    return projection(params, params.variable_B ? B_tile : nullptr, B_constant, vector);
+  SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,
+                                        int64_t vector) const {
+    return params.variable_B ? variable(params, lanes, B_tile)
+                             : constant(B_constant + vector * params.dstate);
   }
-  SELECTIVE_SCAN_HD Projection<State> C(const ScanParams& params, int64_t vector) const {
-    return projection(params, params.variable_C ? C_tile : nullptr, C_constant, vector);
+  SELECTIVE_SCAN_HD Projection<State> C(const ScanParams& params, const Lanes& lanes,
+                                        int64_t vector) const {
+    return params.variable_C ? variable(params, lanes, C_tile)
+                             : constant(C_constant + vector * params.dstate);
   }
 
  private:
-  static void load_channels(const ArrayView& view, int64_t channel, int64_t lanes, R& values) {
+  static void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
     values = R(T(0));
-    if (view.present()) {
-      load_tile<R>(channel_section(view, channel, lanes), reinterpret_cast<T*>(&values), R::kWidth);
-    }
+    if (!view.present()) return;
+    load_tile<R>({element_at(view, lanes.channel * view.channel), view.dtype, 1, lanes.count, 0,
+                  lanes.channel_stride(view)},
+                 reinterpret_cast<T*>(&values), R::kWidth);
   }
 
-  static SELECTIVE_SCAN_HD Projection<State> projection(const ScanParams& params, const T* tile,
-                                                        const State* constant, int64_t vector) {
-    return {tile, params.dstate * kStateChunk, constant + vector * params.dstate};
+  static SELECTIVE_SCAN_HD Projection<State> variable(const ScanParams& params, const Lanes& lanes,
+                                                      const T* tile) {
+    const int64_t step_values = Tile::step_values(lanes.are_segments());
+    const int64_t state_stride = kStateChunk * step_values;
+    return {tile,       params.dstate * state_stride, true, !lanes.are_segments(), state_stride,
+            step_values};
+  }
+  static SELECTIVE_SCAN_HD Projection<State> constant(const State* states) {
+    return {reinterpret_cast<const T*>(states), R::kWidth, false, false,
+            kComponents<State> * R::kWidth,     0};
   }
 };
 
-/// Reads steps of an input sequence; zeros where it is absent. The caller reads the chunk that
+/// Reads a chunk of an input sequence; zeros where it is absent. The caller reads the chunk that
 /// starts `steps_ahead` from here next, or soon.
 template <class R>
-void load_sequence(const ArrayView& view, const Block& block, int64_t channel, int64_t lanes,
-                   int64_t first_step, int64_t steps, int64_t steps_ahead, R* tile) {
+void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
+                   const Chunk& chunk, int64_t steps_ahead, R* tile) {
   if (!view.present()) {
-    for (int64_t t = 0; t < steps; ++t) tile[t] = R(scalar_t<R>(0));
+    for (int64_t t = 0; t < chunk.steps; ++t) tile[t] = R(scalar_t<R>(0));
     return;
   }
-  Section section = sequence_section(view, block.batch, channel, lanes, first_step, steps);
+  Section section =
+      step_section(view, block.batch * view.batch + lanes.channel * view.channel, lanes, chunk);
   section.rows_ahead = steps_ahead;
-  load_tile<R>(section, reinterpret_cast<scalar_t<R>*>(tile), R::kWidth);
+  load_steps<R>(section, lanes, chunk, reinterpret_cast<scalar_t<R>*>(tile));
 }
 
 template <class R>
-void store_sequence(const ArrayView& view, const Block& block, int64_t channel, int64_t lanes,
-                    int64_t first_step, int64_t steps, const R* tile) {
-  store_tile<R>(sequence_section(view, block.batch, channel, lanes, first_step, steps),
-                reinterpret_cast<const scalar_t<R>*>(tile), R::kWidth);
+void store_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
+                    const Chunk& chunk, const R* tile) {
+  const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
+  store_steps<R>(step_section(view, offset, lanes, chunk), lanes, chunk,
+                 reinterpret_cast<const scalar_t<R>*>(tile));
 }
 
-/// delta + delta_bias, and of that the step Δ.
+/// Reads delta and makes of it the steps Δ, 0 where a segment has none.
 template <class R>
-SELECTIVE_SCAN_HD R step_size(R biased_delta, bool delta_softplus) {
-  return delta_softplus ? VectorMath::softplus(biased_delta) : biased_delta;
+void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
+                     R* delta) {
+  load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    biased_delta[t] = biased_delta[t] + delta_bias;
+    delta[t] = params.delta_softplus ? VectorMath::softplus(biased_delta[t]) : biased_delta[t];
+  }
+  clear_steps_beyond(lanes, chunk, delta);
 }
 
 /// softplus'(x) = sigmoid(x) = 1 − exp(−softplus(x)), which needs no division.

@@ -239,4 +239,27 @@ void store_tile(const Section& section, const typename R::Scalar* tile, int64_t 
   });
 }
 
+/// Moves a section of one lane alone, and nothing beside it in the tile.
+template <class R>
+void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) {
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    const Element* source = static_cast<const Element*>(section.data);
+    for (int64_t row = 0; row < section.rows; ++row) {
+      tile[row * pitch] = Converter<R, Element>::scalar(source[row * section.row_stride]);
+    }
+  });
+}
+
+template <class R>
+void store_lane(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    Element* target = static_cast<Element*>(section.data);
+    for (int64_t row = 0; row < section.rows; ++row) {
+      Converter<R, Element>::store_scalar(tile[row * pitch], target + row * section.row_stride);
+    }
+  });
+}
+
 }  // namespace selective_scan::cpu

@@ -9,27 +9,51 @@
 
 namespace selective_scan::cpu {
 
-/// What one task scans: channels of one group of one batch entry, through all steps.
+/// The sequences in segments of equal length, the last perhaps shorter; see segments.h. Of each
+/// segment the affine map that it applies to a state, and the states between the segments, as the
+/// kernels know them: of the compute type, complex interleaved.
+struct Segmentation {
+  int64_t steps = 0;  // of a segment, whole chunks; 0: sequences are not segmented
+  int64_t count = 0;
+  int64_t lanes = 0;           // segments that a vector walks at a time
+  void* factors = nullptr;     // (batch, channel, segment, state)
+  void* boundaries = nullptr;  // (batch, channel, segment and one more, state)
+
+  SELECTIVE_SCAN_HD bool present() const { return steps > 0; }
+  /// How many vectors a channel's segments fill.
+  SELECTIVE_SCAN_HD int64_t sets() const { return present() ? (count + lanes - 1) / lanes : 1; }
+};
+
+/// What one task scans: channels of one group of one batch entry, through all steps or, where
+/// sequences are segmented, through one vector of segments.
 struct Block {
   int64_t batch = 0;
   int64_t group = 0;
   int64_t index = 0;  // among the blocks of its group
   int64_t first_channel = 0;
   int64_t channels = 0;
+  Segmentation segmentation;
+  int64_t segment_set = 0;
 };
 
-/// Divides every group into equal blocks of channels.
+/// Divides every group into equal blocks of channels, and these into sets of segments.
 struct Partition {
   int64_t batch = 0;
   int64_t groups = 0;
   int64_t group_channels = 0;
   int64_t block_channels = 0;
   int64_t blocks_per_group = 0;
+  Segmentation segmentation;
 
-  SELECTIVE_SCAN_HD int64_t count() const { return batch * groups * blocks_per_group; }
+  SELECTIVE_SCAN_HD int64_t count() const {
+    return batch * groups * blocks_per_group * segmentation.sets();
+  }
 
   SELECTIVE_SCAN_HD Block block(int64_t task) const {
     Block block;
+    block.segmentation = segmentation;
+    block.segment_set = task % segmentation.sets();
+    task /= segmentation.sets();
     block.index = task % blocks_per_group;
     block.group = task / blocks_per_group % groups;
     block.batch = task / blocks_per_group / groups;
@@ -59,10 +83,11 @@ struct Arena {
 /// Gradients that more than one task contributes to, as the tasks leave them: in the compute type
 /// (complex interleaved), to be added up afterwards in a fixed order.
 struct BackwardPartials {
-  void* dA = nullptr;  // (batch, channel, state)
-  void* dB = nullptr;  // constant B: (batch, channel, state)
+  int64_t rows = 0;    // a row for every batch entry and set of segments
+  void* dA = nullptr;  // (row, channel, state)
+  void* dB = nullptr;  // constant B: (row, channel, state)
   void* dC = nullptr;
-  void* dD = nullptr;  // (batch, channel)
+  void* dD = nullptr;  // (row, channel)
   void* ddelta_bias = nullptr;
   // Variable B and C of groups of several blocks: (batch, group, block, chunk, component, state,
   // kStateChunk). Null where a block is a whole group; it then writes the gradient itself.
@@ -73,11 +98,17 @@ struct BackwardPartials {
 
 /// The kernels of one combination of compute type, real or complex, and method.
 struct Kernels {
-  int64_t (*forward_scratch_bytes)(const ForwardParams& params, int64_t block_channels);
+  int64_t lanes;  // of a vector
+  /// Each with the scratch memory that it needs for a block no larger than this one.
+  int64_t (*forward_scratch_bytes)(const ForwardParams& params, const Block& block);
   void (*forward)(const ForwardParams& params, const Block& block, void* scratch);
-  int64_t (*backward_scratch_bytes)(const BackwardParams& params, int64_t block_channels);
+  int64_t (*backward_scratch_bytes)(const BackwardParams& params, const Block& block);
   void (*backward)(const BackwardParams& params, const Block& block,
                    const BackwardPartials& partials, void* scratch);
+  /// The affine maps of a block's segments, before a pass over segmented sequences.
+  int64_t (*map_scratch_bytes)(const ScanParams& params, const Block& block);
+  void (*forward_maps)(const ForwardParams& params, const Block& block, void* scratch);
+  void (*backward_maps)(const BackwardParams& params, const Block& block, void* scratch);
 };
 
 /// The kernels of the adaptive unitary scan, of one compute type.

@@ -1,0 +1,51 @@
+"""Groups of few channels: the CPU kernels' vectors hold segments of the sequences instead."""
+
+import pytest
+import torch
+
+from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, check
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+# One channel to a group fills no vector; the last segment is a part of one.
+BASE = Case(dim=2, groups=2, seqlen=333)
+
+
+def cases():
+    for method in METHODS:
+        for is_complex in (False, True):
+            yield BASE.with_(method=method, complex=is_complex)
+    for seqlen in (64, 65, 128, 500, 512, 513, 1024, 1025, 2049):
+        yield BASE.with_(seqlen=seqlen)
+    for B, C in ((B, C) for B in REAL_KINDS for C in REAL_KINDS if B != C):
+        yield BASE.with_(groups=1, B=B, C=C)
+    for kind in COMPLEX_KINDS:
+        yield BASE.with_(complex=True, B=kind, C=kind, groups=1, dstate=5)
+    for layout in LAYOUTS:
+        yield BASE.with_(layout=layout, groups=1)
+        yield BASE.with_(layout=layout, reverse=True)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        yield BASE.with_(dtype=dtype, dstate=7)
+    for absent in ("D", "z", "delta_bias", "delta_softplus", "initial_state"):
+        yield BASE.with_(**{absent: False})
+    for cotangents in (("out",), ("last_state",)):
+        yield BASE.with_(cotangents=cotangents)
+    yield BASE.with_(decay=0.01, seqlen=1000)  # the segments' maps hardly decay
+    yield BASE.with_(decay=20.0, seqlen=1000)  # and decay to nothing
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=str)
+def test_matches_the_reference(case):
+    check(case)
+
+
+def test_the_states_of_an_unstable_system_stay_numbers():
+    """A segment may grow by a factor that overflows while the state before it is still 0."""
+    seqlen = 2048
+    u = torch.zeros(1, 1, seqlen)
+    u[..., -2:] = 1
+    delta = torch.ones(1, 1, seqlen)
+    A = torch.full((1, 3), 2.0)
+    B, C = torch.ones(2, 1, 3, seqlen)
+    torch.testing.assert_close(
+        selective_scan_fn(u, delta, A, B, C), selective_scan_ref(u, delta, A, B, C)
+    )
