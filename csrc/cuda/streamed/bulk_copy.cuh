@@ -36,17 +36,19 @@ __device__ __forceinline__ void wait_for_primary() {
 #endif
 }
 
-/// An mbarrier in shared memory. Phases count from 0; a wait names the parity of the phase.
-class Barrier {
- public:
-  __device__ __forceinline__ void initialize(int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals)
+/// An mbarrier in shared memory, known by its address there. Phases count from 0; a wait names the
+/// parity of the phase.
+struct Barrier {
+  uint32_t address;
+
+  __device__ __forceinline__ void initialize(int arrivals) const {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals)
                  : "memory");
   }
-  __device__ __forceinline__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+  __device__ __forceinline__ void arrive() const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
   }
-  __device__ __forceinline__ void wait(int parity) {
+  __device__ __forceinline__ void wait(int parity) const {
     uint32_t done;
     do {
       asm volatile(
@@ -56,34 +58,27 @@ class Barrier {
           "selp.u32 %0, 1, 0, p;\n"
           "}"
           : "=r"(done)
-          : "r"(address()), "r"(parity)
+          : "r"(address), "r"(parity)
           : "memory");
     } while (done == 0);
   }
   /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.
-  __device__ __forceinline__ void copy(void* target, const void* source, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
-                 "r"(bytes)
+  __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
                  : "memory");
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(static_cast<uint32_t>(__cvta_generic_to_shared(target))),
-        "l"(source), "r"(bytes), "r"(address())
+            "r"(target),
+        "l"(source), "r"(bytes), "r"(address)
         : "memory");
   }
-
- private:
-  __device__ __forceinline__ uint32_t address() const {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(this));
-  }
-  uint64_t state_;
 };
 
 /// What a ring of kSlots has in shared memory before its slots.
 template <int kSlots>
 struct alignas(16) RingBarriers {
-  Barrier full[kSlots];
-  Barrier empty[kSlots];
+  uint64_t full[kSlots];
+  uint64_t empty[kSlots];
 };
 
 /// Every warp of the block visits chunks 0, 1, ... `chunks - 1`, each between acquire() and
@@ -98,17 +93,19 @@ class ChunkRing {
   /// block.
   __device__ ChunkRing(RingBarriers<kSlots>& barriers, char* slots, const void* source,
                        int64_t stride, int chunk_bytes, int chunks)
-      : barriers_(barriers),
+      : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         source_(static_cast<const char*>(source)),
         stride_(stride),
         chunk_bytes_(chunk_bytes),
-        chunks_(chunks) {
+        chunks_(chunks),
+        is_producer_(threadIdx.x == 0),
+        is_leader_(threadIdx.x % kWarpSize == 0) {
     if constexpr (kHasBulkCopy) {
       if (threadIdx.x == 0) {
         for (int slot = 0; slot < kSlots; ++slot) {
-          barriers_.full[slot].initialize(1);
-          barriers_.empty[slot].initialize(static_cast<int>(blockDim.x) / kWarpSize);
+          full(slot).initialize(1);
+          empty(slot).initialize(static_cast<int>(blockDim.x) / kWarpSize);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -120,7 +117,7 @@ class ChunkRing {
   /// Starts the first copies. The source must be complete: see wait_for_primary().
   __device__ __forceinline__ void start() {
     if constexpr (kHasBulkCopy) {
-      if (threadIdx.x == 0) {
+      if (is_producer_) {
         const int first = chunks_ < kSlots ? chunks_ : kSlots;
         for (int k = 0; k < first; ++k) copy(k, k);
       }
@@ -133,13 +130,13 @@ class ChunkRing {
   __device__ __forceinline__ const char* acquire() {
     if constexpr (kHasBulkCopy) {
       // Chunk index - 2 has been left by most warps now; its slot takes the one kSlots further on.
-      if (threadIdx.x == 0 && index_ >= 2 && index_ - 2 + kSlots < chunks_) {
+      if (is_producer_ && index_ >= 2 && index_ - 2 + kSlots < chunks_) {
         const int behind = slot_ >= 2 ? slot_ - 2 : slot_ - 2 + kSlots;
-        barriers_.empty[behind].wait(slot_ >= 2 ? parity_ : parity_ ^ 1);
+        empty(behind).wait(slot_ >= 2 ? parity_ : parity_ ^ 1);
         copy(index_ - 2 + kSlots, behind);
       }
       __syncwarp();
-      barriers_.full[slot_].wait(parity_);
+      full(slot_).wait(parity_);
     } else {
       // One group of copies a chunk; those of the last kSlots - 3 may be on their way still.
       __pipeline_wait_prior(kSlots - 3);
@@ -154,7 +151,7 @@ class ChunkRing {
   __device__ __forceinline__ void release() {
     if constexpr (kHasBulkCopy) {
       __syncwarp();
-      if (threadIdx.x % kWarpSize == 0) barriers_.empty[slot_].arrive();
+      if (is_leader_) empty(slot_).arrive();
     }
     ++index_;
     if (++slot_ == kSlots) {
@@ -164,9 +161,13 @@ class ChunkRing {
   }
 
  private:
+  __device__ __forceinline__ Barrier full(int slot) const {
+    return {barriers_ + slot * static_cast<uint32_t>(sizeof(uint64_t))};
+  }
+  __device__ __forceinline__ Barrier empty(int slot) const { return full(kSlots + slot); }
   __device__ __forceinline__ void copy(int chunk, int slot) {
-    barriers_.full[slot].copy(slots_ + slot * chunk_bytes_, source_ + chunk * stride_,
-                              chunk_bytes_);
+    const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(slots_));
+    full(slot).copy(target + slot * chunk_bytes_, source_ + chunk * stride_, chunk_bytes_);
   }
   __device__ __forceinline__ void copy_together(int chunk, int slot) {
     constexpr int kAccess = 16;
@@ -180,12 +181,14 @@ class ChunkRing {
     __pipeline_commit();
   }
 
-  RingBarriers<kSlots>& barriers_;
+  uint32_t barriers_;
   char* slots_;
   const char* source_;
   int64_t stride_;
   int chunk_bytes_;
   int chunks_;
+  bool is_producer_;
+  bool is_leader_;
   int index_ = 0;
   int slot_ = 0;
   int parity_ = 0;

@@ -75,22 +75,40 @@ inline bool prepare_rows(const ScanParams& params, int items,
   return true;
 }
 
-/// Which values of its warp's chunk a lane holds, and which of them exist.
+/// Which values of its warp's chunk a lane holds, and which of them exist. Values lie in the order
+/// of memory, against the scan where that runs backwards; so long as all arrays do, only what goes
+/// through shared memory has to know (slice_to_shared(), slice_from_shared()).
 struct LaneSlice {
-  LaneMap map;
+  LaneMap map;  // best a constant
+  bool is_backward;
+  bool is_bfloat16;   // of 2-byte elements, which all arrays have alike
   int channel;        // the first one
-  int step;           // likewise
+  int step;           // the earliest one in the order of the scan
   int channels_left;  // of the warp, from its first one on
 
+  /// `like` is one of the arrays.
   template <int kItems>
-  static __device__ __forceinline__ LaneSlice make(LaneMap map, int lane, int channels_left) {
+  static __device__ __forceinline__ LaneSlice make(LaneMap map, const RowArray& like, int lane,
+                                                   int channels_left) {
     constexpr int kLanes = kWarpSize / kItems;  // of a channel
-    if (map == LaneMap::kSteps) return {map, lane / kLanes, lane % kLanes * kItems, channels_left};
-    return {map, 0, lane, channels_left};
+    LaneSlice slice{map, like.step < 0, like.dtype == DType::kBFloat16, 0, lane, channels_left};
+    if (map == LaneMap::kSteps) {
+      slice.channel = lane / kLanes;
+      slice.step = lane % kLanes * kItems;
+    }
+    return slice;
   }
-  /// Whether the lane holds anything in a chunk of `steps` steps.
+  __device__ __forceinline__ bool has_vectors(const RowArray& rows) const {
+    return map == LaneMap::kSteps || rows.has_vectors;
+  }
+  /// Whether the lane holds anything in a chunk from which on `steps` steps are left.
   __device__ __forceinline__ bool exists(int steps) const {
     return channel < channels_left && step < steps;
+  }
+  /// Where the slice begins in a row of shared memory that is in the order of memory.
+  template <int kItems>
+  __device__ __forceinline__ int position() const {
+    return is_backward ? kChunk - kItems - step : step;
   }
 };
 
@@ -126,12 +144,18 @@ class RowCursor {
   __device__ __forceinline__ RawSlice<kItems> fetch(const RowArray& rows, const LaneSlice& slice,
                                                     int steps) const {
     RawSlice<kItems> raw{};
-    if (!slice.exists(steps)) return raw;
-    if (rows.has_vectors) {
+    fetch_into(rows, slice, steps, raw);
+    return raw;
+  }
+  /// The same, but what does not exist stays as it is.
+  __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice& slice,
+                                             int steps, RawSlice<kItems>& raw) const {
+    if (!slice.exists(steps)) return;
+    if (slice.has_vectors(rows)) {
       const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
 #pragma unroll
       for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
-      return raw;
+      return;
     }
     const int stride = static_cast<int>(rows.channel);
 #pragma unroll
@@ -140,19 +164,29 @@ class RowCursor {
         raw.words[i] = *reinterpret_cast<const Element*>(address_ + i * stride);
       }
     }
-    return raw;
+  }
+
+  /// Brings a whole chunk's slice to the L2 cache.
+  __device__ __forceinline__ void prefetch(const RowArray& rows, const LaneSlice& slice) const {
+    const int stride = static_cast<int>(rows.channel);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i > 0 && rows.has_vectors) break;
+      if (slice.channel + i < slice.channels_left) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(address_ + i * stride));
+      }
+    }
   }
 
   __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
-                                        Slice<kItems> values) const {
+                                        const Slice<kItems>& values) const {
     if (!slice.exists(steps)) return;
-    if (rows.has_vectors) {
-      if (slice.map == LaneMap::kSteps && rows.step < 0) values = reversed(values);
+    if (slice.has_vectors(rows)) {
       Pack<uint32_t, kWords> pack;
       if constexpr (kSize == 4) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) pack.v[i] = bit_cast<uint32_t>(values.v[i]);
-      } else if (rows.dtype == DType::kBFloat16) {
+      } else if (slice.is_bfloat16) {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
           pack.v[i] =
@@ -175,14 +209,13 @@ class RowCursor {
       if constexpr (kSize == 4) {
         element = bit_cast<uint32_t>(values.v[i]);
       } else {
-        element = rows.dtype == DType::kBFloat16 ? to_bfloat16(values.v[i]).bits
-                                                 : to_half(values.v[i]).bits;
+        element = slice.is_bfloat16 ? to_bfloat16(values.v[i]).bits : to_half(values.v[i]).bits;
       }
       *reinterpret_cast<Element*>(address_ + i * stride) = element;
     }
   }
 
-  /// The values of a slice in the order of the scan.
+  /// The values of a slice, in the order of memory.
   static __device__ __forceinline__ Slice<kItems> to_values(const RowArray& rows,
                                                             const LaneSlice& slice,
                                                             const RawSlice<kItems>& raw) {
@@ -190,8 +223,8 @@ class RowCursor {
     if constexpr (kSize == 4) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i]);
-    } else if (rows.dtype == DType::kBFloat16) {
-      if (rows.has_vectors) {
+    } else if (slice.is_bfloat16) {
+      if (slice.has_vectors(rows)) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const uint32_t word = raw.words[i / 2];
@@ -202,7 +235,7 @@ class RowCursor {
         for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i] << 16);
       }
     } else {
-      if (rows.has_vectors) {
+      if (slice.has_vectors(rows)) {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
           const float2 both = __half22float2(bit_cast<__half2>(raw.words[i]));
@@ -216,7 +249,6 @@ class RowCursor {
         }
       }
     }
-    if (slice.map == LaneMap::kSteps && rows.step < 0) values = reversed(values);
     return values;
   }
 
@@ -224,39 +256,59 @@ class RowCursor {
   using Element = Vector<kSize>;
   static constexpr int kWords = kItems * kSize / 4;
 
-  static __device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
-    Slice<kItems> result;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) result.v[i] = values.v[kItems - 1 - i];
-    return result;
-  }
-
   char* address_;
 };
 
-/// To and from the warp's [channel][step] rows in shared memory, kRowStride apart.
 template <int kItems>
+__device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
+  Slice<kItems> result;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) result.v[i] = values.v[kItems - 1 - i];
+  return result;
+}
+
+/// The order of a row in shared memory. A scan that takes rows in the order of memory has code for
+/// each direction; turning slices round here costs a few instructions a value in either.
+enum class RowOrder : int8_t { kScan, kMemory };
+
+/// To the warp's [channel][step] rows in shared memory, kRowStride apart.
+template <RowOrder kOrder = RowOrder::kScan, int kItems>
 __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
                                                 float* rows) {
   if (slice.map == LaneMap::kSteps) {
-    store_pack(rows + slice.channel * kRowStride + slice.step,
-               bit_cast<Pack<float, kItems>>(values));
+    float* row = rows + slice.channel * kRowStride;
+    if constexpr (kOrder == RowOrder::kMemory) {
+      store_pack(row + slice.position<kItems>(), bit_cast<Pack<float, kItems>>(values));
+    } else {
+      store_pack(row + slice.step,
+                 bit_cast<Pack<float, kItems>>(slice.is_backward ? reversed(values) : values));
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) rows[i * kRowStride + slice.step] = values.v[i];
   }
 }
-template <int kItems>
+/// The sum of kPlanes such arrays, `plane` floats apart.
+template <int kItems, int kPlanes = 1, RowOrder kOrder = RowOrder::kScan>
 __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slice,
-                                                           const float* rows) {
-  Slice<kItems> values;
-  if (slice.map == LaneMap::kSteps) {
-    return bit_cast<Slice<kItems>>(
-        load_pack<float, kItems>(rows + slice.channel * kRowStride + slice.step));
-  }
+                                                           const float* rows, int plane = 0) {
+  const bool along_steps = slice.map == LaneMap::kSteps;
+  Slice<kItems> sum{};
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) values.v[i] = rows[i * kRowStride + slice.step];
-  return values;
+  for (int p = 0; p < kPlanes; ++p, rows += plane) {
+    Slice<kItems> values;
+    if (along_steps) {
+      const int at = kOrder == RowOrder::kMemory ? slice.position<kItems>() : slice.step;
+      values =
+          bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) values.v[i] = rows[i * kRowStride + slice.step];
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) sum.v[i] = p == 0 ? values.v[i] : sum.v[i] + values.v[i];
+  }
+  return along_steps && kOrder == RowOrder::kScan && slice.is_backward ? reversed(sum) : sum;
 }
 
 }  // namespace selective_scan::cuda::streamed
