@@ -72,9 +72,7 @@ CASES = {
     "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), lambda dtype: -80.0, lambda dtype: 80.0),
 }
 
-# In ulp, 2 for the others: three numbers are rounded before sigmoid's quotient is, and an angle is
-# rounded twice as it is reduced.
-LIMITS = {"sigmoid": 2.5, "sin": 2.5, "cos": 2.5}
+LIMIT = 2  # ulp
 
 
 def arguments(random, dtype, low, high, count=2000):
@@ -94,9 +92,7 @@ def test_ulps(functions, random, name, dtype):
     actual = getattr(functions, name)(x)
     errors = exact.ulps(actual, [function(exact.number(value)) for value in x])
     worst = int(np.argmax(errors))
-    assert errors[worst] <= LIMITS.get(name, 2), (
-        f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
-    )
+    assert errors[worst] <= LIMIT, f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
 
 
 @pytest.mark.parametrize("dtype", REAL)

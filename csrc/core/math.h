@@ -162,12 +162,33 @@ constexpr double factorial(int n) {
   return n > 1 ? n * factorial(n - 1) : 1;
 }
 
-/// φ1'(x) = Σ (k+1)/(k+2)! x^k for |x| < 1.
+/// Of φ1'(x) for |x| < 1: where x is complex the series' (k+1)/(k+2)!, where it is real a minimax
+/// fit (relative error 4e-8 in fp32, 5e-18 in fp64), which needs fewer.
+template <class T>
+struct Phi1DerivativePolynomial {
+  static constexpr bool kIsSingle = sizeof(scalar_t<T>) == 4;
+  static constexpr int kDegree = is_complex_v<T> ? (kIsSingle ? 10 : 18) : (kIsSingle ? 7 : 14);
+
+  static constexpr double coefficient(int k) {
+    constexpr double kSingle[] = {0.49999998398818260549,    0.33333340410197916513,
+                                  0.12500056281402538038,    0.033332797388798734681,
+                                  0.0069414772626984916189,  0.0011913790809990059355,
+                                  0.00017851079603811413271, 0.000021846651072880085932};
+    constexpr double kDouble[] = {
+        0.50000000000000000154,    0.33333333333333336762,     0.12499999999999984835,
+        0.033333333333331986623,   0.0069444444444468606599,   0.0011904761904913051836,
+        0.00017361111109685439507, 0.000022045855305025606602, 2.4801587694669177788e-6,
+        2.5052126950439612812e-7,  2.2964379083431073229e-8,   1.9268375815627598909e-9,
+        1.4915232766401145781e-10, 1.0873547200630750961e-11,  7.1323346339599588467e-13};
+    return is_complex_v<T> ? (k + 1) / factorial(k + 2) : kIsSingle ? kSingle[k] : kDouble[k];
+  }
+};
+
 template <int kFirst = 0, class T>
 SELECTIVE_SCAN_HD T phi1_derivative_series(T x) {
-  constexpr int kLast = sizeof(scalar_t<T>) == 4 ? 10 : 18;
-  constexpr double kCoefficient = (kFirst + 1) / factorial(kFirst + 2);
-  if constexpr (kFirst == kLast) {
+  using Polynomial = Phi1DerivativePolynomial<T>;
+  constexpr double kCoefficient = Polynomial::coefficient(kFirst);
+  if constexpr (kFirst == Polynomial::kDegree) {
     return constant<T>(kCoefficient) * one<T>();
   } else {
     return constant<T>(kCoefficient) + x * phi1_derivative_series<kFirst + 1>(x);

@@ -1,6 +1,6 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
-// pipelines with whatever surrounds it. Within 2 ulp (sigmoid, sincos 2.5), infinities, NaN,
-// overflow and gradual underflow included; exp_of trades the outermost binades for speed.
+// pipelines with whatever surrounds it. Within 2 ulp, infinities, NaN, overflow and gradual
+// underflow included; exp_of trades the outermost binades for speed.
 //
 // The polynomials are minimax fits of
 //   exp      ((exp(f) - 1)/f - 1)/f, |f| <= log(2)/2
@@ -46,6 +46,8 @@ struct MathConstants<float> {
                                              0.29592458350355689355f};
   static constexpr int32_t kSqrtHalf = 0x3f3504f3;
 
+  /// n·kHalfPi[i] is exact for i < 3, and so is what the first kExactParts leave of x.
+  static constexpr int kExactParts = 2;
   static constexpr float kHalfPi[] = {0x1.92p+0f, 0x1.fb4p-12f, 0x1.444p-24f, 0x1.68c234p-39f};
   static constexpr float kSinPolynomial[] = {-0.16666664655954273308f, 0.0083327466687048269786f,
                                              -0.00019587505521976781684f};
@@ -80,6 +82,7 @@ struct MathConstants<double> {
                                               0.14631340761670104637};
   static constexpr int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
 
+  static constexpr int kExactParts = 1;
   static constexpr double kHalfPi[] = {0x1.921fb544p+0, 0x1.0b4611a4p-34, 0x1.13198a2cp-65,
                                        0x1.01b839a25204ap-96};
   static constexpr double kSinPolynomial[] = {
@@ -216,12 +219,14 @@ struct VectorMath {
     return select(x > R(-1), select(x == R(kInfinity), x, result), at_end);
   }
 
-  /// 1/(1 + exp(-x)), with exp of -|x| so that nothing overflows.
+  /// 1/(1 + exp(-x)), with t = exp(-|x|) so that nothing overflows: 1 - q or t - t·q, q = t/(1 +
+  /// t), whose rounding matters less than that of a last quotient.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> sigmoid(Vec<T, K> x) {
     using R = Vec<T, K>;
     const R t = exp(lesser(x, -x));
-    return select(x < R(T(0)), t, R(T(1))) / (R(T(1)) + t);
+    const R limit = select(x < R(T(0)), t, R(T(1)));
+    return limit - limit * (t / (R(T(1)) + t));
   }
 
   /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), x itself above the threshold.
@@ -244,8 +249,15 @@ struct VectorMath {
     const R round(Constants::kRound);
     const R rounded = round + R(static_cast<T>(kTwoOverPi)) * x;
     const R n = rounded - round;
-    R r = x;
-    for (const T part : Constants::kHalfPi) r = r - n * R(part);
+    // x - n·π/2; what the differences lose is added at the end.
+    R r = x, missing(T(0));
+    for (int part = 0; part < 3; ++part) {
+      const R product = n * R(Constants::kHalfPi[part]);
+      const R before = r;
+      r = before - product;
+      if (part >= Constants::kExactParts) missing = missing + ((before - r) - product);
+    }
+    r = r + (missing - n * R(Constants::kHalfPi[3]));
     // Where x is so large that n is not exact, any angle is as good, but must be an angle.
     r = clamp(r, T(-1), T(1));
 
