@@ -22,7 +22,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all build cuda-build lint format check-abi asan sanitize clean FORCE
+.PHONY: help demo test test-all test-arm64 build cuda-build lint format check-abi asan sanitize \
+  clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +34,7 @@ help:
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
 	@echo "make lint        ruff and clang-format, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
+	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
@@ -94,6 +96,9 @@ format: $(ENV)/linters.stamp
 
 check-abi: build
 	tools/check_abi.sh $(BIN)/python '$(ABI_TORCH)' build/abi
+
+test-arm64:
+	tools/test_arm64.sh build/arm64
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)

@@ -1,0 +1,503 @@
+// Tests of csrc/core and csrc/cpu without Python and PyTorch, for machines that have neither: they
+// are cross-compiled and run under an emulator (tools/test_arm64.sh).
+//
+// The vector functions are compared with long double, the scans with plain loops in double written
+// here, gradients with central differences of these loops.
+
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/discretization.h"
+#include "core/dtype.h"
+#include "core/params.h"
+#include "cpu/launch.h"
+#include "cpu/tile.h"
+#include "cpu/vector.h"
+#include "cpu/vector_math.h"
+
+namespace selective_scan {
+namespace {
+
+using cpu::Baseline;
+using cpu::Vec;
+using cpu::VectorMath;
+
+std::mt19937_64 random_bits;
+int failures = 0;
+int checks = 0;
+
+void expect(bool holds, const std::string& what) {
+  ++checks;
+  if (holds) return;
+  ++failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+double uniform(double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random_bits);
+}
+
+// --- vector functions
+// -----------------------------------------------------------------------------
+
+/// Distance in units of the last place of the exact value.
+template <class T>
+long double ulps(T actual, long double exact) {
+  constexpr int kDigits = std::numeric_limits<T>::digits;
+  constexpr int kLowest = std::numeric_limits<T>::min_exponent;
+  int exponent = kLowest;
+  if (exact != 0) std::frexp(exact, &exponent);
+  return std::fabs(actual - exact) / std::ldexp(1.0L, std::max(exponent, kLowest) - kDigits);
+}
+
+template <class T>
+struct Function {
+  const char* name;
+  std::function<Vec<T, Baseline>(Vec<T, Baseline>)> vector;
+  std::function<long double(long double)> exact;
+  double low, high;
+};
+
+template <class T>
+std::vector<Function<T>> functions() {
+  using R = Vec<T, Baseline>;
+  const double high = std::log(std::numeric_limits<T>::max()) * 0.9999;
+  const double low = std::log(std::numeric_limits<T>::min());
+  return {
+      {"exp", [](R x) { return VectorMath::exp(x); }, [](long double x) { return std::exp(x); },
+       low, high},
+      {"expm1", [](R x) { return VectorMath::expm1(x); },
+       [](long double x) { return std::expm1(x); }, low, high},
+      {"log1p", [](R x) { return VectorMath::log1p(x); },
+       [](long double x) { return std::log1p(x); }, -0.999, 1e30},
+      {"sin",
+       [](R x) {
+         R sine, cosine;
+         VectorMath::sincos(x, sine, cosine);
+         return sine;
+       },
+       [](long double x) { return std::sin(x); }, -5e3, 5e3},
+      {"cos",
+       [](R x) {
+         R sine, cosine;
+         VectorMath::sincos(x, sine, cosine);
+         return cosine;
+       },
+       [](long double x) { return std::cos(x); }, -5e3, 5e3},
+      {"softplus", [](R x) { return VectorMath::softplus(x); },
+       [](long double x) { return x > 20 ? x : std::log1p(std::exp(x)); }, -80, 80},
+      {"sigmoid", [](R x) { return VectorMath::sigmoid(x); },
+       [](long double x) { return 1 / (1 + std::exp(-x)); }, -80, 80},
+  };
+}
+
+template <class T>
+void test_functions() {
+  using R = Vec<T, Baseline>;
+  for (const Function<T>& function : functions<T>()) {
+    long double worst = 0;
+    for (int i = 0; i < 3000; ++i) {
+      T lanes[R::kWidth], results[R::kWidth];
+      for (T& x : lanes) {  // uniform, around zero, or spread over the magnitudes
+        x = static_cast<T>(i % 3 == 0   ? uniform(function.low, function.high)
+                           : i % 3 == 1 ? uniform(-2, 2)
+                                        : std::pow(10.0, uniform(-12, 1)));
+        x = std::max(x, static_cast<T>(function.low));
+      }
+      function.vector(R::load(lanes)).store(results);
+      for (int lane = 0; lane < R::kWidth; ++lane) {
+        worst = std::max(worst, ulps(results[lane], function.exact(lanes[lane])));
+      }
+    }
+    std::printf("%s, %zu bytes: %.2Lf ulp\n", function.name, sizeof(T), worst);
+    expect(worst <= 2, std::string(function.name) + " to 2 ulp");
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    expect(std::isnan(function.vector(R(nan)).lane(0)), std::string(function.name) + " of NaN");
+  }
+  const T infinity = std::numeric_limits<T>::infinity();
+  expect(VectorMath::exp(R(infinity)).lane(0) == infinity, "exp(inf)");
+  expect(VectorMath::exp(R(-infinity)).lane(0) == 0, "exp(-inf)");
+  expect(VectorMath::expm1(R(-infinity)).lane(0) == -1, "expm1(-inf)");
+  expect(VectorMath::softplus(R(-infinity)).lane(0) == 0, "softplus(-inf)");
+  expect(VectorMath::sigmoid(R(infinity)).lane(0) == 1, "sigmoid(inf)");
+}
+
+/// Vectors convert 16-bit elements as the scalar functions do, all patterns and random floats.
+template <class Element>
+void test_conversions(const char* name) {
+  using R = Vec<float, Baseline>;
+  using Convert = cpu::Converter<R, Element>;
+  bool loads = true, stores = true;
+  for (int i = 0; i < 1 << 16; i += R::kWidth) {
+    Element elements[R::kWidth], stored[R::kWidth];
+    float values[R::kWidth];
+    for (int lane = 0; lane < R::kWidth; ++lane) {
+      elements[lane].bits = static_cast<uint16_t>(i + lane);
+      values[lane] = bit_cast<float>(static_cast<uint32_t>(random_bits()));
+    }
+    const R loaded = Convert::load(elements);
+    Convert::store(R::load(values), stored);
+    for (int lane = 0; lane < R::kWidth; ++lane) {
+      const float expected = to_float(elements[lane]);
+      loads &= bit_cast<uint32_t>(loaded.lane(lane)) == bit_cast<uint32_t>(expected) ||
+               (std::isnan(expected) && std::isnan(loaded.lane(lane)));
+      Element alone;
+      Convert::store_scalar(values[lane], &alone);
+      stores &= alone.bits == stored[lane].bits ||
+                (std::isnan(to_float(alone)) && std::isnan(to_float(stored[lane])));
+    }
+  }
+  expect(loads, std::string("load ") + name);
+  expect(stores, std::string("store ") + name);
+}
+
+// --- scans
+// ----------------------------------------------------------------------------------------
+
+struct Shape {
+  int64_t batch, groups, dim, dstate, seqlen;
+};
+
+/// All arrays of a problem as components, in double.
+using Arrays = std::map<std::string, std::vector<double>>;
+
+struct Problem {
+  Shape shape;
+  Method method;
+  bool is_complex;
+  Arrays inputs;      // u, delta, z, A, B, C, D, delta_bias, initial_state
+  Arrays cotangents;  // dout, dlast_state
+
+  int64_t components() const { return is_complex ? 2 : 1; }
+};
+
+/// Values that every type of a test represents.
+std::vector<double> draw(int64_t count, double low, double high) {
+  std::vector<double> values(count);
+  for (double& value : values) value = static_cast<float>(uniform(low, high));
+  return values;
+}
+
+Problem make_problem(const Shape& shape, Method method, bool is_complex) {
+  Problem problem{shape, method, is_complex, {}, {}};
+  const int64_t sequence = shape.batch * shape.dim * shape.seqlen;
+  const int64_t components = problem.components();
+  const int64_t projection = shape.batch * shape.groups * shape.dstate * shape.seqlen * components;
+  const int64_t states = shape.batch * shape.dim * shape.dstate * components;
+  Arrays& inputs = problem.inputs;
+  inputs["u"] = draw(sequence, -1, 1);
+  inputs["delta"] = draw(sequence, -3, 1);
+  inputs["z"] = draw(sequence, -2, 2);
+  inputs["A"] = draw(shape.dim * shape.dstate * components, -2, -0.2);
+  inputs["B"] = draw(projection, -1, 1);
+  inputs["C"] = draw(projection, -1, 1);
+  inputs["D"] = draw(shape.dim, -1, 1);
+  inputs["delta_bias"] = draw(shape.dim, -0.5, 0.5);
+  inputs["initial_state"] = draw(states, -1, 1);
+  problem.cotangents["out"] = draw(sequence, -1, 1);
+  problem.cotangents["last_state"] = draw(states, -1, 1);
+  return problem;
+}
+
+using Number = std::complex<double>;
+
+/// abar and bbar as the README has them.
+Coefficients<Number> discretize(Method method, double delta, Number A) {
+  const Number x = delta * A;
+  switch (method) {
+    case Method::kFoh:
+      return {std::exp(x), (std::exp(x) - 1.0) / A};
+    case Method::kBilinear:
+      return {(1.0 + x / 2.0) / (1.0 - x / 2.0), delta / (1.0 - x / 2.0)};
+    case Method::kPoly:
+      return {std::exp(x), delta * (1.0 + x / 2.0 + x * x / 6.0)};
+    case Method::kHighorder:
+      return {std::exp(x), delta * (1.0 + x / 2.0)};
+    case Method::kRk4:
+      return {std::exp(x), delta * (1.0 + x / 2.0 + x * x / 6.0 + x * x * x / 24.0)};
+    default:
+      return {std::exp(x), delta};
+  }
+}
+
+/// out and last_state, by loops.
+Arrays plain_scan(const Problem& problem, const Arrays& inputs) {
+  const Shape& shape = problem.shape;
+  const auto number = [&](const char* name, int64_t index) {
+    const std::vector<double>& values = inputs.at(name);
+    return problem.is_complex ? Number(values[2 * index], values[2 * index + 1])
+                              : Number(values[index], 0);
+  };
+  Arrays results{{"out", {}}, {"last_state", {}}};
+  results["out"].resize(inputs.at("u").size());
+  results["last_state"].resize(inputs.at("initial_state").size());
+  for (int64_t row = 0; row < shape.batch * shape.dim; ++row) {
+    const int64_t batch = row / shape.dim, channel = row % shape.dim;
+    const int64_t group = channel / (shape.dim / shape.groups);
+    std::vector<Number> h(shape.dstate);
+    for (int64_t n = 0; n < shape.dstate; ++n) {
+      h[n] = number("initial_state", row * shape.dstate + n);
+    }
+    for (int64_t t = 0; t < shape.seqlen; ++t) {
+      const int64_t at = row * shape.seqlen + t;
+      const double u = inputs.at("u")[at], z = inputs.at("z")[at];
+      const double delta =
+          std::log1p(std::exp(inputs.at("delta")[at] + inputs.at("delta_bias")[channel]));
+      double y = 0;
+      for (int64_t n = 0; n < shape.dstate; ++n) {
+        const int64_t of_group =
+            ((batch * shape.groups + group) * shape.dstate + n) * shape.seqlen + t;
+        const auto [abar, bbar] =
+            discretize(problem.method, delta, number("A", channel * shape.dstate + n));
+        h[n] = abar * h[n] + bbar * number("B", of_group) * u;
+        y += (problem.is_complex ? 2 : 1) * (number("C", of_group) * h[n]).real();
+      }
+      y += inputs.at("D")[channel] * u;
+      results["out"][at] = y * z / (1 + std::exp(-z));
+    }
+    for (int64_t n = 0; n < shape.dstate; ++n) {
+      const int64_t index = row * shape.dstate + n;
+      results["last_state"][problem.components() * index] = h[n].real();
+      if (problem.is_complex) results["last_state"][2 * index + 1] = h[n].imag();
+    }
+  }
+  return results;
+}
+
+double dot(const Arrays& a, const Arrays& b) {
+  double sum = 0;
+  for (const auto& [name, values] : a) {
+    for (size_t i = 0; i < values.size(); ++i) sum += values[i] * b.at(name)[i];
+  }
+  return sum;
+}
+
+/// Three workers, one after the other: what matters is which task runs where.
+cpu::ThreadPool pool_of(int threads) {
+  return {[](int64_t count, void (*task)(int64_t, int64_t, void*), void* context) {
+            for (int64_t i = 0; i < count; ++i) task(i, i + 1, context);
+          },
+          threads};
+}
+
+/// The kernels on arrays of T (u, delta, z and out of Element).
+template <class T, class Element>
+struct KernelRun {
+  std::map<std::string, std::vector<T>> arrays;
+  std::map<std::string, std::vector<Element>> sequences;
+  std::vector<T> states;
+  const Problem& problem;
+
+  explicit KernelRun(const Problem& problem) : problem(problem) {
+    for (const Arrays* part : {&problem.inputs, &problem.cotangents}) {
+      for (const auto& [name, values] : *part) {
+        const std::string key = part == &problem.inputs ? name : "d" + name;
+        if (is_sequence(name)) {
+          for (const double value : values) {
+            sequences[key].push_back(to_element<Element>(static_cast<T>(value)));
+          }
+        } else {
+          arrays[key].assign(values.begin(), values.end());
+        }
+      }
+    }
+  }
+
+  static bool is_sequence(const std::string& name) {
+    return name == "u" || name == "delta" || name == "z" || name == "out";
+  }
+  static DType dtype_of(const double*) { return DType::kFloat64; }
+  static DType dtype_of(const float*) { return DType::kFloat32; }
+  static DType dtype_of(const Half*) { return DType::kFloat16; }
+  static DType dtype_of(const BFloat16*) { return DType::kBFloat16; }
+
+  /// The view of an array, made as large as `like`.
+  ArrayView view(const std::string& name, const std::string& like) {
+    const Shape& shape = problem.shape;
+    const int64_t components = problem.components();
+    ArrayView view;
+    view.imag = 1;
+    if (is_sequence(like)) {
+      auto& values = sequences[name];
+      values.resize(problem.inputs.at("u").size());
+      view.data = values.data();
+      view.dtype = dtype_of(values.data());
+      view.step = 1;
+      view.channel = shape.seqlen;
+      view.batch = shape.dim * shape.seqlen;
+      return view;
+    }
+    auto& values = arrays[name];
+    values.resize(problem.inputs.at(like).size());
+    view.data = values.data();
+    view.dtype = dtype_of(values.data());
+    if (like == "D" || like == "delta_bias") {
+      view.channel = 1;
+    } else if (like == "B" || like == "C") {
+      view.step = components;
+      view.state = shape.seqlen * components;
+      view.group = shape.dstate * view.state;
+      view.batch = shape.groups * view.group;
+    } else {
+      view.state = components;
+      view.channel = shape.dstate * components;
+      view.batch = like == "A" ? 0 : shape.dim * view.channel;
+    }
+    return view;
+  }
+
+  void fill(ScanParams& params) {
+    const Shape& shape = problem.shape;
+    params.batch = shape.batch;
+    params.dim = shape.dim;
+    params.groups = shape.groups;
+    params.dstate = shape.dstate;
+    params.seqlen = shape.seqlen;
+    params.method = problem.method;
+    params.is_complex = problem.is_complex;
+    params.is_double = sizeof(T) == 8;
+    params.delta_softplus = params.variable_B = params.variable_C = true;
+    params.u = view("u", "u");
+    params.delta = view("delta", "delta");
+    params.z = view("z", "z");
+    params.A = view("A", "A");
+    params.B = view("B", "B");
+    params.C = view("C", "C");
+    params.D = view("D", "D");
+    params.delta_bias = view("delta_bias", "delta_bias");
+    params.initial_state = view("initial_state", "initial_state");
+    states.resize(num_saved_states(shape.seqlen) * problem.inputs.at("initial_state").size());
+    params.states = states.data();
+  }
+
+  /// Outputs, and gradients under the names of their inputs with a d before.
+  Arrays run(int threads) {
+    const cpu::ThreadPool pool = pool_of(threads);
+    ForwardParams forward;
+    fill(forward);
+    forward.out = view("out", "out");
+    forward.last_state = view("last_state", "initial_state");
+    cpu::scan_forward(forward, workspace(cpu::forward_workspace_bytes(forward, pool)), pool);
+
+    BackwardParams backward(forward);
+    backward.dout = view("dout", "out");
+    backward.dlast_state = view("dlast_state", "initial_state");
+    backward.du = view("du", "u");
+    backward.ddelta = view("ddelta", "delta");
+    backward.dz = view("dz", "z");
+    backward.dA = view("dA", "A");
+    backward.dB = view("dB", "B");
+    backward.dC = view("dC", "C");
+    backward.dD = view("dD", "D");
+    backward.ddelta_bias = view("ddelta_bias", "delta_bias");
+    backward.dinitial_state = view("dinitial_state", "initial_state");
+    cpu::scan_backward(backward, workspace(cpu::backward_workspace_bytes(backward, pool)), pool);
+
+    Arrays results;
+    for (const auto& [name, values] : arrays) results[name].assign(values.begin(), values.end());
+    for (const auto& [name, values] : sequences) {
+      for (const Element value : values) results[name].push_back(from_element<T>(value));
+    }
+    return results;
+  }
+
+ private:
+  std::unique_ptr<char[]> memory;
+
+  void* workspace(int64_t bytes) {
+    memory.reset(new char[bytes + 64]);
+    const auto address = reinterpret_cast<uintptr_t>(memory.get());
+    return memory.get() + (64 - address % 64) % 64;
+  }
+};
+
+double relative_l2(const std::vector<double>& actual, const std::vector<double>& expected) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+/// The change of the loss along a random direction of one input, from the plain loops and from the
+/// kernels' gradient.
+void test_gradient(const Problem& problem, const Arrays& results, const std::string& name,
+                   const std::string& text) {
+  Arrays direction{{name, draw(problem.inputs.at(name).size(), -1, 1)}};
+  const auto loss_at = [&](double distance) {
+    Arrays inputs = problem.inputs;
+    for (size_t i = 0; i < inputs[name].size(); ++i) {
+      inputs[name][i] += distance * direction[name][i];
+    }
+    return dot(problem.cotangents, plain_scan(problem, inputs));
+  };
+  constexpr double kDistance = 1e-5;
+  const double expected = (loss_at(kDistance) - loss_at(-kDistance)) / (2 * kDistance);
+  const double actual = dot(direction, {{name, results.at("d" + name)}});
+  const double error = std::fabs(actual - expected) / (1 + std::fabs(expected));
+  expect(error < 1e-6, text + ": d" + name + " is off by " + std::to_string(error));
+}
+
+void test_scan(const Shape& shape, Method method, bool is_complex) {
+  const Problem problem = make_problem(shape, method, is_complex);
+  const std::string text = std::string(kMethodNames[static_cast<int>(method)]) +
+                           (is_complex ? " complex " : " real ") + std::to_string(shape.dim) + "x" +
+                           std::to_string(shape.seqlen);
+  const Arrays expected = plain_scan(problem, problem.inputs);
+  const Arrays exact = KernelRun<double, double>(problem).run(1);
+  for (const auto& [name, values] : expected) {
+    expect(relative_l2(exact.at(name), values) < 1e-13, text + ": " + name + " in double");
+  }
+  for (const auto& [name, values] : problem.inputs) test_gradient(problem, exact, name, text);
+
+  const Arrays single = KernelRun<float, float>(problem).run(1);
+  const Arrays half = KernelRun<float, Half>(problem).run(1);
+  const Arrays bfloat16 = KernelRun<float, BFloat16>(problem).run(1);
+  for (const auto& [name, values] : exact) {
+    expect(relative_l2(single.at(name), values) < 1e-5, text + ": " + name + " in float");
+    expect(relative_l2(half.at(name), values) < 1e-2, text + ": " + name + " in half");
+    expect(relative_l2(bfloat16.at(name), values) < 5e-2, text + ": " + name + " in bfloat16");
+  }
+  expect(KernelRun<float, float>(problem).run(3) == single, text + ": with three threads");
+}
+
+int run_all(uint64_t seed) {
+  std::printf("seed %llu, capability %s, %d floats to a vector\n",
+              static_cast<unsigned long long>(seed), cpu::capability(),
+              Vec<float, Baseline>::kWidth);
+  random_bits.seed(seed);
+  test_functions<float>();
+  test_functions<double>();
+  test_conversions<Half>("float16");
+  test_conversions<BFloat16>("bfloat16");
+  // Lanes are channels in the first, segments of the sequences in the second.
+  for (const Shape& shape : {Shape{2, 2, 14, 6, 45}, Shape{2, 2, 4, 5, 301}}) {
+    for (int method = 0; method < kNumMethods; ++method) {
+      for (const bool is_complex : {false, true}) {
+        test_scan(shape, static_cast<Method>(method), is_complex);
+      }
+    }
+  }
+  std::printf("%d checks, %d failed\n", checks, failures);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace selective_scan
+
+int main(int count, char** arguments) {
+  const uint64_t seed =
+      count > 1 ? std::strtoull(arguments[1], nullptr, 10) : std::random_device{}();
+  return selective_scan::run_all(seed);
+}
