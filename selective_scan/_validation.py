@@ -23,6 +23,7 @@ BACKENDS = ("auto", "cpu", "cuda", "reference")
 _REQUIRED = ("u", "delta", "A", "B", "C")
 _NAMES = (*_REQUIRED, "D", "z", "delta_bias", "initial_state")
 
+_STRIDED = torch.strided
 _REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
 _POLES = (torch.float32, torch.float64, *_COMPLEX)
@@ -50,13 +51,15 @@ def is_well_formed(inputs: tuple[object, ...], flags: tuple[object, ...]) -> boo
         if value is not True and value is not False:
             return False
     for value in inputs[:5]:
-        if not isinstance(value, Tensor):
+        if value is None:
             return False
+    if not isinstance(inputs[0], Tensor):
+        return False
     device = inputs[0].device
     for value in inputs:
         if value is not None and not (
             isinstance(value, Tensor)
-            and value.layout is torch.strided
+            and value.layout is _STRIDED
             and not value.is_nested
             and value.device == device
         ):

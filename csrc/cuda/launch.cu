@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "dstate1/launch.h"
+#include "relay/launch.h"
 #include "scan.h"
 #include "shared_layout.h"
 
@@ -242,6 +244,8 @@ bool is_empty(const ScanParams& params) {
 
 int64_t forward_workspace_bytes(const ForwardParams& params) {
   if (is_empty(params)) return 0;
+  if (dstate1_forward_accepts(params)) return dstate1_forward_workspace_bytes(params);
+  if (relay_forward_accepts(params)) return relay_forward_workspace_bytes(params);
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
@@ -252,6 +256,8 @@ int64_t forward_workspace_bytes(const ForwardParams& params) {
 
 int64_t backward_workspace_bytes(const BackwardParams& params) {
   if (is_empty(params)) return 0;
+  if (dstate1_backward_accepts(params)) return dstate1_backward_workspace_bytes(params);
+  if (relay_backward_accepts(params)) return relay_backward_workspace_bytes(params);
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
@@ -261,6 +267,8 @@ int64_t backward_workspace_bytes(const BackwardParams& params) {
 
 cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
+  if (dstate1_forward_accepts(params)) return dstate1_forward(params, memory, stream);
+  if (relay_forward_accepts(params)) return relay_forward(params, memory, stream);
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;
@@ -274,6 +282,8 @@ cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t
 
 cudaError_t scan_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
+  if (dstate1_backward_accepts(params)) return dstate1_backward(params, memory, stream);
+  if (relay_backward_accepts(params)) return relay_backward(params, memory, stream);
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;

@@ -22,9 +22,6 @@
 
 namespace selective_scan::op {
 
-using torch::stable::empty_like;
-using torch::stable::new_empty;
-
 /// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
 /// its own for every size of 0 and of 1, and short sequences have no or one state to save.
 constexpr int64_t kStatesPadding = 2;
@@ -36,7 +33,7 @@ inline int64_t num_saved_values(const ScanParams& params) {
 
 inline Tensor new_states(const Tensor& u, const ScanParams& params) {
   const std::array<int64_t, 1> shape = {num_saved_values(params)};
-  return new_empty(u, shape, state_dtype(params));
+  return allocate(u, shape, state_dtype(params));
 }
 
 template <class Backend, class Params>
@@ -62,9 +59,9 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
 
   const std::array<int64_t, 1> none = {0};
   const std::array<int64_t, 3> state_shape = {params.batch, params.dim, params.dstate};
-  Tensor out = empty_like(u);
-  Tensor last_state = new_empty(u, state_shape, state_dtype(params));
-  Tensor states = save_states ? new_states(u, params) : new_empty(u, none, state_dtype(params));
+  Tensor out = allocate_like(u);
+  Tensor last_state = allocate(u, state_shape, state_dtype(params));
+  Tensor states = save_states ? new_states(u, params) : allocate(u, none, state_dtype(params));
   if (save_states) {
     params.states = states.mutable_data_ptr();
     const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
@@ -85,7 +82,7 @@ template <class Backend>
 Tensor recompute_states(const Backend& backend, const Tensor& u, const ScanParams& inputs) {
   const std::array<int64_t, 3> state_shape = {inputs.batch, inputs.dim, inputs.dstate};
   Tensor states = new_states(u, inputs);
-  Tensor last_state = new_empty(u, state_shape, state_dtype(inputs));
+  Tensor last_state = allocate(u, state_shape, state_dtype(inputs));
   ForwardParams params(inputs);
   params.last_state = state_view(last_state);
   params.states = states.mutable_data_ptr();
@@ -135,11 +132,11 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
 
   const auto gradient_of = [&](const OptionalTensor& input) {
     const std::array<int64_t, 1> none = {0};
-    return input ? empty_like(*input) : new_empty(u, none, compute_dtype(params));
+    return input ? allocate_like(*input) : allocate(u, none, compute_dtype(params));
   };
-  std::tuple gradients{empty_like(u),  empty_like(delta),       empty_like(A),
-                       empty_like(B),  empty_like(C),           gradient_of(D),
-                       gradient_of(z), gradient_of(delta_bias), gradient_of(initial_state)};
+  std::tuple gradients{allocate_like(u), allocate_like(delta),    allocate_like(A),
+                       allocate_like(B), allocate_like(C),        gradient_of(D),
+                       gradient_of(z),   gradient_of(delta_bias), gradient_of(initial_state)};
   auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   if (is_empty(params)) {
     std::apply([](auto&... tensors) { (torch::stable::zero_(tensors), ...); }, gradients);

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -12,6 +13,7 @@
 namespace selective_scan::op {
 
 using OptionalTensor = std::optional<Tensor>;
+using torch::headeronly::IntHeaderOnlyArrayRef;
 
 /// Real components per element.
 inline int64_t components(const Tensor& tensor) {
@@ -37,6 +39,41 @@ inline ScalarType float_dtype(bool is_double, bool is_complex) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
+// New tensors, uninitialised. Through the C interface where that can be: torch::stable's functions
+// call the dispatcher by name, which takes several times as long as the allocation itself.
+
+/// On the device of `like`.
+inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
+                       IntHeaderOnlyArrayRef strides, ScalarType dtype) {
+  using torch::stable::detail::from, torch::stable::detail::to;
+  int32_t device_type, device_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                  strides.data(), to<int32_t>(from(dtype)),
+                                                  device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
+/// Contiguous.
+template <size_t kRank>
+Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, ScalarType dtype) {
+  std::array<int64_t, kRank> strides;
+  int64_t stride = 1;
+  for (size_t i = kRank; i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return allocate(like, sizes, strides, dtype);
+}
+
+/// As torch.empty_like.
+inline Tensor allocate_like(const Tensor& tensor) {
+  if (!tensor.is_contiguous()) return torch::stable::empty_like(tensor);
+  return allocate(tensor, tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
 /// empty_like with another dtype; torch::stable's has no such argument.
 inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
   using torch::stable::detail::from;
@@ -54,14 +91,14 @@ class Workspace {
   Workspace(const Tensor& like, int64_t bytes) {
     if (bytes == 0) return;
     const std::array<int64_t, 1> shape = {bytes};
-    storage_ = torch::stable::new_empty(like, shape, ScalarType::Byte);
-    data_ = storage_.mutable_data_ptr();
+    storage_ = allocate(like, shape, ScalarType::Byte);
+    data_ = storage_->mutable_data_ptr();
   }
 
   void* data() const { return data_; }
 
  private:
-  Tensor storage_;
+  OptionalTensor storage_;
   void* data_ = nullptr;
 };
 

@@ -1,0 +1,386 @@
+// Backward scan for dstate 1.
+//
+// A block owns a tile of channels of one group and walks through time in chunks of kChunk steps,
+// last to first. A warp takes `slots` windows of kWindowChannels channels in turns; kTeam lanes
+// share a channel and hold kItems consecutive steps each. For a window: scan forward from the state
+// saved before the chunk, then scan the state's gradient backwards from what the later chunk left,
+// all in registers. A lane adds up dB and dC over its windows; then shuffles add the warp's
+// channels, and the first threads the block's warps, in a fixed order. finish_kernel (launch.cu)
+// adds the tiles.
+//
+// Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
+// every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
+// dB and dC, so that one barrier a chunk suffices. Bound by instructions, about 85 per (channel,
+// step), and by memory nearly as much.
+#pragma once
+
+#include "scan.cuh"
+
+namespace selective_scan::cuda::dstate1 {
+
+/// What a lane keeps of a window between chunks.
+struct LaneRecord {
+  float state_gradient;  // what leaves the chunk towards earlier steps
+  float dA, dD, ddelta_bias;
+  float A, D, delta_bias, initial_state;
+  float B, C, dB, dC;  // of constant B and C
+};
+
+/// Sums of dB and dC over a warp's channels, (step, dB|dC).
+using WarpSums = float[2 * kChunk];
+
+struct BackwardWarpShared {
+  float tile[kTileSize];
+  float B[kChunk];
+  float C[kChunk];
+};
+
+inline int backward_shared_bytes(const BackwardArgs& args) {
+  return args.warps * static_cast<int>(sizeof(BackwardWarpShared) + 2 * sizeof(WarpSums) +
+                                       args.slots * kWarpSize * sizeof(LaneRecord));
+}
+
+/// Two lanes that differ in lane bit `bit` share the sums of their 2·kKept values: the one without
+/// it keeps the first half.
+template <int kKept>
+__device__ __forceinline__ void halve(float (&values)[2 * kItems], int lane, int bit) {
+  const bool keeps_second = lane & bit;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const float kept = keeps_second ? values[i + kKept] : values[i];
+    const float sent = keeps_second ? values[i] : values[i + kKept];
+    values[i] = kept + __shfl_xor_sync(kFullMask, sent, bit);
+  }
+}
+
+/// Adds the lanes that hold the same steps of different channels.
+__device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
+                                                  WarpSums& sums) {
+  static_assert(kWindowChannels == 8 && kTeam == 4, "channels are bits 2 to 4 of the lane");
+  float values[2 * kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    values[i] = dB[i];
+    values[kItems + i] = dC[i];
+  }
+  halve<kItems>(values, lane, 16);
+  halve<kItems / 2>(values, lane, 8);
+  halve<kItems / 4>(values, lane, 4);
+  const bool is_C = lane & 16;
+  const int step = lane % kTeam * kItems + (lane & 8 ? kItems / 2 : 0) + (lane & 4 ? 2 : 0);
+  sums[2 * step + is_C] = values[0];
+  sums[2 * (step + 1) + is_C] = values[1];
+}
+
+/// The inputs of a window on their way.
+template <class Storage>
+struct BackwardWindow {
+  typename RowAccess<Storage>::Raw u, delta, z, dout;
+  float start;  // state before the chunk
+};
+
+template <Method kMethod, class Storage>
+class BackwardTile {
+  using Access = RowAccess<Storage>;
+  /// The next window is read while one is scanned, where registers suffice.
+  static constexpr bool kFetchesAhead =
+      sizeof(typename Access::Raw) <= 16 && !kMayBeConstant<Storage>;
+
+ public:
+  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
+                          BackwardWarpShared& shared, LaneRecord* records, WarpSums* sums)
+      : args_(args),
+        params_(args.params),
+        tile_(tile),
+        shared_(shared),
+        records_(records),
+        sums_(sums),
+        lane_(threadIdx.x % kWarpSize),
+        warp_(threadIdx.x / kWarpSize),
+        seqlen_(static_cast<int>(args.params.seqlen)),
+        lane_offset_(tile.first_channel * args.strides.channel +
+                     Access::lane_offset(args.strides, lane_)),
+        saved_(static_cast<const float*>(args.params.states) +
+               tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
+               lane_ / kTeam),
+        B_(args.params.B, args.params.variable_B, tile, lane_),
+        C_(args.params.C, args.params.variable_C, tile, lane_) {}
+
+  __device__ void run() {
+    for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
+    const bool any_variable = params_.variable_B || params_.variable_C;
+    const int left = tile_.channels - first_channel(0);
+    const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
+    const int chunks = (seqlen_ + kChunk - 1) / kChunk;
+    BackwardWindow<Storage> next{};
+    if (kFetchesAhead && slots > 0 && chunks > 0) next = fetch(0, chunks - 1);
+    int buffer = 0;
+    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+      const int first_step = chunk * kChunk;
+      __syncwarp();
+      B_.put(B_.fetch(first_step, lane_, seqlen_), lane_, shared_.B);
+      C_.put(C_.fetch(first_step, lane_, seqlen_), lane_, shared_.C);
+      __syncwarp();
+      Items dB = {}, dC = {};
+#pragma unroll 1
+      for (int slot = 0; slot < slots; ++slot) {
+        const auto inputs = kFetchesAhead ? next : fetch(slot, chunk);
+        if constexpr (kFetchesAhead) {
+          if (slot + 1 < slots) {
+            next = fetch(slot + 1, chunk);
+          } else if (chunk > 0) {
+            next = fetch(0, chunk - 1);
+          }
+        }
+        scan(slot, chunk, inputs, dB, dC);
+      }
+      if (any_variable) {
+        sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
+        __syncthreads();
+        add_warps(buffer, first_step);
+        buffer ^= 1;
+      }
+    }
+    for (int slot = 0; slot < args_.slots; ++slot) end(slot);
+    __syncthreads();  // the block's next tile uses the same memory
+  }
+
+ private:
+  /// Neighbouring warps take neighbouring channels: where these are neighbours in memory they share
+  /// sectors.
+  __device__ int slot_channels() const { return args_.warps * kWindowChannels; }
+  __device__ int first_channel(int slot) const {
+    return slot * slot_channels() + warp_ * kWindowChannels;
+  }
+  __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kTeam; }
+  __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
+  __device__ LaneRecord& record(int slot) const { return records_[slot * kWarpSize + lane_]; }
+
+  __device__ Window window(int slot, int chunk) const {
+    return {tile_.channels - first_channel(slot), seqlen_ - chunk * kChunk, lane_};
+  }
+  /// Of the lane in a window, from the beginning of the batch.
+  __device__ int64_t offset(int slot, int chunk) const {
+    return lane_offset_ + (first_channel(slot) * static_cast<int>(args_.strides.channel) +
+                           chunk * kChunk * args_.strides.step);
+  }
+
+  __device__ void begin(int slot) {
+    LaneRecord record{};
+    if (exists(slot)) {
+      const int64_t channel = tile_.first_channel + own_channel(slot);
+      const auto load = [&](const ArrayView& view) {
+        return load_component<float>(view, tile_.batch * view.batch + channel * view.channel);
+      };
+      record.state_gradient = load(params_.dlast_state);
+      record.A = load(params_.A);
+      record.D = load(params_.D);
+      record.delta_bias = load(params_.delta_bias);
+      record.initial_state = load(params_.initial_state);
+      if (!params_.variable_B) record.B = load(params_.B);
+      if (!params_.variable_C) record.C = load(params_.C);
+    }
+    this->record(slot) = record;
+  }
+
+  __device__ BackwardWindow<Storage> fetch(int slot, int chunk) const {
+    const Window window = this->window(slot, chunk);
+    const int64_t offset = this->offset(slot, chunk);
+    const auto fetch_rows = [&](const Sequence& sequence) {
+      return Access::fetch(args_.strides, tile_.origin(sequence) + offset, window);
+    };
+    BackwardWindow<Storage> raw{};
+    raw.u = fetch_rows(args_.u);
+    raw.delta = fetch_rows(args_.delta);
+    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout);
+    if (args_.z.present()) raw.z = fetch_rows(args_.z);
+    if (chunk > 0 && exists(slot)) {
+      raw.start = saved_[(chunk - 1) * params_.dim + first_channel(slot)];
+    }
+    return raw;
+  }
+
+  /// Adds to dB and dC, and stores what else there is of gradients.
+  __device__ void scan(int slot, int chunk, const BackwardWindow<Storage>& raw, Items& dB,
+                       Items& dC) {
+    const Window window = this->window(slot, chunk);
+    LaneRecord record = this->record(slot);
+    const auto pole = make_pole<DeviceMath>(record.A);
+    const int64_t offset = this->offset(slot, chunk);
+    const auto store = [&](const Sequence& sequence, const Items& items) {
+      Access::store(args_.strides, tile_.origin(sequence) + offset, window, shared_.tile, items);
+    };
+
+    Items u, delta, slope;
+    Access::convert(args_.strides, raw.u, window, shared_.tile, u);
+    Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      delta[i] += record.delta_bias;
+      slope[i] = 1.0f;
+    }
+    if (params_.delta_softplus) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) delta[i] = device_softplus(delta[i], slope[i]);
+    }
+    if (window.steps < kChunk) {
+      // A step that does not exist leaves the state as it is.
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
+      }
+    }
+
+    Items B, C;
+    B_.read(shared_.B, window, record.B, B);
+    C_.read(shared_.C, window, record.C, C);
+    Coefficients<float> value[kItems];
+    StepMap map;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      value[i] = coefficients<kMethod>(delta[i], pole);
+      const float held = held_input<kMethod>(delta[i], u[i], value[i]);
+      map.offset = value[i].abar * map.offset + B[i] * held;
+      map.product *= value[i].abar;
+    }
+    float state = chunk > 0 ? raw.start : record.initial_state;
+    const float start = carry_through_team<false>(map, state);
+    Items h;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const float held = held_input<kMethod>(delta[i], u[i], value[i]);
+      h[i] = value[i].abar * (i == 0 ? start : h[i - 1]) + B[i] * held;
+    }
+
+    Items dy = {};
+    if (args_.dout.present()) Access::convert(args_.strides, raw.dout, window, shared_.tile, dy);
+    if (args_.z.present()) {
+      Items z;
+      Access::convert(args_.strides, raw.z, window, shared_.tile, z);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        const float s = device_sigmoid(z[i]);
+        const float y = C[i] * h[i] + record.D * u[i];
+        const float dout = dy[i];
+        dy[i] = dout * (z[i] * s);
+        z[i] = dout * y * silu_derivative(z[i], s);
+      }
+      store(args_.dz, z);
+    }
+
+    StepMap back;
+#pragma unroll
+    for (int i = kItems - 1; i >= 0; --i) {
+      back.offset = value[i].abar * (back.offset + C[i] * dy[i]);
+      back.product *= value[i].abar;
+    }
+    float later = carry_through_team<true>(back, record.state_gradient);
+    float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f, constant_dB = 0.0f, constant_dC = 0.0f;
+#pragma unroll
+    for (int i = kItems - 1; i >= 0; --i) {
+      const float dh = later + C[i] * dy[i];
+      later = value[i].abar * dh;
+      const float held = held_input<kMethod>(delta[i], u[i], value[i]);
+      dB[i] += dh * held;
+      dC[i] += dy[i] * h[i];
+      if constexpr (kMayBeConstant<Storage>) {
+        constant_dB += dh * held;
+        constant_dC += dy[i] * h[i];
+      }
+      dD += dy[i] * u[i];
+      const float before = i == 0 ? start : h[i - 1];
+      const StepGradient<float> gradient = backpropagate<kMethod, DeviceMath>(
+          delta[i], pole, value[i], dh * before, dh * B[i] * u[i]);
+      u[i] = dh * B[i] * value[i].bbar + record.D * dy[i];
+      dA += gradient.A;
+      delta[i] = gradient.delta * slope[i];
+      ddelta_bias += delta[i];
+    }
+    store(args_.du, u);
+    store(args_.ddelta, delta);
+    record.dA += dA;
+    record.dD += dD;
+    record.ddelta_bias += ddelta_bias;
+    if constexpr (kMayBeConstant<Storage>) {
+      record.dB += constant_dB;
+      record.dC += constant_dC;
+    }
+    this->record(slot) = record;
+  }
+
+  /// Adds the sums of the block's warps, in their order.
+  __device__ void add_warps(int buffer, int first_step) const {
+    for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x) {
+      const int step = first_step + i / 2;
+      if (step >= seqlen_) continue;
+      float sum = 0.0f;
+      for (int warp = 0; warp < args_.warps; ++warp) sum += sums_[buffer * args_.warps + warp][i];
+      const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
+      args_.workspace.projections[(row * seqlen_ + step) * 2 + i % 2] = sum;
+    }
+  }
+
+  __device__ void end(int slot) {
+    const LaneRecord& record = this->record(slot);
+    const int64_t channel = tile_.first_channel + own_channel(slot);
+    const bool writes = exists(slot) && lane_ % kTeam == 0;
+    const auto store_sum = [&](float* sums, float value) {
+      if (sums == nullptr) return;
+      const float sum = sum_over_team(value);
+      if (writes) sums[channel * params_.batch + tile_.batch] = sum;
+    };
+    store_sum(args_.workspace.dA, record.dA);
+    store_sum(args_.workspace.dD, record.dD);
+    store_sum(args_.workspace.ddelta_bias, record.ddelta_bias);
+    store_sum(args_.workspace.dB, record.dB);
+    store_sum(args_.workspace.dC, record.dC);
+    if (writes && params_.dinitial_state.present()) {
+      store_component(
+          params_.dinitial_state,
+          tile_.batch * params_.dinitial_state.batch + channel * params_.dinitial_state.channel,
+          record.state_gradient);
+    }
+  }
+
+  const BackwardArgs& args_;
+  const BackwardParams& params_;
+  const ChannelTile& tile_;
+  BackwardWarpShared& shared_;
+  LaneRecord* records_;
+  WarpSums* sums_;
+  int lane_;
+  int warp_;
+  int seqlen_;
+  int64_t lane_offset_;
+  const float* saved_;
+  Projection<Storage> B_;
+  Projection<Storage> C_;
+};
+
+template <Method kMethod, class Storage>
+__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
+    backward_kernel(const __grid_constant__ BackwardArgs args) {
+  extern __shared__ __align__(16) char memory[];
+  const int warp = threadIdx.x / kWarpSize;
+  auto* records = reinterpret_cast<LaneRecord*>(memory);
+  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots * kWarpSize);
+  auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
+  for (int64_t index = blockIdx.x; index < args.work_items; index += gridDim.x) {
+    const ChannelTile tile(args.params, index, args.tiles, args.tile_channels());
+    BackwardTile<kMethod, Storage>(args, tile, shared[warp],
+                                   records + warp * args.slots * kWarpSize, sums)
+        .run();
+  }
+}
+
+template <Method kMethod, class Storage>
+cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, cudaStream_t stream) {
+  const int bytes = backward_shared_bytes(args);
+  const cudaError_t error = allow_shared_bytes(backward_kernel<kMethod, Storage>, bytes);
+  if (error != cudaSuccess) return error;
+  backward_kernel<kMethod, Storage>
+      <<<grid_blocks(args.work_items), args.warps * kWarpSize, bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace selective_scan::cuda::dstate1

@@ -1,0 +1,165 @@
+// Forward scan for dstate 1.
+//
+// A warp owns kWindowChannels channels of one group and walks through time in chunks of kChunk
+// steps; kTeam lanes share a channel and hold kItems consecutive steps each. A lane composes its
+// steps into one map, shuffles carry the state through the team, and the lane walks its steps. The
+// next chunk is on its way to registers meanwhile. Warps share nothing.
+//
+// Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
+// read. Bound by memory; per (channel, step) about 50 instructions.
+#pragma once
+
+#include "scan.cuh"
+
+namespace selective_scan::cuda::dstate1 {
+
+struct ForwardShared {
+  float tile[kTileSize];
+  float B[kChunk];
+  float C[kChunk];
+};
+
+/// The inputs of a chunk on their way.
+template <class Storage>
+struct ForwardChunk {
+  typename RowAccess<Storage>::Raw u, delta, z;
+  uint32_t B, C;
+};
+
+template <Method kMethod, class Storage>
+__device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
+                                             ForwardShared& shared) {
+  using Access = RowAccess<Storage>;
+  const ForwardParams& params = args.params;
+  const int lane = threadIdx.x % kWarpSize;
+  const auto seqlen = static_cast<int>(params.seqlen);
+  const bool has_output = args.out.present();
+  const bool has_gate = has_output && args.z.present();
+
+  const bool exists = lane / kTeam < tile.channels;
+  const int64_t channel = tile.first_channel + (exists ? lane / kTeam : 0);
+  const auto load = [&](const ArrayView& view) {
+    return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
+  };
+  const auto pole = make_pole<DeviceMath>(load(params.A));
+  const float D = load(params.D);
+  const float delta_bias = load(params.delta_bias);
+  const float constant_B = params.variable_B ? 0.0f : load(params.B);
+  const float constant_C = params.variable_C ? 0.0f : load(params.C);
+  float state = load(params.initial_state);
+  float* saved = nullptr;
+  if (params.states != nullptr) {
+    saved = static_cast<float*>(params.states) +
+            tile.batch * num_saved_states(seqlen) * params.dim + channel;
+  }
+
+  const Projection<Storage> B(params.B, params.variable_B, tile, lane);
+  const Projection<Storage> C(params.C, params.variable_C, tile, lane);
+  const SequenceStrides& strides = args.strides;
+  const int64_t lane_offset =
+      tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
+  const char* u = tile.origin(args.u) + lane_offset;
+  const char* delta = tile.origin(args.delta) + lane_offset;
+  const char* z = tile.origin(args.z) + lane_offset;
+  char* out = tile.origin(args.out) + lane_offset;
+
+  const auto fetch = [&](int first_step) {
+    ForwardChunk<Storage> chunk{};
+    const Window window{tile.channels, seqlen - first_step, lane};
+    const int offset = first_step * strides.step;
+    chunk.u = Access::fetch(strides, u + offset, window);
+    chunk.delta = Access::fetch(strides, delta + offset, window);
+    if (has_gate) chunk.z = Access::fetch(strides, z + offset, window);
+    chunk.B = B.fetch(first_step, lane, seqlen);
+    chunk.C = C.fetch(first_step, lane, seqlen);
+    return chunk;
+  };
+
+  auto next = fetch(0);
+  for (int first_step = 0; first_step < seqlen; first_step += kChunk) {
+    const auto chunk = next;
+    next = fetch(first_step + kChunk);
+    const Window window{tile.channels, seqlen - first_step, lane};
+    __syncwarp();
+    B.put(chunk.B, lane, shared.B);
+    C.put(chunk.C, lane, shared.C);
+    __syncwarp();
+
+    Items u_items, delta_items, held;
+    Access::convert(strides, chunk.u, window, shared.tile, u_items);
+    Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
+    if (params.delta_softplus) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) delta_items[i] = device_softplus(delta_items[i]);
+    }
+    if (window.steps < kChunk) {
+      // A step that does not exist leaves the state as it is.
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (window.first_step() + i >= window.steps) delta_items[i] = 0.0f;
+      }
+    }
+
+    B.read(shared.B, window, constant_B, held);
+    StepMap map;
+    Items abar;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const auto value = coefficients<kMethod>(delta_items[i], pole);
+      abar[i] = value.abar;
+      held[i] *= held_input<kMethod>(delta_items[i], u_items[i], value);
+      map.offset = abar[i] * map.offset + held[i];
+      map.product *= abar[i];
+    }
+    float h = carry_through_team<false>(map, state);
+    if (saved != nullptr && first_step + kChunk < seqlen) {
+      if (exists && lane % kTeam == 0) *saved = state;
+      saved += params.dim;
+    }
+    if (!has_output) continue;
+
+    Items y;
+    C.read(shared.C, window, constant_C, y);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      h = abar[i] * h + held[i];
+      y[i] = y[i] * h + D * u_items[i];
+    }
+    if (has_gate) {
+      Items z_items;
+      Access::convert(strides, chunk.z, window, shared.tile, z_items);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) y[i] *= z_items[i] * device_sigmoid(z_items[i]);
+    }
+    Access::store(strides, out + first_step * strides.step, window, shared.tile, y);
+  }
+  if (exists && lane % kTeam == 0) {
+    store_component(params.last_state,
+                    tile.batch * params.last_state.batch + channel * params.last_state.channel,
+                    state);
+  }
+}
+
+template <Method kMethod, class Storage>
+__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
+    forward_kernel(const __grid_constant__ ForwardArgs args) {
+  __shared__ __align__(16) ForwardShared shared[kForwardWarps];
+  const int warp = threadIdx.x / kWarpSize;
+  for (int64_t index = int64_t{blockIdx.x} * kForwardWarps + warp; index < args.work_items;
+       index += int64_t{gridDim.x} * kForwardWarps) {
+    const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
+    forward_tile<kMethod, Storage>(args, tile, shared[warp]);
+  }
+}
+
+template <Method kMethod, class Storage>
+cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, cudaStream_t stream) {
+  const int64_t blocks = (args.work_items + kForwardWarps - 1) / kForwardWarps;
+  forward_kernel<kMethod, Storage>
+      <<<grid_blocks(blocks), kForwardWarps * kWarpSize, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace selective_scan::cuda::dstate1

@@ -1,0 +1,205 @@
+// Rows of (batch, channel, step) arrays as the dstate 1 kernels move them between global memory and
+// registers.
+//
+// A warp works on windows of kWindowChannels channels × kChunk steps. kTeam neighbouring lanes hold
+// one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, two of fp32, where
+// rows allow that. Other layouts are read element by element, along steps or along channels,
+// whichever lie closer, and change hands through a tile in shared memory.
+#pragma once
+
+#include "../elements.cuh"
+#include "kernels.h"
+
+namespace selective_scan::cuda::dstate1 {
+
+using Items = float[kItems];
+
+/// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and no
+/// access has bank conflicts.
+constexpr int kTileStride = kChunk + 4;
+constexpr int kTileSize = kWindowChannels * kTileStride;
+
+/// What exists of a warp's window, and the lane that looks at it.
+struct Window {
+  int channels;
+  int steps;
+  int lane;
+
+  __device__ int channel() const { return lane / kTeam; }
+  __device__ int first_step() const { return lane % kTeam * kItems; }
+  __device__ bool has_items() const { return channel() < channels && first_step() < steps; }
+};
+
+/// kItems values in shared memory, aligned to 16 bytes.
+__device__ __forceinline__ void read_shared(const float* row, Items& items) {
+  const auto pack = load_pack<float, kItems>(row);
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) items[i] = pack.v[i];
+}
+
+/// Two halves of a word.
+__device__ __forceinline__ float2 unpack(uint32_t word, BFloat16) {
+  return {bit_cast<float>(word << 16), bit_cast<float>(word & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 unpack(uint32_t word, Half) {
+  return __half22float2(bit_cast<__half2>(word));
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, BFloat16) {
+  return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, Half) {
+  return bit_cast<uint32_t>(__floats2half2_rn(low, high));
+}
+
+/// How windows of one Storage are moved. All functions take the address of the lane, which lies
+/// lane_offset() behind the window's first channel and step.
+///   Raw        a lane's part of a window as it lies in memory
+///   fetch()    starts reading; what does not exist is zero
+///   convert()  from Raw to the lane's steps
+///   store()
+template <class Storage>
+struct RowAccess;
+
+template <class Element>
+struct RowAccess<Vectors<Element>> {
+  static constexpr int kWords = kItems * sizeof(Element) / sizeof(uint32_t);
+  using Raw = Pack<uint32_t, kWords>;
+
+  static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
+    // The lowest address of the lane's steps.
+    const int step = lane % kTeam * kItems + (strides.step < 0 ? kItems - 1 : 0);
+    return lane / kTeam * strides.channel + static_cast<int64_t>(step) * strides.step;
+  }
+
+  static __device__ __forceinline__ Raw fetch(const SequenceStrides&, const char* address,
+                                              const Window& window) {
+    if (!window.has_items()) return Raw{};
+    return load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address));
+  }
+
+  static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
+                                                 const Window&, float*, Items& items) {
+    const Raw ordered = in_order(raw, strides.step < 0);
+    if constexpr (sizeof(Element) == sizeof(float)) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) items[i] = bit_cast<float>(ordered.v[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; i += 2) {
+        const float2 both = unpack(ordered.v[i / 2], Element{});
+        items[i] = both.x;
+        items[i + 1] = both.y;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store(const SequenceStrides& strides, char* address,
+                                               const Window& window, float*, const Items& items) {
+    Raw raw;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      if constexpr (sizeof(Element) == sizeof(float)) {
+        raw.v[word] = bit_cast<uint32_t>(items[word]);
+      } else {
+        raw.v[word] = pack(items[2 * word], items[2 * word + 1], Element{});
+      }
+    }
+    raw = in_order(raw, strides.step < 0);
+    if (window.has_items()) store_pack(reinterpret_cast<uint32_t*>(address), raw);
+  }
+
+ private:
+  /// The elements from the last to the first if `is_reversed`: a byte permutation of a word and its
+  /// mirror image.
+  static __device__ __forceinline__ Raw in_order(const Raw& raw, bool is_reversed) {
+    constexpr uint32_t kMirrored = sizeof(Element) == sizeof(float) ? 0x7654 : 0x5476;
+    const uint32_t selector = is_reversed ? kMirrored : 0x3210;
+    Raw result;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      result.v[word] = __byte_perm(raw.v[word], raw.v[kWords - 1 - word], selector);
+    }
+    return result;
+  }
+};
+
+template <class Element>
+struct RowAccess<Scattered<Element>> {
+  using Raw = Pack<Element, kItems>;
+
+  static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
+    const Places places(strides, lane);
+    return places.channel * strides.channel + static_cast<int64_t>(places.step) * strides.step;
+  }
+
+  static __device__ __forceinline__ Raw fetch(const SequenceStrides& strides, const char* address,
+                                              const Window& window) {
+    const Places places(strides, window.lane);
+    const int count = places.count(window);
+    const int64_t increment = places.increment(strides);
+    Raw raw{};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i < count) raw.v[i] = *reinterpret_cast<const Element*>(address + i * increment);
+    }
+    return raw;
+  }
+
+  static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
+                                                 const Window& window, float* tile, Items& items) {
+    const Places places(strides, window.lane);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) tile[places.tile_index(i)] = to_real(raw.v[i]);
+    __syncwarp();
+    read_shared(tile + window.channel() * kTileStride + window.first_step(), items);
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ void store(const SequenceStrides& strides, char* address,
+                                               const Window& window, float* tile,
+                                               const Items& items) {
+    Pack<float, kItems> pack;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) pack.v[i] = items[i];
+    store_pack(tile + window.channel() * kTileStride + window.first_step(), pack);
+    __syncwarp();
+    const Places places(strides, window.lane);
+    const int count = places.count(window);
+    const int64_t increment = places.increment(strides);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const auto value = from_real<Element>(tile[places.tile_index(i)]);
+      if (i < count) *reinterpret_cast<Element*>(address + i * increment) = value;
+    }
+    __syncwarp();
+  }
+
+ private:
+  /// The elements of a window that a lane moves: one step of all channels, or every fourth step of
+  /// one channel.
+  struct Places {
+    static constexpr int kStride = kWarpSize / kWindowChannels;
+
+    bool along_channels;
+    int channel;  // of the first
+    int step;
+
+    __device__ __forceinline__ Places(const SequenceStrides& strides, int lane)
+        : along_channels(strides.channels_are_closer),
+          channel(along_channels ? lane % kWindowChannels : 0),
+          step(along_channels ? lane / kWindowChannels : lane) {}
+
+    __device__ int count(const Window& window) const {
+      if (!along_channels) return step < window.steps ? window.channels : 0;
+      return channel < window.channels ? (window.steps - step + kStride - 1) / kStride : 0;
+    }
+    __device__ int64_t increment(const SequenceStrides& strides) const {
+      return along_channels ? static_cast<int64_t>(kStride) * strides.step : strides.channel;
+    }
+    __device__ int tile_index(int i) const {
+      return channel * kTileStride + step + i * (along_channels ? kStride : kTileStride);
+    }
+  };
+};
+
+}  // namespace selective_scan::cuda::dstate1

@@ -1,0 +1,168 @@
+// Device functions that the forward and the backward kernel share.
+#pragma once
+
+#include "../scan_common.cuh"
+#include "rows.cuh"
+
+namespace selective_scan::cuda::dstate1 {
+
+/// h -> product·h + offset: what a number of steps do to the state.
+struct StepMap {
+  float product = 1.0f;
+  float offset = 0.0f;
+
+  __device__ float operator()(float state) const { return product * state + offset; }
+};
+
+/// Carries `state` through the lanes of a team, from its first lane to its last, or from the last
+/// to the first. Returns what enters this lane; `state` becomes what leaves the team.
+template <bool kBackwards>
+__device__ __forceinline__ float carry_through_team(StepMap own, float& state) {
+  const int lane = threadIdx.x % kTeam;
+  const int position = kBackwards ? kTeam - 1 - lane : lane;
+  const auto from_before = [](float value, int distance) {
+    return kBackwards ? __shfl_down_sync(kFullMask, value, distance, kTeam)
+                      : __shfl_up_sync(kFullMask, value, distance, kTeam);
+  };
+#pragma unroll
+  for (int distance = 1; distance < kTeam; distance *= 2) {
+    const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
+    if (position >= distance) {
+      own.offset = own(before.offset);
+      own.product *= before.product;
+    }
+  }
+  const float left = own(state);
+  const float entered = from_before(left, 1);
+  const float result = position == 0 ? state : entered;
+  state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kTeam - 1, kTeam);
+  return result;
+}
+
+/// Sums over the lanes of a team; all of them get the sum.
+__device__ __forceinline__ float sum_over_team(float value) {
+#pragma unroll
+  for (int distance = 1; distance < kTeam; distance *= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance, kTeam);
+  }
+  return value;
+}
+
+/// Which channels a warp or block works on.
+struct ChannelTile {
+  int64_t batch;
+  int64_t group;
+  int64_t tile;           // of the group
+  int64_t first_channel;  // of all
+  int channels;
+
+  __device__ ChannelTile(const ScanParams& params, int64_t index, int64_t tiles, int tile_channels)
+      : batch(index / (tiles * params.groups)),
+        group(index / tiles % params.groups),
+        tile(index % tiles) {
+    const int64_t group_channels = params.dim / params.groups;
+    const int64_t offset = tile * tile_channels;
+    first_channel = group * group_channels + offset;
+    const int64_t left = group_channels - offset;
+    channels = static_cast<int>(left < tile_channels ? left : tile_channels);
+  }
+
+  __device__ char* origin(const Sequence& sequence) const {
+    return sequence.data + batch * sequence.batch;
+  }
+  __device__ const char* origin(const ArrayView& projection) const {
+    return static_cast<const char*>(projection.data) +
+           (batch * projection.batch + group * projection.group) * element_size(projection.dtype);
+  }
+};
+
+/// B or C of a group. A lane fetches one step of every chunk, and shared memory hands them to all
+/// channels of the warp.
+template <class Storage>
+class Projection;
+
+/// Variable, and of this type.
+template <class Element>
+class Projection<Vectors<Element>> {
+ public:
+  __device__ Projection(const ArrayView& view, bool, const ChannelTile& tile, int lane)
+      : origin_(reinterpret_cast<const Element*>(tile.origin(view)) + lane * view.step),
+        step_(static_cast<int>(view.step)) {}
+
+  /// The lane's step of the chunk that begins with `first_step`, as it lies in memory.
+  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
+    if (first_step + lane >= seqlen) return 0;
+    const Element* source = origin_ + first_step * step_;
+    if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+      return *reinterpret_cast<const uint32_t*>(source);
+    } else {
+      return source->bits;
+    }
+  }
+
+  __device__ void put(uint32_t bits, int lane, float* row) const {
+    if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+      row[lane] = bit_cast<float>(bits);
+    } else {
+      row[lane] = to_real(Element{static_cast<uint16_t>(bits)});
+    }
+  }
+
+  /// The values for a lane's steps.
+  __device__ void read(const float* row, const Window& window, float, Items& items) const {
+    read_shared(row + window.first_step(), items);
+  }
+
+ private:
+  const Element* origin_;
+  int step_;
+};
+
+/// Variable of any type; or constant, `constant` being the channel's value.
+template <class Element>
+class Projection<Scattered<Element>> {
+ public:
+  __device__ Projection(const ArrayView& view, bool is_variable, const ChannelTile& tile, int lane)
+      : origin_(tile.origin(view) + lane * view.step * element_size(view.dtype)),
+        dtype_(view.dtype),
+        is_variable_(is_variable),
+        step_(static_cast<int>(view.step)) {}
+
+  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
+    if (!is_variable_ || first_step + lane >= seqlen) return 0;
+    const int offset = first_step * step_;
+    if (dtype_ == DType::kFloat32) return reinterpret_cast<const uint32_t*>(origin_)[offset];
+    return reinterpret_cast<const uint16_t*>(origin_)[offset];
+  }
+
+  __device__ void put(uint32_t bits, int lane, float* row) const {
+    if (!is_variable_) return;
+    const auto half = static_cast<uint16_t>(bits);
+    row[lane] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits)
+                : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
+                                             : to_real(Half{half});
+  }
+
+  __device__ void read(const float* row, const Window& window, float constant, Items& items) const {
+    if (is_variable_) {
+      read_shared(row + window.first_step(), items);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) items[i] = constant;
+    }
+  }
+
+ private:
+  const char* origin_;
+  DType dtype_;
+  bool is_variable_;
+  int step_;
+};
+
+/// Whether B and C may be constant.
+template <class Storage>
+constexpr bool kMayBeConstant = true;
+template <class Element>
+constexpr bool kMayBeConstant<Vectors<Element>> = false;
+
+}  // namespace selective_scan::cuda::dstate1

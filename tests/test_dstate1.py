@@ -1,0 +1,44 @@
+"""One state a channel, for which the CUDA library has kernels of its own, against the reference."""
+
+import pytest
+import torch
+
+from problem import LAYOUTS, METHODS, Case, check, run
+
+# Several tiles of channels to a group, the last one not full; whole vectors of steps.
+BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def cases():
+    yield from (BASE.with_(method=method) for method in METHODS)
+    for dtype in FLOATS:
+        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 64, 70, 200))
+        yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
+        yield BASE.with_(dtype=dtype, reverse=True)
+        yield BASE.with_(dtype=dtype, reverse=True, seqlen=45)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield BASE.with_(dtype=dtype, reverse=True, layout="channel_last")
+    yield from (BASE.with_(B=B, C=C) for B, C in (("constant", "grouped"), ("grouped", "constant")))
+    yield BASE.with_(B="constant", C="constant", groups=1, method="foh")
+    yield BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
+    yield BASE.with_(projection_dtype=torch.float16)
+    yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield BASE.with_(delta_softplus=False, method="bilinear")
+    yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130))
+    yield BASE.with_(decay=1e-3, seqlen=1000, dim=16)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=str)
+def test_outputs_and_gradients(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_runs_agree_bit_by_bit(dtype, device):
+    case = BASE.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
+    first = run(case, device)
+    for _ in range(3):
+        for name, value in run(case, device).items():
+            assert torch.equal(value, first[name]), name
