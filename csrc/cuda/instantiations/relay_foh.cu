@@ -1,0 +1,20 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../relay/backward.cuh"
+#include "../relay/forward.cuh"
+
+namespace selective_scan::cuda::relay {
+
+template struct RelayForward<4, 16, 1, Vectors<2>, Method::kFoh>;
+template struct RelayForward<4, 16, 1, Vectors<4>, Method::kFoh>;
+template struct RelayForward<4, 16, 1, Elements, Method::kFoh>;
+template struct RelayForward<4, 16, 4, Vectors<2>, Method::kFoh>;
+template struct RelayForward<4, 16, 4, Vectors<4>, Method::kFoh>;
+template struct RelayForward<4, 16, 4, Elements, Method::kFoh>;
+template struct RelayForward<1, 32, 1, Vectors<2>, Method::kFoh>;
+template struct RelayForward<1, 32, 1, Vectors<4>, Method::kFoh>;
+template struct RelayForward<1, 32, 1, Elements, Method::kFoh>;
+template struct RelayBackward<Vectors<2>, Method::kFoh>;
+template struct RelayBackward<Vectors<4>, Method::kFoh>;
+template struct RelayBackward<Elements, Method::kFoh>;
+
+}  // namespace selective_scan::cuda::relay

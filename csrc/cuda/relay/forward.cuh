@@ -1,0 +1,380 @@
+// The relay's forward scan. Mapping and shared memory: shape.cuh.
+//
+// A warp's turn: the raw input of its chunk has arrived; Δ, the held input and B, C go to shared
+// memory in fp32; copies of its next chunk start. First pass: abar of every step and state into
+// registers, the chunk's offset and factor with them. Hand-over. Second pass: the states again with
+// the abar kept, and y, so that an update takes one ex2 in all.
+//
+// Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
+#pragma once
+
+#include "../scan_common.cuh"
+#include "copies.cuh"
+#include "handover.cuh"
+
+namespace selective_scan::cuda::relay {
+
+/// bbar·u from `input`, which is Δ·u where bbar does not depend on A.
+template <Method kMethod>
+__device__ __forceinline__ float held_value(float input, const Coefficients<float>& value) {
+  return Formula<kMethod>::kBbarDependsOnA ? input * value.bbar : input;
+}
+
+/// Arrays of one warp, in floats from the start of its shared memory.
+template <class S, class Storage>
+struct ForwardLayout {
+  using Projection = typename Storage::template Projection<S>;
+  static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
+
+  static constexpr int kDelta = 0;
+  static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
+  static constexpr int kTile = kInput + S::kChannels * S::kRow;
+  /// A lane's part of y, [channel][lane of the channel][step]. It takes the place of B and C where
+  /// these are rows along time: what a lane overwrites only lanes of its state read.
+  static constexpr int kPlanes = kTile + (S::kStepMajor ? S::kTile : 0);
+  static constexpr int kRawU = kPlanes + kWarpSize * S::kRow;  // of two chunks
+  static constexpr int kRawDelta = kRawU + 2 * kItemsSize;
+  static constexpr int kRawZ = kRawDelta + kItemsSize;
+  static constexpr int kRawB = kRawZ + kItemsSize;
+  static constexpr int kRawC = kRawB + kPaddedStates * Projection::kRowBytes / 4;
+  static constexpr int kOrigins = kRawC + kPaddedStates * Projection::kRowBytes / 4;
+  static constexpr int kSize = kOrigins + 6 * kWarpSize * 2;
+  static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
+};
+
+template <class S, Method kMethod>
+struct FirstPass {
+  float abar[S::kSteps][S::kStates];
+  Pack<float, S::kStates> offset{};  // the state that leaves when zero enters
+  Pack<float, S::kStates> factor;    // product of abar
+
+  __device__ __forceinline__ FirstPass(const float* delta_row, const float* input_row,
+                                       const TileReader<S>& projections,
+                                       const Pole<float> (&poles)[S::kStates]) {
+    constexpr bool kExponential = Formula<kMethod>::kAbarIsExponential;
+    float total = 0;
+#pragma unroll
+    for (int s = 0; s < S::kStates; ++s) factor.v[s] = 1;
+#pragma unroll
+    for (int t = 0; t < S::kSteps; t += kBlockSteps) {
+      const auto delta = load_pack<float, kBlockSteps>(delta_row + t);
+      const auto input = load_pack<float, kBlockSteps>(input_row + t);
+      float B[kBlockSteps][S::kStates];
+      projections.template load<false>(t, B);
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) {
+        total += delta.v[j];
+#pragma unroll
+        for (int s = 0; s < S::kStates; ++s) {
+          const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+          abar[t + j][s] = value.abar;
+          offset.v[s] = value.abar * offset.v[s] + held_value<kMethod>(input.v[j], value) * B[j][s];
+          if constexpr (!kExponential) factor.v[s] *= value.abar;
+        }
+      }
+    }
+    if constexpr (kExponential) {
+#pragma unroll
+      for (int s = 0; s < S::kStates; ++s) {
+        factor.v[s] = DeviceMath::exp_of(total * poles[s].exponent);
+      }
+    }
+  }
+};
+
+/// What the warps of a block hand on. Consecutive warps form groups: within a group what its chunks
+/// do to a state is composed, and the state itself goes from group to group, so that fewer
+/// hand-overs follow one another. Two of everything, for rounds in turn: a warp may be late by one.
+template <int kStates, int kGroup>
+struct alignas(16) Handover {
+  using Lanes = Pack<float, kStates>[kWarpSize];
+  static constexpr int kGroups = kMaxRelayWarps / kGroup;
+  Baton state_batons[2][kGroups];
+  Baton prefix_batons[2][kMaxRelayWarps];
+  Lanes states[2][kGroups];
+};
+/// What the chunks before a warp's within its group do.
+template <int kStates>
+struct alignas(16) GroupPrefixes {
+  using Lanes = Pack<float, kStates>[kWarpSize];
+  Lanes factors[2][kMaxRelayWarps];
+  Lanes offsets[2][kMaxRelayWarps];
+};
+
+/// kGroup > 1: the ring of warps goes through all blocks of a cluster.
+template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
+__global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
+    relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
+  using S = Shape<kStates, kSteps>;
+  using Layout = ForwardLayout<S, Storage>;
+  using Items = typename Storage::template Items<S>;
+  using Projection = typename Storage::template Projection<S>;
+  using Values = Pack<float, S::kItems>;
+  using States = Pack<float, kStates>;
+  constexpr bool kKeepDelta = Formula<kMethod>::kBbarDependsOnA;
+  const ForwardParams& params = args.params;
+  char* const shared = shared_memory();
+  const Place<S> place(args.geometry, params.groups);
+  const int lane = place.lane;
+  const int warps = args.geometry.warps;
+  const bool has_output = params.out.present();
+  const bool has_gate = params.z.present() && has_output;
+
+  constexpr bool kIsGrouped = kGroup > 1;
+  auto& handover = *reinterpret_cast<Handover<kStates, kGroup>*>(shared);
+  auto& prefixes = *reinterpret_cast<GroupPrefixes<kStates>*>(&handover + 1);
+  float* const own =
+      (kIsGrouped ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
+      place.warp * Layout::kSize;
+  if (threadIdx.x < 2 * handover.kGroups) (&handover.state_batons[0][0])[threadIdx.x].initialize();
+  if (threadIdx.x < 2 * kMaxRelayWarps) (&handover.prefix_batons[0][0])[threadIdx.x].initialize();
+  if constexpr (kIsGrouped) {
+    sync_cluster();
+  } else {
+    __syncthreads();
+  }
+  const int cluster = kIsGrouped ? args.geometry.cluster : 1;
+  const int rank = kIsGrouped ? static_cast<int>(blockIdx.x) % cluster : 0;
+  const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
+  const int group = place.warp / kGroup;
+  const int member = place.warp % kGroup;
+  const bool is_first_group = rank == 0 && group == 0;
+  const auto origin = [&](int array) {
+    return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
+  };
+  const auto items = [&](const ArrayView& view, int slots, int array) {
+    return Items(view, place, reinterpret_cast<char*>(own + slots + lane * S::kItems),
+                 origin(array));
+  };
+  const Items u = items(params.u, Layout::kRawU, 0);
+  const Items delta = items(params.delta, Layout::kRawDelta, 1);
+  const Items z = items(params.z, Layout::kRawZ, 2);
+  const Items out = items(params.out, Layout::kRawZ, 3);
+  const Projection B(params.B, place, params.dstate, reinterpret_cast<char*>(own + Layout::kRawB),
+                     origin(4));
+  const Projection C(params.C, place, params.dstate, reinterpret_cast<char*>(own + Layout::kRawC),
+                     origin(5));
+  const auto chunk_at = [&](int64_t first_step) {
+    const int64_t left = params.seqlen - first_step;
+    return Chunk{first_step, static_cast<int>(left < kSteps ? left : kSteps)};
+  };
+  const auto has_items = [&](const Chunk& chunk) {
+    return place.item_exists() && place.item_step() < chunk.steps;
+  };
+  const auto copy = [&](const Chunk& chunk, int buffer) {
+    const bool exists = has_items(chunk);
+    u.copy(chunk, exists, buffer);
+    delta.copy(chunk, exists);
+    B.copy(chunk);
+    C.copy(chunk);
+    __pipeline_commit();
+  };
+
+  const float D = place.item_component(params.D);
+  const float bias = place.item_component(params.delta_bias);
+  Pole<float> poles[kStates];
+  load_poles<float>(params, place.channel(), place.exists(), place.first_state(), poles);
+
+  const float* const delta_row = own + Layout::kDelta + place.role.channel * S::kRow;
+  const float* const input_row = own + Layout::kInput + place.role.channel * S::kRow;
+  const TileReader<S> projections(own + Layout::kTile, place.role.part);
+  // Where the parts of y replace B and C, those of a state lie in its rows.
+  const auto plane = [&](int channel, int part) {
+    return own + Layout::kPlanes +
+           (S::kStepMajor ? channel * S::kLanes + part : channel * kPaddedStates + part) * S::kRow;
+  };
+
+  Chunk chunk = chunk_at((static_cast<int64_t>(rank) * warps + place.warp) * kSteps);
+  if (chunk.steps > 0) copy(chunk, 0);
+  for (int round = 0; chunk.steps > 0; ++round) {
+    const int buffer = round & 1;
+    const bool is_last = chunk.first_step + kSteps >= params.seqlen;
+    __pipeline_wait_prior(0);
+    __syncwarp();
+    {
+      Values u_values = u.read(buffer);
+      Values delta_values = delta.read();
+#pragma unroll
+      for (int i = 0; i < S::kItems; ++i) {
+        float value = delta_values.v[i] + bias;
+        if (params.delta_softplus) value = device_softplus(value);
+        // A step that does not exist leaves the state as it is.
+        delta_values.v[i] = place.item_step() + i < chunk.steps ? value : 0.0f;
+        if constexpr (!kKeepDelta) u_values.v[i] *= delta_values.v[i];
+      }
+      const int at = place.item_channel() * S::kRow + place.item_step();
+      store_pack(own + Layout::kDelta + at, delta_values);
+      store_pack(own + Layout::kInput + at, u_values);
+      convert_projections<S, Storage>(B, C, lane, own + Layout::kTile);
+    }
+    __syncwarp();
+    if (has_gate) z.copy(chunk, has_items(chunk));
+    __pipeline_commit();
+    const Chunk next_chunk = chunk_at(chunk.first_step + turn);
+    if (next_chunk.steps > 0) copy(next_chunk, buffer ^ 1);
+    __pipeline_commit();
+
+    FirstPass<S, kMethod> pass(delta_row, input_row, projections, poles);
+    States factor_before;  // of the chunks before this one in the group
+    States offset_before;
+    if constexpr (kIsGrouped) {
+      if (member > 0) {
+        handover.prefix_batons[buffer][place.warp].wait(round >> 1 & 1);
+        factor_before = load_pack<float, kStates>(prefixes.factors[buffer][place.warp][lane].v);
+        offset_before = load_pack<float, kStates>(prefixes.offsets[buffer][place.warp][lane].v);
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          pass.offset.v[s] += pass.factor.v[s] * offset_before.v[s];
+          pass.factor.v[s] *= factor_before.v[s];
+        }
+      }
+      if (member + 1 < kGroup && !is_last) {
+        store_pack(prefixes.factors[buffer][place.warp + 1][lane].v, pass.factor);
+        store_pack(prefixes.offsets[buffer][place.warp + 1][lane].v, pass.offset);
+        __syncwarp();
+        if (lane == 0) handover.prefix_batons[buffer][place.warp + 1].pass_on();
+      }
+    }
+
+    States h{};  // that enters the group
+    if (round == 0 && is_first_group) {
+      if (place.exists() && params.initial_state.present()) {
+        h = load_states<float, kStates>(params.initial_state,
+                                        place.state_base(params.initial_state), place.first_state(),
+                                        params.dstate);
+      }
+    } else {
+      const int wait = is_first_group ? round - 1 : round;  // how many went before
+      handover.state_batons[wait & 1][group].template wait<kIsGrouped>(wait >> 1 & 1);
+      h = load_pack<float, kStates>(handover.states[wait & 1][group][lane].v);
+    }
+    if (member + 1 == kGroup && !is_last) {
+      States leaving;
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        leaving.v[s] = pass.factor.v[s] * h.v[s] + pass.offset.v[s];
+      }
+      const int next = place.warp + 1 < warps ? group + 1 : 0;
+      Baton& baton = handover.state_batons[buffer][next];
+      Pack<float, kStates>& target = handover.states[buffer][next][lane];
+      if (kIsGrouped && next == 0) {
+        const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
+        if constexpr (kIsGrouped) {
+          store_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving);
+        }
+        __syncwarp();
+        if (lane == 0) {
+          Baton::pass_on_in_cluster(address_in_cluster(shared_address(&baton), next_rank));
+        }
+      } else {
+        store_pack(target.v, leaving);
+        __syncwarp();
+        if (lane == 0) baton.pass_on();
+      }
+    }
+    if constexpr (kIsGrouped) {
+      if (member > 0) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          h.v[s] = factor_before.v[s] * h.v[s] + offset_before.v[s];
+        }
+      }
+    }
+
+#pragma unroll
+    for (int t = 0; t < kSteps; t += kBlockSteps) {
+      const auto input_steps = load_pack<float, kBlockSteps>(input_row + t);
+      Pack<float, kBlockSteps> delta_steps;
+      if constexpr (kKeepDelta) delta_steps = load_pack<float, kBlockSteps>(delta_row + t);
+      float B_steps[kBlockSteps][kStates];
+      float C_steps[kBlockSteps][kStates];
+      projections.template load<false>(t, B_steps);
+      projections.template load<true>(t, C_steps);
+      Pack<float, kBlockSteps> y;
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) {
+        float sum = 0;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          Coefficients<float> value{pass.abar[t + j][s], 0};
+          if constexpr (kKeepDelta) {
+            value.bbar = coefficients<kMethod>(delta_steps.v[j], poles[s]).bbar;
+          }
+          h.v[s] =
+              value.abar * h.v[s] + held_value<kMethod>(input_steps.v[j], value) * B_steps[j][s];
+          sum += C_steps[j][s] * h.v[s];
+        }
+        y.v[j] = sum;
+      }
+      if constexpr (!S::kStepMajor) __syncwarp();
+      store_pack(plane(place.role.channel, place.role.part) + t, y);
+      const int64_t steps = chunk.first_step + t + kBlockSteps;
+      if ((t + kBlockSteps) % kChunk == 0 || (kSteps < kChunk && t + kBlockSteps == kSteps)) {
+        if (params.states != nullptr && place.exists() && steps % kChunk == 0 &&
+            steps < params.seqlen) {
+          const int64_t saved =
+              (place.batch * num_saved_states(params.seqlen) + steps / kChunk - 1) * params.dim +
+              place.channel();
+          store_states(static_cast<float*>(params.states) + saved * params.dstate,
+                       place.first_state(), params.dstate, h);
+        }
+      }
+    }
+    if (is_last && place.exists() && params.last_state.present()) {
+      store_states(params.last_state, place.state_base(params.last_state), place.first_state(),
+                   params.dstate, h);
+    }
+    __syncwarp();
+    if (has_output) {
+      Values y{};
+#pragma unroll
+      for (int part = 0; part < S::kLanes; ++part) {
+        const auto other =
+            load_pack<float, S::kItems>(plane(place.item_channel(), part) + place.item_step());
+#pragma unroll
+        for (int i = 0; i < S::kItems; ++i) y.v[i] += other.v[i];
+      }
+      __pipeline_wait_prior(1);  // z is there
+      const Values u_values = u.read(buffer);
+#pragma unroll
+      for (int i = 0; i < S::kItems; ++i) y.v[i] += D * u_values.v[i];
+      if (has_gate) {
+        const Values gate = z.read();
+#pragma unroll
+        for (int i = 0; i < S::kItems; ++i) y.v[i] *= gate.v[i] * device_sigmoid(gate.v[i]);
+      }
+      out.write(chunk, has_items(chunk), y);
+    }
+    if constexpr (!S::kStepMajor) __syncwarp();
+    chunk = next_chunk;
+  }
+  // Nobody leaves while others may hand it something.
+  if constexpr (kIsGrouped) sync_cluster();
+}
+
+template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
+cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(RelayForwardArgs args,
+                                                                            cudaStream_t stream) {
+  const auto kernel = relay_forward_kernel<kStates, kSteps, kGroup, Storage, kMethod>;
+  constexpr int kWarpBytes = ForwardLayout<Shape<kStates, kSteps>, Storage>::kSize * 4;
+  constexpr int kBlockBytes =
+      sizeof(Handover<kStates, kGroup>) + (kGroup > 1 ? sizeof(GroupPrefixes<kStates>) : 0);
+  RelayGeometry& geometry = args.geometry;
+  int bytes = 0;
+  cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kGroup, geometry, bytes);
+  if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(geometry.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(geometry.blocks * geometry.cluster);
+  config.blockDim = static_cast<unsigned>(geometry.warps * kWarpSize);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = kGroup > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<const RelayForwardArgs&>(args));
+}
+
+}  // namespace selective_scan::cuda::relay

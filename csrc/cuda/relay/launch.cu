@@ -1,0 +1,240 @@
+// Launches of the relay kernels: which problems they take, and in which shape.
+#include "launch.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+#include "place.cuh"
+
+namespace selective_scan::cuda {
+namespace relay {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+struct Device {
+  int64_t multiprocessors = 0;
+  bool has_clusters = false;
+};
+
+Device device() {
+  int id = 0;
+  int multiprocessors = 0;
+  int major = 0;
+  if (cudaGetDevice(&id) != cudaSuccess ||
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, id) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) != cudaSuccess) {
+    return {};
+  }
+  return {multiprocessors, major >= 9};
+}
+
+// --- how arrays are stored
+// ------------------------------------------------------------------------
+
+/// Whether `items` consecutive steps are always one aligned vector. Strides along what there is one
+/// of do not matter.
+bool has_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
+  const int64_t size = element_size(view.dtype);
+  const int64_t bytes = items * size;
+  if ((view.step != 1 && view.step != -1) || params.seqlen % items != 0) return false;
+  const auto* lowest = static_cast<const char*>(view.data);
+  if (view.step < 0) lowest -= (items - 1) * size;
+  const auto aligned = [&](int64_t count, int64_t stride) {
+    return count == 1 || stride * size % bytes == 0;
+  };
+  return reinterpret_cast<uintptr_t>(lowest) % static_cast<uintptr_t>(bytes) == 0 &&
+         aligned(params.batch, view.batch) && aligned(params.dim, view.channel) &&
+         aligned(params.groups, view.group) && aligned(params.dstate, view.state);
+}
+
+/// Bytes of an element where all arrays with steps are vectors of one type, else 0.
+int vector_size(const ScanParams& params, int items, std::initializer_list<const ArrayView*> rows) {
+  const DType dtype = params.u.dtype;
+  const int64_t size = element_size(dtype);
+  const auto is_vector = [&](const ArrayView* view) {
+    return !view->present() || (view->dtype == dtype && has_vectors(params, *view, items));
+  };
+  const auto is_projection = [&](const ArrayView& view) {
+    return view.dtype == dtype && has_vectors(params, view, 16 / size);
+  };
+  return std::all_of(rows.begin(), rows.end(), is_vector) && is_projection(params.B) &&
+                 is_projection(params.C)
+             ? static_cast<int>(size)
+             : 0;
+}
+
+// --- what can be run
+// ------------------------------------------------------------------------------
+
+bool is_supported(const ScanParams& params) {
+  return !params.is_complex && !params.is_double && params.variable_B && params.variable_C &&
+         params.dstate > kPaddedStates / 4 && params.dstate <= kPaddedStates && params.seqlen > 0 &&
+         params.batch > 0 && params.dim > 0;
+}
+
+template <class S>
+RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
+  RelayGeometry geometry;
+  geometry.group_channels = params.dim / params.groups;
+  geometry.tiles = ceil_div(geometry.group_channels, S::kChannels);
+  geometry.blocks = params.batch * params.groups * geometry.tiles;
+  geometry.warps =
+      static_cast<int>(std::clamp<int64_t>(ceil_div(params.seqlen, S::kSteps), 1, warps));
+  return geometry;
+}
+
+// --- tables of instantiations -------------------------------------------------------------------
+
+/// Calls visit with the Storage that suits arrays of vectors of `size` bytes an element, or of
+/// none.
+template <class Visit>
+cudaError_t visit_storage(int size, const Visit& visit) {
+  if (size == 2) return visit.template operator()<Vectors<2>>();
+  if (size == 4) return visit.template operator()<Vectors<4>>();
+  return visit.template operator()<Elements>();
+}
+
+/// Kernel<kMethod>::launch for a method found out at run time.
+template <template <Method> class Kernel, class Args>
+cudaError_t launch_method(const Args& args, cudaStream_t stream) {
+  static constexpr auto kTable = []<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+    return std::array{&Kernel<static_cast<Method>(kMethods)>::launch...};
+  }(std::make_integer_sequence<int, kNumMethods>());
+  return kTable[static_cast<size_t>(args.params.method)](args, stream);
+}
+
+template <class S, int kGroup, class Storage>
+struct ForwardKernels {
+  template <Method kMethod>
+  struct Kernel : RelayForward<S::kStates, S::kSteps, kGroup, Storage, kMethod> {};
+};
+template <class Storage>
+struct BackwardKernels {
+  template <Method kMethod>
+  struct Kernel : RelayBackward<Storage, kMethod> {};
+};
+
+template <class S, int kGroup>
+cudaError_t launch_forward(const ForwardParams& params, int64_t warps, int64_t cluster,
+                           cudaStream_t stream) {
+  RelayForwardArgs args{params, make_geometry<S>(params, warps)};
+  args.geometry.cluster = static_cast<int>(cluster);
+  args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
+  const int size =
+      vector_size(params, S::kItems, {&params.u, &params.delta, &params.z, &params.out});
+  return visit_storage(size, [&]<class Storage>() {
+    return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
+  });
+}
+
+using Wide = Shape<4, 16>;    // 8 channels a block
+using Narrow = Shape<1, 32>;  // 2 channels a block
+
+// Figures of choice, from measurements on an H200.
+
+/// Beyond so many blocks of the wide shape a multiprocessor, warps that stay with their channels
+/// are as good.
+constexpr int64_t kMostForwardBlocks = 4;
+constexpr int64_t kFewSteps = 1024;
+constexpr int64_t kManySteps = 16384;
+/// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
+constexpr int64_t kCluster = 2;
+constexpr int kGroupWarps = 4;
+constexpr int64_t kMostBackwardBlocks = 4;
+/// Every tile writes partial sums of dB and dC: too much for long sequences.
+constexpr int64_t kMostPartialSums = int64_t{1} << 24;
+
+/// Lays out scratch memory from `memory` on, which may be null; returns its size.
+int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
+  const BackwardParams& params = args.params;
+  int64_t bytes = 0;
+  const auto take = [&](void*& array, bool wanted, int64_t count) {
+    constexpr int64_t kAlignment = 256;
+    if (!wanted) return;
+    if (memory != nullptr) array = static_cast<char*>(memory) + bytes;
+    bytes += ceil_div(count * static_cast<int64_t>(sizeof(float)), kAlignment) * kAlignment;
+  };
+  const int64_t rows = params.batch * params.dim;
+  take(args.workspace.projections, true,
+       args.geometry.tiles * params.batch * params.groups * params.seqlen * 2 * kPaddedStates);
+  take(args.workspace.dA, true, rows * kPaddedStates);
+  take(args.workspace.dD, params.dD.present(), rows);
+  take(args.workspace.ddelta_bias, params.ddelta_bias.present(), rows);
+  return bytes;
+}
+
+}  // namespace
+}  // namespace relay
+
+bool relay_forward_accepts(const ForwardParams& params) {
+  using namespace relay;
+  if (!is_supported(params)) return false;
+  return make_geometry<Wide>(params, kMaxRelayWarps).blocks <=
+         kMostForwardBlocks * device().multiprocessors;
+}
+
+int64_t relay_forward_workspace_bytes(const ForwardParams&) {
+  return 0;
+}
+
+cudaError_t relay_forward(const ForwardParams& params, void*, cudaStream_t stream) {
+  using namespace relay;
+  const Device available = device();
+  const int64_t blocks = make_geometry<Wide>(params, kMaxRelayWarps).blocks;
+  if (blocks > available.multiprocessors) {
+    // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that
+    // the last blocks of all run alone.
+    const bool is_long = params.seqlen >= kManySteps;
+    return launch_forward<Wide, 1>(params, is_long ? kMaxRelayWarps : kMaxRelayWarps / 2, 1,
+                                   stream);
+  }
+  constexpr int64_t kBlocksPerWide = Wide::kChannels / Narrow::kChannels;
+  const bool is_short = params.seqlen < kFewSteps;
+  if (is_short ? 2 * blocks <= available.multiprocessors
+               : kBlocksPerWide * blocks <= available.multiprocessors) {
+    return launch_forward<Narrow, 1>(params, is_short ? 8 : 12, 1, stream);
+  }
+  if (available.has_clusters && kCluster * blocks <= available.multiprocessors) {
+    return launch_forward<Wide, kGroupWarps>(params, kMaxRelayWarps, kCluster, stream);
+  }
+  return launch_forward<Wide, 1>(params, kMaxRelayWarps, 1, stream);
+}
+
+bool relay_backward_accepts(const BackwardParams& params) {
+  using namespace relay;
+  if (!is_supported(params)) return false;
+  const RelayGeometry geometry = make_geometry<Narrow>(params, kMaxRelayWarps);
+  return geometry.blocks <= kMostBackwardBlocks * device().multiprocessors &&
+         geometry.blocks * params.seqlen * 2 * kPaddedStates <= kMostPartialSums;
+}
+
+int64_t relay_backward_workspace_bytes(const BackwardParams& params) {
+  using namespace relay;
+  RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps), {}};
+  return layout_workspace(args, nullptr);
+}
+
+cudaError_t relay_backward(const BackwardParams& params, void* workspace, cudaStream_t stream) {
+  using namespace relay;
+  // Blocks that share a multiprocessor share the warps it has room for.
+  const int64_t blocks = make_geometry<Narrow>(params, kMaxRelayWarps).blocks;
+  const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device().multiprocessors));
+  RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps / share), {}};
+  layout_workspace(args, workspace);
+  const int size = vector_size(
+      params, Narrow::kItems,
+      {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta, &params.dz});
+  const cudaError_t error = visit_storage(size, [&]<class Storage>() {
+    return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);
+  });
+  return error == cudaSuccess ? relay_reduce(args, stream) : error;
+}
+
+}  // namespace selective_scan::cuda

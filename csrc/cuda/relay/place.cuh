@@ -1,0 +1,133 @@
+// Who computes what on the relay path, and what lies where in shared memory.
+//
+// The path is for problems of few channels, whose warps could not fill the device if each walked
+// through time alone. A block owns the few channels that one warp can hold, and its warps take
+// turns in time: warp w has chunks w, w + W, w + 2W, ... of W warps. What a chunk does to the state
+// that enters it, x → factor·x + offset, it learns on its own; then it waits for that state, hands
+// the next warp the state that leaves, and only then computes y. So one hand-over through shared
+// memory is all that is serial, and there is one barrier for it per warp and no other.
+#pragma once
+
+#include "../scan_common.cuh"
+#include "kernels.h"
+
+namespace selective_scan::cuda::relay {
+
+/// States that a channel has room for.
+constexpr int kPaddedStates = 16;
+constexpr int kMaxRelayWarps = 16;
+
+/// A lane holds kStates states of one channel, kLanes lanes hold the channel; a chunk has kSteps
+/// steps, and in registers a lane keeps kStates·kSteps values of abar.
+template <int kStates_, int kSteps_>
+struct Shape {
+  static constexpr int kStates = kStates_;
+  static constexpr int kSteps = kSteps_;
+  static constexpr int kLanes = kPaddedStates / kStates;
+  static constexpr int kLaneBits = kLanes == 4 ? 2 : kLanes == 8 ? 3 : 4;
+  static constexpr int kChannels = kWarpSize / kLanes;
+  static_assert(kLanes == 1 << kLaneBits);
+
+  /// Of an array (channel, step) a lane moves kItems consecutive steps of channel lane / kLanes.
+  static constexpr int kItems = kSteps / kLanes;
+
+  /// Distance between rows along time; rows stay aligned to 16 bytes, columns spread over banks.
+  static constexpr int kRow = kSteps + 4;
+
+  /// B and C lie as [step][B | C][state] where a lane has several states, else as
+  /// [B | C][state][step]; either way a lane reads 16 bytes at a time.
+  static constexpr bool kStepMajor = kStates > 1;
+  static constexpr int kTile = 2 * kPaddedStates * (kStepMajor ? kSteps : kRow);
+};
+
+/// Reduces geometry.warps, a multiple of `group`, to what shared memory has room for, of which
+/// `bytes` are needed.
+inline cudaError_t fit_warps(int block_bytes, int warp_bytes, int group, RelayGeometry& geometry,
+                             int& bytes) {
+  int device = 0;
+  int available = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  const int room = (available - block_bytes) / warp_bytes / group * group;
+  if (room < geometry.warps) geometry.warps = room;
+  bytes = block_bytes + geometry.warps * warp_bytes;
+  return error != cudaSuccess || geometry.warps > 0 ? error : cudaErrorInvalidConfiguration;
+}
+
+/// Where a thread stands.
+template <class S>
+struct Place {
+  int lane;
+  int warp;
+  LaneRole role;
+  int64_t batch;
+  int64_t group;
+  int64_t tile;
+  int64_t first_channel;
+  int channels;  // of the tile that exist
+
+  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry, int64_t groups)
+      : lane(threadIdx.x % kWarpSize),
+        warp(threadIdx.x / kWarpSize),
+        role(lane_role(lane, S::kLaneBits)) {
+    const int64_t index = blockIdx.x / geometry.cluster;
+    tile = index % geometry.tiles;
+    const int64_t sequence = index / geometry.tiles;
+    group = sequence % groups;
+    batch = sequence / groups;
+    first_channel = group * geometry.group_channels + tile * S::kChannels;
+    const int64_t left = geometry.group_channels - tile * S::kChannels;
+    channels = static_cast<int>(left < S::kChannels ? left : S::kChannels);
+  }
+
+  /// The channel whose states the lane holds.
+  __device__ bool exists() const { return role.channel < channels; }
+  __device__ int64_t channel() const { return first_channel + role.channel; }
+  __device__ int first_state() const { return role.part * S::kStates; }
+  /// Where its states lie in a (batch, channel, state) array.
+  __device__ int64_t state_base(const ArrayView& view) const {
+    return batch * view.batch + channel() * view.channel;
+  }
+
+  /// The channel and the first step of the items it moves.
+  __device__ int item_channel() const { return lane / S::kLanes; }
+  __device__ int item_step() const { return lane % S::kLanes * S::kItems; }
+  __device__ bool item_exists() const { return item_channel() < channels; }
+  __device__ int64_t item_channel_index() const { return first_channel + item_channel(); }
+  /// Entry of a (channel) array, zero where absent.
+  __device__ float item_component(const ArrayView& view) const {
+    return item_exists() ? load_component<float>(view, item_channel_index() * view.channel) : 0.0f;
+  }
+};
+
+/// The lane's rows of B and C in shared memory.
+template <class S>
+struct TileReader {
+  const float* tile;
+
+  __device__ __forceinline__ TileReader(const float* tile, int part)
+      : tile(tile + (S::kStepMajor ? part * S::kStates : part * S::kRow)) {}
+
+  /// kBlockSteps steps of B (or C) from `step` on.
+  template <bool kIsC>
+  __device__ __forceinline__ void load(int step, float (&values)[kBlockSteps][S::kStates]) const {
+    if constexpr (S::kStepMajor) {
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) {
+        const auto pack =
+            load_pack<float, S::kStates>(tile + ((step + j) * 2 + kIsC) * kPaddedStates);
+#pragma unroll
+        for (int s = 0; s < S::kStates; ++s) values[j][s] = pack.v[s];
+      }
+    } else {
+      const auto pack =
+          load_pack<float, kBlockSteps>(tile + (kIsC ? kPaddedStates * S::kRow : 0) + step);
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) values[j][0] = pack.v[j];
+    }
+  }
+};
+
+}  // namespace selective_scan::cuda::relay
