@@ -2,13 +2,16 @@
 
 The kernels are called through torch.ops without autograd, after a check of their results against
 fp64 in the same run. Without --shapes the device's whole suite is measured; --shapes, --dtype,
---variants and --methods measure the product of what they name.
+--variants and --methods measure the product of what they name. --operators adds the diagonal and
+the adaptive unitary scan, or measures them alone.
 
 Example:
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --anchors benchmarks/anchors/h200_mamba_ssm.json --json h200.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cpu --backward --threads 1 2 \\
         --shapes laptop-512 1,768,512,16 --methods zoh foh
+    python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
+        --operators diagonal adaptive_unitary --json siblings.json --plot h200
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +47,7 @@ from problems import (
 )
 from report import Row
 from selective_scan import selective_scan_fn, selective_scan_ref
+from siblings import OPERATORS, SiblingAnchors, SiblingRow, run_sibling, select_siblings
 from suite import select_problems
 from timing import Timing, host_overhead_us, measure
 
@@ -84,9 +88,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     # fmt: off
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
         help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add("--operators", nargs="+", choices=OPERATORS, default=OPERATORS[:1],
+        help="what is measured (default: selective_scan)")
     add("--shapes", nargs="+", type=_shape, metavar="SHAPE",
         help=f"batch,dim,seqlen,dstate[,groups] or one of {names}")
-    add("--dtype", nargs="+", choices=DTYPES, help="of u, delta, z, and variable B and C")
+    add("--dtype", nargs="+", choices=DTYPES,
+        help="of u, delta, z, and variable B and C; of a and b; of u, dt and z")
     add("--variants", nargs="+", choices=VARIANTS, help="what differs from the plain problem")
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
     add("--backward", action="store_true", help="measure the backward pass too")
@@ -111,7 +118,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="the GPU's exponentials per second (default: anchors, from the clock)")
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help="write rows and environment")
-    add("--plot", type=Path, metavar="PREFIX", help="write PREFIX_speedup.png, PREFIX_roofline.png")
+    add("--plot", type=Path, metavar="PREFIX",
+        help="write PREFIX_speedup.png, PREFIX_roofline.png and PREFIX_siblings.png")
     # fmt: on
     options = parser.parse_args(arguments)
 
@@ -225,6 +233,31 @@ def run_problem(
     return rows
 
 
+def run_siblings(
+    operators: Sequence[str],
+    options: argparse.Namespace,
+    settings: Settings,
+    ceilings: Ceilings,
+    failures: list[str],
+) -> list[SiblingRow]:
+    """The rows of the other operators; what goes wrong is added to `failures`."""
+    device = settings.device
+    is_cuda = device.type == "cuda"
+    anchors = SiblingAnchors(torch.cuda.get_device_name(device) if is_cuda else "")
+    problems = select_siblings(operators, device.type, options.dtype, quick=options.quick)
+    rows = []
+    for problem in tqdm(problems, disable=not sys.stderr.isatty(), leave=False):
+        try:
+            rows += run_sibling(
+                problem, device, settings.measure, backward=settings.backward,
+                threads=settings.threads, copy_bytes_per_s=ceilings.copy_bytes_per_s,
+                anchors=anchors, reference_runs=settings.reference_runs,
+            )  # fmt: skip
+        except RuntimeError as error:  # a wrong result, or memory that does not suffice
+            failures.append(f"{problem}: {error}")
+    return rows
+
+
 def measure_memory(problem: Problem, settings: Settings, anchors: Anchors) -> dict[str, object]:
     """MiB that the passes allocate on the GPU beside inputs and dout."""
     inputs = make_inputs(problem, settings.device, seed=torch.initial_seed())
@@ -325,10 +358,14 @@ def main(arguments: list[str] | None = None) -> int:
         reference_runs=default(options.reference_runs, 0 if is_cuda else 5, 1),
         compile_reference=options.compile_reference,
     )
-    problems = select_problems(
-        device.type, shapes=options.shapes, dtypes=options.dtype, variants=options.variants,
-        methods=options.methods, quick=options.quick,
-    )  # fmt: skip
+    operators = list(dict.fromkeys(options.operators))
+    problems = []
+    if "selective_scan" in operators:
+        operators.remove("selective_scan")
+        problems = select_problems(
+            device.type, shapes=options.shapes, dtypes=options.dtype, variants=options.variants,
+            methods=options.methods, quick=options.quick,
+        )  # fmt: skip
     console = report.console()
     environment = report.environment(device)
     peer = MambaSsm.find() if is_cuda else None
@@ -346,8 +383,11 @@ def main(arguments: list[str] | None = None) -> int:
                 memory.append(measure_memory(problem, settings, options.anchors))
         except RuntimeError as error:  # a wrong result, or memory that does not suffice
             failures.append(f"{problem}: {error}")
+    sibling_rows = run_siblings(operators, options, settings, ceilings, failures)
     torch.set_num_threads(all_threads)
-    host = measure_host(settings, options.seed, options.host_calls) if options.host_calls else []
+    host = []
+    if problems and options.host_calls:
+        host = measure_host(settings, options.seed, options.host_calls)
     found = report.ratios(rows)
 
     console.print(
@@ -367,6 +407,9 @@ def main(arguments: list[str] | None = None) -> int:
     if rows:
         report.print_times(console, f"Medians of {settings.runs} runs, ms", rows, device.type)
     report.print_ratios(console, found)
+    if sibling_rows:
+        title = f"The other operators, medians of {settings.runs} runs, ms"
+        report.print_siblings(console, title, sibling_rows, device.type)
     if memory:
         print_memory(console, memory)
     if host:
@@ -378,18 +421,24 @@ def main(arguments: list[str] | None = None) -> int:
             "settings": {**dataclasses.asdict(settings), "device": str(device)},
             "rows": [row.as_json() for row in rows],
             "ratios": found,
+            "siblings": [row.as_json() for row in sibling_rows],
             "memory": memory,
             "host_overhead": host,
             "failures": failures,
         }
         report.write_json(options.json, content)
         console.print(f"Wrote {options.json}")
-    if options.plot and rows:
+    if options.plot:
         name = environment["device"]
-        drawn = (
-            plots.plot_speedups(rows, name, Path(f"{options.plot}_speedup.png")),
-            plots.plot_roofline(rows, ceilings, name, Path(f"{options.plot}_roofline.png")),
-        )
+        drawn = []
+        if rows:
+            drawn += [
+                plots.plot_speedups(rows, name, Path(f"{options.plot}_speedup.png")),
+                plots.plot_roofline(rows, ceilings, name, Path(f"{options.plot}_roofline.png")),
+            ]
+        if sibling_rows:
+            path = Path(f"{options.plot}_siblings.png")
+            drawn.append(plots.plot_siblings(sibling_rows, name, path))
         for path in filter(None, drawn):
             console.print(f"Drew {path}")
     for failure in failures:

@@ -33,7 +33,7 @@ _CHANNELS_PER_GROUP = 2
 _ORACLE_TOLERANCE = 1e-12
 
 
-def _prefix_scan(a: Tensor, b: Tensor) -> Tensor:
+def prefix_scan(a: Tensor, b: Tensor) -> Tensor:
     """h[t] = a[t]·h[t-1] + b[t] along the last dimension, by doubling."""
     shift = 1
     while shift < a.shape[-1]:
@@ -67,7 +67,7 @@ def parallel_scan(inputs: Inputs) -> tuple[Tensor, Tensor]:
     if x.initial_state is not None:
         first = drive[..., :1] + abar[..., :1] * x.initial_state[..., None]
         drive = torch.cat([first, drive[..., 1:]], dim=-1)
-    states = _prefix_scan(abar.expand_as(drive), drive)
+    states = prefix_scan(abar.expand_as(drive), drive)
     last_state = states[..., -1]
     if x.reverse:
         states = states.flip(-1)

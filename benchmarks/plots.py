@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from ceilings import Ceilings
 from problems import SHAPES, Problem
 from report import Row, format_ratio
+from siblings import SiblingRow
 
 
 def _label(row: Row) -> str:
@@ -67,6 +68,35 @@ def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> Path | None:
     panels[0][-1].legend(fontsize=8)
     figure.suptitle(f"Selective scan on {device}")
     figure.supxlabel(f"speedup over {name}, medians", fontsize=9)
+    return _save(figure, path)
+
+
+def plot_siblings(rows: Sequence[SiblingRow], device: str, path: Path) -> Path:
+    """What part of the copy bandwidth each pass of the other operators reaches."""
+    most_threads = max(row.threads for row in rows)
+    rows = [row for row in rows if row.threads == most_threads]
+    passes = list(dict.fromkeys(row.which for row in rows))
+
+    def label(row: SiblingRow) -> str:
+        layout = () if row.layout == "contiguous" else (row.layout,)
+        return ", ".join([row.operator.replace("_", " "), row.shape, row.dtype, *layout])
+
+    labels = list(dict.fromkeys(map(label, rows)))
+    height = 0.8 / len(passes)
+    figure, axes = plt.subplots(figsize=(8, 1.5 + 0.38 * len(labels)), layout="constrained")
+    for index, which in enumerate(passes):
+        chosen = [row for row in rows if row.which == which]
+        places = [labels.index(label(row)) + index * height for row in chosen]
+        bars = axes.barh(places, [100 * row.of_copy for row in chosen], height, label=which)
+        axes.bar_label(bars, [f"{row.time.median:.3g} ms" for row in chosen], padding=2, fontsize=7)
+    axes.axvline(100, color="black", linewidth=0.8)
+    axes.set_yticks([i + 0.4 - height / 2 for i in range(len(labels))], labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+    axes.legend(fontsize=8)
+    figure.suptitle(f"Diagonal and adaptive unitary scan on {device}")
+    figure.supxlabel("inputs and results once, in % of copy bandwidth, medians", fontsize=9)
     return _save(figure, path)
 
 

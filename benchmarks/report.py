@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import selective_scan
+from siblings import SiblingRow
 from timing import Timing
 
 
@@ -191,6 +192,30 @@ def print_times(console: Console, title: str, rows: Sequence[Row], device_type: 
             )
         )  # fmt: skip
     print_table(console, title, _TIMES_HEADER, lines)
+
+
+_SIBLINGS_HEADER = (
+    "operator", "shape", "batch, dim, seqlen, …", "dtype", "layout", "threads", "pass", "ms",
+    "q1–q3", "GB/s", "of copy", "peer ms", "× peer", "ref ms", "× ref", "error",
+)  # fmt: skip
+
+
+def print_siblings(
+    console: Console, title: str, rows: Sequence[SiblingRow], device_type: str
+) -> None:
+    lines = [
+        (
+            row.operator, row.shape, ", ".join(map(str, row.sizes)), row.dtype, row.layout,
+            str(row.threads) if device_type == "cpu" else "", row.which,
+            format_ms(row.time.median), f"{format_ms(row.time.q1)}–{format_ms(row.time.q3)}",
+            f"{row.gb_per_s:.3g}" if row.gb_per_s < 100 else f"{row.gb_per_s:.0f}",
+            f"{100 * row.of_copy:.0f} %", format_ms(row.peer_ms), format_ratio(row.peer_ratio),
+            format_ms(median(row.reference)), format_ratio(row.reference_ratio),
+            f"{row.error:.0e}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_table(console, title, _SIBLINGS_HEADER, lines)
 
 
 def ratios(rows: Sequence[Row]) -> list[dict[str, object]]:

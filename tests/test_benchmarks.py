@@ -169,9 +169,69 @@ def test_benchmark_takes_sizes_as_a_shape(tmp_path):
     assert {row["which"] for row in rows} == {"forward"}
 
 
+def test_benchmark_measures_the_other_operators(tmp_path):
+    done = run_program(
+        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward", "--operators",
+        "diagonal", "adaptive_unitary", "--runs", "3", "--threads", "2", "--json",
+        tmp_path / "rows.json", "--plot", tmp_path / "cpu",
+    )  # fmt: skip
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert content["failures"] == content["rows"] == content["host_overhead"] == []
+    rows = content["siblings"]
+    assert {(row["operator"], row["dtype"], row["layout"], row["which"]) for row in rows} == {
+        *(
+            ("diagonal", dtype, layout, which)
+            for dtype in ("float32", "bfloat16")
+            for layout in ("contiguous", "channel-last")
+            for which in ("forward", "backward")
+        ),
+        *(
+            ("adaptive_unitary", "float32", "contiguous", which)
+            for which in ("forward", "backward")
+        ),
+    }
+    for row in rows:
+        time = row["time"]
+        assert_is_timing(time, runs=3)
+        moved = row["bytes_moved"] / time["median"] / 1e6
+        assert row["GB_per_s"] == pytest.approx(moved)
+        ceiling = content["ceilings"]["copy_bytes_per_s"]
+        assert row["fraction_of_copy_bandwidth"] == pytest.approx(moved * 1e9 / ceiling)
+        assert 0 < row["error"] < (1e-4 if row["dtype"] == "float32" else 2e-2)
+        assert (row["reference"] is not None) == (row["which"] == "forward")
+        if row["operator"] == "diagonal":
+            values = 3 if row["which"] == "forward" else 5  # a, b, h; or a, h, dh, da, db
+            width = 4 if row["dtype"] == "float32" else 2
+            assert row["bytes_moved"] == values * width * math.prod(row["sizes"])
+    assert "adaptive_unitary" in done.stdout
+    assert_is_png(tmp_path / "cpu_siblings.png")
+
+
+@pytest.mark.parametrize("operator", ["diagonal", "adaptive_unitary"])
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_check_refuses_a_wrong_sibling(monkeypatch, operator, which):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    siblings = importlib.import_module("siblings")
+    problem = siblings.select_siblings([operator], "cpu", ["float32"], quick=True)[0]
+    inputs = siblings._INPUTS[operator](problem, torch.device("cpu"), seed=1)
+    assert inputs.check(backward=True)
+    name = which if operator == "diagonal" or which == "backward" else "_forward"
+    right = getattr(inputs, name)
+
+    def wrong(*arguments):
+        result = right(*arguments)
+        (result if isinstance(result, torch.Tensor) else result[0]).mul_(1.01)
+        return result
+
+    monkeypatch.setattr(inputs, name, wrong)
+    with pytest.raises(RuntimeError, match=r"relative error of"):
+        inputs.check(backward=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--device", "cpu", "--operators", "lru"], "invalid choice: 'lru'"),
         (["--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
         (["--device", "cpu", "--shapes", "1,2,3"], "shape must be one of small, medium"),
         (["--device", "cpu", "--shapes", "1,5,3,2,2"], "groups must divide dim = 5, got 2"),
