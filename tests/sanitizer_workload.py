@@ -1,22 +1,27 @@
 """A small, varied load of forward and backward passes on CUDA for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/sanitizer_workload.py
+    compute-sanitizer --tool memcheck python tests/sanitizer_workload.py [OPERATOR ...]
 
 Every kernel variant once: methods, dtypes, layouts, kinds of B and C, lengths around chunk
-boundaries. Results are compared with the CPU kernels', so that a run is not vacuous.
+boundaries. Results are compared with the CPU kernels' or the reference's, so that a run is not
+vacuous. Operators: selective_scan, diagonal, adaptive_unitary; all without arguments.
 """
 
+import dataclasses
 import os
 import secrets
+import sys
 
 os.environ.setdefault("SELECTIVE_SCAN_TEST_SEED", str(secrets.randbelow(2**31)))
 
 import torch
 
+import test_adaptive_unitary as unitary
+import test_diagonal_scan as diagonal
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
 
 
-def cases():
+def selective_scan_cases():
     lengths = (1, 31, 33, 70, 129)
     for index, method in enumerate(METHODS):
         for is_complex in (False, True):
@@ -41,10 +46,37 @@ def cases():
     yield Case(complex=True, B="packed", C="shared", groups=1, dtype=torch.float64)
 
 
-def main() -> None:
-    print(f"SELECTIVE_SCAN_TEST_SEED={os.environ['SELECTIVE_SCAN_TEST_SEED']}")
+def diagonal_cases():
+    base = diagonal.Case()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for shape in ((3, 1), (5, 64), (2, 5, 67), (2, 3, 257), (70, 1000)):
+            yield dataclasses.replace(base, a=dtype, b=dtype, shape=shape, reverse=len(shape) == 2)
+        for shape in ((2, 5, 67), (2, 40, 300), (1, 2, 5000)):
+            yield dataclasses.replace(base, a=dtype, b=dtype, shape=shape, layout="channel_last")
+    for dtype in (torch.complex64, torch.complex128):
+        for layout in ("contiguous", "channel_last"):
+            yield dataclasses.replace(base, a=dtype, b=dtype, initial_state=dtype, layout=layout)
+    yield dataclasses.replace(base, a=torch.bfloat16, shape=(3, 5000))
+    yield dataclasses.replace(base, a_shape=(5, 1))
+    yield dataclasses.replace(base, a_shape=(5, 1), layout="channel_last")
+    yield dataclasses.replace(base, shape=(1, 5000), a_shape=(1, 1))
+
+
+def unitary_cases():
+    base = unitary.Case()
+    for dstate in (1, 4, 7, 16, 33, 70):
+        yield dataclasses.replace(base, dstate=dstate)
+    for seqlen in (1, 63, 64, 65, 200):
+        yield dataclasses.replace(base, seqlen=seqlen, z=False, initial_state=False)
+    yield dataclasses.replace(base, B="grouped", C="shared", groups=1)
+    yield dataclasses.replace(base, B="grouped", C="grouped", dstate=20)
+    yield dataclasses.replace(base, dtype=torch.float64, parameter_dtype=torch.float64)
+    yield dataclasses.replace(base, dtype=torch.bfloat16, layout="channel_last")
+
+
+def check_selective_scan() -> int:
     count = 0
-    for case in cases():
+    for case in selective_scan_cases():
         on_cuda, on_cpu = run(case, "cuda"), run(case, "cpu")
         for name, expected in on_cpu.items():
             wide = torch.complex128 if expected.is_complex() else torch.float64
@@ -53,7 +85,28 @@ def main() -> None:
             if error.relative_l2 > limit:
                 raise SystemExit(f"{case}: {name} differs from the CPU's: {error}")
         count += 1
-    print(f"{count} problems, forward and backward")
+    return count
+
+
+def check_all(check, cases) -> int:
+    count = 0
+    for case in cases:
+        check(case, "cuda")
+        count += 1
+    return count
+
+
+CHECKS = {
+    "selective_scan": check_selective_scan,
+    "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
+    "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
+}
+
+
+def main() -> None:
+    print(f"SELECTIVE_SCAN_TEST_SEED={os.environ['SELECTIVE_SCAN_TEST_SEED']}")
+    for name in sys.argv[1:] or CHECKS:
+        print(f"{name}: {CHECKS[name]()} problems, forward and backward")
 
 
 if __name__ == "__main__":

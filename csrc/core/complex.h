@@ -83,6 +83,16 @@ SELECTIVE_SCAN_HD Complex<R>& operator+=(Complex<R>& a, Complex<R> b) {
   return a;
 }
 
+/// a·b + c, in an order in which every multiplication fuses with an addition.
+template <class R>
+SELECTIVE_SCAN_HD Complex<R> multiply_add(Complex<R> a, Complex<R> b, Complex<R> c) {
+  return {(c.re + a.re * b.re) - a.im * b.im, (c.im + a.re * b.im) + a.im * b.re};
+}
+template <class R>
+SELECTIVE_SCAN_HD R multiply_add(R a, R b, R c) {
+  return a * b + c;
+}
+
 // What lets one formula serve real and complex numbers.
 
 template <class R>

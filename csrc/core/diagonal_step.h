@@ -14,7 +14,7 @@ struct ForwardStep {
   static constexpr bool kBackward = false;
 
   static SELECTIVE_SCAN_HD T advance(T a, T b, T& state) {
-    state = a * state + b;
+    state = multiply_add(a, state, b);
     return state;
   }
   static SELECTIVE_SCAN_HD T factor(T a) { return a; }
@@ -42,7 +42,7 @@ struct AffineMap {
   T offset;
 
   static SELECTIVE_SCAN_HD AffineMap identity() { return {one<T>(), T{}}; }
-  SELECTIVE_SCAN_HD T operator()(T state) const { return product * state + offset; }
+  SELECTIVE_SCAN_HD T operator()(T state) const { return multiply_add(product, state, offset); }
 };
 
 /// First `first`, then `second`.

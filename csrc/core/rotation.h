@@ -9,8 +9,12 @@
 // rounded once, at the end, with an approximation error below 2e-10.
 #pragma once
 
+#include <cmath>
+#include <cstdint>
+
 #include "complex.h"
 #include "config.h"
+#include "dtype.h"
 #include "math.h"
 
 namespace selective_scan {
@@ -35,22 +39,76 @@ template <class R>
 SELECTIVE_SCAN_HD auto is_reducible(R angle) {
   return angle * angle < R(kLargestReducibleAngle * kLargestReducibleAngle);
 }
+SELECTIVE_SCAN_HD bool is_reducible(float angle) {
+  return std::fabs(angle) < kLargestReducibleAngle;
+}
+
+/// angle + low = n·π/2 + r + low', with n an integer in the low bits of `shifted`.
+template <class R>
+struct ReducedAngle {
+  R r;
+  R low;
+  R shifted;
+};
+
+/// Adding it rounds to an integer, which is then in the low bits of the sum.
+constexpr float kRound = 0x1.8p23f;
+constexpr float kQuartersPerRadian = 0.636619772f;
+
+/// In three parts of π/2: products of n with the first two are exact.
+template <class R>
+SELECTIVE_SCAN_HD ReducedAngle<R> reduce(R angle, R low) {
+  const R shifted = angle * R(kQuartersPerRadian) + R(kRound);
+  const R n = shifted - R(kRound);
+  R lost;
+  const R head = two_sum(angle - n * R(0x1.92p+0f), n * R(-0x1.fb4p-12f), lost);
+  const R tail = (low + lost) - n * R(0x1.4442d2p-24f);
+  const R r = head + tail;
+  return {r, (head - r) + tail, shifted};
+}
+
+/// In two parts, for a fused multiplication leaves nothing to lose: angle and n·P, P the first part
+/// with its 24 bits, are multiples of 2^-23 (or n is 0 or ±1), and so is their difference, which is
+/// below 1.
+SELECTIVE_SCAN_HD ReducedAngle<float> reduce(float angle, float low) {
+  const float shifted = std::fma(angle, kQuartersPerRadian, kRound);
+  const float n = shifted - kRound;
+  const float head = std::fma(n, -0x1.921fb6p+0f, angle);
+  const float tail = std::fma(n, 0x1.777a5cp-25f, low);
+  const float r = head + tail;
+  return {r, (head - r) + tail, shifted};
+}
+
+/// z·i^n; its parts are 0 and ±1, so nothing is rounded.
+template <class R>
+SELECTIVE_SCAN_HD Complex<R> turn_by_quarters(Complex<R> z, R shifted) {
+  const auto number = [](float value) { return R(value); };
+  const R n = shifted - number(kRound);
+  const R quarter = (n * number(0.25f) + number(kRound)) - number(kRound);
+  const R k = n - number(4) * quarter;  // -2 to 2
+  const R k_size = select(k < number(0), number(0) - k, k);
+  const Complex<R> power{number(1) - k_size, k * (number(2) - k_size)};
+  return power * z;
+}
+SELECTIVE_SCAN_HD Complex<float> turn_by_quarters(Complex<float> z, float shifted) {
+  constexpr uint32_t kSign = 0x80000000u;
+  const uint32_t n = bit_cast<uint32_t>(shifted);
+  const bool swaps = (n & 1) != 0;
+  const float re = swaps ? z.im : z.re;
+  const float im = swaps ? z.re : z.im;
+  return {bit_cast<float>(bit_cast<uint32_t>(re) ^ (((n + 1) << 30) & kSign)),
+          bit_cast<float>(bit_cast<uint32_t>(im) ^ ((n << 30) & kSign))};
+}
 
 /// The rotation by theta + bias in fp32, R being float or a vector of it, if is_reducible(angle).
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> reducible_rotation(R theta, R bias, R& angle) {
   const auto number = [](float value) { return R(value); };
-  R low;
-  angle = two_sum(theta, bias, low);
-
-  // angle + low = n·π/2 + r + low. Products of n with the first two parts of π/2 are exact.
-  const R round = number(0x1.8p23f);
-  const R n = (angle * number(0.636619772f) + round) - round;
   R lost;
-  const R head = two_sum(angle - n * number(0x1.92p+0f), n * number(-0x1.fb4p-12f), lost);
-  const R tail = (low + lost) - n * number(0x1.4442d2p-24f);
-  const R r = head + tail;
-  low = (head - r) + tail;
+  angle = two_sum(theta, bias, lost);
+  const ReducedAngle<R> reduced = reduce(angle, lost);
+  const R r = reduced.r;
+  const R low = reduced.low;
 
   const R r2 = r * r;
   const R sine_series = number(-0x1.555556p-3f) +
@@ -65,14 +123,8 @@ SELECTIVE_SCAN_HD Complex<R> reducible_rotation(R theta, R bias, R& angle) {
   const R cosine_head = number(1) - half_square;
   const R cosine_lost = (number(1) - cosine_head) - half_square;
   const R sine = r + ((r * r2) * sine_series + low * cosine_head);
-  const R cosine = cosine_head + (cosine_lost + ((r2 * r2) * cosine_series - low * r));
-
-  // Times i^n; its parts are 0 and ±1, so nothing is rounded.
-  const R quarter = (n * number(0.25f) + round) - round;
-  const R k = n - number(4) * quarter;  // -2 to 2
-  const R k_size = select(k < number(0), number(0) - k, k);
-  const Complex<R> power{number(1) - k_size, k * (number(2) - k_size)};
-  return power * Complex<R>{cosine, sine};
+  const R cosine = cosine_head + ((cosine_lost + (r2 * r2) * cosine_series) - low * r);
+  return turn_by_quarters(Complex<R>{cosine, sine}, reduced.shifted);
 }
 
 template <class Math, class R>

@@ -1,7 +1,4 @@
-// Access of the diagonal scan to its rows: which memory a chain covers, and vectors of its steps.
-//
-// A row whose dtype and direction are known at compile time is read and written by vectors of up to
-// 16 bytes; any other by the same functions behind uniform branches.
+// Access of the diagonal scan to its arrays: which memory a chain covers, and vectors of its steps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,17 +8,14 @@
 
 namespace selective_scan::cuda::diagonal {
 
-/// What is known of the arrays with steps at compile time: that all have elements of this type, and
-/// in which direction a row is walked in memory; or nothing.
+/// What is known of the arrays with steps at compile time: nothing, or that all have elements of
+/// this type, in which direction a row is walked in memory and (for vectors) that its steps are
+/// next to each other.
 template <class Element, bool kReversed>
 struct Stored {};
 struct AnyStorage {};
 
-template <class Storage>
-constexpr bool kIsHalf = false;
-template <class Element, bool kReversed>
-constexpr bool kIsHalf<Stored<Element, kReversed>> = sizeof(Element) == 2;
-
+/// As many elements as a vector of 16 bytes has room for, or one.
 template <class Element, int n>
 struct alignas(sizeof(Element) * n < 16 ? sizeof(Element) * n : 16) Pack {
   Element value[n];
@@ -34,9 +28,9 @@ struct Cursor {
   int64_t step;
   int64_t imag;
 
-  __device__ Cursor(const DiagonalScanParams& params, const RowArray& array, int64_t row)
-      : data(static_cast<char*>(array.data) +
-             params.row_offset(array, row) * element_size(array.dtype)),
+  /// Of the first row.
+  __device__ explicit Cursor(const RowArray& array)
+      : data(static_cast<char*>(array.data)),
         dtype(array.dtype),
         step(array.step),
         imag(array.imag) {}
@@ -48,14 +42,13 @@ struct Cursor {
     return imag <= 1 && (step == components() || step == -components());
   }
 
-  /// How many positions before the row an aligned vector of `items` steps begins; -1 if steps are
-  /// not even aligned to themselves.
-  __device__ int misalignment(int items) const {
-    const int bytes = static_cast<int>(element_size(dtype)) * components();
-    const auto address = reinterpret_cast<uintptr_t>(data);
+  /// How many positions before the row an aligned vector of `items` steps of `bytes` each begins;
+  /// -1 if steps are not even aligned to themselves. Both are powers of two.
+  __device__ int misalignment(unsigned items, unsigned bytes) const {
+    const auto address = static_cast<unsigned>(reinterpret_cast<uintptr_t>(data));
     if (address % bytes != 0) return -1;
-    const int index = static_cast<int>(address / bytes % items);
-    return step > 0 ? index : items - 1 - index;
+    const int index = static_cast<int>((address / bytes) & (items - 1));
+    return step > 0 ? index : static_cast<int>(items) - 1 - index;
   }
 
   template <class Element>
@@ -64,117 +57,118 @@ struct Cursor {
   }
 };
 
-/// The steps [position, position + n) of a contiguous, aligned array.
-template <class T, int n, class Element, int kComponents>
-__device__ void load_vector(const Cursor& cursor, bool backwards, int64_t position, T (&out)[n]) {
-  const Element* lowest = cursor.at<const Element>(backwards ? position + n - 1 : position);
-  const auto pack = *reinterpret_cast<const Pack<Element, n * kComponents>*>(lowest);
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const auto item = [&](int k) {
-      using Real = real_t<T>;
-      const Element* element = pack.value + k * kComponents;
-      if constexpr (!is_complex_v<T>) {
-        return from_element<Real>(element[0]);
-      } else if constexpr (kComponents == 2) {
-        return T{from_element<Real>(element[0]), from_element<Real>(element[1])};
-      } else {
-        return T{from_element<Real>(element[0]), Real(0)};
-      }
-    };
-    out[i] = backwards ? item(n - 1 - i) : item(i);
+/// One step, real or complex, whose components have this type.
+template <class T, class Real>
+__device__ T load_step(const Real* element, int64_t imag) {
+  using R = real_t<T>;
+  if constexpr (is_complex_v<T>) {
+    return {from_element<R>(element[0]), imag == 0 ? R(0) : from_element<R>(element[imag])};
+  } else {
+    return from_element<R>(element[0]);
   }
 }
 
-template <class T, int n, class Element, int kComponents>
-__device__ void store_vector(const Cursor& cursor, bool backwards, int64_t position,
-                             const T (&values)[n]) {
-  Pack<Element, n * kComponents> pack;
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const T value = backwards ? values[n - 1 - i] : values[i];
-    pack.value[i * kComponents] = to_element<Element>(real(value));
-    if constexpr (kComponents == 2) pack.value[i * kComponents + 1] = to_element<Element>(value.im);
+template <class T, class Real>
+__device__ void store_step(Real* element, int64_t imag, T value) {
+  element[0] = to_element<Real>(real(value));
+  if constexpr (is_complex_v<T>) {
+    if (imag != 0) element[imag] = to_element<Real>(value.im);
   }
-  Element* lowest = cursor.at<Element>(backwards ? position + n - 1 : position);
-  *reinterpret_cast<Pack<Element, n * kComponents>*>(lowest) = pack;
 }
 
-/// The steps of [position, position + n) that are inside [begin, end); `outside` for the others.
-template <class T, int n>
-__device__ void load_items(const Cursor& cursor, int64_t position, int64_t begin, int64_t end,
-                           T outside, T (&out)[n]) {
-  using Real = real_t<T>;
-  visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      out[i] = outside;
-      if (position + i < begin || position + i >= end) continue;
-      const Element* element = cursor.at<const Element>(position + i);
-      if constexpr (is_complex_v<T>) {
-        out[i].re = from_element<Real>(element[0]);
-        out[i].im = cursor.imag == 0 ? Real(0) : from_element<Real>(element[cursor.imag]);
-      } else {
-        out[i] = from_element<Real>(element[0]);
-      }
-    }
-  });
-}
-
-template <class T, int n>
-__device__ void store_items(const Cursor& cursor, int64_t position, int64_t begin, int64_t end,
-                            const T (&values)[n]) {
-  visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (position + i < begin || position + i >= end) continue;
-      Element* element = cursor.at<Element>(position + i);
-      element[0] = to_element<Element>(real(values[i]));
-      if constexpr (is_complex_v<T>) {
-        if (cursor.imag != 0) element[cursor.imag] = to_element<Element>(values[i].im);
-      }
-    }
-  });
-}
-
-/// Vectors of a Storage that is known, or found out by uniform branches.
+/// Access to arrays of a Storage that is known, or found out by uniform branches.
 template <class T, class Storage>
-struct VectorAccess;
+struct Access;
 
 template <class T, class Element, bool kReversed>
-struct VectorAccess<T, Stored<Element, kReversed>> {
+struct Access<T, Stored<Element, kReversed>> {
+  using Real = real_t<Element>;
   static constexpr int kComponents = is_complex_v<Element> ? 2 : 1;
+  static constexpr int64_t kImag = kComponents - 1;
+  static constexpr int64_t kStep = kReversed ? -kComponents : kComponents;
 
+  /// Of a component.
+  static __device__ unsigned bytes(const Cursor&) { return sizeof(Real); }
+
+  /// The steps [position, position + n) of a contiguous, aligned array.
   template <int n>
-  static __device__ void load(const Cursor& cursor, int64_t position, T (&out)[n]) {
-    load_vector<T, n, real_t<Element>, kComponents>(cursor, kReversed, position, out);
+  static __device__ void load_vector(const Cursor& cursor, int64_t position, T (&out)[n]) {
+    const Real* lowest = reinterpret_cast<const Real*>(cursor.data) +
+                         (kReversed ? position + n - 1 : position) * kStep;
+    const auto pack = *reinterpret_cast<const Pack<Real, n * kComponents>*>(lowest);
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      out[kReversed ? n - 1 - i : i] = load_step<T>(pack.value + i * kComponents, kImag);
+    }
   }
   template <int n>
-  static __device__ void store(const Cursor& cursor, int64_t position, const T (&values)[n]) {
-    store_vector<T, n, real_t<Element>, kComponents>(cursor, kReversed, position, values);
+  static __device__ void store_vector(const Cursor& cursor, int64_t position,
+                                      const T (&values)[n]) {
+    Pack<Real, n * kComponents> pack;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      store_step(pack.value + i * kComponents, kImag, values[kReversed ? n - 1 - i : i]);
+    }
+    Real* lowest =
+        reinterpret_cast<Real*>(cursor.data) + (kReversed ? position + n - 1 : position) * kStep;
+    *reinterpret_cast<Pack<Real, n * kComponents>*>(lowest) = pack;
+  }
+  static __device__ T load(const Cursor& cursor, int64_t position) {
+    return load_step<T>(cursor.at<const Real>(position), kImag);
+  }
+  static __device__ void store(const Cursor& cursor, int64_t position, T value) {
+    store_step(cursor.at<Real>(position), kImag, value);
   }
 };
 
 template <class T>
-struct VectorAccess<T, AnyStorage> {
-  template <int n>
-  static __device__ void load(const Cursor& cursor, int64_t position, T (&out)[n]) {
-    visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
+struct Access<T, AnyStorage> {
+  static __device__ unsigned bytes(const Cursor& cursor) {
+    return static_cast<unsigned>(element_size(cursor.dtype));
+  }
+
+  /// Calls visit with the storage type of `cursor`, walked forwards.
+  template <class Visit>
+  static __device__ void with_storage(const Cursor& cursor, const Visit& visit) {
+    visit_dtype(cursor.dtype, [&]<class Real>(Real*) {
       if constexpr (is_complex_v<T>) {
-        if (cursor.imag != 0)
-          return load_vector<T, n, Element, 2>(cursor, cursor.step < 0, position, out);
+        if (cursor.imag != 0) return visit(static_cast<Complex<Real>*>(nullptr));
       }
-      load_vector<T, n, Element, 1>(cursor, cursor.step < 0, position, out);
+      visit(static_cast<Real*>(nullptr));
+    });
+  }
+
+  template <int n>
+  static __device__ void load_vector(const Cursor& cursor, int64_t position, T (&out)[n]) {
+    with_storage(cursor, [&]<class Element>(Element*) {
+      if (cursor.step > 0) {
+        Access<T, Stored<Element, false>>::load_vector(cursor, position, out);
+      } else {
+        Access<T, Stored<Element, true>>::load_vector(cursor, position, out);
+      }
     });
   }
   template <int n>
-  static __device__ void store(const Cursor& cursor, int64_t position, const T (&values)[n]) {
-    visit_dtype(cursor.dtype, [&]<class Element>(Element*) {
-      if constexpr (is_complex_v<T>) {
-        if (cursor.imag != 0)
-          return store_vector<T, n, Element, 2>(cursor, cursor.step < 0, position, values);
+  static __device__ void store_vector(const Cursor& cursor, int64_t position,
+                                      const T (&values)[n]) {
+    with_storage(cursor, [&]<class Element>(Element*) {
+      if (cursor.step > 0) {
+        Access<T, Stored<Element, false>>::store_vector(cursor, position, values);
+      } else {
+        Access<T, Stored<Element, true>>::store_vector(cursor, position, values);
       }
-      store_vector<T, n, Element, 1>(cursor, cursor.step < 0, position, values);
+    });
+  }
+  static __device__ T load(const Cursor& cursor, int64_t position) {
+    T value{};
+    visit_dtype(cursor.dtype, [&]<class Real>(Real*) {
+      value = load_step<T>(cursor.at<const Real>(position), cursor.imag);
+    });
+    return value;
+  }
+  static __device__ void store(const Cursor& cursor, int64_t position, T value) {
+    visit_dtype(cursor.dtype, [&]<class Real>(Real*) {
+      store_step(cursor.at<Real>(position), cursor.imag, value);
     });
   }
 };

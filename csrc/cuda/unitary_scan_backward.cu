@@ -1,17 +1,17 @@
-#include "unitary_scan.cuh"
+#include "unitary_backward.cuh"
 
 namespace selective_scan::cuda {
 namespace {
 
 template <class T>
 cudaError_t launch(const UnitaryBackwardParams& params, cudaStream_t stream) {
-  return unitary::with_team(params.dstate, [&](auto lanes, auto states) {
-    const auto kernel = unitary::backward_kernel<T, lanes, states>;
+  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
+    const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
+    const auto kernel = unitary::backward_kernel<T, lanes, states, variable>;
     constexpr int kBytes = sizeof(unitary::BackwardShared<T, lanes>);
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
-    const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
     kernel<<<blocks, unitary::kThreads<T>, kBytes, stream>>>(params);
     return cudaGetLastError();
   });

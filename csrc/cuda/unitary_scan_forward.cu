@@ -1,13 +1,14 @@
-#include "unitary_scan.cuh"
+#include "unitary_forward.cuh"
 
 namespace selective_scan::cuda {
 namespace {
 
 template <class T>
 cudaError_t launch(const UnitaryForwardParams& params, cudaStream_t stream) {
-  return unitary::with_team(params.dstate, [&](auto lanes, auto states) {
+  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
-    unitary::forward_kernel<T, lanes, states><<<blocks, unitary::kThreads<T>, 0, stream>>>(params);
+    unitary::forward_kernel<T, lanes, states, variable>
+        <<<blocks, unitary::kThreads<T>, 0, stream>>>(params);
     return cudaGetLastError();
   });
 }

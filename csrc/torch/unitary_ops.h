@@ -21,7 +21,6 @@
 
 namespace selective_scan::op {
 
-using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::stable::new_empty;
 using torch::stable::transpose;
 
@@ -170,10 +169,10 @@ inline Tensor slab_of(const Tensor& tensor, const Slab& slab, int64_t step_dim) 
                  slab.steps);
 }
 
-/// u of a slab, (batch, step, channel), in the compute type.
+/// u of a slab, (batch, step, channel), in the compute type; a view of u where that is its type,
+/// for a matrix product takes either order of dimensions as it is.
 inline Tensor slab_inputs(const Tensor& u, const Slab& slab, ScalarType dtype) {
-  const Tensor steps_first = transpose(slab_of(u, slab, 2), 1, 2);
-  return torch::stable::contiguous(converted(steps_first, dtype));
+  return converted(transpose(slab_of(u, slab, 2), 1, 2), dtype);
 }
 
 inline Tensor initial_states(const UnitaryScanParams& params, const Tensor& u,
@@ -205,15 +204,19 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
 
   Tensor out = torch::stable::empty_like(u);
   Tensor last_state = initial_states(params, u, initial_state);
-  Tensor states = new_zeros_of(u, {save_states ? num_saved_unitary_values(params) : 0},
-                               float_dtype(params.is_double, true));
+  const int64_t saved = save_states ? num_saved_unitary_values(params) : 0;
+  Tensor states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
+  if (save_states) {
+    Tensor padding = part_of(states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
+    torch::stable::zero_(padding);
+  }
   if (u.numel() == 0) return {out, last_state, states};
 
   params.out = unitary_sequence_view(out);
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states.mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
-  const Tensor x_columns = transpose(layout.to_rows(x, dtype), 0, 1);
+  const Tensor x_columns = torch::stable::contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
     const Tensor theta = torch::stable::matmul(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
@@ -306,7 +309,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
 
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
   const Tensor x_rows = layout.to_rows(x, dtype);
-  const Tensor x_columns = transpose(x_rows, 0, 1);
+  const Tensor x_columns = torch::stable::contiguous(transpose(x_rows, 0, 1));
   Tensor dx_rows = new_zeros_of(u, {layout.rows(), params.dim}, dtype);
 
   if (u.numel() > 0) {
