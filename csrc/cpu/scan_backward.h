@@ -262,9 +262,12 @@ struct BackwardKernel {
     }
     load_states_before(params, block, lanes, chunk, scratch.states);
 
-    for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-      scan_states<kStates>(params, lanes, scratch, vector, n, steps);
-    });
+    with_projections(scratch.inputs.B(params, lanes, vector),
+                     scratch.inputs.C(params, lanes, vector), [&](const auto& B, const auto& C) {
+                       for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
+                         scan_states<kStates>(params, lanes, B, C, scratch, vector, n, steps);
+                       });
+                     });
     clear_steps_beyond(lanes, chunk, scratch.ddelta);
 
     CompensatedSum<R>& dD = scratch.dD[vector];
@@ -296,14 +299,14 @@ struct BackwardKernel {
   }
 
   /// kStates states from n on, forward and back through a chunk.
-  template <int kStates>
+  template <int kStates, bool kIsShared>
   static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Lanes& lanes,
+                                            const Projection<State, kIsShared>& B,
+                                            const Projection<State, kIsShared>& C,
                                             const Scratch& scratch, int64_t vector, int64_t n,
                                             int64_t steps) {
     const int64_t of_vector = vector * params.dstate;
     const Pole<State>* poles = scratch.inputs.poles + of_vector;
-    const Projection<State> B = scratch.inputs.B(params, lanes, vector);
-    const Projection<State> C = scratch.inputs.C(params, lanes, vector);
     const KeptSteps<State> kept = scratch.kept;
 
     for (int j = 0; j < kStates; ++j) kept.h[j] = scratch.states[n + j];
@@ -386,10 +389,10 @@ struct BackwardKernel {
 
   /// Adds the products of a chunk to the gradient of a constant B or C, or to the tile of a
   /// variable one: where channels share its numbers, the products' sums over the lanes.
-  template <int kStates>
+  template <int kStates, bool kIsShared>
   static SELECTIVE_SCAN_HD void add_products(const BackwardParams& params, const Lanes& lanes,
-                                             const Projection<State>& projection, R* products,
-                                             int64_t n, int64_t steps, T* tile,
+                                             const Projection<State, kIsShared>& projection,
+                                             R* products, int64_t n, int64_t steps, T* tile,
                                              CompensatedState<State>* constant_sums) {
     constexpr int kRows = kStates * kComponents<State>;
     if (!projection.is_variable) {

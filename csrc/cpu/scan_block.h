@@ -28,16 +28,6 @@ constexpr int kComponents = is_complex_v<State> ? 2 : 1;
 /// The states that a kernel carries through a chunk in registers at a time.
 constexpr int kStatesInRegisters = 4;
 
-/// c + a·b, each component two fused multiply-adds where complex.
-template <class R>
-SELECTIVE_SCAN_HD R multiply_add(R a, R b, R c) {
-  return c + a * b;
-}
-template <class R>
-SELECTIVE_SCAN_HD Complex<R> multiply_add(Complex<R> a, Complex<R> b, Complex<R> c) {
-  return {(c.re + a.re * b.re) - a.im * b.im, (c.im + a.re * b.im) + a.im * b.re};
-}
-
 /// c + Re(a·b)
 template <class R>
 SELECTIVE_SCAN_HD R add_real_of_product(R a, R b, R c) {
@@ -266,8 +256,8 @@ struct ProjectionTile {
 };
 
 /// B or C of a chunk for one vector: numbers that all lanes share, from a tile, or vectors with one
-/// for each lane.
-template <class State>
+/// for each lane. kIsShared: known to be the former when a kernel is compiled.
+template <class State, bool kIsShared = false>
 struct Projection {
   using R = real_t<State>;
   using T = scalar_t<State>;
@@ -281,7 +271,7 @@ struct Projection {
 
   /// Of state n at step t.
   SELECTIVE_SCAN_HD State at(int64_t n, int64_t t) const {
-    if (is_shared) {
+    if (kIsShared || is_shared) {
       const T* entry = data + n * kStateChunk + t;
       if constexpr (is_complex_v<State>) {
         return {R(entry[0]), R(entry[imaginary])};
@@ -297,6 +287,21 @@ struct Projection {
     }
   }
 };
+
+/// Calls run with B and C, in the usual case with two that are known to be shared.
+template <class State, class Run>
+SELECTIVE_SCAN_HD void with_projections(const Projection<State>& B, const Projection<State>& C,
+                                        const Run& run) {
+  const auto known = [](const Projection<State>& any) {
+    return Projection<State, true>{any.data,      any.imaginary,    any.is_variable,
+                                   any.is_shared, any.state_stride, any.step_stride};
+  };
+  if (B.is_shared && C.is_shared) {
+    run(known(B), known(C));
+  } else {
+    run(B, C);
+  }
+}
 
 /// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
 template <class State>

@@ -23,10 +23,12 @@ struct ChunkSteps {
 
 /// Walks kStates states through a chunk from states[n] on, leaving the last states there, and adds
 /// Re(Σ C·h) to y if kHasOutput. keep(t, j, h, coefficients) sees every step.
-template <Method kMethod, int kStates, bool kHasOutput = true, class State, class Keep>
+template <Method kMethod, int kStates, bool kHasOutput = true, class State, bool kIsShared,
+          class Keep>
 SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pole<State>* poles,
-                               const Projection<State>& B, const Projection<State>& C, int64_t n,
-                               State* states, real_t<State>* y, const Keep& keep) {
+                               const Projection<State, kIsShared>& B,
+                               const Projection<State, kIsShared>& C, int64_t n, State* states,
+                               real_t<State>* y, const Keep& keep) {
   using R = real_t<State>;
   using F = Formula<kMethod>;
   State h[kStates];
@@ -133,8 +135,10 @@ struct ForwardKernel {
     const Pole<State>* poles = scratch.inputs.poles + vector * dstate;
     State* states = scratch.states + vector * dstate;
     const auto keep_nothing = [](int64_t, int, const State&, const Coefficients<State>&) {};
-    for_each_state_group(dstate, [&]<int kStates>(int64_t n) {
-      advance<kMethod, kStates>(chunk, poles, B, C, n, states, scratch.y, keep_nothing);
+    with_projections(B, C, [&](const auto& B, const auto& C) {
+      for_each_state_group(dstate, [&]<int kStates>(int64_t n) {
+        advance<kMethod, kStates>(chunk, poles, B, C, n, states, scratch.y, keep_nothing);
+      });
     });
 
     if (!params.out.present()) return;
