@@ -177,8 +177,8 @@ struct Vectors {
 
    private:
     static constexpr int kVectors = S::kSteps * kSize / 16;  // of a row
-    static constexpr int kRowsAtATime = kWarpSize / kVectors;
-    static_assert(kRowsAtATime <= kPaddedStates);
+    static constexpr int kRowsAtATime =
+        kWarpSize / kVectors < kPaddedStates ? kWarpSize / kVectors : kPaddedStates;
 
     __device__ int first_row() const { return lane_ / kVectors; }
     __device__ int at() const { return lane_ % kVectors * 16; }

@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         offset_before = load_pack<float, kStates>(prefixes.offsets[buffer][place.warp][lane].v);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          pass.offset.v[s] += pass.factor.v[s] * offset_before.v[s];
+          pass.offset.v[s] = apply_chunk(pass.factor.v[s], pass.offset.v[s], offset_before.v[s]);
           pass.factor.v[s] *= factor_before.v[s];
         }
       }
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       States leaving;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        leaving.v[s] = pass.factor.v[s] * h.v[s] + pass.offset.v[s];
+        leaving.v[s] = apply_chunk(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
       const int next = place.warp + 1 < warps ? group + 1 : 0;
       Baton& baton = handover.state_batons[buffer][next];
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (member > 0) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          h.v[s] = factor_before.v[s] * h.v[s] + offset_before.v[s];
+          h.v[s] = apply_chunk(factor_before.v[s], offset_before.v[s], h.v[s]);
         }
       }
     }

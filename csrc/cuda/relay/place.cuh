@@ -24,7 +24,7 @@ struct Shape {
   static constexpr int kStates = kStates_;
   static constexpr int kSteps = kSteps_;
   static constexpr int kLanes = kPaddedStates / kStates;
-  static constexpr int kLaneBits = kLanes == 4 ? 2 : kLanes == 8 ? 3 : 4;
+  static constexpr int kLaneBits = kLanes == 2 ? 1 : kLanes == 4 ? 2 : 4;
   static constexpr int kChannels = kWarpSize / kLanes;
   static_assert(kLanes == 1 << kLaneBits);
 
@@ -101,6 +101,12 @@ struct Place {
     return item_exists() ? load_component<float>(view, item_channel_index() * view.channel) : 0.0f;
   }
 };
+
+/// What a chunk makes of what enters it. A chunk may grow by a factor that overflows while what
+/// enters is still 0.
+__device__ __forceinline__ float apply_chunk(float factor, float offset, float entering) {
+  return entering == 0.0f ? offset : factor * entering + offset;
+}
 
 /// The lane's rows of B and C in shared memory.
 template <class S>

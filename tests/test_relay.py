@@ -1,0 +1,63 @@
+"""Few channels, for which the CUDA library's warps take turns in time, against the reference."""
+
+import pytest
+import torch
+
+from problem import LAYOUTS, METHODS, Case, check, run
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+# Tiles of two channels, the last one of a group not full; several turns a warp would be longer.
+BASE = Case(batch=2, dim=18, groups=2, seqlen=200, dstate=16)
+# Tiles of eight channels, more of them than multiprocessors on most devices.
+WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336, dstate=16)
+# Tiles that two blocks share.
+SHARED = Case(batch=1, dim=300, groups=1, seqlen=1360, dstate=16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def cases():
+    for base in (BASE, WIDE, SHARED):
+        yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+        yield from (base.with_(method=method) for method in METHODS)
+        yield base.with_(reverse=True)
+        yield base.with_(seqlen=base.seqlen + 1, reverse=True, dtype=torch.bfloat16)
+        yield base.with_(layout="channel_last", dstate=13)
+    for dtype in FLOATS:
+        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 16, 31, 32, 33, 1000))
+        yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
+    yield from (BASE.with_(dstate=dstate) for dstate in (5, 8, 15))
+    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 2, 3, 40))
+    yield BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
+    yield BASE.with_(projection_dtype=torch.float16)
+    yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield BASE.with_(delta_softplus=False, method="bilinear")
+    yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield BASE.with_(decay=1e-3, seqlen=2000)
+    yield SHARED.with_(decay=1e-3, seqlen=4000)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=str)
+def test_outputs_and_gradients(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, SHARED], ids=str)
+def test_runs_agree_bit_by_bit(case, device):
+    first = run(case, device)
+    for _ in range(3):
+        for name, value in run(case, device).items():
+            assert torch.equal(value, first[name]), name
+
+
+@pytest.mark.parametrize("dim", [2, 300, 1100])
+def test_the_states_of_an_unstable_system_stay_numbers(dim, device):
+    """A chunk may grow by a factor that overflows while the state before it is still 0."""
+    seqlen = 2048
+    u = torch.zeros(1, dim, seqlen, device=device)
+    u[..., -2:] = 1
+    delta = torch.ones(1, dim, seqlen, device=device)
+    A = torch.full((dim, 16), 6.0, device=device)
+    B, C = torch.ones(2, 1, 16, seqlen, device=device)
+    torch.testing.assert_close(
+        selective_scan_fn(u, delta, A, B, C), selective_scan_ref(u, delta, A, B, C)
+    )
