@@ -38,6 +38,7 @@ except ImportError:
 if not hasattr(modeling_mamba, "mamba_selective_scan"):
     sys.exit(f"transformers {transformers.__version__} has no mamba_selective_scan to replace")
 
+_PASSES = ("forward", "forward + backward")
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
@@ -52,6 +53,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", default="cpu")
     add("--dtype", choices=_TOLERANCE, default="float32")
     add("--threads", type=positive, default=torch.get_num_threads())
+    add("--passes", nargs="+", choices=_PASSES, default=_PASSES, metavar="PASS",
+        help=f"of {', '.join(_PASSES)} (default: both)")
     add("--runs", type=positive, default=3, help="timed runs of each pass (default: 3)")
     add("--budget", type=float, default=120, metavar="SECONDS",
         help="of each pass, after which no further run starts (default: 120)")
@@ -139,9 +142,10 @@ def main() -> int:
         # What every gradient of the first layer has passed through.
         return model.backbone.layers[0].mixer.in_proj.weight.grad
 
-    passes = {"forward": forward, "forward + backward": forward_backward}
+    calls = dict(zip(_PASSES, (forward, forward_backward), strict=True))
     rows = []
-    for which, call in passes.items():
+    for which in options.passes:
+        call = calls[which]
         with replaced_scan():
             call()  # threads, allocations, caches
         error, times = time_in_turn(call, options.runs, options.budget)
