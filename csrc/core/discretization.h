@@ -46,6 +46,18 @@ struct Coefficients {
   T bbar;
 };
 
+/// A step for a scan that has Δ·u at hand: h[t] = abar·h[t-1] + input·B. The input is real where
+/// bbar is Δ itself.
+template <class T, class Input>
+struct Step {
+  T abar;
+  Input input;
+};
+
+/// What exp(Δ·A) needs of A, for a policy that has rate(A) and exp_at(Δ, rate).
+template <class Math, class T>
+using rate_t = decltype(Math::rate(T{}));
+
 /// Partial derivatives of abar and bbar.
 template <class T>
 struct Derivatives {
@@ -53,6 +65,15 @@ struct Derivatives {
   T abar_A;
   T bbar_delta;
   T bbar_A;
+};
+
+/// The same by x = Δ·A: abar = a(x), bbar = Δ·b(x). But for that one factor Δ, everything depends
+/// on Δ and A through x alone, so the gradient of x serves both: dA = Δ·dx and, with w = g·conj(B),
+///   dΔ = Re Σ (dx·conj(A) + u·w·conj(b))        du = Δ·Re Σ w·conj(b)
+template <class T>
+struct Hold {
+  T a;
+  T b;
 };
 
 /// exp(x) with the input held by the first kTerms terms of φ1: b(x) = Σ_{k<kTerms} x^k/(k+1)!
@@ -74,6 +95,59 @@ struct TruncatedHold {
     return {Math::exp_of(delta * pole.exponent), delta * b};
   }
 
+  /// b is a polynomial of Δ, with coefficients A^k/(k+1)! for k > 0.
+  template <class Math, class T>
+  struct Constants {
+    rate_t<Math, T> rate;
+    T coefficients[kTerms > 1 ? kTerms - 1 : 1];
+  };
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+    Constants<Math, T> result{Math::rate(A), {}};
+    T power = one<T>();
+    double factorial = 1;
+    for (int k = 1; k < kTerms; ++k) {
+      power = power * A;
+      factorial *= k + 1;
+      result.coefficients[k - 1] = constant<T>(1 / factorial) * power;
+    }
+    return result;
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD auto step(real_t<T> delta, real_t<T> delta_u,
+                                     const Constants<Math, T>& constants) {
+    const T abar = Math::exp_at(delta, constants.rate);
+    if constexpr (kTerms == 1) {
+      return Step<T, real_t<T>>{abar, delta_u};
+    } else {
+      T sum = constants.coefficients[kTerms - 2];
+      for (int k = kTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
+      return Step<T, T>{abar, delta_u + (delta * delta_u) * sum};
+    }
+  }
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
+    T b = one<T>();
+    if constexpr (kTerms > 1) {
+      T sum = constants.coefficients[kTerms - 2];
+      for (int k = kTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
+      b = constant<T>(1) + delta * sum;
+    }
+    return {Math::exp_at(delta, constants.rate), b};
+  }
+
+  /// From the gradients of a and b. a' = a, so that da·conj(a), which a scan needs anyway, will do.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, T A, const Hold<T>&, T /*da*/,
+                                           T da_conj_a, T db) {
+    if constexpr (kTerms == 1) {
+      return da_conj_a;
+    } else {
+      return da_conj_a + db * conj(slope_terms<1, kTerms>(delta * A));
+    }
+  }
+
   /// d(Δ·b)/dΔ = b + x·b' is exp's series of as many terms; d(Δ·b)/dA = Δ²·b'.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
@@ -89,6 +163,18 @@ struct TruncatedHold {
       exp_series = constant<T>(k / factorial) + x * exp_series;
     }
     return {pole.A * value.abar, delta * value.abar, exp_series, (delta * delta) * slope};
+  }
+
+ private:
+  /// Σ_{kFirst ≤ k < kEnd} k·x^(k-kFirst)/(k+1)!
+  template <int kFirst, int kEnd, class T>
+  static SELECTIVE_SCAN_HD T slope_terms(T x) {
+    constexpr double kCoefficient = kFirst / factorial(kFirst + 1);
+    if constexpr (kFirst + 1 == kEnd) {
+      return constant<T>(kCoefficient) * one<T>();
+    } else {
+      return constant<T>(kCoefficient) + x * slope_terms<kFirst + 1, kEnd>(x);
+    }
   }
 };
 
@@ -112,6 +198,27 @@ struct ExactHold {
     }
   }
 
+  /// Of a policy that has exact_hold_constants(A) and exact_hold_step(Δ, constants).
+  template <class Math, class T>
+  using Constants = decltype(Math::exact_hold_constants(T{}));
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+    return Math::exact_hold_constants(A);
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Step<T, T> step(real_t<T> delta, real_t<T> delta_u,
+                                           const Constants<Math, T>& constants) {
+    const auto value = Math::exact_hold_step(delta, constants);
+    return {value.abar, delta_u * value.phi1};
+  }
+  /// The same with less work, for steps and poles that Math::is_small() holds for.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Step<T, T> small_step(real_t<T> delta, real_t<T> delta_u,
+                                                 const Constants<Math, T>& constants) {
+    const auto value = Math::small_exact_hold_step(delta, constants);
+    return {value.abar, delta_u * value.phi1};
+  }
+
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
@@ -121,6 +228,26 @@ struct ExactHold {
     const T away = (delta * value.abar - value.bbar) * pole.inverse;
     return {pole.A * value.abar, delta * value.abar, value.abar,
             select(norm(x) < constant<T>(1), near, away)};
+  }
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
+    const auto value = Math::exact_hold_step(delta, constants);
+    // A scan does not mind what φ1 is where Δ = 0, but the gradient of Δ does.
+    if constexpr (is_complex_v<T>) {
+      return {value.abar, select(delta == constant<T>(0), one<T>(), value.phi1)};
+    } else {
+      return {value.abar, value.phi1};
+    }
+  }
+
+  /// φ1' = (a − φ1)/x cancels for a small x.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, T A, const Hold<T>& value, T /*da*/,
+                                           T da_conj_a, T db) {
+    const T x = delta * A;
+    const T away = (value.a - value.b) * reciprocal(x);
+    return da_conj_a + db * conj(select(norm(x) < constant<T>(1), phi1_derivative_series(x), away));
   }
 };
 
@@ -136,6 +263,22 @@ struct Tustin {
     return {(constant<T>(1) + half) * r, delta * r};
   }
 
+  template <class Math, class T>
+  struct Constants {
+    T half;  // A/2
+  };
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+    return {constant<T>(0.5) * A};
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Step<T, T> step(real_t<T> delta, real_t<T> delta_u,
+                                           const Constants<Math, T>& constants) {
+    const T half = delta * constants.half;
+    const T r = reciprocal(constant<T>(1) - half);
+    return {(constant<T>(1) + half) * r, delta_u * r};
+  }
+
   /// With r = 1/(1 − x/2): a' = r², b + x·b' = r², b' = r²/2.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
@@ -145,9 +288,25 @@ struct Tustin {
     const T r2 = r * r;
     return {pole.A * r2, delta * r2, r2, (constant<T>(0.5) * delta * delta) * r2};
   }
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
+    const T half = delta * constants.half;
+    const T r = reciprocal(constant<T>(1) - half);
+    return {(constant<T>(1) + half) * r, r};
+  }
+
+  /// a' = b², b' = b²/2.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T>, T /*A*/, const Hold<T>& value, T da,
+                                           T /*da_conj_a*/, T db) {
+    return (da + constant<T>(0.5) * db) * conj(value.b * value.b);
+  }
 };
 
-/// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value).
+/// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value); and for
+/// scans that prepare more, constants<Math>(A), step<Math>(Δ, Δ·u, constants), hold<Math>(Δ,
+/// constants) and gradient_of_x<Math>(Δ, A, hold, da, da·conj(a), db).
 template <Method kMethod>
 struct Formula;
 template <>

@@ -83,7 +83,7 @@ SELECTIVE_SCAN_HD R reciprocal(R x) {
 }
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> reciprocal(Complex<R> x) {
-  const R scale = constant<R>(1) / norm(x);
+  const R scale = reciprocal(norm(x));
   return {x.re * scale, constant<R>(0) - x.im * scale};
 }
 

@@ -1,18 +1,47 @@
-// From a parameter struct to a launch: picks an instantiation and a geometry, lays out scratch
-// memory.
+// From a parameter struct to a launch: takes one of the special paths, or for the general one picks
+// an instantiation and a geometry and lays out scratch memory.
 #include "launch.h"
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "dstate1/launch.h"
 #include "relay/launch.h"
 #include "scan.h"
 #include "shared_layout.h"
+#include "streamed/forward_launch.h"
 
 namespace selective_scan::cuda {
 namespace {
+
+/// A way to run a pass that is faster than the general one for what it accepts.
+template <class Params>
+struct Path {
+  bool (*accepts)(const Params&);
+  int64_t (*workspace_bytes)(const Params&);
+  cudaError_t (*run)(const Params&, void* workspace, cudaStream_t stream);
+};
+
+/// The first that accepts a problem is taken.
+constexpr Path<ForwardParams> kForwardPaths[] = {
+    {&dstate1_forward_accepts, &dstate1_forward_workspace_bytes, &dstate1_forward},
+    {&relay_forward_accepts, &relay_forward_workspace_bytes, &relay_forward},
+    {&streamed_forward_accepts, &streamed_forward_workspace_bytes, &streamed_forward},
+};
+constexpr Path<BackwardParams> kBackwardPaths[] = {
+    {&dstate1_backward_accepts, &dstate1_backward_workspace_bytes, &dstate1_backward},
+    {&relay_backward_accepts, &relay_backward_workspace_bytes, &relay_backward},
+};
+
+/// Null where the general way is to be taken.
+template <class Params, size_t kCount>
+const Path<Params>* find_path(const Path<Params> (&paths)[kCount], const Params& params) {
+  const auto accepts = [&](const Path<Params>& path) { return path.accepts(params); };
+  const auto* path = std::find_if(std::begin(paths), std::end(paths), accepts);
+  return path == std::end(paths) ? nullptr : path;
+}
 
 /// What the launcher knows of an instantiation's type.
 struct Variant {
@@ -244,8 +273,7 @@ bool is_empty(const ScanParams& params) {
 
 int64_t forward_workspace_bytes(const ForwardParams& params) {
   if (is_empty(params)) return 0;
-  if (dstate1_forward_accepts(params)) return dstate1_forward_workspace_bytes(params);
-  if (relay_forward_accepts(params)) return relay_forward_workspace_bytes(params);
+  if (const auto* path = find_path(kForwardPaths, params)) return path->workspace_bytes(params);
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
@@ -256,8 +284,7 @@ int64_t forward_workspace_bytes(const ForwardParams& params) {
 
 int64_t backward_workspace_bytes(const BackwardParams& params) {
   if (is_empty(params)) return 0;
-  if (dstate1_backward_accepts(params)) return dstate1_backward_workspace_bytes(params);
-  if (relay_backward_accepts(params)) return relay_backward_workspace_bytes(params);
+  if (const auto* path = find_path(kBackwardPaths, params)) return path->workspace_bytes(params);
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
@@ -267,8 +294,7 @@ int64_t backward_workspace_bytes(const BackwardParams& params) {
 
 cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
-  if (dstate1_forward_accepts(params)) return dstate1_forward(params, memory, stream);
-  if (relay_forward_accepts(params)) return relay_forward(params, memory, stream);
+  if (const auto* path = find_path(kForwardPaths, params)) return path->run(params, memory, stream);
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;
@@ -282,8 +308,8 @@ cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t
 
 cudaError_t scan_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
-  if (dstate1_backward_accepts(params)) return dstate1_backward(params, memory, stream);
-  if (relay_backward_accepts(params)) return relay_backward(params, memory, stream);
+  if (const auto* path = find_path(kBackwardPaths, params))
+    return path->run(params, memory, stream);
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;

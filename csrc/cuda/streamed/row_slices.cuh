@@ -67,9 +67,7 @@ inline bool prepare_rows(const ScanParams& params, int items,
             view->step * size,
             view->dtype,
             along_steps || along_channels};
-    const auto fits = [](int64_t stride) {
-      return stride < kLargestStride && stride > -kLargestStride;
-    };
+    const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLargestStride; };
     if (!along_steps && !rows.has_vectors && !fits(rows.channel)) return false;
   }
   return true;
@@ -84,6 +82,7 @@ struct LaneSlice {
   bool is_bfloat16;   // of 2-byte elements, which all arrays have alike
   int channel;        // the first one
   int step;           // the earliest one in the order of the scan
+  int position;       // of the slice in a row of shared memory that is in the order of memory
   int channels_left;  // of the warp, from its first one on
 
   /// `like` is one of the arrays.
@@ -91,10 +90,13 @@ struct LaneSlice {
   static __device__ __forceinline__ LaneSlice make(LaneMap map, const RowArray& like, int lane,
                                                    int channels_left) {
     constexpr int kLanes = kWarpSize / kItems;  // of a channel
-    LaneSlice slice{map, like.step < 0, like.dtype == DType::kBFloat16, 0, lane, channels_left};
+    LaneSlice slice{map,  like.step < 0, like.dtype == DType::kBFloat16, 0, lane,
+                    lane, channels_left};
     if (map == LaneMap::kSteps) {
       slice.channel = lane / kLanes;
       slice.step = lane % kLanes * kItems;
+      slice.position = slice.is_backward ? kChunk - kItems - slice.step : slice.step;
+      asm volatile("" : "+r"(slice.position));  // not to be computed again for every chunk
     }
     return slice;
   }
@@ -104,11 +106,6 @@ struct LaneSlice {
   /// Whether the lane holds anything in a chunk from which on `steps` steps are left.
   __device__ __forceinline__ bool exists(int steps) const {
     return channel < channels_left && step < steps;
-  }
-  /// Where the slice begins in a row of shared memory that is in the order of memory.
-  template <int kItems>
-  __device__ __forceinline__ int position() const {
-    return is_backward ? kChunk - kItems - step : step;
   }
 };
 
@@ -135,6 +132,9 @@ class RowCursor {
     if (slice.map == LaneMap::kSteps && rows.step < 0) address_ -= (kItems - 1) * kSize;
   }
 
+  /// Stands at the lowest address of a slice.
+  explicit __device__ __forceinline__ RowCursor(char* address) : address_(address) {}
+
   /// Moves to the chunk `chunks` further on, which may be negative.
   __device__ __forceinline__ void advance(const RowArray& rows, int chunks = 1) {
     address_ += chunks * kChunk * rows.step;
@@ -157,11 +157,16 @@ class RowCursor {
       for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
       return;
     }
-    const int stride = static_cast<int>(rows.channel);
+    const auto load = [&](int i) {
+      raw.words[i] = *reinterpret_cast<const Element*>(element_address(rows, i));
+    };
+    if (slice.channels_left >= kItems) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (i < slice.channels_left) {
-        raw.words[i] = *reinterpret_cast<const Element*>(address_ + i * stride);
+      for (int i = 0; i < kItems; ++i) load(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (i < slice.channels_left) load(i);
       }
     }
   }
@@ -201,17 +206,23 @@ class RowCursor {
       store_pack(reinterpret_cast<uint32_t*>(address_), pack);
       return;
     }
-    const int stride = static_cast<int>(rows.channel);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (i >= slice.channels_left) break;
+    const auto store = [&](int i) {
       Element element;
       if constexpr (kSize == 4) {
         element = bit_cast<uint32_t>(values.v[i]);
       } else {
         element = slice.is_bfloat16 ? to_bfloat16(values.v[i]).bits : to_half(values.v[i]).bits;
       }
-      *reinterpret_cast<Element*>(address_ + i * stride) = element;
+      *reinterpret_cast<Element*>(element_address(rows, i)) = element;
+    };
+    if (slice.channels_left >= kItems) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) store(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (i < slice.channels_left) store(i);
+      }
     }
   }
 
@@ -256,6 +267,11 @@ class RowCursor {
   using Element = Vector<kSize>;
   static constexpr int kWords = kItems * kSize / 4;
 
+  /// The i-th channel's. From an unsigned stride of 32 bits that is one instruction.
+  __device__ __forceinline__ char* element_address(const RowArray& rows, int i) const {
+    return address_ + static_cast<uint64_t>(static_cast<uint32_t>(rows.channel)) * i;
+  }
+
   char* address_;
 };
 
@@ -278,7 +294,7 @@ __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Sl
   if (slice.map == LaneMap::kSteps) {
     float* row = rows + slice.channel * kRowStride;
     if constexpr (kOrder == RowOrder::kMemory) {
-      store_pack(row + slice.position<kItems>(), bit_cast<Pack<float, kItems>>(values));
+      store_pack(row + slice.position, bit_cast<Pack<float, kItems>>(values));
     } else {
       store_pack(row + slice.step,
                  bit_cast<Pack<float, kItems>>(slice.is_backward ? reversed(values) : values));
@@ -298,7 +314,7 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
   for (int p = 0; p < kPlanes; ++p, rows += plane) {
     Slice<kItems> values;
     if (along_steps) {
-      const int at = kOrder == RowOrder::kMemory ? slice.position<kItems>() : slice.step;
+      const int at = kOrder == RowOrder::kMemory ? slice.position : slice.step;
       values =
           bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
     } else {

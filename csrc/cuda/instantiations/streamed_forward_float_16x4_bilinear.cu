@@ -1,0 +1,8 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../streamed/scan_forward.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template struct StreamedForward<float, 16, 2, Method::kBilinear>;
+
+}  // namespace selective_scan::cuda::streamed

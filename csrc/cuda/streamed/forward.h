@@ -1,0 +1,89 @@
+// The streamed forward kernels as their launcher sees them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../../core/params.h"
+#include "row_slices.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// Chunks of B and C in shared memory.
+constexpr int kRingSlots = 4;
+
+/// How a warp divides channels and states among its lanes.
+template <class T, int kStates, int kLaneBits>
+struct WarpShape {
+  static constexpr int kLanes = 1 << kLaneBits;             // of a channel
+  static constexpr int kChannels = kWarpSize >> kLaneBits;  // of a warp
+  static constexpr int kPadded = kLanes * kStates;          // states
+  static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
+
+  // A lane's states lie in quads of 16 bytes, and the quads of a channel's lanes side by side.
+  static constexpr int kQuad = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kQuads = kStates / kQuad;
+  static constexpr SELECTIVE_SCAN_HD int first_state(int part, int quad) {
+    return (quad * kLanes + part) * kQuad;
+  }
+
+  // Rows of a plane are kRowStride floats apart; a plane's rows begin so far behind the one's
+  // before that neither writing (two channels and four lanes at a time) nor reading (two channels)
+  // has bank conflicts.
+  static constexpr int kRows = kChannels * kRowStride;
+  static constexpr int kAccess = 4;
+  static constexpr int kPlane = kRows + kAccess * ((8 + 2 - kRows / kAccess % 8) % 8);
+  static constexpr int kWarpFloats = 2 * kRows + kLanes * kPlane;
+};
+
+struct ForwardArgs {
+  ForwardParams params;
+  RowArray u, delta, z, out;
+  LaneMap map;
+  int warps;                // of a block
+  int64_t tiles;            // of a group's channels
+  int64_t chunks;           // of a sequence
+  const char* projections;  // see ProjectionStream; null where B and C are constant
+  int shared_bytes;
+  bool is_dependent;  // launched behind the kernel that writes the projections
+};
+
+/// What a block works on.
+struct BlockItem {
+  int64_t batch;
+  int64_t group;
+  int64_t first_channel;
+  int channels;
+};
+
+SELECTIVE_SCAN_HD BlockItem block_item(const ScanParams& params, int64_t tiles, int tile_channels,
+                                       int64_t block) {
+  const int64_t tile = block % tiles;
+  const int64_t sequence = block / tiles;
+  const int64_t group_channels = params.dim / params.groups;
+  const int64_t offset = tile * tile_channels;
+  const int64_t left = group_channels - offset;
+  BlockItem item;
+  item.batch = sequence / params.groups;
+  item.group = sequence % params.groups;
+  item.first_channel = item.group * group_channels + offset;
+  item.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
+  return item;
+}
+
+template <class T, int kStates, int kLaneBits, Method kMethod>
+struct StreamedForward {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  static constexpr bool kHasConstant = kStates * Shape::kComponents == 4;  // constant B and C
+
+  /// Threads that a multiprocessor has room for, which bounds the registers of each. More than one
+  /// block of kMaxThreads pays where the kernel does with few registers.
+  static constexpr SELECTIVE_SCAN_HD int resident_threads(LaneMap map, int element_size) {
+    const bool is_small = !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh &&
+                          map == LaneMap::kSteps && element_size == 2;
+    return is_small ? 640 : kMaxThreads;
+  }
+
+  static cudaError_t launch(const ForwardArgs& args, cudaStream_t stream);
+};
+
+}  // namespace selective_scan::cuda::streamed

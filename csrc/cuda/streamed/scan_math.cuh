@@ -1,0 +1,218 @@
+// Elementary functions as the streamed kernels use them: prepared from the pole, with few
+// instructions per state update and without branches.
+#pragma once
+
+#include "../device_math.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// exp(x), with what rounding x·log2(e) loses put back. That matters for |x| above 1, and is hidden
+/// by the rounding of 2-byte results.
+template <int kSize>
+__device__ __forceinline__ float exp_for(float x) {
+  const float y = x * 1.44269504f;
+  const float power = exp2_approx(y);
+  if constexpr (kSize == 2) return power;
+  return fmaf(power, fmaf(y, -0.693147182f, x), power);
+}
+
+/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). The polynomial is log1p(v)/v on [0, 1] to
+/// 5e-9 (Remez), which spares a reciprocal: the special-function unit is the scarcest here.
+template <int kSize>
+__device__ __forceinline__ float fast_softplus(float x) {
+  const float v = exp_for<kSize>(-fabsf(x));
+  float series = -0.003244025632739067f;
+  series = fmaf(series, v, 0.019851477816700935f);
+  series = fmaf(series, v, -0.056959591805934906f);
+  series = fmaf(series, v, 0.10603664815425873f);
+  series = fmaf(series, v, -0.15305601060390472f);
+  series = fmaf(series, v, 0.196759432554245f);
+  series = fmaf(series, v, -0.24954134225845337f);
+  series = fmaf(series, v, 0.3332996368408203f);
+  series = fmaf(series, v, -0.4999990165233612f);
+  series = fmaf(series, v, 1.0f);
+  return fmaf(series, v, fmaxf(x, 0.0f));  // above the threshold v is lost in the sum
+}
+
+/// The same where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
+constexpr float kSmallSoftplus = -1.39f;
+template <int kSize>
+__device__ __forceinline__ float small_softplus(float x) {
+  const float v = exp_for<kSize>(x);
+  float series = -0.09234821051359177f;
+  series = fmaf(series, v, 0.18170911073684692f);
+  series = fmaf(series, v, -0.2477811723947525f);
+  series = fmaf(series, v, 0.33320826292037964f);
+  series = fmaf(series, v, -0.4999973773956299f);
+  series = fmaf(series, v, 1.0f);
+  return series * v;
+}
+
+/// x·silu(z)
+template <int kSize>
+__device__ __forceinline__ float gate(float x, float z) {
+  return (x * z) * reciprocal(1.0f + exp_for<kSize>(-z));
+}
+
+/// A policy for Formula::step().
+struct ScanMath : DeviceMath {
+  /// Angles are reduced in units of π. A·(1/π) is kept to twice fp32's digits, since an error of it
+  /// adds up over a long memory.
+  struct ComplexRate {
+    float log2_modulus;
+    float angle;
+    float angle_low;
+  };
+
+  static __device__ __forceinline__ float rate(float A) { return DeviceMath::exponent(A); }
+  static __device__ __forceinline__ ComplexRate rate(Complex<float> A) {
+    constexpr float kInverse = 0.318309873f;
+    constexpr float kInverseLow = 1.28412765e-8f;  // 1/π = kInverse + kInverseLow
+    const float angle = A.im * kInverse;
+    const float low = fmaf(A.im, kInverse, -angle) + A.im * kInverseLow;
+    return {A.re * 1.44269504f, angle, low};
+  }
+
+  static __device__ __forceinline__ float exp_at(float delta, float rate) {
+    return exp_of(delta * rate);
+  }
+
+  static constexpr float kBalance = 1.9e-8f;  // see DeviceMath::exp_of()
+
+  /// cos πr and sin πr, |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the
+  /// lowest bit of `half_turns`, is a sign.
+  struct Turn {
+    float half_turns;  // + kShift
+    float cosine;
+    float cosine_minus_1;
+    float sine;
+
+    static constexpr float kShift = 12582912.0f;  // 1.5·2^23
+    __device__ __forceinline__ bool is_none() const { return half_turns == kShift; }
+    __device__ __forceinline__ float with_sign(float x) const {
+      return bit_cast<float>(bit_cast<uint32_t>(x) ^ (bit_cast<uint32_t>(half_turns) << 31));
+    }
+  };
+  /// Of exp(Δ·A). Polynomials by Remez, to 5e-9 and 2e-10.
+  static __device__ __forceinline__ Turn turn_at(float delta, const ComplexRate& rate) {
+    Turn turn;
+    turn.half_turns = fmaf(delta, rate.angle, Turn::kShift);
+    const float n = turn.half_turns - Turn::kShift;
+    const float r = fmaf(delta, rate.angle_low, fmaf(delta, rate.angle, -n));
+    const float r2 = r * r;
+    float sine = fmaf(r2, 0.07756039500236511f, -0.5982421040534973f);
+    sine = fmaf(r2, sine, 2.550069808959961f);
+    sine = fmaf(r2, sine, -5.167709827423096f);
+    turn.sine = fmaf(r2, sine, 3.1415927410125732f) * r;
+    float cosine = fmaf(r2, -0.024396715685725212f, 0.23493756353855133f);
+    cosine = fmaf(r2, cosine, -1.3352121114730835f);
+    cosine = fmaf(r2, cosine, 4.058709144592285f);
+    cosine = fmaf(r2, cosine, -4.934802055358887f);
+    turn.cosine = fmaf(r2, cosine, 1.0f);
+    turn.cosine_minus_1 = r2 * cosine;
+    return turn;
+  }
+  static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
+    const Turn turn = turn_at(delta, rate);
+    const float modulus = turn.with_sign(exp2_approx(fmaf(delta, rate.log2_modulus, kBalance)));
+    return {modulus * turn.cosine, modulus * turn.sine};
+  }
+
+  // The exact hold: abar = exp(x) and φ1 = (exp(x) − 1)/x.
+
+  template <class T>
+  struct ExactHoldStep {
+    T abar;
+    T phi1;
+  };
+
+  /// 1/Δ, which a scan shares among the states of a step. Where Δ = 0 any number will do.
+  static __device__ __forceinline__ float step_inverse(float delta) {
+    return reciprocal(delta == 0.0f ? 1.0f : delta);
+  }
+  /// A pole as small as this is 0 to every fp32 number.
+  static constexpr float kTinyPole = 1e-15f;
+
+  struct RealHold {
+    float half_rate;
+    float A;
+    float inverse;  // 1/A; 0 where that does not exist
+  };
+  static __device__ __forceinline__ RealHold exact_hold_constants(float A) {
+    return {rate(0.5f * A), A, fabsf(A) < kTinyPole ? 0.0f : 1.0f / A};
+  }
+
+  static constexpr float kSmall = 4.0f;
+  static __device__ __forceinline__ bool is_small(float delta, const RealHold& hold) {
+    return fabsf(delta * hold.A) < kSmall;
+  }
+  /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series (Remez, 4e-8 for |x| <
+  /// kSmall) that does not cancel near 0. x2 receives x².
+  static __device__ __forceinline__ ExactHoldStep<float> small_exact_hold_step(float delta,
+                                                                               const RealHold& hold,
+                                                                               float& x2) {
+    const float g = exp_at(delta, hold.half_rate);
+    x2 = (delta * delta) * (hold.A * hold.A);
+    float series = fmaf(x2, 1.1754987205847556e-08f, 3.0866697215969907e-06f);
+    series = fmaf(x2, series, 0.0005209072842262685f);
+    series = fmaf(x2, series, 0.041666530072689056f);
+    series = fmaf(x2, series, 1.0f);
+    return {g * g, g * series};
+  }
+  static __device__ __forceinline__ ExactHoldStep<float> small_exact_hold_step(
+      float delta, const RealHold& hold) {
+    float x2;
+    return small_exact_hold_step(delta, hold, x2);
+  }
+  static __device__ __forceinline__ ExactHoldStep<float> exact_hold_step(float delta,
+                                                                         const RealHold& hold) {
+    float x2;
+    ExactHoldStep<float> step = small_exact_hold_step(delta, hold, x2);
+    const float inverse = hold.inverse * step_inverse(delta);
+    const float away = fmaf(step.abar, inverse, -inverse);
+    step.phi1 = x2 < kSmall * kSmall ? step.phi1 : away;
+    return step;
+  }
+
+  struct ComplexHold {
+    ComplexRate rate;
+    Complex<float> inverse;  // 1/A; 0 where that does not exist
+    float limit;             // φ1 there, else 0
+  };
+  static __device__ __forceinline__ ComplexHold exact_hold_constants(Complex<float> A) {
+    const bool is_tiny = norm(A) < kTinyPole * kTinyPole;
+    const Complex<float> inverse = is_tiny ? Complex<float>{} : reciprocal(A);
+    return {rate(A), inverse, is_tiny ? 1.0f : 0.0f};
+  }
+  /// φ1 = expm1(x)/x. With m = exp(Re x) the real part of expm1 is (m − 1)·cos − (1 − cos), where
+  /// expm1(Re x) and 1 − cos come from their own series; outside the right half-plane, where
+  /// nothing cancels, from abar.
+  static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
+      float delta, const ComplexHold& hold) {
+    const Turn turn = turn_at(delta, hold.rate);
+    const float y = delta * hold.rate.log2_modulus;
+    const float modulus = exp2_approx(y + kBalance);
+    float growth = fmaf(y, 0.00015408096078317612f, 0.0013390866806730628f);
+    growth = fmaf(y, growth, 0.009618226438760757f);
+    growth = fmaf(y, growth, 0.05550357326865196f);
+    growth = fmaf(y, growth, 0.24022649228572845f);
+    growth = fmaf(y, growth, 0.6931471824645996f) * y;  // 2^y − 1 for |y| < 1/2
+    growth = fabsf(y) < 0.5f ? growth : modulus - 1.0f;
+    const float signed_modulus = turn.with_sign(modulus);
+    const Complex<float> abar{signed_modulus * turn.cosine, signed_modulus * turn.sine};
+    const float near = fmaf(growth, turn.cosine, turn.cosine_minus_1);
+    const Complex<float> expm1{turn.is_none() ? near : abar.re - 1.0f, abar.im};
+    const Complex<float> inverse = step_inverse(delta) * hold.inverse;
+    return {abar,
+            {fmaf(expm1.re, inverse.re, fmaf(-expm1.im, inverse.im, hold.limit)),
+             fmaf(expm1.re, inverse.im, expm1.im * inverse.re)}};
+  }
+};
+
+}  // namespace selective_scan::cuda::streamed
