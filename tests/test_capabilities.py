@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import selective_scan
+import test_adaptive_unitary as unitary
+import test_diagonal_scan as diagonal
 from problem import METHODS, Case, check
 from selective_scan import backends
 
@@ -22,6 +24,16 @@ CHANGES = (
     {"dtype": torch.float64, "dstate": 9, "B": "constant"},
     {"dim": 2, "seqlen": 301},  # lanes are segments, not channels
 )
+DIAGONAL = (
+    {"shape": (3, 37, 131)},
+    {"shape": (40, 131), "reverse": True, "a": torch.bfloat16, "b": torch.bfloat16},
+    {"shape": (2, 3000)},  # lanes are segments of a row
+    {"shape": (2, 19, 70), "layout": "channel_last", "a": torch.float64},
+    {"shape": (18, 131), "a": torch.complex64, "initial_state": torch.complex64},
+    {"shape": (2, 2049), "b": torch.complex128, "initial_state": None, "reverse": True},
+    {"shape": (5, 20, 67), "a_shape": (20, 1)},
+)
+UNITARY = ({}, {"dim": 20, "dtype": torch.bfloat16}, {"B": "grouped", "C": "shared", "groups": 1})
 
 
 def main() -> None:
@@ -32,6 +44,10 @@ def main() -> None:
     print(cpu.build["capability"])
     for method, is_complex, changes in itertools.product(METHODS, (False, True), CHANGES):
         check(Case(method=method, complex=is_complex, **{"seqlen": 35, **changes}))
+    for changes in DIAGONAL:
+        diagonal.check(diagonal.Case(**changes), "cpu")
+    for changes in UNITARY:
+        unitary.check(unitary.Case(**changes), "cpu")
 
 
 def run(capability, *arguments):

@@ -6,6 +6,7 @@
 #pragma clang fp contract(fast)
 #endif
 
+#include "diagonal_kernel.h"
 #include "scan_backward.h"
 #include "scan_forward.h"
 #include "segment_maps.h"
@@ -31,9 +32,17 @@ constexpr UnitaryKernels unitary_kernels_of() {
   return {R::kWidth, &UnitaryForward<R>::run, &UnitaryBackward<R>::run};
 }
 
+/// `V` is a vector of real numbers or a complex number of such vectors.
+template <class V>
+constexpr DiagonalKernels diagonal_kernels_of() {
+  using Forward = DiagonalKernel<ForwardStep<V>, DiagonalForwardParams>;
+  using Backward = DiagonalKernel<BackwardStep<V>, DiagonalBackwardParams>;
+  return {real_t<V>::kWidth, {&Forward::map, &Forward::scan}, {&Backward::map, &Backward::scan}};
+}
+
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}};
+  Capability capability{name, {}, {}, {}};
   const auto fill = [&]<size_t... kMethods>(std::index_sequence<kMethods...>) {
     using Single = Vec<float, InstructionSet>;
     using Double = Vec<double, InstructionSet>;
@@ -46,6 +55,10 @@ constexpr Capability make_capability(const char* name) {
   fill(std::make_index_sequence<kNumMethods>());
   capability.unitary[0] = unitary_kernels_of<Vec<float, InstructionSet>>();
   capability.unitary[1] = unitary_kernels_of<Vec<double, InstructionSet>>();
+  capability.diagonal[0][0] = diagonal_kernels_of<Vec<float, InstructionSet>>();
+  capability.diagonal[0][1] = diagonal_kernels_of<Complex<Vec<float, InstructionSet>>>();
+  capability.diagonal[1][0] = diagonal_kernels_of<Vec<double, InstructionSet>>();
+  capability.diagonal[1][1] = diagonal_kernels_of<Complex<Vec<double, InstructionSet>>>();
   return capability;
 }
 

@@ -1,0 +1,403 @@
+// The general diagonal scan of a vector of chains.
+//
+// A chain is one row, or one segment of time of a row where rows are few. The lanes of a vector are
+// neighbouring chains: rows along the longest dimension that rows have, or segments of one row.
+// Tiles of kSteps steps of each are brought into the first-level cache, converted and transposed on
+// the way (tile.h), and walked with one multiply-add a step for all lanes. Bound by memory, or by
+// the transpositions where the arrays are in a cache.
+#pragma once
+
+#include <cstdint>
+
+#include "../core/diagonal_params.h"
+#include "../core/diagonal_step.h"
+#include "tile.h"
+#include "vector.h"
+#include "work.h"
+
+namespace selective_scan::cpu {
+
+/// What a chain's lane is, and the chains of a task.
+template <class Params>
+struct Chains {
+  const Params& params;
+  const DiagonalSplit& split;
+  int64_t outer;       // among the combinations of the other row dimensions
+  int64_t first_row;   // along the lanes' dimension
+  int64_t first_step;  // of the first lane
+  int64_t segment;     // of the first lane
+  int lanes;
+
+  SELECTIVE_SCAN_HD Chains(const Params& params, const DiagonalSplit& split, int64_t task,
+                           int64_t width)
+      : params(params), split(split) {
+    const int64_t blocks = split.blocks(width);
+    const int64_t block = task % blocks;
+    int64_t rest = task / blocks;
+    if (split.lanes_are_segments) {
+      first_row = rest % split.lane_rows;
+      outer = rest / split.lane_rows;
+      segment = block * width;
+      lanes = static_cast<int>(lesser_of(width, split.segments - segment));
+    } else {
+      segment = rest % split.segments;
+      outer = rest / split.segments;
+      first_row = block * width;
+      lanes = static_cast<int>(lesser_of(width, split.lane_rows - first_row));
+    }
+    first_step = segment * split.segment_steps;
+  }
+
+  static SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+  /// Steps that all lanes have; the last lane alone may have fewer than the others.
+  SELECTIVE_SCAN_HD int64_t common_steps() const {
+    const int64_t last =
+        first_step + (split.lanes_are_segments ? lanes - 1 : 0) * split.segment_steps;
+    return lesser_of(split.segment_steps, params.seqlen - last);
+  }
+  /// Whether the last lane, or every lane where they are rows, ends where its row ends.
+  SELECTIVE_SCAN_HD bool has_last_segment() const {
+    return (split.lanes_are_segments ? segment + lanes : segment + 1) == split.segments;
+  }
+
+  SELECTIVE_SCAN_HD int64_t map_index(int lane) const {
+    const int64_t row = outer * split.lane_rows + first_row + (split.lanes_are_segments ? 0 : lane);
+    return row * split.segments + segment + (split.lanes_are_segments ? lane : 0);
+  }
+
+  /// The components of steps [first, first + steps) of `count` lanes, as a section of one
+  /// component.
+  SELECTIVE_SCAN_HD Section section(const RowArray& array, int64_t first, int64_t steps, int count,
+                                    int64_t component) const {
+    const int64_t offset = row_offset(array) + (first_step + first) * array.step + component;
+    return {static_cast<char*>(array.data) + offset * element_size(array.dtype),
+            array.dtype,
+            steps,
+            count,
+            array.step,
+            split.lanes_are_segments ? split.segment_steps * array.step : lane_row_stride(array)};
+  }
+  /// One value for each lane's row; `step` strides between segments where lanes are segments.
+  SELECTIVE_SCAN_HD Section row_section(const RowArray& array, int64_t offset, int count,
+                                        int64_t lane_stride, int64_t component) const {
+    return {static_cast<char*>(array.data) +
+                (row_offset(array) + offset + component) * element_size(array.dtype),
+            array.dtype,
+            1,
+            count,
+            0,
+            lane_stride};
+  }
+  SELECTIVE_SCAN_HD int64_t lane_row_stride(const RowArray& array) const {
+    return params.row_dims == 0 ? 0 : array.row[split.lane_dim];
+  }
+
+ private:
+  SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array) const {
+    return split.outer_offset(params, array, outer) + first_row * lane_row_stride(array);
+  }
+};
+
+template <class Step, class Params>
+class DiagonalKernel {
+  using V = typename Step::Value;
+  using R = real_t<V>;
+  using T = typename R::Scalar;
+  using ScalarValue = std::conditional_t<is_complex_v<V>, Complex<T>, T>;
+  using Map = AffineMap<ScalarValue>;
+  using Wide = std::conditional_t<is_complex_v<V>, Complex<double>, double>;
+  static constexpr int kWidth = R::kWidth;
+  static constexpr int kComponents = is_complex_v<V> ? 2 : 1;
+  static constexpr int64_t kSteps = 64;
+  static constexpr int64_t kPitch = kWidth * kComponents;
+  using Tile = T[kSteps * kPitch];
+
+ public:
+  /// Leaves the map of every chain of a task.
+  static void map(const Params& params, const DiagonalSplit& split, int64_t task, void* maps) {
+    DiagonalKernel kernel(params, split, task);
+    kernel.product_ = one<V>();
+    kernel.state_ = V{};
+    kernel.for_all_steps([&](int64_t first, int64_t steps, int lanes) {
+      kernel.load_inputs(first, steps, lanes);
+      for (int64_t t = 0; t < steps; ++t) {
+        const V a = kernel.get(kernel.a_, t);
+        Step::advance(a, kernel.get(kernel.x_, t), kernel.state_);
+        kernel.product_ = Step::factor(a) * kernel.product_;
+      }
+    });
+    for (int lane = 0; lane < kernel.chains_.lanes; ++lane) {
+      static_cast<Map*>(maps)[kernel.chains_.map_index(lane)] = {lane_of(kernel.product_, lane),
+                                                                 lane_of(kernel.state_, lane)};
+    }
+  }
+
+  /// `maps`: their offsets are the states that segments begin with; unused without segments.
+  static void scan(const Params& params, const DiagonalSplit& split, int64_t task,
+                   const void* maps) {
+    DiagonalKernel kernel(params, split, task);
+    kernel.start(static_cast<const Map*>(maps));
+    kernel.for_all_steps([&](int64_t first, int64_t steps, int lanes) {
+      kernel.load_inputs(first, steps, lanes);
+      if constexpr (Step::kBackward) kernel.load_states(first, steps, lanes);
+      V sum{};
+      for (int64_t t = 0; t < steps; ++t) {
+        const V result =
+            Step::advance(kernel.get(kernel.a_, t), kernel.get(kernel.x_, t), kernel.state_);
+        kernel.put(kernel.x_, t, result);
+        if constexpr (Step::kBackward) {
+          const V da = result * conj(kernel.get(kernel.h_, t));
+          kernel.put(kernel.h_, t, da);
+          sum += da;
+        }
+      }
+      if constexpr (Step::kBackward) {
+        kernel.store(params.db, first, steps, lanes, kernel.x_);
+        if (params.sum_da) {
+          for (int lane = 0; lane < lanes; ++lane) kernel.add_to_sum(lane, lane_of(sum, lane));
+        } else {
+          kernel.store(params.da, first, steps, lanes, kernel.h_);
+        }
+      } else {
+        kernel.store(params.h, first, steps, lanes, kernel.x_);
+      }
+    });
+    if constexpr (Step::kBackward) kernel.finish();
+  }
+
+ private:
+  DiagonalKernel(const Params& params, const DiagonalSplit& split, int64_t task)
+      : params_(params), chains_(params, split, task, kWidth) {}
+
+  /// Calls visit for the tiles of all lanes, then of all but the last one, which may be shorter.
+  template <class Visit>
+  void for_all_steps(const Visit& visit) {
+    const int64_t common = chains_.common_steps();
+    for (int64_t first = 0; first < common; first += kSteps) {
+      visit(first, Chains<Params>::lesser_of(kSteps, common - first), chains_.lanes);
+    }
+    const bool is_shorter = chains_.split.lanes_are_segments && chains_.lanes > 1;
+    const int64_t end = is_shorter ? chains_.split.segment_steps : common;
+    if (common == end) return;
+    const int last = chains_.lanes - 1;
+    const ScalarValue state = lane_of(state_, last);
+    const ScalarValue product = lane_of(product_, last);
+    for (int64_t first = common; first < end; first += kSteps) {
+      visit(first, Chains<Params>::lesser_of(kSteps, end - first), last);
+    }
+    set_lane(state_, last, state);
+    set_lane(product_, last, product);
+  }
+
+  // --- moving tiles
+
+  static SELECTIVE_SCAN_HD V get(const Tile& tile, int64_t t) {
+    if constexpr (is_complex_v<V>) {
+      return {R::load(tile + t * kPitch), R::load(tile + t * kPitch + kWidth)};
+    } else {
+      return R::load(tile + t * kPitch);
+    }
+  }
+  static SELECTIVE_SCAN_HD void put(Tile& tile, int64_t t, V value) {
+    if constexpr (is_complex_v<V>) {
+      value.re.store(tile + t * kPitch);
+      value.im.store(tile + t * kPitch + kWidth);
+    } else {
+      value.store(tile + t * kPitch);
+    }
+  }
+
+  /// Both components of steps that follow each other in memory are one array of twice as many; in
+  /// the other direction the imaginary parts come first.
+  static bool is_interleaved(const RowArray& array) {
+    return kComponents == 2 && array.imag == 1 && (array.step == 2 || array.step == -2);
+  }
+  Section interleaved(const RowArray& array, int64_t first, int64_t steps, int lanes) const {
+    const bool is_reversed = array.step < 0;
+    Section both = chains_.section(array, first, 2 * steps, lanes, is_reversed ? 1 : 0);
+    both.row_stride = is_reversed ? -1 : 1;
+    both.rows_ahead = 2 * kSteps;
+    return both;
+  }
+  static void swap_components(const Tile& from, int64_t steps, Tile& to) {
+    if constexpr (kComponents == 2) {
+      for (int64_t t = 0; t < steps; ++t) {
+        const V value = get(from, t);
+        put(to, t, {value.im, value.re});
+      }
+    }
+  }
+
+  void load(const RowArray& array, int64_t first, int64_t steps, int lanes, Tile& tile) const {
+    if (is_interleaved(array)) {
+      load_tile<R>(interleaved(array, first, steps, lanes), tile, kWidth);
+      if (array.step < 0) swap_components(tile, steps, tile);
+      return;
+    }
+    const int64_t rows = array.step == 0 ? 1 : steps;  // the same value for all steps
+    Section real = chains_.section(array, first, rows, lanes, 0);
+    real.rows_ahead = kSteps;
+    load_tile<R>(real, tile, kPitch);
+    if constexpr (kComponents == 2) {
+      if (array.imag != 0) {
+        load_tile<R>(chains_.section(array, first, rows, lanes, array.imag), tile + kWidth, kPitch);
+      } else {
+        for (int64_t t = 0; t < rows; ++t) R(T(0)).store(tile + t * kPitch + kWidth);
+      }
+    }
+    for (int64_t t = rows; t < steps; ++t) put(tile, t, get(tile, 0));
+  }
+
+  void store(const RowArray& array, int64_t first, int64_t steps, int lanes,
+             const Tile& tile) const {
+    if (is_interleaved(array)) {
+      const Section both = interleaved(array, first, steps, lanes);
+      if (array.step > 0) return store_tile<R>(both, tile, kWidth);
+      alignas(64) Tile swapped;
+      swap_components(tile, steps, swapped);
+      return store_tile<R>(both, swapped, kWidth);
+    }
+    store_tile<R>(chains_.section(array, first, steps, lanes, 0), tile, kPitch);
+    if (kComponents == 2 && array.imag != 0) {
+      store_tile<R>(chains_.section(array, first, steps, lanes, array.imag), tile + kWidth, kPitch);
+    }
+  }
+
+  void load_inputs(int64_t first, int64_t steps, int lanes) {
+    load(params_.a, first, steps, lanes, a_);
+    if constexpr (Step::kBackward) {
+      load(params_.dh, first, steps, lanes, x_);
+    } else {
+      load(params_.b, first, steps, lanes, x_);
+    }
+  }
+
+  /// The states before the steps. The one before a row's first step, which is the last that is
+  /// visited, is its initial state.
+  void load_states(int64_t first, int64_t steps, int lanes) {
+    const bool ends = chains_.has_last_segment() && lanes == chains_.lanes &&
+                      first + steps == chains_.common_steps();
+    const int64_t read = ends ? steps - 1 : steps;
+    if (read > 0) load(params_.h_previous, first, read, lanes, h_);
+    if (!ends) return;
+    V before = initial_states();
+    if (chains_.split.lanes_are_segments && lanes > 1) {
+      const ScalarValue of_last = lane_of(before, lanes - 1);
+      Tile row;
+      load(params_.h_previous, first + steps - 1, 1, lanes - 1, row);
+      before = get(row, 0);
+      set_lane(before, lanes - 1, of_last);
+    }
+    put(h_, steps - 1, before);
+  }
+
+  /// In the lane of every chain that is a row's first, or last, segment.
+  V load_rows(const RowArray& array) const {
+    V values{};
+    for (int lane = 0; lane < chains_.lanes; ++lane) {
+      const int64_t offset =
+          chains_.split.lanes_are_segments ? 0 : lane * chains_.lane_row_stride(array);
+      Tile one_value;
+      load_tile<R>(chains_.row_section(array, offset, 1, 0, 0), one_value, kPitch);
+      if constexpr (kComponents == 2) {
+        R(T(0)).store(one_value + kWidth);
+        if (array.imag != 0) {
+          load_tile<R>(chains_.row_section(array, offset, 1, 0, array.imag), one_value + kWidth,
+                       kPitch);
+        }
+      }
+      set_lane(values, lane, lane_of(get(one_value, 0), 0));
+    }
+    return values;
+  }
+
+  V initial_states() const {
+    return params_.initial_state.present() ? load_rows(params_.initial_state) : V{};
+  }
+
+  void start(const Map* maps) {
+    product_ = one<V>();
+    state_ = V{};
+    if (chains_.split.segments > 1) {
+      for (int lane = 0; lane < chains_.lanes; ++lane) {
+        set_lane(state_, lane, maps[chains_.map_index(lane)].offset);
+      }
+    } else if (!Step::kBackward) {
+      state_ = initial_states();
+    }
+  }
+
+  // --- the ends of the backward pass
+
+  void add_to_sum(int lane, ScalarValue part) {
+    if constexpr (is_complex_v<V>) {
+      sums_[lane] += Complex<double>{part.re, part.im};
+    } else {
+      sums_[lane] += part;
+    }
+  }
+
+  void store_value(const RowArray& array, int64_t offset, Wide value) const {
+    const auto put_component = [&](double component, int64_t place) {
+      const T values[kWidth] = {static_cast<T>(component)};
+      store_tile<R>(chains_.row_section(array, offset, 1, 0, place), values, kWidth);
+    };
+    put_component(real(value), 0);
+    if constexpr (is_complex_v<V>) {
+      if (array.imag != 0) put_component(value.im, array.imag);
+    }
+  }
+
+  void finish() const {
+    const bool are_segments = chains_.split.lanes_are_segments;
+    for (int lane = 0; lane < chains_.lanes; ++lane) {
+      const int64_t segment = chains_.segment + (are_segments ? lane : 0);
+      const auto offset = [&](const RowArray& array) {
+        return are_segments ? 0 : lane * chains_.lane_row_stride(array);
+      };
+      if (params_.sum_da) {
+        const RowArray& da = params_.da;
+        store_value(da, offset(da) + segment * da.step, sums_[lane]);
+      }
+      const RowArray& dinitial = params_.dinitial_state;
+      if (dinitial.present() && segment == chains_.split.segments - 1) {
+        const ScalarValue state = lane_of(state_, lane);
+        if constexpr (is_complex_v<V>) {
+          store_value(dinitial, offset(dinitial), {state.re, state.im});
+        } else {
+          store_value(dinitial, offset(dinitial), state);
+        }
+      }
+    }
+  }
+
+  // --- lanes
+
+  static SELECTIVE_SCAN_HD ScalarValue lane_of(V value, int lane) {
+    if constexpr (is_complex_v<V>) {
+      return {value.re.lane(lane), value.im.lane(lane)};
+    } else {
+      return value.lane(lane);
+    }
+  }
+  static SELECTIVE_SCAN_HD void set_lane(V& value, int lane, ScalarValue number) {
+    if constexpr (is_complex_v<V>) {
+      value.re.set_lane(lane, number.re);
+      value.im.set_lane(lane, number.im);
+    } else {
+      value.set_lane(lane, number);
+    }
+  }
+
+  const Params& params_;
+  Chains<Params> chains_;
+  V state_{};
+  V product_{};
+  Wide sums_[kWidth] = {};
+  alignas(64) Tile a_;
+  alignas(64) Tile x_;  // b or dh, then h or g
+  alignas(64) Tile h_;  // backward: the states before the steps, then da
+};
+
+}  // namespace selective_scan::cpu
