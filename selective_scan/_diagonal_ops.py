@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._diagonal_validation import check_dh, check_diagonal_inputs, state_dtype
+from ._forward_mode import refuse_tangents
 from ._ops import _below_autograd, _refuse_double_backward
 
 _FORWARD = "selective_scan::diagonal_scan_fwd"
@@ -25,6 +26,7 @@ def register() -> None:
 
 def scan(a: Tensor, b: Tensor, initial_state: Tensor | None, reverse: bool) -> Tensor:
     """The forward op; in plain eager mode without the detour of register_autograd."""
+    refuse_tangents((a, b, initial_state), "diagonal_scan_ref")
     arguments = (a, b, initial_state, reverse)
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return torch.ops.selective_scan.diagonal_scan_fwd.default(*arguments)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._dtypes import compute_dtype
+from ._forward_mode import refuse_tangents
 from ._ops import _below_autograd, _refuse_double_backward
 from ._unitary_validation import (
     Inputs,
@@ -33,6 +34,7 @@ def register() -> None:
 
 def scan(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The forward op; in plain eager mode without the detour of register_autograd."""
+    refuse_tangents(inputs, "adaptive_unitary_scan_ref")
     needs_gradient = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in inputs
     )

@@ -270,14 +270,6 @@ def test_gradcheck(case, device):
     assert torch.autograd.gradcheck(scan, inputs, nondet_tol=0.0)
 
 
-def test_double_backward_refuses(device):
-    inputs = make(Case(), device)
-    h = diagonal_scan_fn(**inputs)
-    (db,) = torch.autograd.grad(h.square().sum(), inputs["b"], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        db.sum().backward()
-
-
 @pytest.mark.parametrize(
     "case",
     [
