@@ -144,15 +144,13 @@ class UnitaryInputs:
         self.x_bias = randn(dim, dstate)
         state = torch.complex128 if parameter == torch.float64 else torch.complex64
         self.b, self.c = (randn(dstate, dtype=state) for _ in range(2))
+        self.polar = tuple(polar_form(weight, state) for weight in (self.b, self.c))
         self.D = randn(dim)
         self.z = randn(batch, dim, seqlen, dtype=dtype)
         self.dout = randn(batch, dim, seqlen, dtype=dtype)
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        return polar_form(self.b, self.b.dtype), polar_form(self.c, self.c.dtype)
-
     def _arguments(self) -> tuple[Tensor | None, ...]:
-        return (self.u, self.dt, self.x, self.x_bias, *self._weights(), self.D, self.z, None)
+        return (self.u, self.dt, self.x, self.x_bias, *self.polar, self.D, self.z, None)
 
     def forward(self, save_states: bool = False) -> Tensor:
         return self._forward(save_states)[0]
@@ -196,7 +194,7 @@ class UnitaryInputs:
             leaf(self.z[entry, channels]),
         )
         x, x_bias, D = (leaf(t[channels]) for t in (self.x, self.x_bias, self.D))
-        b, c = (leaf(weight) for weight in self._weights())
+        b, c = (leaf(weight) for weight in self.polar)
         theta = torch.einsum("dnr,rt->dnt", x, u) + x_bias[..., None]
         silu_u = torch.nn.functional.silu(u[channels])
         drive = b[:, None] * (dt * silu_u)[:, None, :]
