@@ -23,23 +23,27 @@ def register() -> None:
     torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
 
 
-def scan(*inputs_and_options) -> tuple[Tensor, Tensor, Tensor]:
+def scan(*inputs_and_options, with_last_state: bool) -> tuple[Tensor, Tensor | None]:
     """The forward op, given all its arguments but the last, save_states, which is settled here.
 
-    In plain eager mode it goes the short way: what register_autograd puts between the dispatcher
-    and the kernel takes several times as long as all the rest of a small call.
+    Returns out and the last state, which may be None unless it is asked for. In plain eager mode it
+    goes the short way: what register_autograd puts between the dispatcher and the kernel takes
+    several times as long as all the rest of a small call.
     """
     needs_gradient = torch.is_grad_enabled() and any(
         isinstance(argument, Tensor) and argument.requires_grad for argument in inputs_and_options
     )
-    arguments = (*inputs_and_options, needs_gradient)
     if torch.compiler.is_compiling():
-        return torch.ops.selective_scan.selective_scan_fwd.default(*arguments)
+        op = torch.ops.selective_scan.selective_scan_fwd.default
+        return op(*inputs_and_options, needs_gradient)[:2]
     if torch._C._are_functorch_transforms_active():
-        return _TransformableScan.apply(*arguments)
-    if needs_gradient:
-        return _EagerScan.apply(*arguments)
-    return _below_autograd(torch.ops.selective_scan.selective_scan_fwd.default, arguments)
+        return _TransformableScan.apply(*inputs_and_options, needs_gradient)[:2]
+    if not needs_gradient:
+        op = torch.ops.selective_scan.selective_scan_fwd.default
+        return _below_autograd(op, (*inputs_and_options, False))[:2]
+    if with_last_state:
+        return _EagerScan.apply(*inputs_and_options, True)
+    return _EagerScan.apply(*inputs_and_options, False), None
 
 
 def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor, ...]:
@@ -49,17 +53,20 @@ def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor
 
 
 class _EagerScan(torch.autograd.Function):
-    """The forward op with its derivative, as register_autograd would make it."""
+    """The forward op with its derivative, as register_autograd would make it, but without outputs
+    that nobody asked for: each costs time here and in the backward pass."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        output = _below_autograd(torch.ops.selective_scan.selective_scan_fwd.default, arguments)
-        _save_for_backward(ctx, arguments, output)
-        return output
+        *inputs_and_options, with_last_state = arguments
+        op = torch.ops.selective_scan.selective_scan_fwd.default
+        out, last_state, states = _below_autograd(op, (*inputs_and_options, True))
+        _save_inputs(ctx, arguments, states)
+        return (out, last_state) if with_last_state else out
 
     @staticmethod
-    def backward(ctx, *gradients):
-        return _backward(ctx, *gradients)
+    def backward(ctx, dout, dlast_state=None):
+        return _backward(ctx, dout, dlast_state)
 
 
 class _TransformableScan(torch.autograd.Function):
@@ -158,15 +165,19 @@ def _backward_fake(
 
 
 def _save_for_backward(ctx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[2])
+    _save_inputs(ctx, inputs, output[2])
+
+
+def _save_inputs(ctx, inputs: tuple, states: Tensor) -> None:
     """Keeps the inputs and the states at chunk boundaries; the output is recomputed in backward."""
     *tensors, delta_softplus, method, initial_state, reverse, _ = inputs
-    ctx.save_for_backward(*tensors, initial_state, output[2])
+    ctx.save_for_backward(*tensors, initial_state, states)
     ctx.options = delta_softplus, method, reverse
-    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: None):
+def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: None = None):
     *inputs, initial_state, states = ctx.saved_tensors
     delta_softplus, method, reverse = ctx.options
     if dout is None and dlast_state is None:

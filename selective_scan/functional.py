@@ -156,7 +156,12 @@ def selective_scan_fn(
         check_method(discretization_method)
         check_layouts_and_devices(inputs)
 
-    out, last_state, _ = _ops.scan(
-        *inputs[:8], delta_softplus, discretization_method, initial_state, reverse
+    out, last_state = _ops.scan(
+        *inputs[:8],
+        delta_softplus,
+        discretization_method,
+        initial_state,
+        reverse,
+        with_last_state=return_last_state,
     )
     return (out, last_state) if return_last_state else out

@@ -66,7 +66,7 @@ void check_dtypes(const ScanArguments& args, bool is_complex) {
 
 /// Returns the number of groups of a variable projection, 0 for a constant one.
 int64_t check_projection_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
-  const bool packed = params.is_complex && !is_complex_dtype(tensor.scalar_type());
+  const bool packed = params.is_complex && !is_complex_dtype(dtype_of(tensor));
   const Dim steps = packed ? Dim{"2*seqlen", 2 * params.seqlen} : Dim{"seqlen", params.seqlen};
   switch (tensor.dim()) {
     case 2:
@@ -223,9 +223,9 @@ ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
   for_each_tensor(args, check_dense);
   for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
     check_same_device(name, tensor, "u", args.u);
-    params.is_double = params.is_double || is_double_dtype(tensor.scalar_type());
+    params.is_double = params.is_double || is_double_dtype(dtype_of(tensor));
   });
-  params.is_complex = is_complex_dtype(args.A.scalar_type());
+  params.is_complex = is_complex_dtype(dtype_of(args.A));
   check_dtypes(args, params.is_complex);
   check_shapes(args, params, max_dstate);
 

@@ -99,7 +99,7 @@ inline void check_gradients(const ScanParams& params, const Tensor& u, const Opt
     check_shape(name, tensor, dims);
   };
   const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, dstate{"dstate", params.dstate};
-  if (dout) check("dout", *dout, u.scalar_type(), {batch, dim, {"seqlen", params.seqlen}});
+  if (dout) check("dout", *dout, dtype_of(u), {batch, dim, {"seqlen", params.seqlen}});
   if (dlast_state) {
     check("dlast_state", *dlast_state, state_dtype(params), {batch, dim, dstate});
   }

@@ -1,6 +1,7 @@
 #include "tensor_checks.h"
 
 #include <algorithm>
+#include <array>
 
 namespace selective_scan::op {
 namespace {
@@ -32,6 +33,27 @@ std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
 }
 
 }  // namespace
+
+ScalarType dtype_of(const Tensor& tensor) {
+  static constexpr auto kUnknown = ScalarType::Undefined;
+  static const auto by_number = [] {
+    using torch::stable::detail::from, torch::stable::detail::to;
+    std::array<ScalarType, 64> types;
+    types.fill(kUnknown);
+    for (ScalarType type :
+         {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
+          ScalarType::ComplexFloat, ScalarType::ComplexDouble}) {
+      const auto number = static_cast<uint32_t>(to<int32_t>(from(type)));
+      if (number < types.size()) types[number] = type;
+    }
+    return types;
+  }();
+  int32_t number;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
+  const auto index = static_cast<uint32_t>(number);
+  const ScalarType known = index < by_number.size() ? by_number[index] : kUnknown;
+  return known == kUnknown ? tensor.scalar_type() : known;
+}
 
 std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
@@ -104,7 +126,12 @@ void check_dense(const char* name, const Tensor& tensor) {
 
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other) {
-  if (!(tensor.device() == other.device())) {
+  int32_t type, index, other_type, other_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(other.get(), &other_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(other.get(), &other_index));
+  if (type != other_type || index != other_index) {
     fail(name, " must be on the device of ", other_name, ", ", device_name(other), ", got ",
          device_name(tensor));
   }
@@ -112,7 +139,7 @@ void check_same_device(const char* name, const Tensor& tensor, const char* other
 
 void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
                  const char* remark) {
-  const ScalarType dtype = tensor.scalar_type();
+  const ScalarType dtype = dtype_of(tensor);
   if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
     fail(name, " must have dtype ", alternatives_text(allowed), remark, ", got ",
          dtype_name(dtype));

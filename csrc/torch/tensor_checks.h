@@ -25,6 +25,10 @@ template <class... Parts>
   throw std::runtime_error(message.str());
 }
 
+/// tensor.scalar_type() without asking PyTorch for the number of one dtype after another, which
+/// adds up in small calls.
+ScalarType dtype_of(const Tensor& tensor);
+
 /// As Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
 std::string dtype_name(ScalarType dtype);
 std::string device_name(const Tensor& tensor);

@@ -17,11 +17,11 @@ using torch::headeronly::IntHeaderOnlyArrayRef;
 
 /// Real components per element.
 inline int64_t components(const Tensor& tensor) {
-  return is_complex_dtype(tensor.scalar_type()) ? 2 : 1;
+  return is_complex_dtype(dtype_of(tensor)) ? 2 : 1;
 }
 
 inline DType component_dtype(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+  switch (dtype_of(tensor)) {
     case ScalarType::Double:
     case ScalarType::ComplexDouble:
       return DType::kFloat64;
@@ -71,7 +71,7 @@ Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, Sca
 /// As torch.empty_like.
 inline Tensor allocate_like(const Tensor& tensor) {
   if (!tensor.is_contiguous()) return torch::stable::empty_like(tensor);
-  return allocate(tensor, tensor.sizes(), tensor.strides(), tensor.scalar_type());
+  return allocate(tensor, tensor.sizes(), tensor.strides(), dtype_of(tensor));
 }
 
 /// empty_like with another dtype; torch::stable's has no such argument.
