@@ -232,8 +232,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     if (chunk.first_step > 0) {
       const int next = place.warp + 1 < warps ? place.warp + 1 : 0;
       handed[next * kWarpSize + lane] = apply_chunk(factor, offset, carry);
-      __syncwarp();
-      if (lane == 0) batons[next].pass_on();
+      batons[next].pass_on();
     }
 
     constexpr int kChannelMask = 2;  // lanes that differ in nothing but their channel: lane_role()

@@ -231,8 +231,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (member + 1 < kGroup && !is_last) {
         store_pack(prefixes.factors[buffer][place.warp + 1][lane].v, pass.factor);
         store_pack(prefixes.offsets[buffer][place.warp + 1][lane].v, pass.offset);
-        __syncwarp();
-        if (lane == 0) handover.prefix_batons[buffer][place.warp + 1].pass_on();
+        handover.prefix_batons[buffer][place.warp + 1].pass_on();
       }
     }
 
@@ -262,14 +261,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         if constexpr (kIsGrouped) {
           store_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving);
         }
-        __syncwarp();
-        if (lane == 0) {
-          Baton::pass_on_in_cluster(address_in_cluster(shared_address(&baton), next_rank));
-        }
+        Baton::pass_on_in_cluster(address_in_cluster(shared_address(&baton), next_rank));
       } else {
         store_pack(target.v, leaving);
-        __syncwarp();
-        if (lane == 0) baton.pass_on();
+        baton.pass_on();
       }
     }
     if constexpr (kIsGrouped) {

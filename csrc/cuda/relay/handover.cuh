@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../config.cuh"
 #include "../elements.cuh"
 
 namespace selective_scan::cuda::relay {
@@ -12,6 +13,14 @@ namespace selective_scan::cuda::relay {
 constexpr bool kHasClusters = true;
 #else
 constexpr bool kHasClusters = false;
+#endif
+
+// A wait that the hardware may suspend; -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper poll as others
+// do.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
+constexpr bool kHasSuspendedWait = true;
+#else
+constexpr bool kHasSuspendedWait = false;
 #endif
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -48,13 +57,16 @@ __device__ __forceinline__ void sync_cluster() {
   }
 }
 
-/// An mbarrier of one arrival a phase. Phases count from 0; a wait names the parity of its phase.
+/// An mbarrier at which all lanes of a warp arrive, each for what it has written itself: that takes
+/// less time than to gather at one lane first. Phases count from 0; a wait names the parity of its
+/// phase.
 class Baton {
  public:
   __device__ __forceinline__ void initialize() {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(this)) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(kWarpSize)
+                 : "memory");
   }
-  /// What this thread has written, and seen written, is visible to who waits.
+  /// To be called by all lanes.
   __device__ __forceinline__ void pass_on() {
     asm volatile(
         "{\n"
@@ -84,7 +96,7 @@ class Baton {
             : "=r"(done)
             : "r"(shared_address(this)), "r"(parity)
             : "memory");
-      } else if constexpr (kHasClusters) {
+      } else if constexpr (kHasSuspendedWait) {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -54,8 +53,17 @@ bool has_vectors(const ScanParams& params, const ArrayView& view, int64_t items)
          aligned(params.groups, view.group) && aligned(params.dstate, view.state);
 }
 
+std::array<const ArrayView*, 4> rows_of(const ForwardParams& params) {
+  return {&params.u, &params.delta, &params.z, &params.out};
+}
+std::array<const ArrayView*, 7> rows_of(const BackwardParams& params) {
+  return {&params.u,  &params.delta,  &params.z, &params.dout,
+          &params.du, &params.ddelta, &params.dz};
+}
+
 /// Bytes of an element where all arrays with steps are vectors of one type, else 0.
-int vector_size(const ScanParams& params, int items, std::initializer_list<const ArrayView*> rows) {
+template <class Rows>
+int vector_size(const ScanParams& params, int items, const Rows& rows) {
   const DType dtype = params.u.dtype;
   const int64_t size = element_size(dtype);
   const auto is_vector = [&](const ArrayView* view) {
@@ -127,8 +135,7 @@ cudaError_t launch_forward(const ForwardParams& params, int64_t warps, int64_t c
   RelayForwardArgs args{params, make_geometry<S>(params, warps)};
   args.geometry.cluster = static_cast<int>(cluster);
   args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
-  const int size =
-      vector_size(params, S::kItems, {&params.u, &params.delta, &params.z, &params.out});
+  const int size = vector_size(params, S::kItems, rows_of(params));
   return visit_storage(size, [&]<class Storage>() {
     return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
   });
@@ -142,14 +149,16 @@ using Narrow = Shape<1, 32>;  // 2 channels a block
 /// Beyond so many blocks of the wide shape a multiprocessor, warps that stay with their channels
 /// are as good.
 constexpr int64_t kMostForwardBlocks = 4;
+/// Problems of fewer steps are short. Longer ones are left to other kernels unless arrays are
+/// vectors: those divide the work around the scan better.
 constexpr int64_t kFewSteps = 1024;
 constexpr int64_t kManySteps = 16384;
 /// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
 constexpr int64_t kCluster = 2;
 constexpr int kGroupWarps = 4;
 constexpr int64_t kMostBackwardBlocks = 4;
-/// Every tile writes partial sums of dB and dC: too much for long sequences.
-constexpr int64_t kMostPartialSums = int64_t{1} << 24;
+/// Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
+constexpr int64_t kMostPartialSums = int64_t{1} << 22;
 
 /// Lays out scratch memory from `memory` on, which may be null; returns its size.
 int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
@@ -175,9 +184,10 @@ int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
 
 bool relay_forward_accepts(const ForwardParams& params) {
   using namespace relay;
-  if (!is_supported(params)) return false;
-  return make_geometry<Wide>(params, kMaxRelayWarps).blocks <=
-         kMostForwardBlocks * device().multiprocessors;
+  return is_supported(params) &&
+         (params.seqlen < kFewSteps || vector_size(params, Wide::kItems, rows_of(params)) != 0) &&
+         make_geometry<Wide>(params, kMaxRelayWarps).blocks <=
+             kMostForwardBlocks * device().multiprocessors;
 }
 
 int64_t relay_forward_workspace_bytes(const ForwardParams&) {
@@ -209,7 +219,7 @@ cudaError_t relay_forward(const ForwardParams& params, void*, cudaStream_t strea
 
 bool relay_backward_accepts(const BackwardParams& params) {
   using namespace relay;
-  if (!is_supported(params)) return false;
+  if (!is_supported(params) || params.seqlen >= kFewSteps) return false;
   const RelayGeometry geometry = make_geometry<Narrow>(params, kMaxRelayWarps);
   return geometry.blocks <= kMostBackwardBlocks * device().multiprocessors &&
          geometry.blocks * params.seqlen * 2 * kPaddedStates <= kMostPartialSums;
@@ -228,9 +238,7 @@ cudaError_t relay_backward(const BackwardParams& params, void* workspace, cudaSt
   const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device().multiprocessors));
   RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps / share), {}};
   layout_workspace(args, workspace);
-  const int size = vector_size(
-      params, Narrow::kItems,
-      {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta, &params.dz});
+  const int size = vector_size(params, Narrow::kItems, rows_of(params));
   const cudaError_t error = visit_storage(size, [&]<class Storage>() {
     return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);
   });
