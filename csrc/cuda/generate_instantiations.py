@@ -165,7 +165,8 @@ def streamed_backward_sources():
 def relay_sources():
     for method in METHODS:
         forward = [
-            f"template struct RelayForward<{states}, {steps}, {group}, {storage}, Method::k{method}>;"
+            f"template struct RelayForward<{states}, {steps}, {group}, {storage}, "
+            f"Method::k{method}>;"
             for (states, steps, group), storage in itertools.product(RELAY_FORWARD, RELAY_STORAGES)
         ]
         backward = [
