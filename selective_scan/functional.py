@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import _library, _ops
+from ._forward_mode import refuse_tangents
 from ._validation import (
     check_backend,
     check_layouts_and_devices,
@@ -156,6 +157,7 @@ def selective_scan_fn(
         check_method(discretization_method)
         check_layouts_and_devices(inputs)
 
+    refuse_tangents(inputs, "selective_scan_ref")
     out, last_state = _ops.scan(
         *inputs[:8],
         delta_softplus,

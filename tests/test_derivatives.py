@@ -4,26 +4,22 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import problem
+import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
-from selective_scan import (
-    adaptive_unitary_scan_fn,
-    adaptive_unitary_scan_ref,
-    diagonal_scan_fn,
-    diagonal_scan_ref,
-)
 
-# The function, its reference, inputs, and the input by which is differentiated.
-OPERATORS = {
-    "diagonal": (diagonal_scan_fn, diagonal_scan_ref, diagonal, "b"),
-    "adaptive_unitary": (adaptive_unitary_scan_fn, adaptive_unitary_scan_ref, unitary, "u"),
-}
+OPERATORS = ("selective_scan", "diagonal_scan", "adaptive_unitary_scan")
 
 
 @pytest.fixture(params=OPERATORS)
 def operator(request, device):
     """(function, reference, inputs, name of one of them)."""
-    function, reference, cases, name = OPERATORS[request.param]
+    function = getattr(selective_scan, f"{request.param}_fn")
+    reference = getattr(selective_scan, f"{request.param}_ref")
+    if request.param == "selective_scan":
+        return function, reference, problem.inputs_on(problem.Case(seqlen=5), device), "u"
+    cases, name = (diagonal, "b") if request.param == "diagonal_scan" else (unitary, "u")
     return function, reference, cases.make(cases.Case(), device), name
 
 
