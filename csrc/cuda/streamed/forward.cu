@@ -20,7 +20,7 @@ struct ForwardVariant {
   int padded_states;
   int warp_bytes;  // of shared memory
   bool has_constant;
-  std::array<int (*)(LaneMap, int), kNumMethods> resident_threads;
+  std::array<bool (*)(LaneMap), kNumMethods> has_dense;
   std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> launch;
 };
 
@@ -34,8 +34,7 @@ const ForwardVariant& variant() {
             Shape::kPadded,
             Shape::kWarpFloats * static_cast<int>(sizeof(float)),
             StreamedForward<T, kStates, kLaneBits, Method::kZoh>::kHasConstant,
-            {StreamedForward<T, kStates, kLaneBits,
-                             static_cast<Method>(kMethods)>::resident_threads...},
+            {StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::has_dense...},
             {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::launch...}};
       }(std::make_integer_sequence<int, kNumMethods>());
   return instance;
@@ -121,22 +120,26 @@ cudaError_t choose_tile(const ForwardParams& params, const ForwardVariant& varia
                      (params.variable_B ? kRingSlots * stream.chunk_bytes : 0);
   args.warps = 0;
   double best = 0;
-  for (int warps = 1; warps <= most; ++warps) {
+  const auto try_warps = [&](int warps, bool is_dense) {
     const int bytes = common + warps * variant.warp_bytes;
-    if (bytes > device.block_shared_bytes) break;
+    if (bytes > device.block_shared_bytes) return;
     const int by_shared = device.shared_bytes / (bytes + kReservedSharedBytes);
-    const int by_registers = variant.resident_threads[static_cast<size_t>(params.method)](
-                                 args.map, static_cast<int>(element_size(params.u.dtype))) /
-                             (warps * kWarpSize);
+    const int threads = is_dense ? kDenseResidentThreads : kResidentThreads;
+    const int resident = std::max(1, std::min(by_shared, threads / (warps * kWarpSize)));
     const int64_t tiles = ceil_div(group_channels, warps * variant.warp_channels);
-    const double time = estimated_time(device, params.batch * params.groups * tiles, args.chunks,
-                                       warps, std::max(1, std::min(by_shared, by_registers)));
-    if (args.warps > 0 && time > best) continue;
+    const double time =
+        estimated_time(device, params.batch * params.groups * tiles, args.chunks, warps, resident);
+    if (args.warps > 0 && time > best) return;
     best = time;
     args.warps = warps;
     args.tiles = tiles;
     args.shared_bytes = bytes;
+    args.is_dense = is_dense;
+  };
+  if (variant.has_dense[static_cast<size_t>(params.method)](args.map)) {
+    for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
+  for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
   return args.warps > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 

@@ -8,6 +8,10 @@
 
 namespace selective_scan::cuda::streamed {
 
+/// Threads that a multiprocessor has room for, which bounds the registers of each.
+constexpr int kResidentThreads = kMaxThreads;
+constexpr int kDenseResidentThreads = 640;
+
 /// Chunks of B and C in shared memory.
 constexpr int kRingSlots = 4;
 
@@ -44,6 +48,7 @@ struct ForwardArgs {
   int64_t chunks;           // of a sequence
   const char* projections;  // see ProjectionStream; null where B and C are constant
   int shared_bytes;
+  bool is_dense;      // many blocks a multiprocessor: see has_dense()
   bool is_dependent;  // launched behind the kernel that writes the projections
 };
 
@@ -75,12 +80,9 @@ struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   static constexpr bool kHasConstant = kStates * Shape::kComponents == 4;  // constant B and C
 
-  /// Threads that a multiprocessor has room for, which bounds the registers of each. More than one
-  /// block of kMaxThreads pays where the kernel does with few registers.
-  static constexpr SELECTIVE_SCAN_HD int resident_threads(LaneMap map, int element_size) {
-    const bool is_small = !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh &&
-                          map == LaneMap::kSteps && element_size == 2;
-    return is_small ? 640 : kMaxThreads;
+  /// Whether there is a kernel with few registers too, of which more blocks run at a time.
+  static constexpr SELECTIVE_SCAN_HD bool has_dense(LaneMap map) {
+    return !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh && map == LaneMap::kSteps;
   }
 
   static cudaError_t launch(const ForwardArgs& args, cudaStream_t stream);

@@ -229,9 +229,8 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
 }
 
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          bool kVariable>
-__global__ void __launch_bounds__(
-    StreamedForward<T, kStates, kLaneBits, kMethod>::resident_threads(kMap, kSize), 1)
+          bool kVariable, bool kDense>
+__global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
@@ -415,10 +414,19 @@ template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     cudaStream_t stream) {
   const auto launch_for = [&](auto size, auto along_steps, auto variable) {
+    constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
-    return launch_forward(forward_kernel<T, kStates, kLaneBits, decltype(size)::value, kMap,
-                                         kMethod, decltype(variable)::value>,
-                          args, stream);
+    constexpr bool kVariable = decltype(variable)::value;
+    if constexpr (has_dense(kMap)) {
+      if (args.is_dense) {
+        return launch_forward(
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, args,
+            stream);
+      }
+    }
+    return launch_forward(
+        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, args,
+        stream);
   };
   const auto launch_of_size = [&](auto size, auto variable) {
     return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{}, variable)
