@@ -19,10 +19,9 @@ struct ThreadPool {
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool);
 int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool);
 
-/// The workspace is aligned to 64 bytes and its content does not matter.
+/// The workspace is aligned to 64 bytes and its content does not matter. Results do not depend on
+/// pool.num_threads: what they are computed from follows from the shape alone, in a fixed order.
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool);
-
-/// Results do not depend on pool.num_threads: every sum has a fixed order.
 void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool);
 
 /// The instruction set in use: "default", "avx2" or "avx512".
