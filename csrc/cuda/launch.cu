@@ -11,6 +11,7 @@
 #include "relay/launch.h"
 #include "scan.h"
 #include "shared_layout.h"
+#include "streamed/backward_launch.h"
 #include "streamed/forward_launch.h"
 
 namespace selective_scan::cuda {
@@ -33,6 +34,7 @@ constexpr Path<ForwardParams> kForwardPaths[] = {
 constexpr Path<BackwardParams> kBackwardPaths[] = {
     {&dstate1_backward_accepts, &dstate1_backward_workspace_bytes, &dstate1_backward},
     {&relay_backward_accepts, &relay_backward_workspace_bytes, &relay_backward},
+    {&streamed_backward_accepts, &streamed_backward_workspace_bytes, &streamed_backward},
 };
 
 /// Null where the general way is to be taken.

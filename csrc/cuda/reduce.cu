@@ -32,20 +32,31 @@ __global__ void __launch_bounds__(kReduceThreads)
     const int64_t first_step = index % step_blocks * kReduceSteps;
     const int64_t first_state = index / step_blocks % state_blocks * kReduceStates;
     const int64_t sequence = index / (step_blocks * state_blocks);  // batch · groups + group
-    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps; i += kReduceThreads) {
-      const int n = i % kReduceStates;
-      const int kind = i / kReduceStates % 2;
-      const int t = i / (2 * kReduceStates);
-      T sum{};
-      if (first_step + t < params.seqlen && first_state + n < params.dstate) {
-        const T* source = static_cast<const T*>(args.workspace.projections) +
-                          ((sequence * params.seqlen + first_step + t) * 2 + kind) * padded +
-                          first_state + n;
+    // What a thread adds up, all tiles' values of several sums on their way at a time.
+    constexpr int kSums = 2 * kReduceStates * kReduceSteps / kReduceThreads;
+    const int n = threadIdx.x % kReduceStates;
+    const int kind = threadIdx.x / kReduceStates % 2;
+    const int first_t = threadIdx.x / (2 * kReduceStates);
+    constexpr int kStride = kReduceThreads / (2 * kReduceStates);
+    const T* source = static_cast<const T*>(args.workspace.projections) +
+                      ((sequence * params.seqlen + first_step + first_t) * 2 + kind) * padded +
+                      first_state + n;
+    T sum[kSums] = {};
+    if (first_state + n < params.dstate) {
 #pragma unroll 4
-        for (int64_t tile = 0; tile < args.geometry.tiles; ++tile)
-          sum += source[tile * tile_stride];
+      for (int64_t tile = 0; tile < args.geometry.tiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          if (first_step + first_t + i * kStride < params.seqlen) {
+            sum[i] += source[i * kStride * 2 * padded];
+          }
+        }
+        source += tile_stride;
       }
-      sums[kind * kReduceStates + n][t] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[kind * kReduceStates + n][first_t + i * kStride] = sum[i];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps; i += kReduceThreads) {
@@ -66,66 +77,92 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`; in fp64, since
-/// there may be very many rows.
+constexpr int kBatchSums = kWarpSize;  // of one block of reduce_batches
+constexpr int kRowSlices = kReduceThreads / kBatchSums;
+
+/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`. A warp takes
+/// every kRowSlices-th row, and the first warp, whose lanes get the results, adds what the warps
+/// have; in fp64, since there may be very many rows. All threads of the block call this together.
 template <class T>
 __device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int64_t offset,
-                      int length) {
+                      int length, bool exists) {
   using R = real_t<T>;
-  double re = 0;
-  double im = 0;
+  __shared__ double2 slices[kRowSlices][kBatchSums];
+  const int lane = threadIdx.x % kBatchSums;
+  const int slice = threadIdx.x / kBatchSums;
+  double2 sum{0, 0};
+  const auto add = [&](T value) {
+    if constexpr (is_complex_v<T>) {
+      sum.x += value.re;
+      sum.y += value.im;
+    } else {
+      sum.x += value;
+    }
+  };
+  if (exists) {
 #pragma unroll 4
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
-    for (int i = 0; i < length; ++i) {
-      if constexpr (is_complex_v<T>) {
-        re += source[i].re;
-        im += source[i].im;
-      } else {
-        re += source[i];
-      }
+    for (int64_t row = slice; row < rows; row += kRowSlices) {
+      const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
+      for (int i = 0; i < length; ++i) add(source[i]);
     }
   }
+  slices[slice][lane] = sum;
+  __syncthreads();
+  if (slice == 0) {
+    for (int other = 1; other < kRowSlices; ++other) {
+      sum.x += slices[other][lane].x;
+      sum.y += slices[other][lane].y;
+    }
+  }
+  __syncthreads();
   if constexpr (is_complex_v<T>) {
-    return {static_cast<R>(re), static_cast<R>(im)};
+    return {static_cast<R>(sum.x), static_cast<R>(sum.y)};
   } else {
-    return static_cast<R>(re);
+    return static_cast<R>(sum.x);
   }
 }
 
-/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments and batches. A
-/// thread takes one (channel, state).
+/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments and batches. The
+/// first `state_blocks` work items are kBatchSums (channel, state) pairs each, those behind them
+/// as many channels. Bound by latency.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
-    reduce_batches(const __grid_constant__ ReduceArgs args) {
+    reduce_batches(const __grid_constant__ ReduceArgs args, int64_t state_blocks,
+                   int64_t work_items) {
   using R = real_t<T>;
   const BackwardParams& params = args.params;
   const BackwardWorkspace& workspace = args.workspace;
   const int64_t rows = args.geometry.segments * params.batch;
   const int warps = args.geometry.state_warps;
-  const int64_t count = params.dim * params.dstate;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
-       i += threads) {
-    const int64_t channel = i / params.dstate;
-    const int64_t state = i % params.dstate;
-    const int64_t offset = channel * args.padded_states + state;
-    const auto reduce = [&](const void* partial, const ArrayView& view) {
-      if (partial == nullptr) return;
-      store_component(view, channel * view.channel + state * view.state,
-                      sum_rows<T>(partial, rows, params.dim * args.padded_states, offset, 1));
-    };
-    reduce(workspace.dA, params.dA);
-    reduce(workspace.dB, params.dB);
-    reduce(workspace.dC, params.dC);
-    const auto reduce_channel = [&](const void* partial, const ArrayView& view) {
-      if (partial == nullptr) return;
-      store_component(view, channel * view.channel,
-                      sum_rows<R>(partial, rows, params.dim * warps, channel * warps, warps));
-    };
-    if (state == 0) {
-      reduce_channel(workspace.dD, params.dD);
-      reduce_channel(workspace.ddelta_bias, params.ddelta_bias);
+  const bool is_first_warp = threadIdx.x < kBatchSums;
+  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
+    const bool of_states = index < state_blocks;
+    const int64_t i =
+        (of_states ? index : index - state_blocks) * kBatchSums + threadIdx.x % kBatchSums;
+    if (of_states) {
+      const int64_t channel = i / params.dstate;
+      const int64_t state = i % params.dstate;
+      const bool exists = channel < params.dim;
+      const auto reduce = [&](const void* partial, const ArrayView& view) {
+        if (partial == nullptr) return;
+        const T sum = sum_rows<T>(partial, rows, params.dim * args.padded_states,
+                                  channel * args.padded_states + state, 1, exists);
+        if (exists && is_first_warp) {
+          store_component(view, channel * view.channel + state * view.state, sum);
+        }
+      };
+      reduce(workspace.dA, params.dA);
+      reduce(workspace.dB, params.dB);
+      reduce(workspace.dC, params.dC);
+    } else {
+      const bool exists = i < params.dim;
+      const auto reduce = [&](const void* partial, const ArrayView& view) {
+        if (partial == nullptr) return;
+        const R sum = sum_rows<R>(partial, rows, params.dim * warps, i * warps, warps, exists);
+        if (exists && is_first_warp) store_component(view, i * view.channel, sum);
+      };
+      reduce(workspace.dD, params.dD);
+      reduce(workspace.ddelta_bias, params.ddelta_bias);
     }
   }
 }
@@ -189,8 +226,12 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
           args, step_blocks, state_blocks, work_items);
     }
   }
-  const int64_t blocks = blocks_of(params.dim * params.dstate, kReduceThreads);
-  reduce_batches<T><<<grid_blocks(blocks), kReduceThreads, 0, stream>>>(args);
+  const int64_t state_blocks = blocks_of(params.dim * params.dstate, kBatchSums);
+  const bool has_channel_sums = workspace.dD != nullptr || workspace.ddelta_bias != nullptr;
+  const int64_t work_items =
+      state_blocks + (has_channel_sums ? blocks_of(params.dim, kBatchSums) : 0);
+  reduce_batches<T>
+      <<<grid_blocks(work_items), kReduceThreads, 0, stream>>>(args, state_blocks, work_items);
   return cudaGetLastError();
 }
 

@@ -20,6 +20,13 @@ constexpr bool kHasBulkCopy = true;
 constexpr bool kHasBulkCopy = false;
 #endif
 
+/// Waiting for an mbarrier with the thread asleep meanwhile.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kHasTryWait = true;
+#else
+constexpr bool kHasTryWait = false;
+#endif
+
 /// Lets the kernel that was launched behind this one, as a dependent, begin. What it must not do
 /// before this kernel is complete it does after wait_for_primary().
 __device__ __forceinline__ void start_dependents() {
@@ -51,15 +58,27 @@ struct Barrier {
   __device__ __forceinline__ void wait(int parity) const {
     uint32_t done;
     do {
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(address), "r"(parity)
-          : "memory");
+      if constexpr (kHasTryWait) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      } else {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      }
     } while (done == 0);
   }
   /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.

@@ -1,0 +1,11 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../streamed/scan_backward.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template struct StreamedBackward<Complex<float>, 3, 2, true, Method::kPoly, LaneMap::kSteps>;
+template struct StreamedBackward<Complex<float>, 3, 2, true, Method::kPoly, LaneMap::kChannels>;
+template struct StreamedBackward<Complex<float>, 3, 4, true, Method::kPoly, LaneMap::kSteps>;
+template struct StreamedBackward<Complex<float>, 3, 4, true, Method::kPoly, LaneMap::kChannels>;
+
+}  // namespace selective_scan::cuda::streamed

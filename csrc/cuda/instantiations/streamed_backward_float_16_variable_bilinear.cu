@@ -1,0 +1,11 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../streamed/scan_backward.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template struct StreamedBackward<float, 4, 2, true, Method::kBilinear, LaneMap::kSteps>;
+template struct StreamedBackward<float, 4, 2, true, Method::kBilinear, LaneMap::kChannels>;
+template struct StreamedBackward<float, 4, 4, true, Method::kBilinear, LaneMap::kSteps>;
+template struct StreamedBackward<float, 4, 4, true, Method::kBilinear, LaneMap::kChannels>;
+
+}  // namespace selective_scan::cuda::streamed

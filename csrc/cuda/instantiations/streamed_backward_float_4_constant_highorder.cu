@@ -1,0 +1,11 @@
+// Written by generate_instantiations.py; do not edit.
+#include "../streamed/scan_backward.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template struct StreamedBackward<float, 2, 2, false, Method::kHighorder, LaneMap::kSteps>;
+template struct StreamedBackward<float, 2, 2, false, Method::kHighorder, LaneMap::kChannels>;
+template struct StreamedBackward<float, 2, 4, false, Method::kHighorder, LaneMap::kSteps>;
+template struct StreamedBackward<float, 2, 4, false, Method::kHighorder, LaneMap::kChannels>;
+
+}  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,292 @@
+// Which backward scans take the streamed path, and their launch: picks an instantiation and a
+// geometry, lays out scratch memory.
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+
+#include "backward_kernels.h"
+#include "backward_launch.h"
+#include "projections.h"
+
+namespace selective_scan::cuda {
+namespace streamed {
+namespace {
+
+/// What the launcher knows of an instantiation.
+struct Kernels {
+  int (*shared_bytes)(int warps) = nullptr;
+  cudaError_t (*summarize)(const BackwardArgs&, cudaStream_t) = nullptr;
+  cudaError_t (*run)(const BackwardArgs&, cudaStream_t) = nullptr;
+};
+
+/// The shape of an instantiation, without its type.
+struct Variant {
+  int64_t dstate;
+  bool is_complex;
+  bool variable;
+  int lane_bits;
+  int padded_states;
+  // [element size / 2 - 1][LaneMap][method]
+  std::array<std::array<std::array<Kernels, kNumMethods>, 2>, 2> kernels;
+};
+
+template <class T, int kLaneBits, bool kVariable, int kSize, LaneMap kMap, Method kMethod>
+void add(Variant& variant) {
+  using Instance = StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>;
+  variant.kernels[kSize / 2 - 1][static_cast<size_t>(kMap)][static_cast<size_t>(kMethod)] = {
+      &Instance::shared_bytes, &Instance::summarize, &Instance::run};
+}
+
+template <class T, int kLaneBits, bool kVariable>
+Variant make_variant(int64_t dstate) {
+  Variant variant{dstate, is_complex_v<T>, kVariable, kLaneBits, static_cast<int>(dstate), {}};
+  const auto add_methods = [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+    using enum LaneMap;
+    (add<T, kLaneBits, kVariable, 2, kSteps, static_cast<Method>(kMethods)>(variant), ...);
+    (add<T, kLaneBits, kVariable, 2, kChannels, static_cast<Method>(kMethods)>(variant), ...);
+    (add<T, kLaneBits, kVariable, 4, kSteps, static_cast<Method>(kMethods)>(variant), ...);
+    (add<T, kLaneBits, kVariable, 4, kChannels, static_cast<Method>(kMethods)>(variant), ...);
+  };
+  add_methods(std::make_integer_sequence<int, kNumMethods>());
+  return variant;
+}
+
+/// See generate_instantiations.py.
+const Variant* find_variant(const ScanParams& params) {
+  static const std::array variants = {
+      make_variant<float, 2, true>(16),
+      make_variant<float, 2, false>(16),
+      make_variant<float, 4, true>(64),
+      make_variant<Complex<float>, 3, true>(16),
+  };
+  for (const Variant& variant : variants) {
+    if (variant.dstate == params.dstate && variant.is_complex == params.is_complex &&
+        variant.variable == params.variable_B && variant.variable == params.variable_C) {
+      return &variant;
+    }
+  }
+  return nullptr;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+struct Device {
+  int multiprocessors = 1;
+  int block_shared_bytes = 48 * 1024;
+  int major = 0;
+};
+
+bool current_device(Device& device) {
+  int id = 0;
+  bool ok = cudaGetDevice(&id) == cudaSuccess;
+  const auto query = [&](int& value, cudaDeviceAttr attribute) {
+    ok = ok && cudaDeviceGetAttribute(&value, attribute, id) == cudaSuccess;
+  };
+  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  query(device.major, cudaDevAttrComputeCapabilityMajor);
+  return ok;
+}
+
+/// Hands out consecutive arrays from `memory` on, which may be null to learn their size.
+class Scratch {
+ public:
+  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
+  void* take(bool wanted, int64_t bytes) {
+    constexpr int64_t kAlignment = 256;
+    if (!wanted) return nullptr;
+    void* const array = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    bytes_ += ceil_div(bytes, kAlignment) * kAlignment;
+    return array;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  int64_t bytes_ = 0;
+};
+
+/// Everything about a launch that does not depend on the scratch memory.
+struct Plan {
+  Kernels kernels;
+  int padded_states = 0;
+  BackwardArgs args;
+};
+
+/// Below this a segment's summary and start cost more than what runs at the same time saves.
+constexpr int64_t kMinSegmentSteps = 512;
+
+/// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
+/// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
+/// of its full rate.
+bool choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
+                     const Kernels& kernels, Geometry& best) {
+  constexpr int kWarpsForHalfRate = 6;
+  Geometry geometry;
+  geometry.lane_bits = variant.lane_bits;
+  geometry.group_channels = params.dim / params.groups;
+  const int64_t most =
+      std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()), kMaxWarps);
+  int64_t best_load = 0;
+  for (int warps = 1; warps <= most; ++warps) {
+    geometry.channel_warps = warps;
+    if (kernels.shared_bytes(warps) > device.block_shared_bytes) break;
+    // A tile writes one partial sum of dB and dC for all of its channels.
+    if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
+        warps < std::min<int64_t>(most, kMaxWarps - 2)) {
+      continue;
+    }
+    geometry.tiles = ceil_div(geometry.group_channels, geometry.tile_channels());
+    geometry.work_items = params.batch * params.groups * geometry.tiles;
+    // In segments, work of any size is spread evenly.
+    const bool cut =
+        2 * geometry.work_items <= device.multiprocessors && params.seqlen >= 2 * kMinSegmentSteps;
+    const int64_t rounds =
+        cut ? geometry.work_items : ceil_div(geometry.work_items, device.multiprocessors);
+    const int64_t load = rounds * (warps + kWarpsForHalfRate);
+    if (best.work_items == 0 || load <= best_load) {
+      best = geometry;
+      best_load = load;
+    }
+  }
+  if (best.work_items == 0) return false;
+  if (2 * best.work_items <= device.multiprocessors) {
+    constexpr int64_t kBlocksWanted = 4;  // per multiprocessor, so that they finish together
+    const int64_t wanted = kBlocksWanted * device.multiprocessors / best.work_items;
+    const int64_t segments = std::min(wanted, params.seqlen / kMinSegmentSteps);
+    if (segments >= 2) {
+      best.segment_steps = ceil_div(ceil_div(params.seqlen, segments), kChunk) * kChunk;
+      best.segments = ceil_div(params.seqlen, best.segment_steps);
+      best.work_items *= best.segments;
+    }
+  }
+  return true;
+}
+
+bool make_plan(const BackwardParams& params, Plan& plan) {
+  if (params.is_double || params.batch == 0 || params.dim == 0 || params.seqlen == 0) return false;
+  if (!params.dout.present()) return false;
+  const Variant* const variant = find_variant(params);
+  if (variant == nullptr) return false;
+
+  // All of these have one type; B and C may have others, but their gradients must not need more
+  // digits than the sums over channels have.
+  const DType dtype = params.u.dtype;
+  for (const ArrayView* view :
+       {&params.delta, &params.z, &params.dout, &params.du, &params.ddelta, &params.dz}) {
+    if (view->present() && view->dtype != dtype) return false;
+  }
+  const auto size = element_size(dtype);
+  if (size != 2 && size != 4) return false;
+  if (variant->variable && size == 2 &&
+      (element_size(params.B.dtype) != 2 || element_size(params.C.dtype) != 2)) {
+    return false;
+  }
+  plan.padded_states = variant->padded_states;
+  plan.args = {params, {}, {}, {}, nullptr, 0, false};
+  BackwardArgs& args = plan.args;
+  const int warp_channels = kWarpSize >> variant->lane_bits;
+  LaneMap map;
+  RowArray(&rows)[kRowArrays] = args.rows;
+  if (!prepare_rows(params, warp_channels,
+                    {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta,
+                     &params.dz},
+                    map, {&rows[0], &rows[1], &rows[2], &rows[3], &rows[4], &rows[5], &rows[6]})) {
+    return false;
+  }
+  // Kernels compute what differs between the lanes of a warp in 32 bits.
+  constexpr int64_t kLargestStride = int64_t{1} << 24;
+  const auto fits = [](int64_t stride) {
+    return stride < kLargestStride && stride > -kLargestStride;
+  };
+  for (const RowArray& array : rows) {
+    if (!fits(array.channel) || !fits(array.step)) {
+      return false;
+    }
+  }
+  plan.kernels =
+      variant->kernels[size / 2 - 1][static_cast<size_t>(map)][static_cast<size_t>(params.method)];
+  Device device;
+  if (!current_device(device) ||
+      !choose_geometry(params, *variant, device, plan.kernels, args.geometry)) {
+    return false;
+  }
+  args.can_depend = device.major >= 9;
+  constexpr int64_t kMostBlocks = 0x7fffffff;
+  constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
+  const int64_t segment = args.geometry.segments > 1 ? args.geometry.segment_steps : params.seqlen;
+  return args.geometry.work_items <= kMostBlocks && segment <= kMostSteps;
+}
+
+/// Returns the size in bytes. `stream` is where B and C go in fp32.
+int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory, void*& stream) {
+  BackwardArgs& args = plan.args;
+  BackwardWorkspace& workspace = args.workspace;
+  const Geometry& geometry = args.geometry;
+  const int64_t state_bytes = params.is_complex ? 8 : 4;
+  const int64_t step_states = 2 * plan.padded_states;
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t channels = geometry.segments * params.batch * params.dim;
+  const int64_t channel_bytes = channels * plan.padded_states * state_bytes;
+  const bool variable = params.variable_B;
+  const ProjectionStream projections(params, plan.padded_states);
+  Scratch scratch(memory);
+  stream = scratch.take(variable, projections.bytes(params));
+  args.projections = static_cast<const char*>(stream);
+  args.sequence_bytes = projections.sequence_bytes();
+  workspace.projections = scratch.take(
+      variable, geometry.tiles * sequences * params.seqlen * step_states * state_bytes);
+  workspace.dA = scratch.take(true, channel_bytes);
+  workspace.dB = scratch.take(!variable, channel_bytes);
+  workspace.dC = scratch.take(!variable, channel_bytes);
+  workspace.dD = scratch.take(params.dD.present(), channels * 4);
+  workspace.ddelta_bias = scratch.take(params.ddelta_bias.present(), channels * 4);
+  workspace.segments.factors = scratch.take(geometry.segments > 1, channel_bytes);
+  workspace.segments.offsets = scratch.take(geometry.segments > 1, channel_bytes);
+  return scratch.bytes();
+}
+
+}  // namespace
+}  // namespace streamed
+
+bool streamed_backward_accepts(const BackwardParams& params) {
+  streamed::Plan plan;
+  return streamed::make_plan(params, plan);
+}
+
+int64_t streamed_backward_workspace_bytes(const BackwardParams& params) {
+  streamed::Plan plan;
+  void* stream = nullptr;
+  return streamed::make_plan(params, plan)
+             ? streamed::layout_workspace(params, plan, nullptr, stream)
+             : 0;
+}
+
+cudaError_t streamed_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
+  streamed::Plan plan;
+  if (!streamed::make_plan(params, plan)) return cudaErrorInvalidConfiguration;
+  void* projections = nullptr;
+  streamed::layout_workspace(params, plan, memory, projections);
+  const streamed::BackwardArgs& args = plan.args;
+  const auto reduce_type = [&](auto type) {
+    using T = decltype(type);
+    cudaError_t error = cudaSuccess;
+    if (projections != nullptr) {
+      error = streamed::convert_projections(params, plan.padded_states, projections, stream);
+    }
+    if (error == cudaSuccess && args.geometry.segments > 1) {
+      error = plan.kernels.summarize(args, stream);
+      if (error != cudaSuccess) return error;
+      error = combine_segments<T>(params, params.dlast_state, args.geometry, plan.padded_states,
+                                  true, args.workspace.segments, stream);
+    }
+    if (error == cudaSuccess) error = plan.kernels.run(args, stream);
+    if (error != cudaSuccess) return error;
+    return reduce_gradients<T>(params, args.geometry, plan.padded_states, args.workspace, stream);
+  };
+  return params.is_complex ? reduce_type(Complex<float>{}) : reduce_type(float{});
+}
+
+}  // namespace selective_scan::cuda

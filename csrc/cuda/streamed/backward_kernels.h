@@ -1,0 +1,37 @@
+// The streamed backward kernels as their launcher sees them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../scan.h"
+#include "row_slices.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// The (batch, channel, step) arrays of the backward pass.
+enum class Row : int8_t { kU, kDelta, kZ, kDout, kDu, kDdelta, kDz, kCount };
+constexpr int kRowArrays = static_cast<int>(Row::kCount);
+
+struct BackwardArgs {
+  BackwardParams params;
+  Geometry geometry;
+  BackwardWorkspace workspace;
+  RowArray rows[kRowArrays];
+  const char* projections;  // see ProjectionStream
+  int64_t sequence_bytes;   // of one (batch, group) of these
+  bool can_depend;          // whether the device has dependent launches
+
+  SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
+};
+
+/// The launches of one instantiation: T is the type of states, kSize the size of the elements of
+/// u, delta, z and their gradients; variable or constant B and C; how a warp moves its rows.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+struct StreamedBackward {
+  static int shared_bytes(int warps);
+  /// Finds how each segment but the first maps the gradient that enters it at its end.
+  static cudaError_t summarize(const BackwardArgs& args, cudaStream_t stream);
+  static cudaError_t run(const BackwardArgs& args, cudaStream_t stream);
+};
+
+}  // namespace selective_scan::cuda::streamed

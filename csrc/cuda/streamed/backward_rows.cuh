@@ -1,0 +1,317 @@
+// What the streamed backward scan does per (channel, step), outside the sweeps: from global memory
+// to rows in shared memory, and from the sweeps' sums to the gradients.
+#pragma once
+
+#include "backward_kernels.h"
+#include "backward_sweeps.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// softplus(x), and its derivative sigmoid(x).
+template <int kSize>
+__device__ __forceinline__ float softplus_and_slope(float x, float& slope) {
+  const float v = exp_for<kSize>(-fabsf(x));
+  slope = (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
+  return softplus_of(x, v);
+}
+
+/// A warp's rows of one chunk.
+template <class Shape, int kSize, LaneMap kMap>
+class WarpRows {
+  using Cursor = RowCursor<Shape::kChannels, kSize>;
+  using Values = Slice<Shape::kChannels>;
+  using Raw = RawSlice<Shape::kChannels>;
+
+ public:
+  /// Begins with chunk `chunk` of the sequence. `shared` is the warp's part of shared memory.
+  __device__ __forceinline__ WarpRows(const BackwardArgs& args, int shared, int lane, int channels,
+                                      int64_t batch, int64_t first_channel, int64_t chunk)
+      : args_(args),
+        shared_(shared),
+        lane_(lane),
+        slice_(LaneSlice::make<Shape::kChannels>(kMap, args.row(Row::kU), lane, channels)),
+        chunk_(static_cast<int>(chunk)) {
+    if (lane < kRowArrays) {
+      const RowArray& array = args.rows[lane];
+      addresses()[lane] = array.data + batch * array.batch + first_channel * array.channel;
+    }
+    if (lane < Shape::kChannels) {
+      const auto load = [&](const ArrayView& view, int at) {
+        const float value = lane < channels && view.present()
+                                ? load_component<float>(view, (first_channel + lane) * view.channel)
+                                : 0.0f;
+        *reinterpret_cast<float*>(shared_memory() + shared_ + Shape::kChannelValues + at +
+                                  lane * 4) = value;
+      };
+      load(args.params.D, 0);
+      load(args.params.delta_bias, Shape::kChannels * 4);
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ float D(int channel) const { return channel_value(channel, 0); }
+
+  /// Starts loading the chunk; `kGradients` as in to_shared(). Then moves to the one before it.
+  template <bool kGradients>
+  __device__ __forceinline__ void fetch(int steps) {
+    const auto load = [&](Row which, Raw& raw) {
+      raw = cursor(which, chunk_).fetch(args_.row(which), slice_, steps);
+    };
+    load(Row::kDelta, raw_delta_);
+    load(Row::kDout, raw_dout_);
+    if (has_z()) load(Row::kZ, raw_z_);
+    if constexpr (kGradients) load(Row::kU, raw_u_);
+    --chunk_;
+  }
+
+  /// Brings the chunk that fetch() takes next to the L2 cache.
+  __device__ __forceinline__ void prefetch() const {
+    const auto bring = [&](Row which) { cursor(which, chunk_).prefetch(args_.row(which), slice_); };
+    bring(Row::kDelta);
+    bring(Row::kDout);
+    if (has_z()) bring(Row::kZ);
+    bring(Row::kU);
+  }
+
+  /// Fills the rows from what fetch() has loaded; without kGradients, only those of Δ and dy.
+  template <bool kGradients>
+  __device__ __forceinline__ void to_shared(int steps) const {
+    const bool exists = slice_.exists(steps);
+    Values delta = Cursor::to_values(args_.row(Row::kDelta), slice_, raw_delta_);
+    Values slope;
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) {
+      delta.v[i] +=
+          channel_value(kMap == LaneMap::kSteps ? slice_.channel : i, Shape::kChannels * 4);
+      slope.v[i] = 1;
+    }
+    if (args_.params.delta_softplus) {
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) {
+        delta.v[i] = softplus_and_slope<kSize>(delta.v[i], slope.v[i]);
+      }
+    }
+    if (!exists) {
+      // Such a step leaves the state as it is, and nothing of it counts.
+      delta = {};
+      slope = {};
+    }
+    to_row(delta, Shape::kDelta);
+    if constexpr (kGradients) {
+      to_row(slope, Shape::kSlope);
+      Values u = Cursor::to_values(args_.row(Row::kU), slice_, raw_u_);
+      to_row(u, Shape::kU);
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) u.v[i] *= delta.v[i];
+      to_row(u, Shape::kDeltaU);
+    }
+    Values dy = Cursor::to_values(args_.row(Row::kDout), slice_, raw_dout_);
+    if (has_z()) {
+      const Values z = Cursor::to_values(args_.row(Row::kZ), slice_, raw_z_);
+      Values gate;
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) {
+        const float s = reciprocal(1.0f + exp_for<kSize>(-z.v[i]));
+        gate.v[i] = dy.v[i] * silu_derivative(z.v[i], s);
+        dy.v[i] *= z.v[i] * s;
+      }
+      if constexpr (kGradients) keep_gate(gate);
+    }
+    to_row(dy, Shape::kDy);
+  }
+
+  /// Stores the gradients of chunk `chunk`, which lie in place of Δ·u, Δ and dy.
+  __device__ __forceinline__ void store(int chunk, int steps) {
+    const auto move = [&](Row which, int at, bool gated) {
+      Values values = from_row(at);
+      if (gated) apply_gate(values);
+      cursor(which, chunk).store(args_.row(which), slice_, steps, values);
+    };
+    move(Row::kDu, Shape::kDeltaU, false);
+    move(Row::kDdelta, Shape::kDelta, false);
+    if (has_z()) move(Row::kDz, Shape::kDy, true);
+  }
+
+ private:
+  __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
+  /// Of the warp's first channel at step 0, in every array.
+  __device__ __forceinline__ char** addresses() const {
+    return reinterpret_cast<char**>(shared_memory() + shared_ + Shape::kAddresses);
+  }
+  /// Computed where it is needed: kept, seven of these would crowd out the sweeps' registers. What
+  /// is added to a warp's address fits 32 bits per factor, see backward.cu.
+  __device__ __forceinline__ Cursor cursor(Row which, int chunk) const {
+    const RowArray& array = args_.row(which);
+    char* const warp = addresses()[static_cast<int>(which)] +
+                       static_cast<int64_t>(chunk) * (kChunk * static_cast<int>(array.step));
+    int offset = slice_.channel * static_cast<int>(array.channel);
+    if constexpr (kMap == LaneMap::kSteps) {
+      offset += (slice_.is_backward ? -(slice_.step + Shape::kChannels - 1) : slice_.step) * kSize;
+    } else {
+      offset += slice_.step * static_cast<int>(array.step);
+    }
+    return Cursor(warp + offset);
+  }
+  __device__ __forceinline__ float* rows(int at) const {
+    return reinterpret_cast<float*>(shared_memory() + shared_ + at);
+  }
+  __device__ __forceinline__ float channel_value(int channel, int at) const {
+    return rows(Shape::kChannelValues + at)[channel];
+  }
+  /// Between a slice and a row, which is in the order of the scan. A slice against it is moved
+  /// value by value: turning it round in registers would cost both directions.
+  __device__ __forceinline__ void to_row(const Values& values, int at) const {
+    float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
+    if (kMap == LaneMap::kChannels) {
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) row[i * kRowStride] = values.v[i];
+    } else if (slice_.is_backward) {
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) row[Shape::kChannels - 1 - i] = values.v[i];
+    } else {
+      store_pack(row, bit_cast<Pack<float, Shape::kChannels>>(values));
+    }
+  }
+  __device__ __forceinline__ Values from_row(int at) const {
+    const float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
+    if (kMap == LaneMap::kSteps && !slice_.is_backward) {
+      return bit_cast<Values>(load_pack<float, Shape::kChannels>(row));
+    }
+    Values values;
+    const bool along_channels = kMap == LaneMap::kChannels;
+    const float* const first = along_channels ? row : row + Shape::kChannels - 1;
+    const int stride = along_channels ? kRowStride : -1;
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] = first[i * stride];
+    return values;
+  }
+
+  /// The gate as the lane holds it: 16 bytes of all lanes side by side.
+  static constexpr int kGateAccess = Shape::kChannels < 4 ? Shape::kChannels : 4;
+  __device__ __forceinline__ void keep_gate(const Values& gate) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; i += kGateAccess) {
+      Pack<float, kGateAccess> pack;
+#pragma unroll
+      for (int k = 0; k < kGateAccess; ++k) pack.v[k] = gate.v[i + k];
+      store_pack(rows(Shape::kGate) + i * kWarpSize + lane_ * kGateAccess, pack);
+    }
+  }
+  __device__ __forceinline__ void apply_gate(Values& values) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; i += kGateAccess) {
+      const auto gate =
+          load_pack<float, kGateAccess>(rows(Shape::kGate) + i * kWarpSize + lane_ * kGateAccess);
+#pragma unroll
+      for (int k = 0; k < kGateAccess; ++k) values.v[i + k] *= gate.v[k];
+    }
+  }
+
+  const BackwardArgs& args_;
+  int shared_;
+  int lane_;
+  LaneSlice slice_;
+  int chunk_;  // that fetch() takes next
+  Raw raw_u_, raw_delta_, raw_z_, raw_dout_;
+};
+
+/// Where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring lanes have
+/// their quads of steps in another order, which spreads them over the banks.
+template <class Shape>
+struct GroupPlanes {
+  static constexpr int kSwizzle = 4;  // lanes
+
+  static __device__ __forceinline__ int quad_slot(int planes, int lane, int quad) {
+    return planes + lane * Shape::kPlaneRow + ((quad ^ lane / kSwizzle) & 1) * 16;
+  }
+
+  int own[kGroupBlocks];  // where this lane puts block b of the group
+
+  __device__ __forceinline__ GroupPlanes(int planes, int lane) {
+    own[0] = opaque(quad_slot(planes, lane, 0));
+    own[1] = opaque(quad_slot(planes, lane, 1));
+  }
+
+  template <int kBlock>
+  __device__ __forceinline__ void put(const BlockParts& parts, bool has_z) const {
+    shared_store(own[kBlock], parts.w_b);
+    shared_store(own[kBlock] + Shape::kPlane, parts.x_A);
+    if (has_z) shared_store(own[kBlock] + 2 * Shape::kPlane, parts.y);
+  }
+};
+
+/// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
+/// Δ·u, Δ and dy. A lane takes some steps of its own channel, if it is not one of more lanes than
+/// steps.
+template <class T, class Shape, Method kMethod>
+class GroupFinish {
+  static constexpr int kHeld = kGroupSteps > Shape::kParts ? kGroupSteps / Shape::kParts : 1;
+  static constexpr bool kSomeIdle = kHeld * Shape::kParts > kGroupSteps;
+  using Values = Pack<float, kHeld>;
+
+ public:
+  __device__ __forceinline__ GroupFinish(int planes, int lane, float D, bool has_z)
+      : D_(D), has_z_(has_z) {
+    const int channel = lane & (Shape::kChannels - 1);
+    const int step = (lane >> Shape::kChannelBits) * kHeld;
+    is_idle_ = step >= kGroupSteps;
+    row_ = opaque(step * 4);
+    const int quad = step / kBlockSteps & 1;
+    const int within = step % kBlockSteps * 4;
+    from_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad) + within);
+    from_swizzled_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad ^ 1) + within);
+  }
+
+  /// `row` is the lane's row at the first step of the group.
+  __device__ __forceinline__ void run(int row) {
+    if (kSomeIdle && is_idle_) return;
+    row += row_;
+    Values sums[3] = {};
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
+      const int at =
+          (swizzled ? from_swizzled_ : from_) + part * Shape::kChannels * Shape::kPlaneRow;
+#pragma unroll
+      for (int k = 0; k < 3; ++k) {
+        if (k == 2 && !has_z_) break;
+        const auto values = shared_load<float, kHeld>(at + k * Shape::kPlane);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
+        }
+      }
+    }
+    const auto delta = shared_load<float, kHeld>(row + Shape::kDelta);
+    const auto dy = shared_load<float, kHeld>(row + Shape::kDy);
+    const auto u = shared_load<float, kHeld>(row + Shape::kU);
+    const auto slope = shared_load<float, kHeld>(row + Shape::kSlope);
+    constexpr float kFromPoles = 1 / pole_scale<kMethod, T>;
+    Values du, ddelta, y;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      du.v[i] = delta.v[i] * sums[0].v[i] + D_ * dy.v[i];
+      ddelta.v[i] = (u.v[i] * sums[0].v[i] + kFromPoles * sums[1].v[i]) * slope.v[i];
+      y.v[i] = kOutputScale<T> * sums[2].v[i] + D_ * u.v[i];
+      dD += dy.v[i] * u.v[i];
+      ddelta_bias += ddelta.v[i];
+    }
+    shared_store(row + Shape::kDeltaU, du);
+    shared_store(row + Shape::kDelta, ddelta);
+    if (has_z_) shared_store(row + Shape::kDy, y);
+  }
+
+  // The lane's sums over all of its steps.
+  float dD = 0;
+  float ddelta_bias = 0;
+
+ private:
+  float D_;
+  bool has_z_;
+  bool is_idle_;
+  int row_;
+  int from_;
+  int from_swizzled_;
+};
+
+}  // namespace selective_scan::cuda::streamed

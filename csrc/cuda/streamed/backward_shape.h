@@ -1,0 +1,99 @@
+// How the streamed backward kernels divide work among lanes, and what lies where in shared memory.
+#pragma once
+
+#include "../../core/complex.h"
+#include "../config.cuh"
+#include "bulk_copy.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// Chunks of B and C in shared memory.
+constexpr int kBackwardRingSlots = 3;
+
+/// Blocks of steps go in groups: what a warp's lanes hold of a group's du, ddelta and y is summed
+/// over the lanes of a channel, and what warps hold of its dB and dC over the warps.
+constexpr int kGroupBlocks = 2;
+constexpr int kGroupSteps = kGroupBlocks * kBlockSteps;
+
+/// A lane holds 16 bytes of states of one channel; lanes 0 to kChannels - 1 the first states of the
+/// warp's channels, and so on. Neighbouring lanes thus differ in channel, which is what the tensor
+/// cores sum over.
+template <class T, int kLaneBits>
+struct BackwardShape {
+  static constexpr int kQuad = 4;  // floats of states that a lane holds
+  static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
+  static constexpr int kStates = kQuad / kComponents;
+  static constexpr int kParts = 1 << kLaneBits;  // lanes of a channel
+  static constexpr int kChannelBits = kWarpBits - kLaneBits;
+  static constexpr int kChannels = 1 << kChannelBits;
+  static constexpr int kPadded = kParts * kStates;
+
+  // B and C of a step, bytes.
+  static constexpr int kHalfRow = kParts * kQuad * static_cast<int>(sizeof(float));
+  static constexpr int kRow = 2 * kHalfRow;
+  static constexpr int kChunkBytes = kChunk * kRow;
+
+  // What a warp leaves of a group for the sum over warps: see channel_sums.cuh.
+  static constexpr int kSumVectors = kChannelBits == 1 ? 4 : 2;  // of 16 bytes, per lane and block
+  static constexpr int kSumBytes = kGroupBlocks * kSumVectors * kWarpSize * 16;
+
+  // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u and softplus'
+  // slope; what y is multiplied with for dz, as lanes hold it; the state before all blocks of steps
+  // but the last; planes [du | ddelta | y][lane][step]; D and delta_bias [channel]; addresses of
+  // the arrays that rows come from and go to.
+  static constexpr int kRowSet = kChannels * kRowStride * static_cast<int>(sizeof(float));
+  static constexpr int kDelta = 0;
+  static constexpr int kDeltaU = kDelta + kRowSet;
+  static constexpr int kDy = kDeltaU + kRowSet;
+  static constexpr int kU = kDy + kRowSet;
+  static constexpr int kSlope = kU + kRowSet;
+  static constexpr int kGate = kSlope + kRowSet;
+  static constexpr int kCheckpoints = kGate + kChannels * kChunk * static_cast<int>(sizeof(float));
+  static constexpr int kCheckpoint = kWarpSize * 16;
+  static constexpr int kPlanes = kCheckpoints + (kBlocksPerChunk - 1) * kCheckpoint;
+  static constexpr int kPlaneRow = kGroupSteps * static_cast<int>(sizeof(float));
+  static constexpr int kPlane = kWarpSize * kPlaneRow;
+  static constexpr int kChannelValues = kPlanes + 3 * kPlane;
+  static constexpr int kAddresses = kChannelValues + (2 * kChannels * 4 + 15) / 16 * 16;
+  static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
+};
+
+/// What a warp's part of shared memory holds for the summary of a segment: rows of Δ and dy, and
+/// what it takes to fill them.
+template <class T, int kLaneBits>
+struct SummaryShape : BackwardShape<T, kLaneBits> {
+  using Base = BackwardShape<T, kLaneBits>;
+  static constexpr int kDelta = 0;
+  static constexpr int kDy = Base::kRowSet;
+  static constexpr int kChannelValues = 2 * Base::kRowSet;
+  static constexpr int kAddresses = kChannelValues + Base::kAddresses - Base::kChannelValues;
+  static constexpr int kWarpBytes = kAddresses + Base::kWarpBytes - Base::kAddresses;
+  static constexpr int kSumBytes = 0;
+};
+
+/// Of the slots through which warps hand their sums to the one that adds them.
+struct SumBarriers {
+  static constexpr int kSlots = 2;
+  uint64_t full[kSlots];
+  uint64_t empty[kSlots];
+};
+
+/// Byte offsets of a block's shared memory.
+struct BackwardLayout {
+  int ring;
+  int sums;
+  int warps;
+  int bytes;
+
+  template <class Shape>
+  static SELECTIVE_SCAN_HD BackwardLayout make(int warps, bool variable) {
+    BackwardLayout layout;
+    layout.ring = static_cast<int>(sizeof(RingBarriers<kBackwardRingSlots>) + sizeof(SumBarriers));
+    layout.sums = layout.ring + (variable ? kBackwardRingSlots * Shape::kChunkBytes : 0);
+    layout.warps = layout.sums + (variable ? SumBarriers::kSlots * warps * Shape::kSumBytes : 0);
+    layout.bytes = layout.warps + warps * Shape::kWarpBytes;
+    return layout;
+  }
+};
+
+}  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,356 @@
+// The streamed backward scan.
+//
+// Mapping. A warp owns kWarpSize / lanes channels of one group and walks backwards through time, in
+// chunks of kChunk steps; a lane holds 16 bytes of states of one of these channels. A block is up
+// to kMaxWarps such warps. These share B and C, which come in fp32 from projections.cu through a
+// ring of chunks (bulk_copy.cuh), and the sums for dB and dC (channel_sums.cuh); but for these two,
+// warps run alone.
+//
+// A warp and chunk: u, delta, z and dout become rows of Δ, Δ·u, dy, ... in shared memory, once per
+// (channel, step). From the state saved before the chunk every lane sweeps forward, keeping the
+// state before each block of kBlockSteps steps; then, last block first, it computes the block's
+// states again in registers and sweeps backwards through them (backward_sweeps.cuh). The parts of
+// du, ddelta and y that a lane holds go to planes in shared memory and are added over the channel's
+// lanes every kGroupSteps steps; the gradients replace rows that are not needed any more and are
+// stored at the end of the chunk. The next chunk is brought to the L2 cache while this one is
+// worked on, and loaded into registers before this one's gradients are stored.
+//
+// Sums over tiles, batches and segments of time follow in reduce.cu. Every sum has a fixed order.
+//
+// Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
+// shared memory.
+#pragma once
+
+#include "../scan_common.cuh"
+#include "backward_rows.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// What both kernels begin with.
+template <class Shape, class T, Method kMethod>
+struct LaneWork {
+  static constexpr int kStates = Shape::kStates;
+  WorkItem item;
+  int lane, warp;
+  int channel_in_warp, part;
+  int first_state;
+  int channels;           // of the warp, that exist
+  int64_t first_channel;  // of the warp
+  int64_t channel;
+  bool exists;
+  int steps;            // of the segment
+  int chunks;           // likewise
+  int64_t segment_row;  // of (segment, batch, channel, padded state) arrays
+
+  __device__ __forceinline__ LaneWork(const BackwardArgs& args)
+      : item(work_item(args.params, args.geometry, blockIdx.x)),
+        lane(threadIdx.x % kWarpSize),
+        warp(__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0)),
+        channel_in_warp(lane & (Shape::kChannels - 1)),
+        part(lane >> Shape::kChannelBits),
+        first_state(part * kStates) {
+    const int left = item.channels - warp * Shape::kChannels;
+    channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
+    first_channel = item.first_channel + warp * Shape::kChannels;
+    channel = first_channel + channel_in_warp;
+    exists = channel_in_warp < channels;
+    steps = static_cast<int>(item.end - item.begin);
+    chunks = (steps + kChunk - 1) / kChunk;
+    segment_row = ((item.segment * args.params.batch + item.batch) * args.params.dim + channel) *
+                      Shape::kPadded +
+                  first_state;
+  }
+
+  __device__ __forceinline__ LanePoles<T, kStates, kMethod> load_poles(
+      const ScanParams& params) const {
+    LanePoles<T, kStates, kMethod> poles{};
+    const auto load = [&](const ArrayView& view) {
+      Pack<T, kStates> states{};
+      if (exists) {
+        states = load_states<T, kStates>(view, channel * view.channel, first_state, params.dstate);
+      }
+      return states;
+    };
+    const Pack<T, kStates> A = load(params.A);
+    if (!params.variable_B) poles.B = load(params.B);
+    if (!params.variable_C) poles.C = load(params.C);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      poles.A[s] = pole_scale<kMethod, T> * A.v[s];
+      poles.constants[s] = Formula<kMethod>::template constants<ScanMath>(A.v[s]);
+    }
+    return poles;
+  }
+
+  /// The ring through which the segment's chunks come, last one first.
+  __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
+                                                                const BackwardLayout& layout,
+                                                                bool variable) const {
+    const char* const first = args.projections +
+                              (item.batch * args.params.groups + item.group) * args.sequence_bytes +
+                              item.begin / kChunk * Shape::kChunkBytes;
+    return {*reinterpret_cast<RingBarriers<kBackwardRingSlots>*>(shared_memory()),
+            shared_memory() + layout.ring,
+            first + static_cast<int64_t>(chunks - 1) * Shape::kChunkBytes,
+            -Shape::kChunkBytes,
+            Shape::kChunkBytes,
+            variable ? chunks : 0};
+  }
+};
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
+  using Shape = BackwardShape<T, kLaneBits>;
+  constexpr int kStates = Shape::kStates;
+  constexpr bool kExact = kSize == 4;
+  using States = Pack<T, kStates>;
+  using Sums = ChannelSums<Shape, kExact>;
+  const BackwardParams& params = args.params;
+  const LaneWork<Shape, T, kMethod> work(args);
+  const WorkItem& item = work.item;
+  const int warps = blockDim.x / kWarpSize;
+  const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
+  const int own = layout.warps + work.warp * Shape::kWarpBytes;
+  const bool has_z = args.row(Row::kZ).present();
+
+  auto ring = work.ring(args, layout, kVariable);
+  if constexpr (kVariable) {
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
+  constexpr int kStepFloats = Shape::kRow / 4;
+  const int64_t target_row =
+      ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
+      item.begin;
+  Sums channel_sums(
+      *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
+      layout.sums, work.warp, warps,
+      static_cast<float*>(args.workspace.projections) + target_row * kStepFloats, work.steps);
+  // Parts of steps behind the last one are added up, if not used, and have to be numbers.
+  for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
+       at += kWarpSize * 16) {
+    shared_store(at, Pack<float, 4>{});
+  }
+  WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, item.batch,
+                                    work.first_channel, item.begin / kChunk + work.chunks - 1);
+  const float D = rows.D(work.channel_in_warp);
+  const auto poles = work.load_poles(params);
+
+  States carry{};
+  if (args.geometry.segments == 1) {
+    carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
+                                            work.first_state, params.dstate);
+  } else if (work.exists) {
+    carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
+                                  work.segment_row);
+  }
+  LaneSums<T, kStates> lane_sums;
+  const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
+  GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
+
+  // The state before chunk k is saved as number k - 1 of the sequence; the first chunk starts from
+  // the initial state.
+  const int64_t saved_before = item.batch * num_saved_states(params.seqlen) + item.begin / kChunk;
+  const auto fetch_start = [&](int chunk) {
+    States start{};
+    if (item.begin > 0 || chunk > 0) {
+      const int64_t row = (saved_before + chunk - 1) * params.dim + work.channel;
+      if (work.exists) {
+        start = load_pack<T, kStates>(static_cast<const T*>(params.states) + row * Shape::kPadded +
+                                      work.first_state);
+      }
+    } else {
+      start = load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
+                                              work.first_state, params.dstate);
+    }
+    return start;
+  };
+
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  States start{};
+  if (work.chunks > 0) {
+    rows.template fetch<true>(steps);
+    start = fetch_start(work.chunks - 1);
+  }
+  for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.template to_shared<true>(steps);
+    if (chunk > 0) rows.prefetch();
+    __syncwarp();
+    int slot = 0;
+    if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
+    const int groups = (steps + kGroupSteps - 1) / kGroupSteps;
+    const int last_block = groups * kGroupBlocks - 1;
+    LaneRows at{own + work.channel_in_warp * kRowStride * 4, slot + work.part * 16,
+                own + Shape::kCheckpoints + work.lane * 16};
+    States before = start;
+    sweep_forward<Shape, kMethod, kVariable>(at, last_block, poles, before);
+
+    at.row += last_block * kBlockSteps * 4;
+    at.projection += last_block * kBlockSteps * Shape::kRow;
+    at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+    BlockInputs<T, kStates> inputs;
+    load_block<Shape, kVariable>(at, poles.B, inputs);
+    const auto work_on_block = [&]<int kBlock>(int group) {
+      typename Sums::Block block_sums;
+      const BlockParts parts = sweep_block_backward<Shape, kMethod, kVariable, kExact>(
+          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+      const int row = at.row;
+      at.row -= kBlockSteps * 4;
+      at.projection -= kBlockSteps * Shape::kRow;
+      if (kBlock > 0 || group > 0) {
+        before = shared_load<T, kStates>(at.checkpoint);
+        at.checkpoint -= Shape::kCheckpoint;
+        load_block<Shape, kVariable>(at, poles.B, inputs);
+      }
+      planes.template put<kBlock>(parts, has_z);
+      if constexpr (kVariable) {
+        channel_sums.template put<kBlock>(
+            block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
+      }
+      if (kBlock == 0) {
+        if (!kVariable) __syncwarp();
+        group_finish.run(row);
+      }
+    };
+    static_assert(kGroupBlocks == 2);
+#pragma unroll 1
+    for (int group = groups - 1; group >= 0; --group) {
+      work_on_block.template operator()<1>(group);
+      work_on_block.template operator()<0>(group);
+      __syncwarp();
+    }
+    if constexpr (kVariable) ring.release();
+    const int stored_steps = steps;
+    steps = kChunk;
+    if (chunk > 0) {
+      rows.template fetch<true>(steps);
+      start = fetch_start(chunk - 1);
+    }
+    rows.store(static_cast<int>(item.begin / kChunk) + chunk, stored_steps);
+    __syncwarp();
+  }
+  if constexpr (kVariable) channel_sums.finish(0);
+
+  if (item.begin == 0 && params.dinitial_state.present() && work.exists) {
+    store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
+                         carry);
+  }
+#pragma unroll
+  for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
+    group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
+    group_finish.ddelta_bias += __shfl_xor_sync(kFullMask, group_finish.ddelta_bias, mask);
+  }
+  if (!work.exists) return;
+  const auto store = [&](void* array, const States& states) {
+    if (array != nullptr) store_pack(static_cast<T*>(array) + work.segment_row, states);
+  };
+  store(args.workspace.dA, lane_sums.dA);
+  store(args.workspace.dB, lane_sums.dB);
+  store(args.workspace.dC, lane_sums.dC);
+  if (work.part == 0) {
+    const int64_t row = work.segment_row / Shape::kPadded;
+    const auto store_channel = [&](void* array, float value) {
+      if (array != nullptr) static_cast<float*>(array)[row] = value;
+    };
+    store_channel(args.workspace.dD, group_finish.dD);
+    store_channel(args.workspace.ddelta_bias, group_finish.ddelta_bias);
+  }
+}
+
+/// The summary run of a sequence cut into segments: see SegmentStates.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
+  using Shape = SummaryShape<T, kLaneBits>;
+  constexpr int kStates = Shape::kStates;
+  using States = Pack<T, kStates>;
+  const LaneWork<Shape, T, kMethod> work(args);
+  if (work.item.segment == 0) return;  // nothing comes before it
+  const BackwardLayout layout = BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable);
+  const int own = layout.warps + work.warp * Shape::kWarpBytes;
+  auto ring = work.ring(args, layout, kVariable);
+  if constexpr (kVariable) {
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
+  WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, work.item.batch,
+                                    work.first_channel, work.item.begin / kChunk + work.chunks - 1);
+  const auto poles = work.load_poles(args.params);
+  States carry{};
+  States factor;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
+
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  rows.template fetch<false>(steps);
+  for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.template to_shared<false>(steps);
+    if (chunk > 0) rows.template fetch<false>(kChunk);
+    __syncwarp();
+    int slot = 0;
+    if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
+    const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+    LaneRows at{own + (work.channel_in_warp * kRowStride + (blocks - 1) * kBlockSteps) * 4,
+                slot + work.part * 16 + (blocks - 1) * kBlockSteps * Shape::kRow, 0};
+#pragma unroll 2
+    for (int block = blocks - 1; block >= 0; --block) {
+      summarize_block<Shape, kMethod, kVariable>(at, poles, carry, factor);
+      at.row -= kBlockSteps * 4;
+      at.projection -= kBlockSteps * Shape::kRow;
+    }
+    if constexpr (kVariable) ring.release();
+    __syncwarp();
+    steps = kChunk;
+  }
+  if (!work.exists) return;
+  const auto store = [&](void* array, const States& states) {
+    store_pack(static_cast<T*>(array) + work.segment_row, states);
+  };
+  store(args.workspace.segments.factors, factor);
+  store(args.workspace.segments.offsets, carry);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(int warps) {
+  return BackwardLayout::make<BackwardShape<T, kLaneBits>>(warps, kVariable).bytes;
+}
+
+/// `is_dependent`: may begin before the kernel in front of it is complete, see wait_for_primary().
+template <class Kernel>
+cudaError_t launch_backward(Kernel* kernel, const BackwardArgs& args, int bytes, bool is_dependent,
+                            cudaStream_t stream) {
+  const cudaError_t error = allow_shared_bytes(kernel, bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute dependent;
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_blocks(args.geometry.work_items));
+  config.blockDim = dim3(static_cast<unsigned>(args.geometry.threads()));
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = is_dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
+    const BackwardArgs& args, cudaStream_t stream) {
+  return launch_backward(
+      streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, args,
+      BackwardLayout::make<SummaryShape<T, kLaneBits>>(args.geometry.warps(), kVariable).bytes,
+      kVariable && args.can_depend, stream);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
+    const BackwardArgs& args, cudaStream_t stream) {
+  // In segments, it follows a kernel that knows nothing of dependents.
+  const bool is_dependent = kVariable && args.can_depend && args.geometry.segments == 1;
+  return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                         args, shared_bytes(args.geometry.warps()), is_dependent, stream);
+}
+
+}  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,81 @@
+"""The CUDA library's streamed backward kernels, for 16 and 64 states, against the reference."""
+
+import pytest
+import torch
+
+from problem import METHODS, Case, Error, check, make, run
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+# Tiles of 96 channels and a part of one; the last warp of a group is not full.
+REAL = Case(batch=2, dim=600, groups=1, seqlen=70)
+KINDS = {
+    "real": REAL,
+    "constant": REAL.with_(dim=60, B="constant", C="constant"),
+    "many states": REAL.with_(dim=60, groups=2, dstate=64),
+    "complex": REAL.with_(dim=108, groups=2, complex=True),
+}
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def cases():
+    for base in KINDS.values():
+        yield from (base.with_(method=method) for method in METHODS)
+        yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+        # Lanes along steps, along channels, and along neither.
+        yield from (base.with_(seqlen=64, dtype=dtype) for dtype in FLOATS)
+        yield base.with_(seqlen=64, reverse=True)
+        yield base.with_(reverse=True, dtype=torch.bfloat16)
+        yield from (base.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS)
+        yield base.with_(layout="sliced", dtype=torch.bfloat16)
+        yield from (base.with_(seqlen=seqlen) for seqlen in (1, 8, 9, 32, 33))
+        yield base.with_(z=False, D=False)
+        yield base.with_(delta_softplus=False, delta_bias=False, initial_state=False)
+        yield base.with_(cotangents=("out",))
+        # Time in segments.
+        yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
+        yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
+def test_outputs_and_gradients(case, cuda_device):
+    check(case, cuda_device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(KINDS.values()), ids=list(KINDS))
+def test_runs_agree_bit_by_bit(case, cuda_device):
+    case = case.with_(seqlen=500)
+    first = run(case, cuda_device)
+    for _ in range(3):
+        for name, value in run(case, cuda_device).items():
+            assert torch.equal(value, first[name]), name
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_of_length_zero(method, is_complex, cuda_device):
+    """Where Δ = 0 its gradient still has terms, some of them limits."""
+    case = KINDS["complex" if is_complex else "real"].with_(seqlen=40)
+    tensors = {
+        name: value.detach().to(cuda_device).clone() for name, value in make(case).tensors.items()
+    }
+    tensors["delta_bias"] = None
+    tensors["delta"][..., 5:20] = 0.0
+
+    def gradient(scan, **others):
+        delta = others.pop("delta").requires_grad_()
+        scan(delta=delta, **others, discretization_method=method).abs().sum().backward()
+        return delta.grad
+
+    exact = gradient(
+        selective_scan_ref,
+        **{n: None if v is None else v.to(wide(v.dtype)) for n, v in tensors.items()},
+    )
+    actual = gradient(selective_scan_fn, **tensors)
+    assert Error.of(actual.double(), exact).relative_l2 < 1e-5
+
+
+def wide(dtype):
+    return torch.complex128 if dtype.is_complex else torch.float64
