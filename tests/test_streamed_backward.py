@@ -12,7 +12,7 @@ KINDS = {
     "real": REAL,
     "constant": REAL.with_(dim=60, B="constant", C="constant"),
     "many states": REAL.with_(dim=60, groups=2, dstate=64),
-    "complex": REAL.with_(dim=108, groups=2, complex=True),
+    "complex": REAL.with_(dim=108, groups=2, complex=True, B="packed_grouped", C="packed_grouped"),
 }
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
