@@ -1,5 +1,6 @@
 """The CPU kernels exist for several instruction sets, of which the rest of the suite runs the best
-that the processor has. Here the others compute a few problems, each in a process of its own."""
+that the processor has; the CUDA kernels exist in special forms, which the rest of the suite runs
+where they apply. Here the others compute a few problems, each in a process of its own."""
 
 import itertools
 import os
@@ -17,6 +18,7 @@ from problem import METHODS, Case, check
 from selective_scan import backends
 
 VARIABLE = "SELECTIVE_SCAN_CPU_CAPABILITY"
+CUDA_VARIABLE = "SELECTIVE_SCAN_CUDA_KERNELS"
 CHANGES = (
     {"reverse": True},
     {"dtype": torch.float16, "layout": "channel_last"},
@@ -36,26 +38,35 @@ DIAGONAL = (
 UNITARY = ({}, {"dim": 20, "dtype": torch.bfloat16}, {"B": "grouped", "C": "shared", "groups": 1})
 
 
+def check_scans(device, changes_of_cases) -> None:
+    for method, is_complex, changes in itertools.product(METHODS, (False, True), changes_of_cases):
+        check(Case(method=method, complex=is_complex, **{"seqlen": 35, **changes}), device)
+
+
+def check_general_cuda() -> None:
+    """Solves problems that the special CUDA kernels are for with the general ones."""
+    check_scans("cuda", (*CHANGES, {"dstate": 1}, {"dstate": 64, "seqlen": 70}))
+
+
 def main() -> None:
     """Solves the problems with the capability that the environment asks for."""
     cpu = backends()["cpu"]
     if not cpu.available:
         sys.exit(cpu.reason)
     print(cpu.build["capability"])
-    for method, is_complex, changes in itertools.product(METHODS, (False, True), CHANGES):
-        check(Case(method=method, complex=is_complex, **{"seqlen": 35, **changes}))
+    check_scans("cpu", CHANGES)
     for changes in DIAGONAL:
         diagonal.check(diagonal.Case(**changes), "cpu")
     for changes in UNITARY:
         unitary.check(unitary.Case(**changes), "cpu")
 
 
-def run(capability, *arguments):
+def run(capability, *arguments, variable=VARIABLE):
     """Python in another process, with the package that this one imported."""
     folders = (Path(selective_scan.__file__).parents[1], Path(__file__).parent)
     return subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {VARIABLE: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        env=os.environ | {variable: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
         check=False,
@@ -77,6 +88,21 @@ def test_an_unknown_capability_is_named():
     result = run("sse9", "-c", "import selective_scan; print(selective_scan.backends()['cpu'])")
     assert f"{VARIABLE} must be one of default" in result.stdout
     assert "got 'sse9'" in result.stdout
+
+
+CUDA_PROGRAM = "import test_capabilities; test_capabilities.check_general_cuda()"
+
+
+@pytest.mark.cuda
+def test_the_general_cuda_kernels(cuda_device):
+    result = run("general", "-c", CUDA_PROGRAM, variable=CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.cuda
+def test_unknown_cuda_kernels_are_named(cuda_device):
+    result = run("fastest", "-c", CUDA_PROGRAM, variable=CUDA_VARIABLE)
+    assert f"{CUDA_VARIABLE} must be unset or general, got 'fastest'" in result.stderr
 
 
 if __name__ == "__main__":

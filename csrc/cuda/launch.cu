@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "dstate1/launch.h"
@@ -37,9 +41,26 @@ constexpr Path<BackwardParams> kBackwardPaths[] = {
     {&streamed_backward_accepts, &streamed_backward_workspace_bytes, &streamed_backward},
 };
 
+/// SELECTIVE_SCAN_CUDA_KERNELS=general leaves the special paths out, to test and time the general
+/// one. Read once.
+bool special_paths_wanted() {
+  static const bool wanted = [] {
+    const char* value = std::getenv("SELECTIVE_SCAN_CUDA_KERNELS");
+    const std::string_view name = value == nullptr ? "" : value;
+    if (name != "" && name != "general") {
+      throw std::runtime_error(
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset or general, got '" +
+          std::string(name) + "'");
+    }
+    return name == "";
+  }();
+  return wanted;
+}
+
 /// Null where the general way is to be taken.
 template <class Params, size_t kCount>
 const Path<Params>* find_path(const Path<Params> (&paths)[kCount], const Params& params) {
+  if (!special_paths_wanted()) return nullptr;
   const auto accepts = [&](const Path<Params>& path) { return path.accepts(params); };
   const auto* path = std::find_if(std::begin(paths), std::end(paths), accepts);
   return path == std::end(paths) ? nullptr : path;
