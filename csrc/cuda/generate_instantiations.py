@@ -30,34 +30,22 @@ TYPES = [
 METHODS = ["Zoh", "Foh", "Bilinear", "Poly", "Highorder", "Rk4"]
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent / "instantiations"
+LINE_LENGTH = 100
 
 SOURCE = """\
 // Written by generate_instantiations.py; do not edit.
-#include "../scan_backward.cuh"
-#include "../scan_forward.cuh"
+{includes}
 
-namespace selective_scan::cuda {{
+namespace {namespace} {{
 
-template struct Scan<{type}, {states}, {lane_bits}, Method::k{method}>;
+{instantiations}
 
-}}  // namespace selective_scan::cuda
+}}  // namespace {namespace}
 """
 
 
 # How the arrays of a dstate 1 problem lie in memory, and their elements' types.
 DSTATE1_STORAGES = list(itertools.product(["Vectors", "Scattered"], ["float", "BFloat16", "Half"]))
-
-DSTATE1_SOURCE = """\
-// Written by generate_instantiations.py; do not edit.
-#include "../dstate1/backward.cuh"
-#include "../dstate1/forward.cuh"
-
-namespace selective_scan::cuda::dstate1 {{
-
-{instantiations}
-
-}}  // namespace selective_scan::cuda::dstate1
-"""
 
 
 # The streamed forward kernels: type of the states, states per lane, log2 of the lanes that share a
@@ -69,17 +57,6 @@ STREAMED_FORWARD = [
     ("Complex<float>", 2, 3),
 ]
 
-STREAMED_FORWARD_SOURCE = """\
-// Written by generate_instantiations.py; do not edit.
-#include "../streamed/scan_forward.cuh"
-
-namespace selective_scan::cuda::streamed {{
-
-template struct StreamedForward<{type}, {states}, {lane_bits}, Method::k{method}>;
-
-}}  // namespace selective_scan::cuda::streamed
-"""
-
 
 # The streamed backward kernels: type of the states, log2 of the lanes that share a channel (each
 # with 16 bytes of states), whether B and C vary.
@@ -90,91 +67,88 @@ STREAMED_BACKWARD = [
     ("Complex<float>", 3, "true"),
 ]
 
-STREAMED_BACKWARD_SOURCE = """\
-// Written by generate_instantiations.py; do not edit.
-#include "../streamed/scan_backward.cuh"
-
-namespace selective_scan::cuda::streamed {{
-
-{instantiations}
-
-}}  // namespace selective_scan::cuda::streamed
-"""
-
 
 # The relay's forward kernels: states per lane, steps of a chunk, warps of a group.
 RELAY_FORWARD = [(4, 16, 1), (4, 16, 4), (1, 32, 1)]
 RELAY_STORAGES = ["Vectors<2>", "Vectors<4>", "Elements"]
 
-RELAY_SOURCE = """\
-// Written by generate_instantiations.py; do not edit.
-#include "../relay/backward.cuh"
-#include "../relay/forward.cuh"
 
-namespace selective_scan::cuda::relay {{
+def source(folder, headers, instantiations):
+    """The text of a file that instantiates templates of a folder's headers."""
+    prefix = f"{folder}/" if folder else ""
+    namespace = "selective_scan::cuda" + (f"::{folder}" if folder else "")
+    return SOURCE.format(
+        includes="\n".join(f'#include "../{prefix}{header}.cuh"' for header in headers),
+        namespace=namespace,
+        instantiations="\n".join(instantiations),
+    )
 
-{instantiations}
 
-}}  // namespace selective_scan::cuda::relay
-"""
+def instantiation(name, *arguments):
+    """One explicit instantiation, on two lines if need be."""
+    start = f"template struct {name}<"
+    text = f"{start}{', '.join(map(str, arguments))}>;"
+    if len(text) <= LINE_LENGTH:
+        return text
+    first = ", ".join(map(str, arguments[:-1]))
+    return f"{start}{first},\n{' ' * len(start)}{arguments[-1]}>;"
+
+
+def file_name(kind):
+    """A type as it stands in the name of a file."""
+    return kind.replace("Complex<", "complex_").rstrip(">")
 
 
 def scan_sources():
-    """Yields file names and their text."""
+    """Yields file names and their text, as do the functions below."""
     for (kind, states, bits), method in itertools.product(TYPES, METHODS):
-        type_name = kind.replace("Complex<", "complex_").rstrip(">")
         lanes = "any" if bits is None else 2**bits
-        name = f"scan_{type_name}_{states}x{lanes}_{method.lower()}.cu"
         lane_bits = "kAnyLanes" if bits is None else bits
-        yield name, SOURCE.format(type=kind, states=states, lane_bits=lane_bits, method=method)
+        text = instantiation("Scan", kind, states, lane_bits, f"Method::k{method}")
+        yield (
+            f"scan_{file_name(kind)}_{states}x{lanes}_{method.lower()}.cu",
+            source("", ["scan_backward", "scan_forward"], [text]),
+        )
 
 
 def dstate1_sources():
     storages = [f"{storage}<{element}>" for storage, element in DSTATE1_STORAGES]
     for method in METHODS:
-        instantiations = "\n".join(
-            f"template struct Kernels<Method::k{method}, {storage}>;" for storage in storages
-        )
-        name = f"dstate1_{method.lower()}.cu"
-        yield name, DSTATE1_SOURCE.format(instantiations=instantiations)
+        texts = [instantiation("Kernels", f"Method::k{method}", storage) for storage in storages]
+        yield f"dstate1_{method.lower()}.cu", source("dstate1", ["backward", "forward"], texts)
 
 
 def streamed_forward_sources():
     for (kind, states, bits), method in itertools.product(STREAMED_FORWARD, METHODS):
-        type_name = kind.replace("Complex<", "complex_").rstrip(">")
-        name = f"streamed_forward_{type_name}_{states}x{2**bits}_{method.lower()}.cu"
+        text = instantiation("StreamedForward", kind, states, bits, f"Method::k{method}")
         yield (
-            name,
-            STREAMED_FORWARD_SOURCE.format(type=kind, states=states, lane_bits=bits, method=method),
+            f"streamed_forward_{file_name(kind)}_{states}x{2**bits}_{method.lower()}.cu",
+            source("streamed", ["scan_forward"], [text]),
         )
 
 
 def streamed_backward_sources():
     for (kind, bits, variable), method in itertools.product(STREAMED_BACKWARD, METHODS):
-        type_name = kind.replace("Complex<", "complex_").rstrip(">")
         projections = "variable" if variable == "true" else "constant"
-        name = f"streamed_backward_{type_name}_{2**bits}_{projections}_{method.lower()}.cu"
-        instantiations = "\n".join(
-            f"template struct StreamedBackward<{kind}, {bits}, {size}, {variable}, "
-            f"Method::k{method}, LaneMap::{lane_map}>;"
+        common = variable, f"Method::k{method}"
+        texts = [
+            instantiation("StreamedBackward", kind, bits, size, *common, f"LaneMap::{lane_map}")
             for size, lane_map in itertools.product([2, 4], ["kSteps", "kChannels"])
+        ]
+        yield (
+            f"streamed_backward_{file_name(kind)}_{2**bits}_{projections}_{method.lower()}.cu",
+            source("streamed", ["scan_backward"], texts),
         )
-        yield name, STREAMED_BACKWARD_SOURCE.format(instantiations=instantiations)
 
 
 def relay_sources():
     for method in METHODS:
-        forward = [
-            f"template struct RelayForward<{states}, {steps}, {group}, {storage}, "
-            f"Method::k{method}>;"
-            for (states, steps, group), storage in itertools.product(RELAY_FORWARD, RELAY_STORAGES)
-        ]
-        backward = [
-            f"template struct RelayBackward<{storage}, Method::k{method}>;"
-            for storage in RELAY_STORAGES
-        ]
-        name = f"relay_{method.lower()}.cu"
-        yield name, RELAY_SOURCE.format(instantiations="\n".join(forward + backward))
+        name = f"Method::k{method}"
+        texts = [
+            instantiation("RelayForward", *shape, storage, name)
+            for shape, storage in itertools.product(RELAY_FORWARD, RELAY_STORAGES)
+        ] + [instantiation("RelayBackward", storage, name) for storage in RELAY_STORAGES]
+        yield f"relay_{method.lower()}.cu", source("relay", ["backward", "forward"], texts)
 
 
 def sources():

@@ -4,8 +4,10 @@
 namespace selective_scan::cuda::streamed {
 
 template struct StreamedBackward<Complex<float>, 3, 2, true, Method::kHighorder, LaneMap::kSteps>;
-template struct StreamedBackward<Complex<float>, 3, 2, true, Method::kHighorder, LaneMap::kChannels>;
+template struct StreamedBackward<Complex<float>, 3, 2, true, Method::kHighorder,
+                                 LaneMap::kChannels>;
 template struct StreamedBackward<Complex<float>, 3, 4, true, Method::kHighorder, LaneMap::kSteps>;
-template struct StreamedBackward<Complex<float>, 3, 4, true, Method::kHighorder, LaneMap::kChannels>;
+template struct StreamedBackward<Complex<float>, 3, 4, true, Method::kHighorder,
+                                 LaneMap::kChannels>;
 
 }  // namespace selective_scan::cuda::streamed
