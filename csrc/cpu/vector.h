@@ -233,13 +233,19 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> as_number(Bits<T, K> x) {
   return Vec<T, K>::from(bit_cast<typename Vec<T, K>::Native>(x.native));
 }
+// Sums wrap around, as those of signed integers may not: the bits of NaN and infinity are large.
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, bits_t<T> b) {
-  return {a.native + b};
+  using Unsigned = std::make_unsigned_t<bits_t<T>>;
+  using Wrapping = native_t<Unsigned, Vec<T, K>::kWidth>;
+  const Wrapping sum = bit_cast<Wrapping>(a.native) + static_cast<Unsigned>(b);
+  return {bit_cast<typename Bits<T, K>::Native>(sum)};
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator-(Bits<T, K> a, Bits<T, K> b) {
-  return {a.native - b.native};
+  using Wrapping = native_t<std::make_unsigned_t<bits_t<T>>, Vec<T, K>::kWidth>;
+  const Wrapping difference = bit_cast<Wrapping>(a.native) - bit_cast<Wrapping>(b.native);
+  return {bit_cast<typename Bits<T, K>::Native>(difference)};
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator&(Bits<T, K> a, bits_t<T> b) {
