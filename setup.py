@@ -334,7 +334,7 @@ def nvcc_flags(architectures: tuple[Architecture, ...], debug: bool, files: int)
     return flags
 
 
-def link_flags(torch_libraries: list[str], sanitize: bool) -> list[str]:
+def link_flags(torch_libraries: list[str], debug: bool, sanitize: bool) -> list[str]:
     if os.name == "nt":
         folders = [f"/LIBPATH:{folder}" for folder in torch_libraries]
         return [*folders, "torch.lib", "torch_cpu.lib", "c10.lib"]
@@ -344,7 +344,10 @@ def link_flags(torch_libraries: list[str], sanitize: bool) -> list[str]:
     # NEEDED libtorch.so is what makes PyTorch's symbols visible to this library, since Python loads
     # PyTorch's own libraries with local visibility; a linker told --as-needed would drop it.
     flags = [*folders, "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
-    return flags + (sanitizer_flags() if sanitize else [])
+    if sanitize:
+        return flags + sanitizer_flags()
+    # Names of what is not exported, a tenth of the libraries' size, serve debuggers alone.
+    return flags if debug else [*flags, "-Wl,--strip-all"]
 
 
 def cudart_flags(toolkit: Toolkit) -> list[str]:
@@ -376,7 +379,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
     from torch.utils import cpp_extension
 
     torch_includes = cpp_extension.include_paths()
-    link = link_flags(cpp_extension.library_paths(), sanitize)
+    link = link_flags(cpp_extension.library_paths(), debug, sanitize)
     cxx = cxx_flags(torch_includes, debug, sanitize)
     extensions = [make_extension("_cpu", cpu_sources(), cxx, [], link)]
     if plan.toolkit is not None:

@@ -75,7 +75,6 @@ int64_t ceil_div(int64_t a, int64_t b) {
 struct Device {
   int multiprocessors = 1;
   int block_shared_bytes = 48 * 1024;
-  int major = 0;
 };
 
 bool current_device(Device& device) {
@@ -86,7 +85,6 @@ bool current_device(Device& device) {
   };
   query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
   query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  query(device.major, cudaDevAttrComputeCapabilityMajor);
   return ok;
 }
 
@@ -185,7 +183,7 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
     return false;
   }
   plan.padded_states = variant->padded_states;
-  plan.args = {params, {}, {}, {}, nullptr, 0, false};
+  plan.args = {params, {}, {}, {}, nullptr, 0};
   BackwardArgs& args = plan.args;
   const int warp_channels = kWarpSize >> variant->lane_bits;
   LaneMap map;
@@ -213,7 +211,6 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
       !choose_geometry(params, *variant, device, plan.kernels, args.geometry)) {
     return false;
   }
-  args.can_depend = device.major >= 9;
   constexpr int64_t kMostBlocks = 0x7fffffff;
   constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
   const int64_t segment = args.geometry.segments > 1 ? args.geometry.segment_steps : params.seqlen;

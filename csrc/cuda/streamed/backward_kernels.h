@@ -19,7 +19,6 @@ struct BackwardArgs {
   RowArray rows[kRowArrays];
   const char* projections;  // see ProjectionStream
   int64_t sequence_bytes;   // of one (batch, group) of these
-  bool can_depend;          // whether the device has dependent launches
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };

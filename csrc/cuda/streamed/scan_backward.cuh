@@ -115,10 +115,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const bool has_z = args.row(Row::kZ).present();
 
   auto ring = work.ring(args, layout, kVariable);
-  if constexpr (kVariable) {
-    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
-    ring.start();
-  }
+  if constexpr (kVariable) ring.start();
   constexpr int kStepFloats = Shape::kRow / 4;
   const int64_t target_row =
       ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
@@ -270,10 +267,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const BackwardLayout layout = BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   auto ring = work.ring(args, layout, kVariable);
-  if constexpr (kVariable) {
-    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
-    ring.start();
-  }
+  if constexpr (kVariable) ring.start();
   WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, work.item.batch,
                                     work.first_channel, work.item.begin / kChunk + work.chunks - 1);
   const auto poles = work.load_poles(args.params);
@@ -316,23 +310,13 @@ int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_byte
   return BackwardLayout::make<BackwardShape<T, kLaneBits>>(warps, kVariable).bytes;
 }
 
-/// `is_dependent`: may begin before the kernel in front of it is complete, see wait_for_primary().
 template <class Kernel>
-cudaError_t launch_backward(Kernel* kernel, const BackwardArgs& args, int bytes, bool is_dependent,
+cudaError_t launch_backward(Kernel* kernel, const BackwardArgs& args, int bytes,
                             cudaStream_t stream) {
   const cudaError_t error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute dependent;
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_blocks(args.geometry.work_items));
-  config.blockDim = dim3(static_cast<unsigned>(args.geometry.threads()));
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = is_dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  kernel<<<grid_blocks(args.geometry.work_items), args.geometry.threads(), bytes, stream>>>(args);
+  return cudaGetLastError();
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
@@ -341,16 +325,14 @@ cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::sum
   return launch_backward(
       streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, args,
       BackwardLayout::make<SummaryShape<T, kLaneBits>>(args.geometry.warps(), kVariable).bytes,
-      kVariable && args.can_depend, stream);
+      stream);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, cudaStream_t stream) {
-  // In segments, it follows a kernel that knows nothing of dependents.
-  const bool is_dependent = kVariable && args.can_depend && args.geometry.segments == 1;
   return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, shared_bytes(args.geometry.warps()), is_dependent, stream);
+                         args, shared_bytes(args.geometry.warps()), stream);
 }
 
 }  // namespace selective_scan::cuda::streamed
