@@ -345,7 +345,9 @@ def tolerance(name: str, dtype: torch.dtype, is_double: bool, device: str = "cpu
 
 def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
     """What is wrong with a result, None if it is as accurate as it must be: within the tolerance,
-    or within four times the error of the plain results."""
+    or within eight times the error of the plain results. Where states grow, one rounding early in
+    the sequence can make up all of a sum's error, which then scatters that much between results
+    computed in different orders."""
     if actual.shape != exact.shape:
         return f"shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
     if exact.numel() == 0:
@@ -356,8 +358,8 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
     allowed_l2, allowed_max = tol.arithmetic, 10 * tol.arithmetic
     for value in plain_values:
         by_plain = Error.of(value.to(exact.dtype), exact)
-        allowed_l2 = max(allowed_l2, 4 * by_plain.relative_l2)
-        allowed_max = max(allowed_max, 4 * by_plain.max_abs)
+        allowed_l2 = max(allowed_l2, 8 * by_plain.relative_l2)
+        allowed_max = max(allowed_max, 8 * by_plain.max_abs)
 
     error = Error.of(actual, exact)
     magnitude = _magnitude(exact)
