@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "dstate1/launch.h"
+#include "launch_tools.h"
 #include "relay/launch.h"
 #include "scan.h"
 #include "shared_layout.h"
@@ -120,30 +121,6 @@ const Variant& choose_variant(const ScanParams& params) {
   return variant<float, 4>();
 }
 
-struct Device {
-  int multiprocessors = 1;
-  int block_shared_bytes = 48 * 1024;  // that a block may have
-  int shared_bytes = 48 * 1024;        // of a multiprocessor
-  int registers = 65536;               // likewise
-};
-
-cudaError_t current_device(Device& device) {
-  int id = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  const auto query = [&](int& value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
-  };
-  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  query(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  query(device.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
-  return error;
-}
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 /// Below this a segment's summary and start cost more than what runs at the same time saves.
 constexpr int64_t kMinSegmentSteps = 512;
 
@@ -239,24 +216,6 @@ cudaError_t choose_geometry(const BackwardParams& params, const Variant& variant
   return choose_geometry(params, variant, any_variable ? kMinBackwardTile : 1, shared_bytes,
                          geometry);
 }
-
-/// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn
-/// their size.
-class Scratch {
- public:
-  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
-  void take(void*& array, bool wanted, int64_t count, int size) {
-    constexpr int64_t kAlignment = 256;
-    if (!wanted) return;
-    array = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += ceil_div(count * size, kAlignment) * kAlignment;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
 
 /// Each returns the size in bytes.
 int64_t layout_segments(const ScanParams& params, const Variant& variant, const Geometry& geometry,

@@ -9,15 +9,12 @@
 #include <utility>
 
 #include "../elements.cuh"
+#include "../launch_tools.h"
 #include "kernels.h"
 
 namespace selective_scan::cuda {
 namespace dstate1 {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // --- what can be run ---
 
@@ -110,12 +107,9 @@ void choose_tile(BackwardArgs& args) {
 /// Lays out scratch memory from `memory` on, which may be null; returns its size.
 int64_t layout_workspace(BackwardArgs& args, void* memory) {
   const BackwardParams& params = args.params;
-  int64_t bytes = 0;
+  Scratch scratch(memory);
   const auto take = [&](float*& array, bool wanted, int64_t count) {
-    constexpr int64_t kAlignment = 256;
-    if (!wanted) return;
-    if (memory != nullptr) array = reinterpret_cast<float*>(static_cast<char*>(memory) + bytes);
-    bytes += ceil_div(count * static_cast<int64_t>(sizeof(float)), kAlignment) * kAlignment;
+    scratch.take(array, wanted, count, sizeof(float));
   };
   BackwardWorkspace& workspace = args.workspace;
   take(workspace.projections, params.variable_B || params.variable_C,
@@ -126,7 +120,7 @@ int64_t layout_workspace(BackwardArgs& args, void* memory) {
   take(workspace.ddelta_bias, params.ddelta_bias.present(), rows);
   take(workspace.dB, !params.variable_B, rows);
   take(workspace.dC, !params.variable_C, rows);
-  return bytes;
+  return scratch.bytes();
 }
 
 BackwardArgs make_args(const BackwardParams& params) {

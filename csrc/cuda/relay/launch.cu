@@ -7,35 +7,21 @@
 #include <limits>
 #include <utility>
 
+#include "../launch_tools.h"
 #include "place.cuh"
 
 namespace selective_scan::cuda {
 namespace relay {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-struct Device {
-  int64_t multiprocessors = 0;
-  bool has_clusters = false;
-};
-
+/// Without multiprocessors, and so refusing every problem, where it cannot be asked.
 Device device() {
-  int id = 0;
-  int multiprocessors = 0;
-  int major = 0;
-  if (cudaGetDevice(&id) != cudaSuccess ||
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, id) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) != cudaSuccess) {
-    return {};
-  }
-  return {multiprocessors, major >= 9};
+  Device device;
+  if (current_device(device) != cudaSuccess) device.multiprocessors = 0;
+  return device;
 }
 
-// --- how arrays are stored
-// ------------------------------------------------------------------------
+// --- how arrays are stored ---
 
 /// Whether `items` consecutive steps are always one aligned vector. Strides along what there is one
 /// of do not matter.
@@ -163,12 +149,9 @@ constexpr int64_t kMostPartialSums = int64_t{1} << 22;
 /// Lays out scratch memory from `memory` on, which may be null; returns its size.
 int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
   const BackwardParams& params = args.params;
-  int64_t bytes = 0;
+  Scratch scratch(memory);
   const auto take = [&](void*& array, bool wanted, int64_t count) {
-    constexpr int64_t kAlignment = 256;
-    if (!wanted) return;
-    if (memory != nullptr) array = static_cast<char*>(memory) + bytes;
-    bytes += ceil_div(count * static_cast<int64_t>(sizeof(float)), kAlignment) * kAlignment;
+    scratch.take(array, wanted, count, sizeof(float));
   };
   const int64_t rows = params.batch * params.dim;
   take(args.workspace.projections, true,
@@ -176,7 +159,7 @@ int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
   take(args.workspace.dA, true, rows * kPaddedStates);
   take(args.workspace.dD, params.dD.present(), rows);
   take(args.workspace.ddelta_bias, params.ddelta_bias.present(), rows);
-  return bytes;
+  return scratch.bytes();
 }
 
 }  // namespace
@@ -211,7 +194,7 @@ cudaError_t relay_forward(const ForwardParams& params, void*, cudaStream_t strea
                : kBlocksPerWide * blocks <= available.multiprocessors) {
     return launch_forward<Narrow, 1>(params, is_short ? 8 : 12, 1, stream);
   }
-  if (available.has_clusters && kCluster * blocks <= available.multiprocessors) {
+  if (available.major >= 9 && kCluster * blocks <= available.multiprocessors) {
     return launch_forward<Wide, kGroupWarps>(params, kMaxRelayWarps, kCluster, stream);
   }
   return launch_forward<Wide, 1>(params, kMaxRelayWarps, 1, stream);

@@ -4,6 +4,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "../launch_tools.h"
 #include "backward_kernels.h"
 #include "backward_launch.h"
 #include "projections.h"
@@ -67,44 +68,6 @@ const Variant* find_variant(const ScanParams& params) {
   }
   return nullptr;
 }
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-struct Device {
-  int multiprocessors = 1;
-  int block_shared_bytes = 48 * 1024;
-};
-
-bool current_device(Device& device) {
-  int id = 0;
-  bool ok = cudaGetDevice(&id) == cudaSuccess;
-  const auto query = [&](int& value, cudaDeviceAttr attribute) {
-    ok = ok && cudaDeviceGetAttribute(&value, attribute, id) == cudaSuccess;
-  };
-  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  return ok;
-}
-
-/// Hands out consecutive arrays from `memory` on, which may be null to learn their size.
-class Scratch {
- public:
-  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
-  void* take(bool wanted, int64_t bytes) {
-    constexpr int64_t kAlignment = 256;
-    if (!wanted) return nullptr;
-    void* const array = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += ceil_div(bytes, kAlignment) * kAlignment;
-    return array;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
 
 /// Everything about a launch that does not depend on the scratch memory.
 struct Plan {
@@ -207,7 +170,7 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
   plan.kernels =
       variant->kernels[size / 2 - 1][static_cast<size_t>(map)][static_cast<size_t>(params.method)];
   Device device;
-  if (!current_device(device) ||
+  if (current_device(device) != cudaSuccess ||
       !choose_geometry(params, *variant, device, plan.kernels, args.geometry)) {
     return false;
   }
@@ -226,22 +189,22 @@ int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory,
   const int64_t step_states = 2 * plan.padded_states;
   const int64_t sequences = params.batch * params.groups;
   const int64_t channels = geometry.segments * params.batch * params.dim;
-  const int64_t channel_bytes = channels * plan.padded_states * state_bytes;
+  const int64_t channel_states = channels * plan.padded_states;
   const bool variable = params.variable_B;
   const ProjectionStream projections(params, plan.padded_states);
   Scratch scratch(memory);
-  stream = scratch.take(variable, projections.bytes(params));
+  scratch.take(stream, variable, projections.bytes(params), 1);
   args.projections = static_cast<const char*>(stream);
   args.sequence_bytes = projections.sequence_bytes();
-  workspace.projections = scratch.take(
-      variable, geometry.tiles * sequences * params.seqlen * step_states * state_bytes);
-  workspace.dA = scratch.take(true, channel_bytes);
-  workspace.dB = scratch.take(!variable, channel_bytes);
-  workspace.dC = scratch.take(!variable, channel_bytes);
-  workspace.dD = scratch.take(params.dD.present(), channels * 4);
-  workspace.ddelta_bias = scratch.take(params.ddelta_bias.present(), channels * 4);
-  workspace.segments.factors = scratch.take(geometry.segments > 1, channel_bytes);
-  workspace.segments.offsets = scratch.take(geometry.segments > 1, channel_bytes);
+  scratch.take(workspace.projections, variable,
+               geometry.tiles * sequences * params.seqlen * step_states, state_bytes);
+  scratch.take(workspace.dA, true, channel_states, state_bytes);
+  scratch.take(workspace.dB, !variable, channel_states, state_bytes);
+  scratch.take(workspace.dC, !variable, channel_states, state_bytes);
+  scratch.take(workspace.dD, params.dD.present(), channels, sizeof(float));
+  scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(), channels, sizeof(float));
+  scratch.take(workspace.segments.factors, geometry.segments > 1, channel_states, state_bytes);
+  scratch.take(workspace.segments.offsets, geometry.segments > 1, channel_states, state_bytes);
   return scratch.bytes();
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "../launch_tools.h"
 #include "bulk_copy.cuh"
 #include "forward_launch.h"
 #include "projections.h"
@@ -50,10 +51,6 @@ const ForwardVariant* choose_variant(const ScanParams& params) {
   return params.dstate <= 32 ? &variant<float, 8, 2>() : &variant<float, 16, 2>();
 }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 bool has_arrays(const ForwardParams& params) {
   if (params.u.dtype == DType::kFloat64) return false;
   const auto matches = [&](const ArrayView& view) {
@@ -66,26 +63,6 @@ bool prepare_arrays(const ForwardParams& params, const ForwardVariant& variant, 
   return prepare_rows(params, variant.warp_channels,
                       {&params.u, &params.delta, &params.z, &params.out}, args.map,
                       {&args.u, &args.delta, &args.z, &args.out});
-}
-
-struct Device {
-  int multiprocessors = 1;
-  int block_shared_bytes = 48 * 1024;
-  int shared_bytes = 48 * 1024;
-  int major = 0;  // compute capability
-};
-
-cudaError_t current_device(Device& device) {
-  int id = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  const auto query = [&](int& value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
-  };
-  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  query(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  query(device.major, cudaDevAttrComputeCapabilityMajor);
-  return error;
 }
 
 /// How long `blocks` blocks take for one chunk, in the time of a warp's share of a busy

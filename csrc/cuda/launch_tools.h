@@ -1,0 +1,66 @@
+// What every launcher needs on the host: the device's figures, scratch memory, rounding up.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace selective_scan::cuda {
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+struct Device {
+  int multiprocessors = 1;
+  int block_shared_bytes = 48 * 1024;  // that a block may have
+  int shared_bytes = 48 * 1024;        // of a multiprocessor
+  int registers = 65536;               // likewise
+  int major = 0;                       // compute capability
+};
+
+/// The current device, asked for its figures once per thread and change of device.
+inline cudaError_t current_device(Device& device) {
+  thread_local int known_id = -1;
+  thread_local Device known;
+  int id = 0;
+  cudaError_t error = cudaGetDevice(&id);
+  if (error != cudaSuccess) return error;
+  if (id != known_id) {
+    Device found;
+    const auto query = [&](int& value, cudaDeviceAttr attribute) {
+      if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
+    };
+    query(found.multiprocessors, cudaDevAttrMultiProcessorCount);
+    query(found.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    query(found.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    query(found.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
+    query(found.major, cudaDevAttrComputeCapabilityMajor);
+    if (error != cudaSuccess) return error;
+    known = found;
+    known_id = id;
+  }
+  device = known;
+  return cudaSuccess;
+}
+
+/// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn
+/// their size. An array that is not wanted stays as it is.
+class Scratch {
+ public:
+  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
+  template <class T>
+  void take(T*& array, bool wanted, int64_t count, int64_t size) {
+    constexpr int64_t kAlignment = 256;
+    if (!wanted) return;
+    array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += ceil_div(count * size, kAlignment) * kAlignment;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace selective_scan::cuda
