@@ -13,6 +13,8 @@ from ._validation import (
     _check_dtype,
     _check_shape,
     _type_message,
+    check_common_groups,
+    check_projection_shape,
     fail,
 )
 
@@ -73,29 +75,12 @@ def _check_shapes(named: dict[str, Tensor | None], weights: tuple[str, str]) -> 
     if x.shape[1] == 0:
         fail(f"x must have dstate of at least 1, got {tuple(x.shape)}")
     _check_shape("x_bias", named["x_bias"], (dim, dstate))
-    groups = []
-    for name in weights:
-        weight = named[name]
-        if weight.dim() == 1:
-            _check_shape(name, weight, (dstate,))
-            continue
-        if weight.dim() == 3:
-            _check_shape(name, weight, (batch, dstate, seqlen))
-            groups.append(1)
-            continue
-        if weight.dim() != 4:
-            fail(
-                f"{name} must be (dstate,), (batch, dstate, seqlen) or "
-                f"(batch, groups, dstate, seqlen), got {tuple(weight.shape)}"
-            )
-        _check_shape(name, weight, (batch, ("groups", None), dstate, seqlen))
-        groups.append(weight.shape[1])
-        if groups[-1] == 0 or dim[1] % groups[-1] != 0:
-            fail(
-                f"{name} must have a number of groups that divides dim = {dim[1]}, got {groups[-1]}"
-            )
-    if len(groups) == 2 and groups[0] != groups[1]:
-        fail(f"{weights[1]} must have as many groups as {weights[0]}, {groups[0]}, got {groups[1]}")
+    check_common_groups(
+        {
+            name: check_projection_shape(name, named[name], (dstate,), batch, dim, dstate, seqlen)
+            for name in weights
+        }
+    )
     _check_shape("D", named["D"], (dim,))
     if named["z"] is not None:
         _check_shape("z", named["z"], (batch, dim, seqlen))

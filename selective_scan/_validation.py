@@ -32,7 +32,8 @@ _VARIABLE_OF_COMPLEX = (*_COMPLEX, torch.float32, torch.float16, torch.bfloat16,
 # The arguments u, delta, A, B, C, D, z, delta_bias, initial_state, in this order.
 Inputs = tuple[Tensor | None, ...]
 # Name and size of each dimension; None where any size will do.
-Shape = tuple[tuple[str, "int | torch.SymInt | None"], ...]
+Dim = tuple[str, "int | torch.SymInt | None"]
+Shape = tuple[Dim, ...]
 
 
 def fail(message: str) -> NoReturn:
@@ -195,30 +196,14 @@ def _check_shapes(
     dstate = ("dstate", A.shape[1])
     if A.shape[1] == 0:
         fail(f"A must have dstate of at least 1, got {tuple(A.shape)}")
-    groups = []
+    groups = {}
     for name, projection in (("B", B), ("C", C)):
         packed = A.is_complex() and not projection.is_complex()
         steps = ("2*seqlen", 2 * u.shape[2]) if packed else seqlen
-        if projection.dim() == 2:
-            _check_shape(name, projection, (dim, dstate))
-            continue
-        if projection.dim() == 3:
-            _check_shape(name, projection, (batch, dstate, steps))
-            groups.append(1)
-            continue
-        if projection.dim() != 4:
-            fail(
-                f"{name} must be (dim, dstate), (batch, dstate, seqlen) or "
-                f"(batch, groups, dstate, seqlen), got {tuple(projection.shape)}"
-            )
-        _check_shape(name, projection, (batch, ("groups", None), dstate, steps))
-        groups.append(projection.shape[1])
-        if groups[-1] == 0 or dim[1] % groups[-1] != 0:
-            fail(
-                f"{name} must have a number of groups that divides dim = {dim[1]}, got {groups[-1]}"
-            )
-    if len(groups) == 2 and groups[0] != groups[1]:
-        fail(f"C must have as many groups as B, {groups[0]}, got {groups[1]}")
+        groups[name] = check_projection_shape(
+            name, projection, (dim, dstate), batch, dim, dstate, steps
+        )
+    check_common_groups(groups)
     if D is not None:
         _check_shape("D", D, (dim,))
     if z is not None:
@@ -230,6 +215,36 @@ def _check_shapes(
 
 
 # --- one tensor -----------------------------------------------------------------------------------
+
+
+def check_projection_shape(
+    name: str, tensor: Tensor, constant: Shape, batch: Dim, dim: Dim, dstate: Dim, steps: Dim
+) -> int:
+    """Checks B or C: constant of shape `constant`, or with `steps`, (batch, dstate, steps) for all
+    of dim or (batch, groups, dstate, steps). Returns the number of groups, 0 for a constant one."""
+    if tensor.dim() == len(constant):
+        _check_shape(name, tensor, constant)
+        return 0
+    if tensor.dim() == 3:
+        _check_shape(name, tensor, (batch, dstate, steps))
+        return 1
+    if tensor.dim() != 4:
+        fail(
+            f"{name} must be {_tuple_text(size for size, _ in constant)}, "
+            f"(batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got {tuple(tensor.shape)}"
+        )
+    _check_shape(name, tensor, (batch, ("groups", None), dstate, steps))
+    groups = tensor.shape[1]
+    if groups == 0 or dim[1] % groups != 0:
+        fail(f"{name} must have a number of groups that divides dim = {dim[1]}, got {groups}")
+    return groups
+
+
+def check_common_groups(groups: dict[str, int]) -> None:
+    """Two projections with steps have the same number of groups."""
+    (first, of_first), (second, of_second) = groups.items()
+    if of_first and of_second and of_first != of_second:
+        fail(f"{second} must have as many groups as {first}, {of_first}, got {of_second}")
 
 
 def _check_dense(name: str, tensor: Tensor) -> None:

@@ -64,34 +64,6 @@ void check_dtypes(const ScanArguments& args, bool is_complex) {
   }
 }
 
-/// Returns the number of groups of a variable projection, 0 for a constant one.
-int64_t check_projection_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
-  const bool packed = params.is_complex && !is_complex_dtype(dtype_of(tensor));
-  const Dim steps = packed ? Dim{"2*seqlen", 2 * params.seqlen} : Dim{"seqlen", params.seqlen};
-  switch (tensor.dim()) {
-    case 2:
-      check_shape(name, tensor, {{"dim", params.dim}, {"dstate", params.dstate}});
-      return 0;
-    case 3:
-      check_shape(name, tensor, {{"batch", params.batch}, {"dstate", params.dstate}, steps});
-      return 1;
-    case 4:
-      check_shape(name, tensor,
-                  {{"batch", params.batch}, {"groups"}, {"dstate", params.dstate}, steps});
-      break;
-    default:
-      fail(name,
-           " must be (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen),"
-           " got ",
-           shape_text(tensor));
-  }
-  const int64_t groups = tensor.size(1);
-  if (groups == 0 || params.dim % groups != 0) {
-    fail(name, " must have a number of groups that divides dim = ", params.dim, ", got ", groups);
-  }
-  return groups;
-}
-
 void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dstate) {
   check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
   params.batch = args.u.size(0);
@@ -113,14 +85,18 @@ void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dst
     fail("A must have dstate of at most ", max_dstate, " on ", device_name(args.A), ", got ",
          shape_text(args.A));
   }
-  const int64_t groups_of_B = check_projection_shape("B", args.B, params);
-  const int64_t groups_of_C = check_projection_shape("C", args.C, params);
+  const auto groups_of = [&](const char* name, const Tensor& tensor) {
+    const bool packed = params.is_complex && !is_complex_dtype(dtype_of(tensor));
+    const Dim steps = packed ? Dim{"2*seqlen", 2 * params.seqlen} : Dim{"seqlen", params.seqlen};
+    const Dim dim{"dim", params.dim}, dstate{"dstate", params.dstate};
+    return check_projection_shape(name, tensor, {dim, dstate}, {"batch", params.batch}, dim, dstate,
+                                  steps);
+  };
+  const int64_t groups_of_B = groups_of("B", args.B);
+  const int64_t groups_of_C = groups_of("C", args.C);
   params.variable_B = groups_of_B > 0;
   params.variable_C = groups_of_C > 0;
-  if (params.variable_B && params.variable_C && groups_of_B != groups_of_C) {
-    fail("C must have as many groups as B, ", groups_of_B, ", got ", groups_of_C);
-  }
-  params.groups = params.variable_B ? groups_of_B : params.variable_C ? groups_of_C : 1;
+  params.groups = common_groups("B", groups_of_B, "C", groups_of_C);
   if (args.D) check_channels("D", *args.D);
   if (args.z) check_sequence("z", *args.z);
   if (args.delta_bias) check_channels("delta_bias", *args.delta_bias);

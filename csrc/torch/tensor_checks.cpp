@@ -32,6 +32,10 @@ std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
   return text;
 }
 
+std::string dim_names(Dims dims) {
+  return tuple_text(dims, [](std::ostream& text, const Dim& dim) { text << dim.name; });
+}
+
 }  // namespace
 
 ScalarType dtype_of(const Tensor& tensor) {
@@ -157,8 +161,6 @@ void check_shape(const char* name, const Tensor& tensor, Dims dims) {
 
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
-  const std::string names =
-      tuple_text(dims, [](std::ostream& text, const Dim& dim) { text << dim.name; });
   const std::string expected = tuple_text(dims, [](std::ostream& text, const Dim& dim) {
     if (dim.size == Dim::kAny) {
       text << '*';
@@ -166,7 +168,40 @@ void check_shape(const char* name, const Tensor& tensor, Dims dims) {
       text << dim.size;
     }
   });
-  fail(name, " must be ", names, any_known ? " = " + expected : "", ", got ", shape_text(tensor));
+  fail(name, " must be ", dim_names(dims), any_known ? " = " + expected : "", ", got ",
+       shape_text(tensor));
+}
+
+int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
+                               Dim dim, Dim dstate, Dim steps) {
+  const int64_t rank = tensor.dim();
+  if (rank == static_cast<int64_t>(constant.size())) {
+    check_shape(name, tensor, constant);
+    return 0;
+  }
+  if (rank == 3) {
+    check_shape(name, tensor, {batch, dstate, steps});
+    return 1;
+  }
+  if (rank != 4) {
+    fail(name, " must be ", dim_names(constant),
+         ", (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got ", shape_text(tensor));
+  }
+  check_shape(name, tensor, {batch, {"groups"}, dstate, steps});
+  const int64_t groups = tensor.size(1);
+  if (groups == 0 || dim.size % groups != 0) {
+    fail(name, " must have a number of groups that divides dim = ", dim.size, ", got ", groups);
+  }
+  return groups;
+}
+
+int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,
+                      int64_t groups_of_C) {
+  if (groups_of_B > 0 && groups_of_C > 0 && groups_of_B != groups_of_C) {
+    fail(name_of_C, " must have as many groups as ", name_of_B, ", ", groups_of_B, ", got ",
+         groups_of_C);
+  }
+  return groups_of_B > 0 ? groups_of_B : groups_of_C > 0 ? groups_of_C : 1;
 }
 
 }  // namespace selective_scan::op

@@ -55,6 +55,14 @@ void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<S
                  const char* remark = "");
 void check_shape(const char* name, const Tensor& tensor, Dims dims);
 
+/// Checks B or C: constant of shape `constant`, or with `steps`, (batch, dstate, steps) for all of
+/// dim or (batch, groups, dstate, steps). Returns the number of groups, 0 for a constant one.
+int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
+                               Dim dim, Dim dstate, Dim steps);
+/// The number of groups of two such, 1 where both are constant.
+int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,
+                      int64_t groups_of_C);
+
 constexpr std::initializer_list<ScalarType> kRealDtypes = {
     ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double};
 

@@ -28,32 +28,6 @@ void check_dtypes(const UnitaryArguments& args) {
   });
 }
 
-/// Returns the number of groups of weights with steps, 0 for constant ones.
-int64_t check_weights_shape(const char* name, const Tensor& tensor,
-                            const UnitaryScanParams& params) {
-  const Dim batch{"batch", params.batch}, dstate{"dstate", params.dstate};
-  const Dim steps{"seqlen", params.seqlen};
-  switch (tensor.dim()) {
-    case 1:
-      check_shape(name, tensor, {dstate});
-      return 0;
-    case 3:
-      check_shape(name, tensor, {batch, dstate, steps});
-      return 1;
-    case 4:
-      check_shape(name, tensor, {batch, {"groups"}, dstate, steps});
-      break;
-    default:
-      fail(name, " must be (dstate,), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen),",
-           " got ", shape_text(tensor));
-  }
-  const int64_t groups = tensor.size(1);
-  if (groups == 0 || params.dim % groups != 0) {
-    fail(name, " must have a number of groups that divides dim = ", params.dim, ", got ", groups);
-  }
-  return groups;
-}
-
 void check_shapes(const UnitaryArguments& args, UnitaryScanParams& params, int64_t max_dstate) {
   check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
   params.batch = args.u.size(0);
@@ -71,14 +45,14 @@ void check_shapes(const UnitaryArguments& args, UnitaryScanParams& params, int64
   }
   const Dim dstate{"dstate", params.dstate};
   check_shape("x_bias", args.x_bias, {dim, dstate});
-  const int64_t groups_of_b = check_weights_shape("b", args.b, params);
-  const int64_t groups_of_c = check_weights_shape("c", args.c, params);
+  const auto groups_of = [&](const char* name, const Tensor& tensor) {
+    return check_projection_shape(name, tensor, {dstate}, batch, dim, dstate, steps);
+  };
+  const int64_t groups_of_b = groups_of("b", args.b);
+  const int64_t groups_of_c = groups_of("c", args.c);
   params.variable_b = groups_of_b > 0;
   params.variable_c = groups_of_c > 0;
-  if (params.variable_b && params.variable_c && groups_of_b != groups_of_c) {
-    fail("c must have as many groups as b, ", groups_of_b, ", got ", groups_of_c);
-  }
-  params.groups = params.variable_b ? groups_of_b : params.variable_c ? groups_of_c : 1;
+  params.groups = common_groups("b", groups_of_b, "c", groups_of_c);
   check_shape("D", args.D, {dim});
   if (args.z) check_shape("z", *args.z, {batch, dim, steps});
   if (args.initial_state) {
