@@ -18,6 +18,9 @@ import torch
 
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+import test_dstate1 as dstate1
+import test_relay as relay
+import test_streamed_backward as streamed
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
 
 
@@ -44,6 +47,20 @@ def selective_scan_cases():
         yield base.with_(dstate=130, dim=3, groups=1, seqlen=33)
     yield Case(complex=True, B="packed_grouped", C="packed_grouped", reverse=True, seqlen=65)
     yield Case(complex=True, B="packed", C="shared", groups=1, dtype=torch.float64)
+    yield from special_cases()
+
+
+def special_cases():
+    """What the special kernels of the selective scan are for."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for base in (dstate1.BASE, *streamed.KINDS.values()):
+            yield base.with_(dtype=dtype)
+            yield base.with_(dtype=dtype, seqlen=64, reverse=True)
+            yield base.with_(dtype=dtype, layout="channel_last")
+        for base in (relay.BASE, relay.WIDE, relay.SHARED):
+            yield base.with_(dtype=dtype)
+        yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
+    yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
 
 
 def diagonal_cases():
