@@ -314,9 +314,12 @@ def sanitizer_flags() -> list[str]:
     return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def nvcc_flags(architectures: tuple[Architecture, ...], debug: bool, files: int) -> list[str]:
+def nvcc_flags(plan: CudaPlan, debug: bool, files: int) -> list[str]:
     """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
-    flags = ["-std=c++20", "--expt-relaxed-constexpr", "-Xfatbin=-compress-all"]
+    flags = ["-std=c++20", "--expt-relaxed-constexpr"]
+    # The smaller format needs a driver that CUDA 13 asks for anyway, and CUDA 12 does not.
+    is_13 = plan.toolkit is not None and plan.toolkit.version >= (13, 0)
+    flags.append("--compress-mode=size" if is_13 else "-Xfatbin=-compress-all")
     # BuildExtension switches the operators of __half and __nv_bfloat16 off, for the sake of ATen.
     for macro in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"):
         flags.append(f"-U__CUDA_NO_{macro}__")
@@ -324,11 +327,11 @@ def nvcc_flags(architectures: tuple[Architecture, ...], debug: bool, files: int)
     flags += ["-O0", "-g", "-G", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
     if os.name != "nt":
         flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
-    for architecture in architectures:
+    for architecture in plan.architectures:
         flags += architecture.nvcc_flags()
     # Files are compiled in parallel first; what is left of the jobs goes to their architectures.
     jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-    threads = min(len(architectures), jobs // max(files, 1))
+    threads = min(len(plan.architectures), jobs // max(files, 1))
     if threads > 1:
         flags.append(f"--threads={threads}")
     return flags
@@ -390,7 +393,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]
-        nvcc = nvcc_flags(plan.architectures, debug, len(files))
+        nvcc = nvcc_flags(plan, debug, len(files))
         link = [*link, *cudart_flags(plan.toolkit)]
         extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
         cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build

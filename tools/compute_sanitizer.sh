@@ -27,6 +27,9 @@ fi
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 for tool in "${tools[@]}"; do
-  echo "== compute-sanitizer --tool $tool"
-  "$sanitizer" --tool "$tool" --error-exitcode 1 "$python" tests/sanitizer_workload.py
+  options=(--tool "$tool" --error-exitcode 1)
+  # More than the tools track by default: every block has a dozen.
+  [[ "$tool" != racecheck && "$tool" != synccheck ]] || options+=(--num-cuda-barriers 65536)
+  echo "== compute-sanitizer ${options[*]}"
+  "$sanitizer" "${options[@]}" "$python" tests/sanitizer_workload.py
 done
