@@ -28,7 +28,7 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 for tool in "${tools[@]}"; do
   options=(--tool "$tool" --error-exitcode 1)
-  # More than the tools track by default: every block has a dozen.
+  # Barriers of a block: these two count too few by themselves where they are set up in PTX.
   [[ "$tool" != racecheck && "$tool" != synccheck ]] || options+=(--num-cuda-barriers 65536)
   echo "== compute-sanitizer ${options[*]}"
   "$sanitizer" "${options[@]}" "$python" tests/sanitizer_workload.py
