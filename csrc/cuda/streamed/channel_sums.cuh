@@ -13,7 +13,9 @@
 //
 // A warp leaves its sums of a group of blocks in one of two slots; warps take turns at adding the
 // warps' sums of a block, in their order, and writing them to the tile's partial sums in global
-// memory. They do so a block later, when the slower warps have left theirs too.
+// memory. They do so a block later, when the slower warps have left theirs too. At the slots'
+// barriers every lane arrives for itself: that is as fast as one for its warp, and tools that look
+// for races can follow it.
 #pragma once
 
 #include <cstddef>
@@ -65,7 +67,6 @@ class ChannelSums {
         target_(target),
         steps_(steps),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
-        is_leader_(threadIdx.x % kWarpSize == 0),
         blocks_to_turn_(warp + kGroupBlocks) {
     const int lane = threadIdx.x % kWarpSize;
     const int part = lane & ((1 << kPartBits) - 1) << Shape::kChannelBits;
@@ -79,8 +80,8 @@ class ChannelSums {
     }
     if (threadIdx.x == 0) {
       for (int slot = 0; slot < kSlots; ++slot) {
-        full(slot).initialize(warps);
-        empty(slot).initialize(kGroupBlocks);
+        full(slot).initialize(warps * kWarpSize);
+        empty(slot).initialize(kGroupBlocks * kWarpSize);
       }
     }
     __syncthreads();
@@ -127,8 +128,8 @@ class ChannelSums {
       add_warps_in_turn(first_step + kBlockSteps);
     }
     if constexpr (kBlock == 0) {
-      __syncwarp();
-      if (is_leader_) full(slot).arrive();
+      __syncwarp();  // for who reads the warp's planes next
+      full(slot).arrive();
       ++count_;
     }
   }
@@ -185,8 +186,7 @@ class ChannelSums {
     full(slot).wait(index / kSlots & 1);
     add_block(slots_ + slot * warps_ * Shape::kSumBytes + block * Shape::kSumVectors * kVectorBytes,
               first_step, lane);
-    __syncwarp();
-    if (is_leader_) empty(slot).arrive();
+    empty(slot).arrive();
   }
 
   __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane) {
@@ -230,7 +230,6 @@ class ChannelSums {
   int steps_;
   int count_ = 0;
   int own_;  // where this lane's sums go in slot 0
-  bool is_leader_;
   int blocks_to_turn_;
   float select_[2 * kSteps];
 };
