@@ -54,6 +54,13 @@ struct Step {
   Input input;
 };
 
+/// A step of which √abar is known: h[t] = root·(root·h[t-1] + input·B).
+template <class T>
+struct RootStep {
+  T root;
+  T input;
+};
+
 /// What exp(Δ·A) needs of A, for a policy that has rate(A) and exp_at(Δ, rate).
 template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
@@ -211,12 +218,12 @@ struct ExactHold {
     const auto value = Math::exact_hold_step(delta, constants);
     return {value.abar, delta_u * value.phi1};
   }
-  /// The same with less work, for steps and poles that Math::is_small() holds for.
+  /// The same with less work, for steps within Math::small_limit(constants).
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Step<T, T> small_step(real_t<T> delta, real_t<T> delta_u,
-                                                 const Constants<Math, T>& constants) {
+  static SELECTIVE_SCAN_HD RootStep<T> small_step(real_t<T> delta, real_t<T> delta_u,
+                                                  const Constants<Math, T>& constants) {
     const auto value = Math::small_exact_hold_step(delta, constants);
-    return {value.abar, delta_u * value.phi1};
+    return {value.root, delta_u * value.series};
   }
 
   template <class Math, class T>

@@ -118,6 +118,7 @@ class ChunkRing {
         stride_(stride),
         chunk_bytes_(chunk_bytes),
         chunks_(chunks),
+        refills_(chunks > kSlots ? chunks - kSlots : 0),
         is_producer_(threadIdx.x == 0),
         is_leader_(threadIdx.x % kWarpSize == 0) {
     if constexpr (kHasBulkCopy) {
@@ -149,7 +150,7 @@ class ChunkRing {
   __device__ __forceinline__ const char* acquire() {
     if constexpr (kHasBulkCopy) {
       // Chunk index - 2 has been left by most warps now; its slot takes the one kSlots further on.
-      if (is_producer_ && index_ >= 2 && index_ - 2 + kSlots < chunks_) {
+      if (is_producer_ && static_cast<unsigned>(index_ - 2) < static_cast<unsigned>(refills_)) {
         const int behind = slot_ >= 2 ? slot_ - 2 : slot_ - 2 + kSlots;
         empty(behind).wait(slot_ >= 2 ? parity_ : parity_ ^ 1);
         copy(index_ - 2 + kSlots, behind);
@@ -206,6 +207,7 @@ class ChunkRing {
   int64_t stride_;
   int chunk_bytes_;
   int chunks_;
+  int refills_;  // copies behind the first kSlots
   bool is_producer_;
   bool is_leader_;
   int index_ = 0;

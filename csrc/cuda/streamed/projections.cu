@@ -6,70 +6,108 @@
 namespace selective_scan::cuda::streamed {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kSlab = 64;  // values of a step that a block converts at a time
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kSlab = 32;               // values of a step that a block converts
+constexpr int kItems = kSlab / kWarps;  // elements of a lane
+constexpr int kResidentThreads = 2048;  // leaves registers to the kernel launched behind
 
-/// B or C of one (batch, group), and how its elements are visited.
-struct Source {
+static_assert(kChunk == kWarpSize && kSlab == kWarpSize, "one of either a lane");
+
+/// Some elements of B or C: item i is state i, real and imaginary parts counted separately, or step
+/// i from where the lane begins.
+struct LaneItems {
   ArrayView view;
+  bool is_complex;
+  bool along_steps;  // the items
   int64_t origin;
-  int components;
-  int values;         // dstate · components; those behind are zero
-  bool along_states;  // states, rather than steps, lie together in memory
+  int count;  // that exist
 
-  __device__ Source(const ScanParams& params, const ArrayView& view, bool variable, int64_t batch,
-                    int64_t group)
-      : view(view),
-        origin(batch * view.batch + group * view.group),
-        components(params.is_complex ? 2 : 1),
-        values(variable ? static_cast<int>(params.dstate) * components : 0),
-        along_states(view.state == components) {}
-
-  __device__ float load(int value, int64_t step) const {
-    const int state = components == 2 ? value >> 1 : value;
-    const int component = components == 2 ? value & 1 : 0;
-    return load_element<float>(
-        view.data, view.dtype,
-        origin + state * view.state + component * view.imag + step * view.step);
+  __device__ __forceinline__ int64_t index(int i) const {
+    if (along_steps) return origin + i * view.step;
+    return is_complex ? origin + (i >> 1) * view.state + (i & 1) * view.imag
+                      : origin + i * view.state;
+  }
+  /// All loads are on their way before the first is looked at.
+  template <class Element>
+  __device__ __forceinline__ void load(float (&values)[kItems]) const {
+    Element elements[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      elements[i] = i < count ? static_cast<const Element*>(view.data)[index(i)] : Element{};
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values[i] = to_real(elements[i]);
   }
 };
 
-/// A block converts one chunk of one (batch, group), through shared memory so that both reads and
-/// writes are of neighbours. Bound by latency: it is a few megabytes.
-__global__ void __launch_bounds__(kThreads)
+/// A block converts kSlab values of every step of one chunk of one (batch, group), through shared
+/// memory so that both reads and writes are of neighbours. Bound by latency: it is a few megabytes.
+__global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
     convert_projections_kernel(const __grid_constant__ ScanParams params, int values_per_step,
-                               int64_t chunks, float* stream) {
+                               int chunks, float* stream) {
   __shared__ float tile[kSlab][kChunk + 1];
   start_dependents();
-  const int64_t sequence = blockIdx.x / chunks;
-  const int64_t chunk = blockIdx.x % chunks;
-  const int64_t batch = sequence / params.groups;
-  const int64_t group = sequence % params.groups;
-  const int64_t first_step = chunk * kChunk;
-  const int64_t left = params.seqlen - first_step;
-  const int steps = left < kChunk ? static_cast<int>(left) : kChunk;
-  float* rows = stream + static_cast<int64_t>(blockIdx.x) * kChunk * 2 * values_per_step;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const int components = params.is_complex ? 2 : 1;
 
-  for (int half = 0; half < 2; ++half) {
-    const Source source(params, half == 0 ? params.B : params.C,
-                        half == 0 ? params.variable_B : params.variable_C, batch, group);
-    for (int first = 0; first < values_per_step; first += kSlab) {
-      const int count = values_per_step - first < kSlab ? values_per_step - first : kSlab;
-      for (int i = threadIdx.x; i < count * kChunk; i += kThreads) {
-        const int step = source.along_states ? i / count : i % kChunk;
-        const int value = source.along_states ? i % count : i / kChunk;
-        tile[value][step] = first + value < source.values && step < steps
-                                ? source.load(first + value, first_step + step)
-                                : 0.0f;
-      }
-      __syncthreads();
-      for (int i = threadIdx.x; i < count * kChunk; i += kThreads) {
-        const int step = i / count;
-        const int value = i % count;
-        rows[(2 * step + half) * values_per_step + first + value] = tile[value][step];
-      }
-      __syncthreads();
+  // Lanes lie along steps and items along values, or the other way round where values are
+  // neighbours in memory. A lane's values are all of B or all of C.
+  const bool lanes_along_values = params.B.state == components && params.C.state == components;
+  const int first_value = lanes_along_values ? lane : warp * kItems;
+  const int first_step = lanes_along_values ? warp * kItems : lane;
+
+  const int in_step = static_cast<int>(blockIdx.y) * kSlab + first_value;  // of B | C
+  const bool is_C = in_step >= values_per_step;
+  const bool is_variable = is_C ? params.variable_C : params.variable_B;
+  const int value = is_C ? in_step - values_per_step : in_step;
+  const int sequence = static_cast<int>(blockIdx.x) / chunks;
+  const int64_t step =
+      static_cast<int64_t>(static_cast<int>(blockIdx.x) % chunks) * kChunk + first_step;
+  const int groups = static_cast<int>(params.groups);
+  const int values_left = is_variable ? static_cast<int>(params.dstate) * components - value : 0;
+  const int64_t steps_left = params.seqlen - step;
+
+  LaneItems items{is_C ? params.C : params.B, params.is_complex, lanes_along_values, 0, 0};
+  items.origin = sequence / groups * items.view.batch + sequence % groups * items.view.group +
+                 value / components * items.view.state + value % components * items.view.imag +
+                 step * items.view.step;
+  if (values_left > 0 && steps_left > 0) {
+    items.count = !lanes_along_values   ? values_left
+                  : steps_left < kItems ? static_cast<int>(steps_left)
+                                        : kItems;
+  }
+  float values[kItems];
+  if (items.view.dtype == DType::kFloat32) {
+    items.load<float>(values);
+  } else if (items.view.dtype == DType::kBFloat16) {
+    items.load<BFloat16>(values);
+  } else {
+    items.load<Half>(values);
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (lanes_along_values) {
+      tile[first_value][first_step + i] = values[i];
+    } else {
+      tile[first_value + i][first_step] = values[i];
     }
+  }
+  __syncthreads();
+
+  constexpr int kQuad = 4;
+  constexpr int kQuads = kSlab / kQuad;
+  float* rows =
+      stream + static_cast<int64_t>(blockIdx.x) * kChunk * 2 * values_per_step + blockIdx.y * kSlab;
+#pragma unroll
+  for (int i = threadIdx.x; i < kQuads * kChunk; i += kThreads) {
+    const int row = i / kQuads;
+    const int column = i % kQuads * kQuad;
+    Pack<float, kQuad> quad;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) quad.v[j] = tile[column + j][row];
+    store_pack(rows + row * 2 * values_per_step + column, quad);
   }
 }
 
@@ -80,9 +118,11 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   const ProjectionStream layout(params, padded_states);
   const int64_t blocks = params.batch * params.groups * layout.chunks;
   if (blocks == 0) return cudaSuccess;
-  convert_projections_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      params, padded_states * (params.is_complex ? 2 : 1), layout.chunks,
-      static_cast<float*>(stream_memory));
+  const int values_per_step = padded_states * (params.is_complex ? 2 : 1);
+  const dim3 grid(static_cast<unsigned>(blocks),
+                  static_cast<unsigned>(2 * values_per_step / kSlab));
+  convert_projections_kernel<<<grid, kThreads, 0, stream>>>(
+      params, values_per_step, static_cast<int>(layout.chunks), static_cast<float*>(stream_memory));
   return cudaGetLastError();
 }
 

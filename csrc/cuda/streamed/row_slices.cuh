@@ -140,6 +140,9 @@ class RowCursor {
     address_ += chunks * kChunk * rows.step;
   }
 
+  /// For who knows how far apart chunks lie.
+  __device__ __forceinline__ void advance_bytes(int bytes) { address_ += bytes; }
+
   /// Starts loading; what does not exist is zero.
   __device__ __forceinline__ RawSlice<kItems> fetch(const RowArray& rows, const LaneSlice& slice,
                                                     int steps) const {
@@ -287,6 +290,15 @@ __device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
 /// each direction; turning slices round here costs a few instructions a value in either.
 enum class RowOrder : int8_t { kScan, kMemory };
 
+/// Four floats to shared memory by one access. Of values that come from several branches the
+/// compiler makes four stores, with bank conflicts.
+__device__ __forceinline__ void store_whole(float* row, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(row))),
+               "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
 /// To the warp's [channel][step] rows in shared memory, kRowStride apart.
 template <RowOrder kOrder = RowOrder::kScan, int kItems>
 __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
@@ -294,7 +306,11 @@ __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Sl
   if (slice.map == LaneMap::kSteps) {
     float* row = rows + slice.channel * kRowStride;
     if constexpr (kOrder == RowOrder::kMemory) {
-      store_pack(row + slice.position, bit_cast<Pack<float, kItems>>(values));
+#pragma unroll
+      for (int i = 0; i < kItems; i += 4) {
+        store_whole(row + slice.position + i, values.v[i], values.v[i + 1], values.v[i + 2],
+                    values.v[i + 3]);
+      }
     } else {
       store_pack(row + slice.step,
                  bit_cast<Pack<float, kItems>>(slice.is_backward ? reversed(values) : values));

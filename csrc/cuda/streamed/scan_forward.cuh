@@ -5,10 +5,10 @@
 // registers. A block is up to kMaxWarps such warps, which share B and C only: those come in fp32
 // from projections.cu through a ring of chunks (bulk_copy.cuh).
 //
-// A warp and chunk: u and delta, loaded while the chunk before was scanned, become rows of Δ and
-// Δ·u in shared memory, once per (channel, step); the next chunk's loads are started; the lanes
-// scan, and leave their part of y, four steps at a time, in a plane of rows per lane of a channel;
-// the output phase adds the planes, applies D and the gate, and stores.
+// A warp and chunk: the next chunk's loads are started; the lanes scan, and leave their part of y,
+// four steps at a time, in a plane of rows per lane of a channel; the output phase adds the planes,
+// applies D and the gate, and stores; u and delta of the next chunk become rows of Δ and Δ·u in
+// shared memory, once per (channel, step).
 //
 // Shared memory: barriers, the ring's slots, then per warp Δ rows, Δ·u rows, planes.
 //
@@ -19,6 +19,7 @@
 #include "../scan_common.cuh"
 #include "bulk_copy.cuh"
 #include "forward.h"
+#include "forward_chunk.cuh"
 #include "projections.h"
 #include "row_slices.cuh"
 #include "scan_math.cuh"
@@ -107,126 +108,9 @@ struct LaneStates {
   }
 };
 
-/// Most steps of most models are small.
-template <int kSize, int kItems>
-__device__ __forceinline__ void softplus_in_place(Slice<kItems>& values) {
-  float largest = values.v[0];
-#pragma unroll
-  for (int i = 1; i < kItems; ++i) largest = fmaxf(largest, values.v[i]);
-  if (__all_sync(kFullMask, largest < kSmallSoftplus)) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) values.v[i] = small_softplus<kSize>(values.v[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) values.v[i] = fast_softplus<kSize>(values.v[i]);
-  }
-}
-
-/// Blocks of steps that the scan unrolls.
-constexpr int kUnrolledBlocks = 4;
-
-/// a·b + c
-__device__ __forceinline__ float multiply_add(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-__device__ __forceinline__ Complex<float> multiply_add(Complex<float> a, Complex<float> b,
-                                                       Complex<float> c) {
-  return {fmaf(a.re, b.re, fmaf(-a.im, b.im, c.re)), fmaf(a.re, b.im, fmaf(a.im, b.re, c.im))};
-}
-/// Re(a·b) + c
-__device__ __forceinline__ float add_real_of_product(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-__device__ __forceinline__ float add_real_of_product(Complex<float> a, Complex<float> b, float c) {
-  return fmaf(a.re, b.re, fmaf(-a.im, b.im, c));
-}
-
-/// kSmall: the caller knows that ScanMath::is_small() holds.
-template <Method kMethod, class T, bool kSmall, class Constants>
-__device__ __forceinline__ auto step_of(float delta, float delta_u, const Constants& constants) {
-  if constexpr (kSmall) {
-    return Formula<kMethod>::template small_step<ScanMath, T>(delta, delta_u, constants);
-  } else {
-    return Formula<kMethod>::template step<ScanMath, T>(delta, delta_u, constants);
-  }
-}
-
-/// One lane's states through the chunk's first `steps` steps, rounded up to what is unrolled: steps
-/// that do not exist have Δ = 0. Its part of y goes to y_row. If kBackward, rows are against the
-/// scan's order: step t of the chunk is element kChunk - 1 - t.
-template <class T, int kStates, int kLaneBits, Method kMethod, bool kVariable, bool kBackward,
-          class Constants>
-__device__ __forceinline__ void scan_chunk(const float* delta_row, const float* delta_u_row,
-                                           const T* projections, int steps,
-                                           const Constants (&constants)[kStates],
-                                           const T (&constant_B)[kStates],
-                                           const T (&constant_C)[kStates], T (&h)[kStates],
-                                           float* y_row) {
-  using Shape = WarpShape<T, kStates, kLaneBits>;
-  constexpr int kStride = kUnrolledBlocks * kBlockSteps;
-  constexpr int kFirst = kBackward ? kChunk - kBlockSteps : 0;
-  constexpr int kSign = kBackward ? -1 : 1;
-  const auto scan_block = [&](auto small, int t, const auto& delta, const auto& delta_u) {
-    Pack<float, kBlockSteps> y;
-#pragma unroll
-    for (int j = 0; j < kBlockSteps; ++j) {
-      const int k = kBackward ? kBlockSteps - 1 - j : j;
-      [[maybe_unused]] const T* row = projections + (t + j) * 2 * Shape::kPadded;
-      float sum = 0;
-#pragma unroll
-      for (int q = 0; q < Shape::kQuads; ++q) {
-        Pack<T, Shape::kQuad> B, C;
-        if constexpr (kVariable) {
-          const int at = q * Shape::kLanes * Shape::kQuad;
-          B = load_pack<T, Shape::kQuad>(row + at);
-          C = load_pack<T, Shape::kQuad>(row + Shape::kPadded + at);
-        }
-#pragma unroll
-        for (int i = 0; i < Shape::kQuad; ++i) {
-          const int s = q * Shape::kQuad + i;
-          const T b = kVariable ? B.v[i] : constant_B[s];
-          const T c = kVariable ? C.v[i] : constant_C[s];
-          const auto step =
-              step_of<kMethod, T, decltype(small)::value>(delta.v[k], delta_u.v[k], constants[s]);
-          h[s] = multiply_add(step.abar, h[s], step.input * b);
-          sum = s == 0 ? real_of_product(c, h[s]) : add_real_of_product(c, h[s], sum);
-        }
-      }
-      y.v[k] = sum;
-    }
-    return y;
-  };
-#pragma unroll 1
-  for (; steps > 0; steps -= kStride) {
-#pragma unroll
-    for (int t = 0; t < kStride; t += kBlockSteps) {
-      const int block = kFirst + kSign * t;
-      const auto delta = load_pack<float, kBlockSteps>(delta_row + block);
-      const auto delta_u = load_pack<float, kBlockSteps>(delta_u_row + block);
-      Pack<float, kBlockSteps> y;
-      if constexpr (kMethod == Method::kFoh && !is_complex_v<T>) {
-        float largest = 0;
-#pragma unroll
-        for (int j = 0; j < kBlockSteps; ++j) largest = fmaxf(largest, fabsf(delta.v[j]));
-        bool small = true;
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) small &= ScanMath::is_small(largest, constants[s]);
-        if (__all_sync(kFullMask, small)) {
-          y = scan_block(std::true_type{}, t, delta, delta_u);
-        } else {
-          y = scan_block(std::false_type{}, t, delta, delta_u);
-        }
-      } else {
-        y = scan_block(std::false_type{}, t, delta, delta_u);
-      }
-      store_pack(y_row + block, y);
-    }
-    delta_row += kSign * kStride;
-    delta_u_row += kSign * kStride;
-    y_row += kSign * kStride;
-    projections += kStride * 2 * Shape::kPadded;
-  }
-}
+/// What a scan does beside scanning; a bit each in one register, which is less to test per chunk
+/// than pointers.
+enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
 
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
           bool kVariable, bool kDense>
@@ -310,76 +194,125 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   const float* delta_u_row = delta_u_rows + role.channel * kRowStride;
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
 
+  // In registers, not to be made again for every chunk.
+  int features = (args.z.present() ? kGate : 0) | (params.out.present() ? kOutput : 0) |
+                 (params.states != nullptr && exists ? kSaveStates : 0) |
+                 (params.delta_softplus ? kSoftplus : 0);
+  asm volatile("" : "+r"(features));
+  const auto has = [&](Feature feature) { return (features & feature) != 0; };
+  int chunk_bytes = slice.is_backward ? -kChunk * kSize : kChunk * kSize;
+  asm volatile("" : "+r"(chunk_bytes));
+  const auto advance = [&](Cursor& cursor, const RowArray& rows) {
+    if constexpr (kMap == LaneMap::kSteps) {
+      cursor.advance_bytes(chunk_bytes);
+    } else {
+      cursor.advance(rows);
+    }
+  };
+  T* saved = static_cast<T*>(params.states) +
+             (item.batch * (args.chunks - 1) * params.dim + channel) * params.dstate;
+  const int64_t saved_stride = params.dim * params.dstate;
+
+  // Of all poles of the warp.
+  [[maybe_unused]] float small_limit = 0;
+  [[maybe_unused]] bool has_small_steps = false;
+  if constexpr (kHasSmallSteps<T, kMethod>) {
+    small_limit = ScanMath::small_limit(constants[0]);
+#pragma unroll
+    for (int s = 1; s < kStates; ++s) {
+      small_limit = fminf(small_limit, ScanMath::small_limit(constants[s]));
+    }
+#pragma unroll
+    for (int mask = 1; mask < kWarpSize; mask *= 2) {
+      small_limit = fminf(small_limit, __shfl_xor_sync(kFullMask, small_limit, mask));
+    }
+  }
+
+  // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
+  // reads what is made behind it.
+  const auto make_rows = [&] {
+    const Values u = Cursor::to_values(args.u, slice, raw_u);
+    Values values = Cursor::to_values(args.delta, slice, raw_delta);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
+    if (has(kSoftplus)) softplus_in_place<kSize>(values);
+    if constexpr (kHasSmallSteps<T, kMethod>) {
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) largest = fmaxf(largest, fabsf(values.v[i]));
+      has_small_steps = __all_sync(kFullMask, largest < small_limit);
+    }
+    slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
+    slice_to_shared<RowOrder::kMemory>(slice, values, delta_u_rows);
+    if (steps_left < kChunk && !slice.exists(steps_left)) {  // such a step leaves states be
+      slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_rows);
+      slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_u_rows);
+    }
+  };
+  make_rows();
+
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    {
-      const Values u = Cursor::to_values(args.u, slice, raw_u);
-      Values values = Cursor::to_values(args.delta, slice, raw_delta);
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
-      if (params.delta_softplus) softplus_in_place<kSize>(values);
-      slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
-      slice_to_shared<RowOrder::kMemory>(slice, values, delta_u_rows);
-      if (steps_left < kChunk && !slice.exists(steps_left)) {  // such a step leaves states be
-        slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_rows);
-        slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_u_rows);
-      }
-      __syncwarp();
+    __syncwarp();
+    // Before the loads: behind them the compiler may wait for what they load.
+    const char* slot = kVariable ? ring.acquire() : nullptr;
 
-      // Before the loads: behind them the compiler may wait for what they load.
-      const char* slot = kVariable ? ring.acquire() : nullptr;
+    const auto raw_this_u = raw_u;
+    if (has(kGate)) z_cursor.fetch_into(args.z, slice, steps_left, raw_z);
+    advance(z_cursor, args.z);
+    advance(u_cursor, args.u);
+    advance(delta_cursor, args.delta);
+    u_cursor.fetch_into(args.u, slice, steps_left - kChunk, raw_u);
+    delta_cursor.fetch_into(args.delta, slice, steps_left - kChunk, raw_delta);
 
-      const auto raw_this_u = raw_u;
-      if (args.z.present()) z_cursor.fetch_into(args.z, slice, steps_left, raw_z);
-      z_cursor.advance(args.z);
-      u_cursor.advance(args.u);
-      delta_cursor.advance(args.delta);
-      u_cursor.fetch_into(args.u, slice, steps_left - kChunk, raw_u);
-      delta_cursor.fetch_into(args.delta, slice, steps_left - kChunk, raw_delta);
-
-      const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
-      const int steps = steps_left < kChunk ? steps_left : kChunk;
-      if (kMap == LaneMap::kSteps && slice.is_backward) {
-        scan_chunk<T, kStates, kLaneBits, kMethod, kVariable, true>(
-            delta_row, delta_u_row, projections, steps, constants, constant_B, constant_C, h,
-            y_row);
-      } else {
-        scan_chunk<T, kStates, kLaneBits, kMethod, kVariable, false>(
-            delta_row, delta_u_row, projections, steps, constants, constant_B, constant_C, h,
-            y_row);
+    const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
+    const int steps = steps_left < kChunk ? steps_left : kChunk;
+    const auto scan = [&](auto backward, auto small) {
+      scan_chunk<T, kStates, kLaneBits, kMap, kMethod, kVariable, decltype(backward)::value,
+                 decltype(small)::value>(delta_row, delta_u_row, projections, steps, constants,
+                                         constant_B, constant_C, h, y_row);
+    };
+    const auto scan_towards = [&](auto backward) {
+      if constexpr (kHasSmallSteps<T, kMethod>) {
+        if (has_small_steps) return scan(backward, std::true_type{});
       }
-      __syncwarp();
-
-      if (params.states != nullptr && chunk < chunks - 1 && exists) {
-        const int64_t saved = (item.batch * (args.chunks - 1) + chunk) * params.dim + channel;
-        T* target = static_cast<T*>(params.states) + saved * params.dstate;
-#pragma unroll
-        for (int q = 0; q < Shape::kQuads; ++q) {
-          store_states(target, Shape::first_state(role.part, q), params.dstate, States::quad(h, q));
-        }
-      }
-      if (params.out.present()) {
-        Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, RowOrder::kMemory>(
-            slice, planes, Shape::kPlane);
-        const Values this_u = Cursor::to_values(args.u, slice, raw_this_u);
-#pragma unroll
-        for (int i = 0; i < Shape::kChannels; ++i) {
-          y.v[i] = kOutputScale<T> * y.v[i] + D[i] * this_u.v[i];
-        }
-        if (args.z.present()) {
-          const Values z = Cursor::to_values(args.z, slice, raw_z);
-#pragma unroll
-          for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gate<kSize>(y.v[i], z.v[i]);
-        }
-        out_cursor.store(args.out, slice, steps_left, y);
-      }
-      out_cursor.advance(args.out);
-      steps_left -= kChunk;
-      __syncwarp();
+      scan(backward, std::false_type{});
+    };
+    if (kMap == LaneMap::kSteps && slice.is_backward) {
+      scan_towards(std::true_type{});
+    } else {
+      scan_towards(std::false_type{});
     }
+    if constexpr (!kVariable || !kHasBulkCopy) __syncwarp();  // else release() does
     if constexpr (kVariable) ring.release();
+
+    if (has(kSaveStates) && chunk < chunks - 1) {
+#pragma unroll
+      for (int q = 0; q < Shape::kQuads; ++q) {
+        store_states(saved, Shape::first_state(role.part, q), params.dstate, States::quad(h, q));
+      }
+      saved += saved_stride;
+    }
+    if (has(kOutput)) {
+      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, RowOrder::kMemory>(
+          slice, planes, Shape::kPlane);
+      const Values this_u = Cursor::to_values(args.u, slice, raw_this_u);
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) {
+        y.v[i] = kOutputScale<T> * y.v[i] + D[i] * this_u.v[i];
+      }
+      if (has(kGate)) {
+        const Values z = Cursor::to_values(args.z, slice, raw_z);
+#pragma unroll
+        for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gate<kSize>(y.v[i], z.v[i]);
+      }
+      out_cursor.store(args.out, slice, steps_left, y);
+    }
+    advance(out_cursor, args.out);
+    steps_left -= kChunk;
+    make_rows();
   }
 
   if (exists && params.last_state.present()) {

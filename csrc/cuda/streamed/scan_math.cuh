@@ -96,7 +96,8 @@ struct ScanMath : DeviceMath {
     static constexpr float kShift = 12582912.0f;  // 1.5·2^23
     __device__ __forceinline__ bool is_none() const { return half_turns == kShift; }
     __device__ __forceinline__ float with_sign(float x) const {
-      return bit_cast<float>(bit_cast<uint32_t>(x) ^ (bit_cast<uint32_t>(half_turns) << 31));
+      // A sum flips the highest bit as well, and is one instruction with the shift.
+      return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
     }
   };
   /// Of exp(Δ·A). Polynomials by Remez, to 5e-9 and 2e-10.
@@ -143,41 +144,51 @@ struct ScanMath : DeviceMath {
     float half_rate;
     float A;
     float inverse;  // 1/A; 0 where that does not exist
+    float series[3];
   };
   static __device__ __forceinline__ RealHold exact_hold_constants(float A) {
-    return {rate(0.5f * A), A, fabsf(A) < kTinyPole ? 0.0f : 1.0f / A};
+    const float A2 = A * A;
+    return {rate(0.5f * A),
+            A,
+            fabsf(A) < kTinyPole ? 0.0f : 1.0f / A,
+            {kSeries2 * A2, kSeries4 * (A2 * A2), kSeries6 * (A2 * A2 * A2)}};
   }
 
-  static constexpr float kSmall = 4.0f;
-  static __device__ __forceinline__ bool is_small(float delta, const RealHold& hold) {
-    return fabsf(delta * hold.A) < kSmall;
+  /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series that does not cancel
+  /// near 0. Coefficients of x², x⁴, x⁶ by Remez, to 2.4e-8 for |x| < kSmall.
+  static constexpr float kSmall = 2.0f;
+  static constexpr float kSeries2 = 0.041666790055768836f;
+  static constexpr float kSeries4 = 0.0005206427324291659f;
+  static constexpr float kSeries6 = 3.1831553696582425e-06f;
+
+  /// For |Δ| below this, and only then, small_exact_hold_step() may be taken. Its coefficients,
+  /// with A's powers in them, must be finite.
+  static __device__ __forceinline__ float small_limit(const RealHold& hold) {
+    constexpr float kLargestPole = 1e6f;
+    return fabsf(hold.A) < kLargestPole ? kSmall / fabsf(hold.A) : 0.0f;
   }
-  /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series (Remez, 4e-8 for |x| <
-  /// kSmall) that does not cancel near 0. x2 receives x².
-  static __device__ __forceinline__ ExactHoldStep<float> small_exact_hold_step(float delta,
-                                                                               const RealHold& hold,
-                                                                               float& x2) {
-    const float g = exp_at(delta, hold.half_rate);
-    x2 = (delta * delta) * (hold.A * hold.A);
-    float series = fmaf(x2, 1.1754987205847556e-08f, 3.0866697215969907e-06f);
-    series = fmaf(x2, series, 0.0005209072842262685f);
-    series = fmaf(x2, series, 0.041666530072689056f);
-    series = fmaf(x2, series, 1.0f);
-    return {g * g, g * series};
-  }
-  static __device__ __forceinline__ ExactHoldStep<float> small_exact_hold_step(
-      float delta, const RealHold& hold) {
-    float x2;
-    return small_exact_hold_step(delta, hold, x2);
+  struct SmallHoldStep {
+    float root;    // of abar
+    float series;  // φ1 / root
+  };
+  static __device__ __forceinline__ SmallHoldStep small_exact_hold_step(float delta,
+                                                                        const RealHold& hold) {
+    const float delta2 = delta * delta;
+    float series = fmaf(delta2, hold.series[2], hold.series[1]);
+    series = fmaf(delta2, series, hold.series[0]);
+    return {exp_at(delta, hold.half_rate), fmaf(delta2, series, 1.0f)};
   }
   static __device__ __forceinline__ ExactHoldStep<float> exact_hold_step(float delta,
                                                                          const RealHold& hold) {
-    float x2;
-    ExactHoldStep<float> step = small_exact_hold_step(delta, hold, x2);
+    const float g = exp_at(delta, hold.half_rate);
+    const float x2 = (delta * delta) * (hold.A * hold.A);
+    float series = fmaf(x2, kSeries6, kSeries4);
+    series = fmaf(x2, series, kSeries2);
+    series = fmaf(x2, series, 1.0f);
+    const float abar = g * g;
     const float inverse = hold.inverse * step_inverse(delta);
-    const float away = fmaf(step.abar, inverse, -inverse);
-    step.phi1 = x2 < kSmall * kSmall ? step.phi1 : away;
-    return step;
+    const float away = fmaf(abar, inverse, -inverse);
+    return {abar, x2 < kSmall * kSmall ? g * series : away};
   }
 
   struct ComplexHold {

@@ -1,0 +1,158 @@
+// What a lane and a warp of the streamed forward scan do with the rows of one chunk: softplus, and
+// the scan itself.
+#pragma once
+
+#include "../elements.cuh"
+#include "forward.h"
+#include "scan_math.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// Most steps of most models are small.
+template <int kSize, int kItems>
+__device__ __forceinline__ void softplus_in_place(Slice<kItems>& values) {
+  float largest = values.v[0];
+#pragma unroll
+  for (int i = 1; i < kItems; ++i) largest = fmaxf(largest, values.v[i]);
+  if (__all_sync(kFullMask, largest < kSmallSoftplus)) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values.v[i] = small_softplus<kSize>(values.v[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values.v[i] = fast_softplus<kSize>(values.v[i]);
+  }
+}
+
+/// Blocks of steps that the scan unrolls: a whole chunk where that is short enough, but not for
+/// rows that are not aligned, whose sequences often end early in a chunk.
+template <class T, int kStates, LaneMap kMap, Method kMethod>
+constexpr int kUnrolledBlocks =
+    !is_complex_v<T> && kStates == 4 && kMap == LaneMap::kSteps && kMethod != Method::kFoh
+        ? kBlocksPerChunk
+        : kBlocksPerChunk / 2;
+
+/// a·b + c
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ Complex<float> multiply_add(Complex<float> a, Complex<float> b,
+                                                       Complex<float> c) {
+  return {fmaf(a.re, b.re, fmaf(-a.im, b.im, c.re)), fmaf(a.re, b.im, fmaf(a.im, b.re, c.im))};
+}
+/// Re(a·b) + c
+__device__ __forceinline__ float add_real_of_product(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ float add_real_of_product(Complex<float> a, Complex<float> b, float c) {
+  return fmaf(a.re, b.re, fmaf(-a.im, b.im, c));
+}
+
+/// kSmall: the step is within ScanMath::small_limit().
+template <Method kMethod, class T, bool kSmall, class Constants>
+__device__ __forceinline__ auto step_of(float delta, float delta_u, const Constants& constants) {
+  if constexpr (kSmall) {
+    return Formula<kMethod>::template small_step<ScanMath, T>(delta, delta_u, constants);
+  } else {
+    return Formula<kMethod>::template step<ScanMath, T>(delta, delta_u, constants);
+  }
+}
+template <class T, class Input>
+__device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
+  return multiply_add(step.abar, h, step.input * B);
+}
+template <class T>
+__device__ __forceinline__ T advance(const RootStep<T>& step, T h, T B) {
+  return step.root * multiply_add(step.input, B, step.root * h);
+}
+
+/// Whether a method has a form for small steps.
+template <class T, Method kMethod>
+constexpr bool kHasSmallSteps = kMethod == Method::kFoh && !is_complex_v<T>;
+
+/// B and C of one step, of a lane's states.
+template <class T, int kQuads, int kQuad>
+struct StepProjections {
+  Pack<T, kQuad> B[kQuads];
+  Pack<T, kQuad> C[kQuads];
+
+  /// `row` begins with the lane's first state; quads are `stride` states apart.
+  __device__ __forceinline__ void load(const T* row, int stride, int padded_states) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      B[q] = load_pack<T, kQuad>(row + q * stride);
+      C[q] = load_pack<T, kQuad>(row + padded_states + q * stride);
+    }
+  }
+};
+
+/// One lane's states through the chunk's first `steps` steps, rounded up to what is unrolled: steps
+/// that do not exist have Δ = 0. Its part of y goes to y_row. If kBackward, rows are against the
+/// scan's order: step t of the chunk is element kChunk - 1 - t. kSmall: see step_of().
+///
+/// The compiler moves no load across a store. A block of steps is therefore stored behind the loads
+/// of the next one, so that the one's last steps and the other's first exponentials overlap.
+template <class T, int kStates, int kLaneBits, LaneMap kMap, Method kMethod, bool kVariable,
+          bool kBackward, bool kSmall, class Constants>
+__device__ __forceinline__ void scan_chunk(const float* delta_row, const float* delta_u_row,
+                                           const T* projections, int steps,
+                                           const Constants (&constants)[kStates],
+                                           const T (&constant_B)[kStates],
+                                           const T (&constant_C)[kStates], T (&h)[kStates],
+                                           float* y_row) {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  constexpr int kStride = kUnrolledBlocks<T, kStates, kMap, kMethod> * kBlockSteps;
+  constexpr int kFirst = kBackward ? kChunk - kBlockSteps : 0;
+  constexpr int kSign = kBackward ? -1 : 1;
+  constexpr int kAhead = kBlockSteps / Shape::kQuads;  // steps of B and C loaded before that store
+  using Projections = StepProjections<T, Shape::kQuads, Shape::kQuad>;
+  const auto load_projections = [&](Projections& target, int t) {
+    if constexpr (kVariable) {
+      target.load(projections + t * 2 * Shape::kPadded, Shape::kLanes * Shape::kQuad,
+                  Shape::kPadded);
+    }
+  };
+  const auto scan_block = [&](int t, const auto& delta, const auto& delta_u,
+                              Projections(&projected)[kBlockSteps]) {
+    Pack<float, kBlockSteps> y;
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      const int k = kBackward ? kBlockSteps - 1 - j : j;
+      if (j >= kAhead) load_projections(projected[j], t + j);
+      float sum = 0;
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        const int q = s / Shape::kQuad;
+        const int i = s % Shape::kQuad;
+        const T b = kVariable ? projected[j].B[q].v[i] : constant_B[s];
+        const T c = kVariable ? projected[j].C[q].v[i] : constant_C[s];
+        h[s] =
+            advance(step_of<kMethod, T, kSmall>(delta.v[k], delta_u.v[k], constants[s]), h[s], b);
+        sum = s == 0 ? real_of_product(c, h[s]) : add_real_of_product(c, h[s], sum);
+      }
+      y.v[k] = sum;
+    }
+    return y;
+  };
+#pragma unroll 1
+  for (; steps > 0; steps -= kStride) {
+    Pack<float, kBlockSteps> y;
+#pragma unroll
+    for (int t = 0; t < kStride; t += kBlockSteps) {
+      const int block = kFirst + kSign * t;
+      const auto delta = load_pack<float, kBlockSteps>(delta_row + block);
+      const auto delta_u = load_pack<float, kBlockSteps>(delta_u_row + block);
+      Projections projected[kBlockSteps];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) load_projections(projected[j], t + j);
+      if (t > 0) store_pack(y_row + block - kSign * kBlockSteps, y);
+      y = scan_block(t, delta, delta_u, projected);
+    }
+    store_pack(y_row + kFirst + kSign * (kStride - kBlockSteps), y);
+    delta_row += kSign * kStride;
+    delta_u_row += kSign * kStride;
+    y_row += kSign * kStride;
+    projections += kStride * 2 * Shape::kPadded;
+  }
+}
+
+}  // namespace selective_scan::cuda::streamed
