@@ -21,6 +21,7 @@ struct ForwardVariant {
   int padded_states;
   int warp_bytes;  // of shared memory
   bool has_constant;
+  bool has_own_maps;
   std::array<bool (*)(LaneMap), kNumMethods> has_dense;
   std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> launch;
 };
@@ -35,6 +36,7 @@ const ForwardVariant& variant() {
             Shape::kPadded,
             Shape::kWarpFloats * static_cast<int>(sizeof(float)),
             StreamedForward<T, kStates, kLaneBits, Method::kZoh>::kHasConstant,
+            kHasOwnMaps<T, kStates>,
             {StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::has_dense...},
             {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::launch...}};
       }(std::make_integer_sequence<int, kNumMethods>());
@@ -60,9 +62,18 @@ bool has_arrays(const ForwardParams& params) {
 }
 
 bool prepare_arrays(const ForwardParams& params, const ForwardVariant& variant, ForwardArgs& args) {
-  return prepare_rows(params, variant.warp_channels,
-                      {&params.u, &params.delta, &params.z, &params.out}, args.map,
-                      {&args.u, &args.delta, &args.z, &args.out});
+  if (!prepare_rows(params, variant.warp_channels,
+                    {&params.u, &params.delta, &params.z, &params.out}, args.map,
+                    {&args.u, &args.delta, &args.z, &args.out})) {
+    return false;
+  }
+  if (args.map == LaneMap::kChannels && variant.has_own_maps) {
+    args.map = LaneMap::kPairs;
+    for (const RowArray* rows : {&args.u, &args.delta, &args.z, &args.out}) {
+      if (rows->present() && !rows->has_vectors) args.map = LaneMap::kElements;
+    }
+  }
+  return true;
 }
 
 /// How long `blocks` blocks take for one chunk, in the time of a warp's share of a busy
@@ -73,10 +84,13 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
   // Measured on an H200.
   constexpr double kFewest = 4.4;  // what the first warps have to wait
   constexpr double kHidden = 0.4;  // of that, by each warp
-  constexpr double kDelay = 12;
+  constexpr double kRing = 0.25;   // of each block, for its own B and C
+  constexpr double kDelay = 12;    // at the beginning of a block, shared by those that run with it
   const auto wave = [&](int64_t blocks_each) {
-    const auto busy = static_cast<double>(blocks_each * warps);
-    return std::max(busy, kFewest + (1 - kHidden) * busy) + kDelay / static_cast<double>(chunks);
+    const auto count = static_cast<double>(blocks_each);
+    const double busy = count * (warps + kRing);
+    return std::max(busy, kFewest + (1 - kHidden) * busy) +
+           kDelay / (count * static_cast<double>(chunks));
   };
   const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
   const int64_t left = blocks % capacity;

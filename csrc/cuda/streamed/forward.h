@@ -39,6 +39,11 @@ struct WarpShape {
   static constexpr int kWarpFloats = 2 * kRows + kLanes * kPlane;
 };
 
+/// Whether kernels take LaneMap::kPairs and kElements, which are faster, instead of kChannels,
+/// which is one kernel instead of two.
+template <class T, int kStates>
+constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
+
 struct ForwardArgs {
   ForwardParams params;
   RowArray u, delta, z, out;

@@ -27,7 +27,7 @@ __device__ __forceinline__ void softplus_in_place(Slice<kItems>& values) {
 /// rows that are not aligned, whose sequences often end early in a chunk.
 template <class T, int kStates, LaneMap kMap, Method kMethod>
 constexpr int kUnrolledBlocks =
-    !is_complex_v<T> && kStates == 4 && kMap == LaneMap::kSteps && kMethod != Method::kFoh
+    kHasOwnMaps<T, kStates> && kMap != LaneMap::kElements && kMethod != Method::kFoh
         ? kBlocksPerChunk
         : kBlocksPerChunk / 2;
 

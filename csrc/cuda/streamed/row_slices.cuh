@@ -6,6 +6,11 @@
 // where channels are neighbours in memory. All arrays of a kernel have the same map, so that what a
 // lane computes of one of them meets what it holds of another.
 //
+// Instead of kChannels a kernel may have two maps, with less to decide at run time: kElements,
+// which has no vectors, and kPairs, which has nothing else and lays two consecutive steps of half
+// of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many accesses
+// to shared memory and, for fp32, touches half as many lines of the L1 cache.
+//
 // A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
 #pragma once
 
@@ -19,7 +24,7 @@
 
 namespace selective_scan::cuda::streamed {
 
-enum class LaneMap : int8_t { kSteps, kChannels };
+enum class LaneMap : int8_t { kSteps, kChannels, kElements, kPairs };
 
 /// A (batch, channel, step) array with strides in bytes.
 struct RowArray {
@@ -97,11 +102,15 @@ struct LaneSlice {
       slice.step = lane % kLanes * kItems;
       slice.position = slice.is_backward ? kChunk - kItems - slice.step : slice.step;
       asm volatile("" : "+r"(slice.position));  // not to be computed again for every chunk
+    } else if (map == LaneMap::kPairs) {
+      slice.channel = lane % 2 * (kItems / 2);
+      slice.step = slice.position = lane / 2 * 2;
     }
     return slice;
   }
   __device__ __forceinline__ bool has_vectors(const RowArray& rows) const {
-    return map == LaneMap::kSteps || rows.has_vectors;
+    return map == LaneMap::kSteps || map == LaneMap::kPairs ||
+           (map == LaneMap::kChannels && rows.has_vectors);
   }
   /// Whether the lane holds anything in a chunk from which on `steps` steps are left.
   __device__ __forceinline__ bool exists(int steps) const {
@@ -154,6 +163,10 @@ class RowCursor {
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice& slice,
                                              int steps, RawSlice<kItems>& raw) const {
     if (!slice.exists(steps)) return;
+    if (slice.map == LaneMap::kPairs) {
+      fetch_pairs(rows, slice.exists(steps - 1), raw);
+      return;
+    }
     if (slice.has_vectors(rows)) {
       const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
 #pragma unroll
@@ -189,6 +202,10 @@ class RowCursor {
   __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
                                         const Slice<kItems>& values) const {
     if (!slice.exists(steps)) return;
+    if (slice.map == LaneMap::kPairs) {
+      store_pairs(rows, slice, slice.exists(steps - 1), values);
+      return;
+    }
     if (slice.has_vectors(rows)) {
       Pack<uint32_t, kWords> pack;
       if constexpr (kSize == 4) {
@@ -209,14 +226,20 @@ class RowCursor {
       store_pack(reinterpret_cast<uint32_t*>(address_), pack);
       return;
     }
+    Element elements[kItems];
+    const auto convert = [&](const auto& element_of) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) elements[i] = element_of(values.v[i]);
+    };
+    if constexpr (kSize == 4) {
+      convert([](float value) { return bit_cast<uint32_t>(value); });
+    } else if (slice.is_bfloat16) {
+      convert([](float value) { return to_bfloat16(value).bits; });
+    } else {
+      convert([](float value) { return to_half(value).bits; });
+    }
     const auto store = [&](int i) {
-      Element element;
-      if constexpr (kSize == 4) {
-        element = bit_cast<uint32_t>(values.v[i]);
-      } else {
-        element = slice.is_bfloat16 ? to_bfloat16(values.v[i]).bits : to_half(values.v[i]).bits;
-      }
-      *reinterpret_cast<Element*>(element_address(rows, i)) = element;
+      *reinterpret_cast<Element*>(element_address(rows, i)) = elements[i];
     };
     if (slice.channels_left >= kItems) {
 #pragma unroll
@@ -234,7 +257,9 @@ class RowCursor {
                                                             const LaneSlice& slice,
                                                             const RawSlice<kItems>& raw) {
     Slice<kItems> values;
-    if constexpr (kSize == 4) {
+    if (slice.map == LaneMap::kPairs) {
+      pairs_to_values(slice, raw, values);
+    } else if constexpr (kSize == 4) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i]);
     } else if (slice.is_bfloat16) {
@@ -269,6 +294,71 @@ class RowCursor {
  private:
   using Element = Vector<kSize>;
   static constexpr int kWords = kItems * kSize / 4;
+
+  static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kPairs
+
+  __device__ __forceinline__ void fetch_pairs(const RowArray& rows, bool both,
+                                              RawSlice<kItems>& raw) const {
+    const auto load = [&](int step) {
+      const auto pack = load_pack<uint32_t, kHalfWords>(
+          reinterpret_cast<const uint32_t*>(address_ + step * rows.step));
+#pragma unroll
+      for (int i = 0; i < kHalfWords; ++i) raw.words[step * kHalfWords + i] = pack.v[i];
+    };
+    load(0);
+    if (both) load(1);
+  }
+  __device__ __forceinline__ void store_pairs(const RowArray& rows, const LaneSlice& slice,
+                                              bool both, const Slice<kItems>& values) const {
+    Pack<uint32_t, kHalfWords> packs[2];
+    const auto convert = [&](const auto& word_of) {
+#pragma unroll
+      for (int i = 0; i < kHalfWords; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if constexpr (kSize == 4) {
+            packs[j].v[i] = bit_cast<uint32_t>(values.v[2 * i + j]);
+          } else {
+            packs[j].v[i] = word_of(values.v[4 * i + j], values.v[4 * i + 2 + j]);
+          }
+        }
+      }
+    };
+    if (slice.is_bfloat16) {
+      convert([](float low, float high) {
+        return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
+      });
+    } else {
+      convert(
+          [](float low, float high) { return bit_cast<uint32_t>(__floats2half2_rn(low, high)); });
+    }
+    store_pack(reinterpret_cast<uint32_t*>(address_), packs[0]);
+    if (both) store_pack(reinterpret_cast<uint32_t*>(address_ + rows.step), packs[1]);
+  }
+  static __device__ __forceinline__ void pairs_to_values(const LaneSlice& slice,
+                                                         const RawSlice<kItems>& raw,
+                                                         Slice<kItems>& values) {
+    const auto convert = [&](const auto& value_of) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        const int c = i / 2;
+        const int j = i % 2;
+        values.v[i] = value_of(raw.words[j * kHalfWords + c * kSize / 4], c % 2 == 0);
+      }
+    };
+    if constexpr (kSize == 4) {
+      convert([](uint32_t word, bool) { return bit_cast<float>(word); });
+    } else if (slice.is_bfloat16) {
+      convert([](uint32_t word, bool is_low) {
+        return bit_cast<float>(is_low ? word << 16 : word & 0xffff0000u);
+      });
+    } else {
+      convert([](uint32_t word, bool is_low) {
+        const float2 both = __half22float2(bit_cast<__half2>(word));
+        return is_low ? both.x : both.y;
+      });
+    }
+  }
 
   /// The i-th channel's. From an unsigned stride of 32 bits that is one instruction.
   __device__ __forceinline__ char* element_address(const RowArray& rows, int i) const {
@@ -315,9 +405,28 @@ __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Sl
       store_pack(row + slice.step,
                  bit_cast<Pack<float, kItems>>(slice.is_backward ? reversed(values) : values));
     }
+  } else if (slice.map == LaneMap::kPairs) {
+#pragma unroll
+    for (int c = 0; c < kItems / 2; ++c) {
+      store_pack(rows + (slice.channel + c) * kRowStride + slice.step,
+                 Pack<float, 2>{values.v[2 * c], values.v[2 * c + 1]});
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) rows[i * kRowStride + slice.step] = values.v[i];
+  }
+}
+/// Writes zero to what of a slice does not exist for being behind the last step.
+template <int kItems>
+__device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int steps,
+                                                    float* rows) {
+  if (!slice.exists(steps)) {
+    slice_to_shared<RowOrder::kMemory>(slice, Slice<kItems>{}, rows);
+  } else if (slice.map == LaneMap::kPairs && !slice.exists(steps - 1)) {
+#pragma unroll
+    for (int c = 0; c < kItems / 2; ++c) {
+      rows[(slice.channel + c) * kRowStride + slice.step + 1] = 0.0f;
+    }
   }
 }
 /// The sum of kPlanes such arrays, `plane` floats apart.
@@ -333,6 +442,13 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
       const int at = kOrder == RowOrder::kMemory ? slice.position : slice.step;
       values =
           bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
+    } else if (slice.map == LaneMap::kPairs) {
+#pragma unroll
+      for (int c = 0; c < kItems / 2; ++c) {
+        const auto pair = load_pack<float, 2>(rows + (slice.channel + c) * kRowStride + slice.step);
+        values.v[2 * c] = pair.v[0];
+        values.v[2 * c + 1] = pair.v[1];
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) values.v[i] = rows[i * kRowStride + slice.step];

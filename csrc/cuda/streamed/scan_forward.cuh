@@ -49,7 +49,11 @@ struct RawElement {
 /// D or delta_bias of the channels that a lane holds values of, zero where absent.
 template <int kItems, LaneMap kMap>
 struct ChannelValues {
-  static constexpr int kCount = kMap == LaneMap::kSteps ? 1 : kItems;
+  static constexpr int kItemsEach =  // of a channel
+      kMap == LaneMap::kSteps   ? kItems
+      : kMap == LaneMap::kPairs ? 2
+                                : 1;
+  static constexpr int kCount = kItems / kItemsEach;
   float values[kCount];
 
   /// The element that the lane reads, of its own channel or of the lane-th.
@@ -59,14 +63,16 @@ struct ChannelValues {
     return RawElement(view, (first_channel + channel) * view.channel,
                       channel < slice.channels_left && channel < kItems);
   }
-  __device__ __forceinline__ ChannelValues(const ArrayView& view, RawElement element) {
+  __device__ __forceinline__ ChannelValues(const ArrayView& view, const LaneSlice& slice,
+                                           RawElement element) {
     const float value = element.value(view);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      values[i] = kCount == 1 ? value : __shfl_sync(kFullMask, value, i);
+      values[i] =
+          kMap == LaneMap::kSteps ? value : __shfl_sync(kFullMask, value, slice.channel + i);
     }
   }
-  __device__ __forceinline__ float operator[](int i) const { return values[kCount == 1 ? 0 : i]; }
+  __device__ __forceinline__ float operator[](int i) const { return values[i / kItemsEach]; }
 };
 
 template <class T, int kStates, int kLaneBits>
@@ -184,8 +190,8 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   float* delta_u_rows = delta_rows + Shape::kRows;
   float* planes = delta_u_rows + Shape::kRows;
 
-  const Channels D(params.D, raw_D);
-  const Channels bias(params.delta_bias, raw_bias);
+  const Channels D(params.D, slice, raw_D);
+  const Channels bias(params.delta_bias, slice, raw_bias);
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
@@ -246,9 +252,9 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
     slice_to_shared<RowOrder::kMemory>(slice, values, delta_u_rows);
-    if (steps_left < kChunk && !slice.exists(steps_left)) {  // such a step leaves states be
-      slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_rows);
-      slice_to_shared<RowOrder::kMemory>(slice, Values{}, delta_u_rows);
+    if (steps_left < kChunk) {  // such a step leaves states be
+      clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_rows);
+      clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_u_rows);
     }
   };
   make_rows();
@@ -346,9 +352,9 @@ cudaError_t launch_forward(Kernel* kernel, const ForwardArgs& args, cudaStream_t
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     cudaStream_t stream) {
-  const auto launch_for = [&](auto size, auto along_steps, auto variable) {
+  const auto launch_for = [&](auto size, auto map, auto variable) {
     constexpr int kSize = decltype(size)::value;
-    constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
+    constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
     if constexpr (has_dense(kMap)) {
       if (args.is_dense) {
@@ -362,8 +368,17 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
         stream);
   };
   const auto launch_of_size = [&](auto size, auto variable) {
-    return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{}, variable)
-                                       : launch_for(size, std::false_type{}, variable);
+    const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };
+    if (args.map == LaneMap::kSteps) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
+    }
+    if constexpr (!kHasOwnMaps<T, kStates>) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
+    } else if (args.map == LaneMap::kPairs) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kPairs>{});
+    } else {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
+    }
   };
   const auto launch_with = [&](auto variable) {
     return element_size(args.params.u.dtype) == 4
