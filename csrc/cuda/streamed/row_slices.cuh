@@ -163,9 +163,11 @@ class RowCursor {
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice& slice,
                                              int steps, RawSlice<kItems>& raw) const {
     if (!slice.exists(steps)) return;
-    if (slice.map == LaneMap::kPairs) {
-      fetch_pairs(rows, slice.exists(steps - 1), raw);
-      return;
+    if constexpr (kHasPairs) {
+      if (slice.map == LaneMap::kPairs) {
+        fetch_pairs(rows, slice.exists(steps - 1), raw);
+        return;
+      }
     }
     if (slice.has_vectors(rows)) {
       const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
@@ -202,9 +204,11 @@ class RowCursor {
   __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
                                         const Slice<kItems>& values) const {
     if (!slice.exists(steps)) return;
-    if (slice.map == LaneMap::kPairs) {
-      store_pairs(rows, slice, slice.exists(steps - 1), values);
-      return;
+    if constexpr (kHasPairs) {
+      if (slice.map == LaneMap::kPairs) {
+        store_pairs(rows, slice, slice.exists(steps - 1), values);
+        return;
+      }
     }
     if (slice.has_vectors(rows)) {
       Pack<uint32_t, kWords> pack;
@@ -257,9 +261,13 @@ class RowCursor {
                                                             const LaneSlice& slice,
                                                             const RawSlice<kItems>& raw) {
     Slice<kItems> values;
-    if (slice.map == LaneMap::kPairs) {
-      pairs_to_values(slice, raw, values);
-    } else if constexpr (kSize == 4) {
+    if constexpr (kHasPairs) {
+      if (slice.map == LaneMap::kPairs) {
+        pairs_to_values(slice, raw, values);
+        return values;
+      }
+    }
+    if constexpr (kSize == 4) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i]);
     } else if (slice.is_bfloat16) {
@@ -296,6 +304,7 @@ class RowCursor {
   static constexpr int kWords = kItems * kSize / 4;
 
   static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kPairs
+  static constexpr bool kHasPairs = kHalfWords > 0;
 
   __device__ __forceinline__ void fetch_pairs(const RowArray& rows, bool both,
                                               RawSlice<kItems>& raw) const {
