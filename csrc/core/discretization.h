@@ -90,7 +90,7 @@ struct TruncatedHold {
   static constexpr bool kBbarDependsOnA = kTerms > 1;
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const T x = delta * pole.A;
     double factorial = 1;
     for (int k = 2; k <= kTerms; ++k) factorial *= k;
@@ -99,7 +99,12 @@ struct TruncatedHold {
       factorial /= k;
       b = constant<T>(1 / factorial) + x * b;
     }
-    return {Math::exp_of(delta * pole.exponent), delta * b};
+    return {Math::exp_of(delta * pole.exponent), b};
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
+    const Hold<T> factors = hold<Math>(delta, pole);
+    return {factors.a, delta * factors.b};
   }
 
   /// b is a polynomial of Δ, with coefficients A^k/(k+1)! for k > 0.
@@ -264,10 +269,15 @@ struct Tustin {
   static constexpr bool kBbarDependsOnA = true;
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const T half = (constant<T>(0.5) * delta) * pole.A;
     const T r = reciprocal(constant<T>(1) - half);
-    return {(constant<T>(1) + half) * r, delta * r};
+    return {(constant<T>(1) + half) * r, r};
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
+    const Hold<T> factors = hold<Math>(delta, pole);
+    return {factors.a, delta * factors.b};
   }
 
   template <class Math, class T>
@@ -311,9 +321,10 @@ struct Tustin {
   }
 };
 
-/// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value); and for
-/// scans that prepare more, constants<Math>(A), step<Math>(Δ, Δ·u, constants), hold<Math>(Δ,
-/// constants) and gradient_of_x<Math>(Δ, A, hold, da, da·conj(a), db).
+/// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value); where that
+/// is no more work, hold<Math>(Δ, pole) too; and for scans that prepare more, constants<Math>(A),
+/// step<Math>(Δ, Δ·u, constants), hold<Math>(Δ, constants) and gradient_of_x<Math>(Δ, A, hold, da,
+/// da·conj(a), db).
 template <Method kMethod>
 struct Formula;
 template <>

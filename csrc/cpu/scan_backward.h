@@ -1,7 +1,7 @@
 // The backward scan of a block of channels: chunks from the last to the first.
 //
 // Mapping as in the forward scan. From the state saved before a chunk, kStatesInRegisters states at
-// a time walk it forward, keeping h, abar and bbar of every step (34 KiB at the most, AVX-512
+// a time walk it forward, keeping h, abar and b of every step (34 KiB at the most, AVX-512
 // complex), then walk it backward with the gradient of h in registers. Gradients of u, Δ add up
 // over the states in tiles (step, lane). Those of variable B and C are sums over channels: the
 // products of a chunk are transposed and added across lanes, then over the block's vectors of
@@ -48,12 +48,14 @@ struct CompensatedState<Complex<R>> {
   SELECTIVE_SCAN_HD Complex<R> value() const { return {re.value(), im.value()}; }
 };
 
-/// What a walk through a chunk keeps for the way back: (step, state in registers).
+/// What a walk through a chunk keeps for the way back: (step, state in registers). The way back
+/// leaves its products for dC in the place of h and those for dB in that of a, so that all of it
+/// stays in the first-level cache.
 template <class State>
 struct KeptSteps {
   State* h;  // one more step: the state before the chunk comes first
-  State* abar;
-  State* bbar;  // only of methods whose bbar depends on A
+  State* a;
+  State* b;  // only of methods whose bbar depends on A; bbar itself where !kHasHold
 };
 
 template <class State>
@@ -73,8 +75,6 @@ struct BackwardScratch {
   T* dC_tile;
   State* states;  // (state)
   KeptSteps<State> kept;
-  R* dB_products;  // (component, state in registers, step), for the lanes' sums
-  R* dC_products;
   R* biased_delta;  // (step)
   R* delta;
   R* u;
@@ -92,7 +92,6 @@ struct BackwardScratch {
     const int64_t per_state = vectors * params.dstate;
     const int64_t tile = ProjectionTile<State>::values(params.dstate, block.segmentation.present());
     constexpr int64_t kKept = kStatesInRegisters * kStateChunk;
-    constexpr int64_t kProducts = kComponents<State> * kKept;
     carry = arena.take<State>(per_state);
     dA = arena.take<CompensatedState<State>>(per_state);
     dB = arena.take<CompensatedState<State>>(params.variable_B ? 0 : per_state);
@@ -103,10 +102,8 @@ struct BackwardScratch {
     dC_tile = arena.take<T>(params.variable_C ? tile : 0);
     states = arena.take<State>(params.dstate);
     kept.h = arena.take<State>(kKept + kStatesInRegisters);
-    kept.abar = arena.take<State>(kKept);
-    kept.bbar = arena.take<State>(kKept);
-    dB_products = arena.take<R>(kProducts);
-    dC_products = arena.take<R>(kProducts);
+    kept.a = arena.take<State>(kKept);
+    kept.b = arena.take<State>(kKept);
     for (R** steps : {&biased_delta, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
       *steps = arena.take<R>(kStateChunk);
     }
@@ -262,12 +259,14 @@ struct BackwardKernel {
     }
     load_states_before(params, block, lanes, chunk, scratch.states);
 
-    with_projections(scratch.inputs.B(params, lanes, vector),
-                     scratch.inputs.C(params, lanes, vector), [&](const auto& B, const auto& C) {
-                       for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-                         scan_states<kStates>(params, lanes, B, C, scratch, vector, n, steps);
-                       });
-                     });
+    const bool is_bounded = scratch.inputs.exponents_are_bounded(scratch.delta, steps, vector);
+    with_usual_case(scratch.inputs.B(params, lanes, vector),
+                    scratch.inputs.C(params, lanes, vector), is_bounded,
+                    [&]<class Math>(const auto& B, const auto& C, Math) {
+                      for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
+                        scan_states<Math, kStates>(params, lanes, B, C, scratch, vector, n, steps);
+                      });
+                    });
     clear_steps_beyond(lanes, chunk, scratch.ddelta);
 
     CompensatedSum<R>& dD = scratch.dD[vector];
@@ -299,7 +298,7 @@ struct BackwardKernel {
   }
 
   /// kStates states from n on, forward and back through a chunk.
-  template <int kStates, bool kIsShared>
+  template <class Math, int kStates, bool kIsShared>
   static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Lanes& lanes,
                                             const Projection<State, kIsShared>& B,
                                             const Projection<State, kIsShared>& C,
@@ -311,12 +310,12 @@ struct BackwardKernel {
 
     for (int j = 0; j < kStates; ++j) kept.h[j] = scratch.states[n + j];
     const ChunkSteps<R> chunk{steps, scratch.delta, scratch.u};
-    advance<kMethod, kStates>(
+    advance<kMethod, Math, kStates>(
         chunk, poles, B, C, n, scratch.states, scratch.y,
-        [&](int64_t t, int j, const State& h, const Coefficients<State>& value) {
+        [&](int64_t t, int j, const State& h, const Hold<State>& factors) {
           kept.h[(t + 1) * kStates + j] = h;
-          kept.abar[t * kStates + j] = value.abar;
-          if constexpr (F::kBbarDependsOnA) kept.bbar[t * kStates + j] = value.bbar;
+          kept.a[t * kStates + j] = factors.a;
+          if constexpr (F::kBbarDependsOnA) kept.b[t * kStates + j] = factors.b;
         });
 
     State carry[kStates], dA[kStates];
@@ -330,29 +329,49 @@ struct BackwardKernel {
       const R dy = constant<State>(kOutputScale<State>) * scratch.dy[t];
       R du = scratch.du[t];
       R ddelta = scratch.ddelta[t];
+      const R gain = kHasHold<F, State> ? u * delta : u;
+      R dgain(T(0));
       for (int j = 0; j < kStates; ++j) {
         const State g = carry[j] + dy * conj(C.at(n + j, t));  // gradient of h[t]
         const State before = kept.h[t * kStates + j];
         const State dC = dy * conj(kept.h[(t + 1) * kStates + j]);
-        Coefficients<State> value;
-        value.abar = kept.abar[t * kStates + j];
-        const State dinput_over_gain = g * conj(B.at(n + j, t));
+        const State a = kept.a[t * kStates + j];
+        const State g_conj_B = g * conj(B.at(n + j, t));
+        const State A = poles[n + j].A;
+        carry[j] = g * conj(a);
+        const State da_conj_a = carry[j] * conj(before);
         State dB;
-        if constexpr (F::kBbarDependsOnA) {
-          value.bbar = kept.bbar[t * kStates + j];
-          dB = u * (g * conj(value.bbar));
-          du += real(dinput_over_gain * conj(value.bbar));
+        if constexpr (!F::kBbarDependsOnA) {
+          dB = gain * g;
+          dgain += real(g_conj_B);
+          ddelta += real_of_product_conj(da_conj_a, A);  // exp' = exp
+          dA[j] += delta * da_conj_a;
         } else {
-          dB = (u * delta) * g;
-          du += delta * real(dinput_over_gain);
+          const State b = kept.b[t * kStates + j];
+          dB = gain * (g * conj(b));
+          dgain += real(g_conj_B * conj(b));
+          const State db = gain * g_conj_B;
+          if constexpr (kHasHold<F, State>) {
+            const State dx = F::template gradient_of_x<VectorMath>(delta, A, Hold<State>{a, b},
+                                                                   g * conj(before), da_conj_a, db);
+            ddelta += real_of_product_conj(dx, A);
+            dA[j] += delta * dx;
+          } else {
+            static_assert(F::kAbarIsExponential);
+            const Derivatives<State> d =
+                F::template derivatives<VectorMath>(delta, poles[n + j], Coefficients<State>{a, b});
+            ddelta += real_of_product_conj(da_conj_a, A) + real_of_product_conj(db, d.bbar_delta);
+            dA[j] += delta * da_conj_a + db * conj(d.bbar_A);
+          }
         }
-        const StepGradient<State> gradient = backpropagate<kMethod, VectorMath>(
-            delta, poles[n + j], value, g * conj(before), u * dinput_over_gain);
-        ddelta += gradient.delta;
-        dA[j] += gradient.A;
-        carry[j] = g * conj(value.abar);
-        keep_product(scratch.dB_products, j, t, dB);
-        keep_product(scratch.dC_products, j, t, dC);
+        kept.a[t * kStates + j] = dB;
+        kept.h[(t + 1) * kStates + j] = dC;
+      }
+      if constexpr (kHasHold<F, State>) {
+        du += delta * dgain;
+        ddelta += u * dgain;
+      } else {
+        du += dgain;
       }
       scratch.du[t] = du;
       scratch.ddelta[t] = ddelta;
@@ -363,28 +382,10 @@ struct BackwardKernel {
       scratch.carry[i] = carry[j];
       scratch.dA[i].add(dA[j]);
     }
-    add_products<kStates>(params, lanes, B, scratch.dB_products, n, steps, scratch.dB_tile,
+    add_products<kStates>(params, lanes, B, kept.a, n, steps, scratch.dB_tile,
                           scratch.dB + of_vector + n);
-    add_products<kStates>(params, lanes, C, scratch.dC_products, n, steps, scratch.dC_tile,
+    add_products<kStates>(params, lanes, C, kept.h + kStates, n, steps, scratch.dC_tile,
                           scratch.dC + of_vector + n);
-  }
-
-  static SELECTIVE_SCAN_HD State kept_product(const R* products, int j, int64_t t) {
-    const R* at = products + j * kComponents<State> * kStateChunk + t;
-    if constexpr (is_complex_v<State>) {
-      return {at[0], at[kStateChunk]};
-    } else {
-      return at[0];
-    }
-  }
-  static SELECTIVE_SCAN_HD void keep_product(R* products, int j, int64_t t, State product) {
-    R* at = products + j * kComponents<State> * kStateChunk + t;
-    if constexpr (is_complex_v<State>) {
-      at[0] = product.re;
-      at[kStateChunk] = product.im;
-    } else {
-      at[0] = product;
-    }
   }
 
   /// Adds the products of a chunk to the gradient of a constant B or C, or to the tile of a
@@ -392,31 +393,35 @@ struct BackwardKernel {
   template <int kStates, bool kIsShared>
   static SELECTIVE_SCAN_HD void add_products(const BackwardParams& params, const Lanes& lanes,
                                              const Projection<State, kIsShared>& projection,
-                                             R* products, int64_t n, int64_t steps, T* tile,
+                                             State* products, int64_t n, int64_t steps, T* tile,
                                              CompensatedState<State>* constant_sums) {
-    constexpr int kRows = kStates * kComponents<State>;
+    constexpr int kStride = kStates * kComponents<State>;
     if (!projection.is_variable) {
       for (int j = 0; j < kStates; ++j) {
         State sum{};
-        for (int64_t t = steps - 1; t >= 0; --t) sum += kept_product(products, j, t);
+        for (int64_t t = steps - 1; t >= 0; --t) sum += products[t * kStates + j];
         constant_sums[j].add(sum);
       }
       return;
     }
-    for (int row = 0; row < kRows; ++row) {
+    for (int64_t i = steps * kStates; i < round_up(steps, R::kWidth) * kStates; ++i) {
+      products[i] = State{};
+    }
+    for (int row = 0; row < kStride; ++row) {
       const int j = row / kComponents<State>;
       const int component = row % kComponents<State>;
-      R* of_row = products + row * kStateChunk;
+      const R* of_row = reinterpret_cast<const R*>(products) + row;
       const int64_t first = (component * params.dstate + n + j) * kStateChunk;
       if (lanes.are_segments()) {
         R* target = reinterpret_cast<R*>(tile) + first;
-        for (int64_t t = 0; t < steps; ++t) target[t] = target[t] + of_row[t];
+        for (int64_t t = 0; t < steps; ++t) target[t] = target[t] + of_row[t * kStride];
         continue;
       }
       T* target = tile + first;
-      for (int64_t t = steps; t % R::kWidth != 0; ++t) of_row[t] = R(T(0));
       for (int64_t t = 0; t < steps; t += R::kWidth) {
-        (R::load(target + t) + sum_of_each(of_row + t)).store(target + t);
+        R rows[R::kWidth];
+        for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * kStride];
+        (R::load(target + t) + sum_of_each(rows)).store(target + t);
       }
     }
   }

@@ -288,18 +288,19 @@ struct Projection {
   }
 };
 
-/// Calls run with B and C, in the usual case with two that are known to be shared.
+/// Calls run(B, C, math). In the usual case, exponents that are bounded and B and C that the lanes
+/// share, the types of its arguments say so.
 template <class State, class Run>
-SELECTIVE_SCAN_HD void with_projections(const Projection<State>& B, const Projection<State>& C,
-                                        const Run& run) {
+SELECTIVE_SCAN_HD void with_usual_case(const Projection<State>& B, const Projection<State>& C,
+                                       bool exponents_are_bounded, const Run& run) {
   const auto known = [](const Projection<State>& any) {
     return Projection<State, true>{any.data,      any.imaginary,    any.is_variable,
                                    any.is_shared, any.state_stride, any.step_stride};
   };
-  if (B.is_shared && C.is_shared) {
-    run(known(B), known(C));
+  if (B.is_shared && C.is_shared && exponents_are_bounded) {
+    run(known(B), known(C), BoundedVectorMath{});
   } else {
-    run(B, C);
+    run(B, C, VectorMath{});
   }
 }
 
@@ -310,8 +311,9 @@ struct BlockInputs {
   using T = scalar_t<State>;
   using Tile = ProjectionTile<State>;
 
-  Pole<State>* poles;  // (vector, state)
-  State* B_constant;   // (vector, state), if constant
+  Pole<State>* poles;    // (vector, state)
+  R* largest_exponents;  // (vector): of |exponent|, over the states
+  State* B_constant;     // (vector, state), if constant
   State* C_constant;
   T* B_tile;  // if variable
   T* C_tile;
@@ -324,6 +326,7 @@ struct BlockInputs {
     const int64_t vectors = num_vectors<R>(block);
     const int64_t tile = Tile::values(dstate, block.segmentation.present());
     poles = arena.take<Pole<State>>(vectors * dstate);
+    largest_exponents = arena.take<R>(vectors);
     B_constant = arena.take<State>(params.variable_B ? 0 : vectors * dstate);
     C_constant = arena.take<State>(params.variable_C ? 0 : vectors * dstate);
     B_tile = arena.take<T>(params.variable_B ? tile : 0);
@@ -340,9 +343,13 @@ struct BlockInputs {
                   dstate, states);
     };
     load(params.A, staging);
+    R largest(T(0));
     for (int64_t n = 0; n < dstate; ++n) {
-      poles[vector * dstate + n] = make_pole<VectorMath>(staging[n]);
+      const Pole<State> pole = make_pole<VectorMath>(staging[n]);
+      largest = greater(magnitude(real(pole.exponent)), largest);
+      poles[vector * dstate + n] = pole;
     }
+    largest_exponents[vector] = largest;
     if (!params.variable_B) load(params.B, B_constant + vector * dstate);
     if (!params.variable_C) load(params.C, C_constant + vector * dstate);
     load_channels(params.D, lanes, D[vector]);
@@ -356,6 +363,15 @@ struct BlockInputs {
   void load_C(const ScanParams& params, const Block& block, const Lanes& lanes,
               const Chunk& chunk) const {
     if (params.variable_C) Tile::load(params.C, block, lanes, chunk, params.dstate, C_tile);
+  }
+
+  /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range. NaN may pass: it stays
+  /// what it is without clamps.
+  SELECTIVE_SCAN_HD bool exponents_are_bounded(const R* delta, int64_t steps,
+                                               int64_t vector) const {
+    R largest(T(0));
+    for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
+    return all(largest * largest_exponents[vector] < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
   SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,

@@ -129,10 +129,10 @@ struct SegmentMaps {
     for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
       State factor[kStates];
       for (int j = 0; j < kStates; ++j) factor[j] = factors[n + j];
-      advance<kMethod, kStates, false>(
+      advance<kMethod, VectorMath, kStates, false>(
           steps, poles, B, B, n, offsets, static_cast<R*>(nullptr),
-          [&](int64_t, int j, const State&, const Coefficients<State>& value) {
-            if constexpr (!F::kAbarIsExponential) factor[j] = value.abar * factor[j];
+          [&](int64_t, int j, const State&, const Hold<State>& factors_of_step) {
+            if constexpr (!F::kAbarIsExponential) factor[j] = factors_of_step.a * factor[j];
           });
       for (int j = 0; j < kStates; ++j) factors[n + j] = factor[j];
     });

@@ -26,10 +26,11 @@ struct Section {
   int64_t rows_ahead = 0;  // where the next section to be read starts, if known
 };
 
-/// Asks for the cache line of an address, which need not exist.
+/// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
+/// power of two apart would drive each other out of the first.
 SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes));
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes), 0, 2);
 #else
   (void)base, (void)bytes;
 #endif
@@ -145,24 +146,8 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      for (; row + kWidth <= section.rows; row += kWidth) {
-        const bool forward = section.row_stride == 1;
-        const Element* block = source + (forward ? row : -(row + kWidth - 1));
-        const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
-        R columns[kWidth];
-        for (int lane = 0; lane < kWidth; ++lane) {
-          columns[lane] = R(T(0));
-          if (lane < section.lanes) {
-            columns[lane] = Convert::load(block + lane * section.lane_stride);
-            // The lanes' rows are too many streams for the processor to foresee.
-            prefetch(block + lane * section.lane_stride, ahead);
-          }
-        }
-        transpose(columns);
-        for (int i = 0; i < kWidth; ++i) {
-          columns[i].store(tile + (row + (forward ? i : kWidth - 1 - i)) * pitch);
-        }
-      }
+      row = section.lanes == kWidth ? load_columns(section, tile, pitch, WholeVector{})
+                                    : load_columns(section, tile, pitch, section.lanes);
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < kWidth; ++lane) {
@@ -184,20 +169,8 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      for (; row + kWidth <= section.rows; row += kWidth) {
-        const bool forward = section.row_stride == 1;
-        Element* block = target + (forward ? row : -(row + kWidth - 1));
-        R columns[kWidth];
-        for (int i = 0; i < kWidth; ++i) {
-          columns[i] = R::load(tile + (row + (forward ? i : kWidth - 1 - i)) * pitch);
-        }
-        transpose(columns);
-        for (int lane = 0; lane < kWidth; ++lane) {
-          if (lane < section.lanes) {
-            Convert::store(columns[lane], block + lane * section.lane_stride);
-          }
-        }
-      }
+      row = section.lanes == kWidth ? store_columns(section, tile, pitch, WholeVector{})
+                                    : store_columns(section, tile, pitch, section.lanes);
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < section.lanes; ++lane) {
@@ -205,6 +178,79 @@ struct TileMover {
                               target + row * section.row_stride + lane * section.lane_stride);
       }
     }
+  }
+
+ private:
+  /// A number of lanes known when a kernel is compiled: all loops unroll.
+  using WholeVector = std::integral_constant<int64_t, kWidth>;
+
+  /// The first of kWidth rows from `row` on in memory, and where the tile has that one.
+  struct Rows {
+    int64_t element;
+    int64_t tile;
+    int64_t pitch;
+
+    SELECTIVE_SCAN_HD Rows(const Section& section, int64_t row, int64_t tile_pitch) {
+      const bool forward = section.row_stride == 1;
+      element = forward ? row : -(row + kWidth - 1);
+      tile = (forward ? row : row + kWidth - 1) * tile_pitch;
+      pitch = forward ? tile_pitch : -tile_pitch;
+    }
+  };
+
+  // Unrolled in any case: a loop would have the registers in memory.
+  static constexpr auto kRows = std::make_index_sequence<kWidth>();
+  template <size_t... kIndices>
+  static SELECTIVE_SCAN_HD void load_rows(R* rows, const T* tile, int64_t pitch,
+                                          std::index_sequence<kIndices...>) {
+    ((rows[kIndices] = R::load(tile + int64_t{kIndices} * pitch)), ...);
+  }
+  template <size_t... kIndices>
+  static SELECTIVE_SCAN_HD void store_rows(const R* rows, T* tile, int64_t pitch,
+                                           std::index_sequence<kIndices...>) {
+    (rows[kIndices].store(tile + int64_t{kIndices} * pitch), ...);
+  }
+
+  /// Moves sections whose rows are contiguous, kWidth of them at a time; returns how many.
+  template <class Lanes>
+  static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
+                                                Lanes lanes) {
+    const Element* source = static_cast<const Element*>(section.data);
+    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
+    int64_t row = 0;
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      const Rows rows(section, row, pitch);
+      const Element* block = source + rows.element;
+      R columns[kWidth];
+      for (int lane = 0; lane < kWidth; ++lane) {
+        columns[lane] = R(T(0));
+        if (lane < lanes) {
+          columns[lane] = Convert::load(block + lane * section.lane_stride);
+          // The lanes' rows are too many streams for the processor to foresee.
+          prefetch(block + lane * section.lane_stride, ahead);
+        }
+      }
+      transpose(columns);
+      store_rows(columns, tile + rows.tile, rows.pitch, kRows);
+    }
+    return row;
+  }
+  template <class Lanes>
+  static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
+                                                 int64_t pitch, Lanes lanes) {
+    Element* target = static_cast<Element*>(section.data);
+    int64_t row = 0;
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      const Rows rows(section, row, pitch);
+      Element* block = target + rows.element;
+      R columns[kWidth];
+      load_rows(columns, tile + rows.tile, rows.pitch, kRows);
+      transpose(columns);
+      for (int lane = 0; lane < kWidth; ++lane) {
+        if (lane < lanes) Convert::store(columns[lane], block + lane * section.lane_stride);
+      }
+    }
+    return row;
   }
 };
 

@@ -165,6 +165,11 @@ SELECTIVE_SCAN_HD Mask<T, K> operator==(Vec<T, K> a, Vec<T, K> b) {
 }
 
 template <class T, class K>
+SELECTIVE_SCAN_HD Mask<T, K> operator||(Mask<T, K> a, Mask<T, K> b) {
+  return {a.native | b.native};
+}
+
+template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> b) {
   return Vec<T, K>::from(condition.native ? a.native : b.native);
 }
@@ -219,6 +224,11 @@ SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
 #endif
 }
 
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> magnitude(Vec<T, K> x) {
+  return greater(x, -x);
+}
+
 /// The bound where x is beyond it; NaN stays NaN.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
@@ -239,6 +249,12 @@ SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, bits_t<T> b) {
   using Unsigned = std::make_unsigned_t<bits_t<T>>;
   using Wrapping = native_t<Unsigned, Vec<T, K>::kWidth>;
   const Wrapping sum = bit_cast<Wrapping>(a.native) + static_cast<Unsigned>(b);
+  return {bit_cast<typename Bits<T, K>::Native>(sum)};
+}
+template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, Bits<T, K> b) {
+  using Wrapping = native_t<std::make_unsigned_t<bits_t<T>>, Vec<T, K>::kWidth>;
+  const Wrapping sum = bit_cast<Wrapping>(a.native) + bit_cast<Wrapping>(b.native);
   return {bit_cast<typename Bits<T, K>::Native>(sum)};
 }
 template <class T, class K>
@@ -263,6 +279,31 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator>>(Bits<T, K> a, int count) {
   return {a.native >> count};
 }
+
+/// Whether one instruction looks numbers up in a table of as many as there are lanes.
+template <class T, class K>
+constexpr bool kLooksUp = false;
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+template <>
+constexpr bool kLooksUp<float, Avx2> = true;
+template <>
+constexpr bool kLooksUp<float, Avx512> = true;
+
+/// Lane i of the result is the entry that the low bits of lane i of `index` name.
+template <class K>
+SELECTIVE_SCAN_HD Bits<float, K> look_up(const int32_t (&entries)[Vec<float, K>::kWidth],
+                                         Bits<float, K> index) {
+  using Native = typename Bits<float, K>::Native;
+  if constexpr (Vec<float, K>::kBytes == 64) {
+    const __m512i table = _mm512_loadu_si512(entries);
+    return {bit_cast<Native>(
+        _mm512_maskz_permutexvar_epi32(-1, bit_cast<__m512i>(index.native), table))};
+  } else {
+    const __m256i table = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(entries));
+    return {bit_cast<Native>(_mm256_permutevar8x32_epi32(table, bit_cast<__m256i>(index.native)))};
+  }
+}
+#endif
 
 template <class T, class K>
 SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
@@ -308,11 +349,41 @@ SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
   a = first;
 }
 
+/// Four numbers to 128 bits, the unit that shuffles work in: two vectors interleave in one
+/// instruction each there, where exchange<1> may take more.
+template <class T, class K>
+constexpr bool kInterleaves = sizeof(T) == 4 && Vec<T, K>::kWidth >= 4;
+
+/// Of every 128 bits the halves of a and b, lane by lane: (a0 b0 a1 b1 ...) and (a2 b2 a3 b3 ...).
+template <class T, class K>
+SELECTIVE_SCAN_HD void interleave(Vec<T, K>& a, Vec<T, K>& b) {
+  constexpr int kWidth = Vec<T, K>::kWidth;
+  struct Low {
+    static constexpr int at(int i) { return (i & 1) * kWidth + (i & ~3) + (i & 3) / 2; }
+  };
+  struct High {
+    static constexpr int at(int i) { return Low::at(i) + 2; }
+  };
+  constexpr auto kLanes = std::make_index_sequence<kWidth>();
+  const Vec<T, K> low = shuffle<Low>(a, b, kLanes);
+  b = shuffle<High>(a, b, kLanes);
+  a = low;
+}
+
 /// rows[i][j] becomes rows[j][i].
 template <int kDistance = 1, class T, class K>
 SELECTIVE_SCAN_HD void transpose(Vec<T, K>* rows) {
   constexpr int kWidth = Vec<T, K>::kWidth;
-  if constexpr (kDistance < kWidth) {
+  if constexpr (kDistance == 1 && kInterleaves<T, K>) {
+    for (int i = 0; i < kWidth; i += 4) {
+      interleave(rows[i], rows[i + 1]);
+      interleave(rows[i + 2], rows[i + 3]);
+      exchange<2>(rows[i], rows[i + 2]);
+      exchange<2>(rows[i + 1], rows[i + 3]);
+      std::swap(rows[i + 1], rows[i + 2]);
+    }
+    transpose<4>(rows);
+  } else if constexpr (kDistance < kWidth) {
     for (int i = 0; i < kWidth; ++i) {
       if (!(i & kDistance)) exchange<kDistance>(rows[i], rows[i | kDistance]);
     }
@@ -326,7 +397,11 @@ SELECTIVE_SCAN_HD Vec<T, K> sum_of_each(Vec<T, K>* rows) {
   constexpr int kWidth = Vec<T, K>::kWidth;
   if constexpr (kDistance < kWidth) {
     for (int i = 0; i < kWidth; i += 2 * kDistance) {
-      exchange<kDistance>(rows[i], rows[i + kDistance]);
+      if constexpr (kDistance == 1 && kInterleaves<T, K>) {
+        interleave(rows[i], rows[i + 1]);
+      } else {
+        exchange<kDistance>(rows[i], rows[i + kDistance]);
+      }
       rows[i] = rows[i] + rows[i + kDistance];
     }
     return sum_of_each<2 * kDistance>(rows);
