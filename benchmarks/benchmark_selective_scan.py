@@ -32,7 +32,7 @@ import report
 from arguments import count, find_device, make_parser, positive
 from ceilings import Ceilings, find_ceilings
 from checks import check_oracle, check_problem
-from peers import Anchors, MambaSsm
+from peers import Anchors, MambaSsm, textbook_scan
 from problems import (
     DTYPES,
     METHODS,
@@ -105,7 +105,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--threads", nargs="+", type=positive, help="CPU threads (default: 1 and all)")
     add("--cold-l2", action="store_true", help="overwrite the GPU's L2 cache before each run")
     add("--reference-runs", type=count,
-        help="runs of selective_scan_ref on plain problems (default: 5 on a CPU, 0 on a GPU)")
+        help="runs of selective_scan_ref and of the textbook's loop on plain problems "
+        "(default: 5 on a CPU, 0 on a GPU)")
     add("--compile-reference", action="store_true",
         help="also time torch.compile of the reference, for up to "
         f"{_MOST_COMPILED_STEPS} steps (slow to compile)")
@@ -224,12 +225,14 @@ def run_problem(
     is_plain = problem.variant.name == "plain" and problem.method == "zoh"
     if is_plain and problem.shape.updates <= _MOST_REFERENCE_UPDATES and settings.reference_runs:
         reference = time_reference(inputs, settings, selective_scan_ref)
+        textbook = time_reference(inputs, settings, textbook_scan)
         compiled = {}
         if settings.compile_reference and problem.shape.seqlen <= _MOST_COMPILED_STEPS:
             compiled = time_reference(inputs, settings, torch.compile(selective_scan_ref))
         for row in rows[-len(calls) :]:  # measured with as many threads
             row.reference = reference.get(row.which)
             row.compiled_reference = compiled.get(row.which)
+            row.textbook = textbook.get(row.which)
     return rows
 
 

@@ -1,4 +1,5 @@
-"""Others' kernels: mamba_ssm's where it is importable, or its times from a file."""
+"""What the kernels are compared with: mamba_ssm's kernels where it is importable, or its times from
+a file; and the scan as textbooks write it in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 
 from problems import Inputs, Problem
 
@@ -95,3 +97,44 @@ class MambaSsm:
             x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, x.dout, saved[1], out, None,
             True, False,
         )  # fmt: skip
+
+
+def textbook_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    delta_bias: torch.Tensor,
+    *,
+    delta_softplus: bool,
+    discretization_method: str,
+    reverse: bool,
+) -> torch.Tensor:
+    """The zoh scan as one meets it in papers and tutorials, for real A and variable B and C.
+
+    Everything of size (batch, dim, seqlen, dstate) is computed at once, then a loop goes over time
+    (Gu and Dao, "Mamba", 2023, section 3.2). selective_scan_ref is faster: its tensors are those of
+    one step, which stay in the cache.
+    """
+    if discretization_method != "zoh" or reverse:
+        raise ValueError(
+            "the textbook's scan knows zoh from the first step on, "
+            f"got {discretization_method}, reverse={reverse}"
+        )
+    dtype = u.dtype
+    u, delta, B, C = u.float(), delta.float() + delta_bias[:, None].float(), B.float(), C.float()
+    if delta_softplus:
+        delta = F.softplus(delta)
+    B, C = (x.repeat_interleave(u.shape[1] // x.shape[1], dim=1) for x in (B, C))
+    deltaA = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+    deltaB_u = torch.einsum("bdl,bdnl,bdl->bdln", delta, B, u)
+    h = torch.zeros_like(deltaA[:, :, 0])
+    ys = []
+    for t in range(u.shape[-1]):
+        h = deltaA[:, :, t] * h + deltaB_u[:, :, t]
+        ys.append(torch.einsum("bdn,bdn->bd", h, C[..., t]))
+    y = torch.stack(ys, dim=-1) + D[:, None] * u
+    return (y * F.silu(z.float())).to(dtype)

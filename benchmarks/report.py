@@ -43,6 +43,7 @@ class Row:
     peer_ms: float | None = None
     reference: Timing | None = None
     compiled_reference: Timing | None = None
+    textbook: Timing | None = None
 
     @property
     def ratio_to_floor(self) -> float:
@@ -67,6 +68,7 @@ class Row:
             "speedup_over_peer": self.speedup(self.peer_ms),
             "speedup_over_reference": self.speedup(median(self.reference)),
             "speedup_over_compiled_reference": self.speedup(median(self.compiled_reference)),
+            "speedup_over_textbook": self.speedup(median(self.textbook)),
         }
         return {**asdict(self), **derived}
 
@@ -166,7 +168,7 @@ def print_table(
 _TIMES_HEADER = (
     "shape", "dtype", "variant", "method", "threads", "pass", "ms", "q1–q3", "floor", "× floor",
     "GB/s", "ns/update", "of peak", "peer ms", "× peer", "ref ms", "× ref", "compiled ms",
-    "× compiled", "error",
+    "× compiled", "textbook ms", "× textbook", "error",
 )  # fmt: skip
 
 
@@ -175,6 +177,7 @@ def print_times(console: Console, title: str, rows: Sequence[Row], device_type: 
     for row in rows:
         fraction = row.peak_fraction
         reference, compiled = median(row.reference), median(row.compiled_reference)
+        textbook = median(row.textbook)
         lines.append(
             (
                 row.shape, row.dtype, row.variant, row.method,
@@ -188,6 +191,7 @@ def print_times(console: Console, title: str, rows: Sequence[Row], device_type: 
                 format_ms(row.peer_ms), format_ratio(row.speedup(row.peer_ms)),
                 format_ms(reference), format_ratio(row.speedup(reference)),
                 format_ms(compiled), format_ratio(row.speedup(compiled)),
+                format_ms(textbook), format_ratio(row.speedup(textbook)),
                 f"{row.error:.0e}",
             )
         )  # fmt: skip

@@ -109,8 +109,10 @@ def test_benchmark_compares_with_the_reference(quick_run):
     }
     for row in compared:
         assert (row["variant"], row["method"], row["threads"]) == ("plain", "zoh", 2)
-        speedup = row["reference"]["median"] / row["time"]["median"]
-        assert row["speedup_over_reference"] == pytest.approx(speedup)
+        for name in ("reference", "textbook"):
+            assert_is_timing(row[name], runs=1)
+            speedup = row[name]["median"] / row["time"]["median"]
+            assert row[f"speedup_over_{name}"] == pytest.approx(speedup)
 
 
 def test_benchmark_ratios_follow_from_the_rows(quick_run):
@@ -329,6 +331,18 @@ def test_check_accepts_the_kernels(modules, variant):
 def test_parallel_scan_is_the_reference(modules):
     checks, _ = modules
     checks.check_oracle(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_textbook_scan_is_the_reference(modules, groups):
+    _, problems = modules
+    peers = importlib.import_module("peers")
+    problem = problems.Problem(problems.Shape("odd", 3, 8, 45, 5, groups))
+    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
+    expected = selective_scan.selective_scan_ref(**inputs.keywords())
+    torch.testing.assert_close(peers.textbook_scan(**inputs.keywords()), expected)
+    with pytest.raises(ValueError, match="knows zoh"):
+        peers.textbook_scan(**{**inputs.keywords(), "reverse": True})
 
 
 @pytest.mark.parametrize("which", ["forward_op", "backward_op"])
