@@ -21,6 +21,7 @@ import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
 import test_relay as relay
 import test_streamed_backward as streamed
+import test_streamed_segments as segments
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
 
 
@@ -60,7 +61,10 @@ def special_cases():
         for base in (relay.BASE, relay.WIDE, relay.SHARED):
             yield base.with_(dtype=dtype)
         yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
+        for base in segments.KINDS.values():
+            yield base.with_(dtype=dtype)
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
+    yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
 
 
 def diagonal_cases():

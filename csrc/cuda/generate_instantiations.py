@@ -123,7 +123,7 @@ def streamed_forward_sources():
         text = instantiation("StreamedForward", kind, states, bits, f"Method::k{method}")
         yield (
             f"streamed_forward_{file_name(kind)}_{states}x{2**bits}_{method.lower()}.cu",
-            source("streamed", ["scan_forward"], [text]),
+            source("streamed", ["scan_forward", "summarize"], [text]),
         )
 
 

@@ -167,14 +167,17 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
+constexpr int kCombined = 16;        // segments that a thread loads at a time
+constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
+
 /// A thread follows one (batch, channel, state) through the segments.
 template <class T>
-__global__ void __launch_bounds__(kReduceThreads)
+__global__ void __launch_bounds__(kCombineThreads)
     combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
                             bool backwards, SegmentStates states) {
   const int64_t count = params.batch * params.dim * padded;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * kReduceThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x; i < count;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
        i += threads) {
     const int64_t state = i % padded;
     const int64_t row = i / padded;
@@ -186,14 +189,23 @@ __global__ void __launch_bounds__(kReduceThreads)
     }
     const T* factors = static_cast<const T*>(states.factors) + i;
     T* offsets = static_cast<T*>(states.offsets) + i;
-#pragma unroll 4
-    for (int64_t s = 0; s < segments; ++s) {
-      const int64_t at = (backwards ? segments - 1 - s : s) * count;
-      const bool is_last = s == segments - 1;  // has no summary, and what leaves it nobody needs
-      const T factor = is_last ? T{} : factors[at];
-      const T offset = is_last ? T{} : offsets[at];
-      offsets[at] = value;
-      value = factor * value + offset;
+    const auto at = [&](int64_t s) { return (backwards ? segments - 1 - s : s) * count; };
+    for (int64_t first = 0; first < segments; first += kCombined) {
+      // The last segment has no summary, and what leaves it nobody needs.
+      T factor[kCombined]{};
+      T offset[kCombined]{};
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments - 1) continue;
+        factor[k] = factors[at(first + k)];
+        offset[k] = offsets[at(first + k)];
+      }
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments) continue;
+        offsets[at(first + k)] = value;
+        value = apply_map(factor[k], offset[k], value);
+      }
     }
   }
 }
@@ -205,8 +217,8 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream) {
   const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks = grid_blocks((count + kReduceThreads - 1) / kReduceThreads);
-  combine_segments_kernel<T><<<blocks, kReduceThreads, 0, stream>>>(
+  const unsigned blocks = grid_blocks((count + kCombineThreads - 1) / kCombineThreads);
+  combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
       params, initial, geometry.segments, padded_states, backwards, segments);
   return cudaGetLastError();
 }

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
     if (chunk.first_step > 0) {
       const int next = place.warp + 1 < warps ? place.warp + 1 : 0;
-      handed[next * kWarpSize + lane] = apply_chunk(factor, offset, carry);
+      handed[next * kWarpSize + lane] = apply_map(factor, offset, carry);
       batons[next].pass_on();
     }
 

@@ -51,6 +51,8 @@ __device__ __forceinline__ Pack<float, kCount> convert_elements(const void* addr
 
 template <int kSize>
 struct Vectors {
+  static constexpr int kMathSize = kSize;  // of the elements whose rounding hides errors
+
   /// Where a lane's vectors of chunk 0 lie is kept in shared memory too: in registers it would
   /// crowd out the scan, and forming it again takes longer than loading it.
   template <class S>
@@ -213,6 +215,8 @@ __device__ __forceinline__ void copy_item(char* target, const char* source, int 
 }
 
 struct Elements {
+  static constexpr int kMathSize = 4;
+
   template <class S>
   class Items {
    public:
@@ -315,17 +319,14 @@ struct Elements {
   }
 };
 
-/// Converts the rows of B and C to the tile that TileReader reads; every lane takes one.
+/// Converts the rows of B and C to the tile that TileReader reads, of a shape that has them as
+/// rows; every lane takes one.
 template <class S, class Storage, class Projection>
 __device__ __forceinline__ void convert_projections(const Projection& B, const Projection& C,
                                                     int lane, float* tile) {
   Storage::template convert_row<S>(B, C, lane, [&](int step, const Pack<float, 8>& values) {
-    if constexpr (S::kStepMajor) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) tile[(step + j) * 2 * kPaddedStates + lane] = values.v[j];
-    } else {
-      store_pack(tile + lane * S::kRow + step, values);
-    }
+    static_assert(!S::kStepMajor);
+    store_pack(tile + lane * S::kRow + step, values);
   });
 }
 

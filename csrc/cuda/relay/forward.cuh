@@ -9,6 +9,8 @@
 #pragma once
 
 #include "../scan_common.cuh"
+#include "../streamed/bulk_copy.cuh"
+#include "../streamed/scan_math.cuh"
 #include "copies.cuh"
 #include "handover.cuh"
 
@@ -29,15 +31,17 @@ struct ForwardLayout {
   static constexpr int kDelta = 0;
   static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
   static constexpr int kTile = kInput + S::kChannels * S::kRow;
+  // Two tiles of B and C where they come as tiles.
   /// A lane's part of y, [channel][lane of the channel][step]. It takes the place of B and C where
   /// these are rows along time: what a lane overwrites only lanes of its state read.
-  static constexpr int kPlanes = kTile + (S::kStepMajor ? S::kTile : 0);
+  static constexpr int kPlanes = kTile + (S::kStepMajor ? 2 * S::kTile : 0);
   static constexpr int kRawU = kPlanes + kWarpSize * S::kRow;  // of two chunks
   static constexpr int kRawDelta = kRawU + 2 * kItemsSize;
   static constexpr int kRawZ = kRawDelta + kItemsSize;
   static constexpr int kRawB = kRawZ + kItemsSize;
-  static constexpr int kRawC = kRawB + kPaddedStates * Projection::kRowBytes / 4;
-  static constexpr int kOrigins = kRawC + kPaddedStates * Projection::kRowBytes / 4;
+  static constexpr int kRaw = S::kStepMajor ? 0 : kPaddedStates * Projection::kRowBytes / 4;
+  static constexpr int kRawC = kRawB + kRaw;
+  static constexpr int kOrigins = kRawC + kRaw;
   static constexpr int kSize = kOrigins + 6 * kWarpSize * 2;
   static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
 };
@@ -101,6 +105,63 @@ struct alignas(16) GroupPrefixes {
   Lanes offsets[2][kMaxRelayWarps];
 };
 
+/// How B and C of a warp's chunks come to its shared memory: as rows along time, or as tiles that
+/// have been written in global memory before.
+template <class S, class Projection, bool kAsTiles = S::kStepMajor>
+class TileCopies {
+ public:
+  __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place<S>& place,
+                                        float* tile, float* raw_B, float* raw_C, char** origin_B,
+                                        char** origin_C)
+      : tile_(tile),
+        B_(args.params.B, place, args.params.dstate, reinterpret_cast<char*>(raw_B), origin_B),
+        C_(args.params.C, place, args.params.dstate, reinterpret_cast<char*>(raw_C), origin_C) {}
+  __device__ __forceinline__ void copy(const Chunk& chunk, int /*buffer*/) const {
+    B_.copy(chunk);
+    C_.copy(chunk);
+  }
+  template <class Storage>
+  __device__ __forceinline__ void convert(int lane) const {
+    convert_projections<S, Storage>(B_, C_, lane, tile_);
+  }
+  __device__ __forceinline__ const float* tile(int /*buffer*/) const { return tile_; }
+
+ private:
+  float* tile_;
+  Projection B_;
+  Projection C_;
+};
+template <class S, class Projection>
+class TileCopies<S, Projection, true> {
+ public:
+  __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place<S>& place,
+                                        float* tiles, float*, float*, char**, char**)
+      : tiles_(tiles),
+        at_(place.lane * kAccess),
+        source_(args.projections +
+                (place.batch * args.params.groups + place.group) * args.sequence_bytes + at_) {}
+  __device__ __forceinline__ void copy(const Chunk& chunk, int buffer) const {
+    constexpr int kStepBytes = S::kTile * 4 / S::kSteps;
+    const char* const source = source_ + chunk.first_step * kStepBytes;
+    char* const target = reinterpret_cast<char*>(tiles_ + buffer * S::kTile) + at_;
+#pragma unroll
+    for (int at = 0; at < S::kTile * 4; at += kWarpSize * kAccess) {
+      __pipeline_memcpy_async(target + at, source + at, kAccess);
+    }
+  }
+  template <class Storage>
+  __device__ __forceinline__ void convert(int) const {}
+  __device__ __forceinline__ const float* tile(int buffer) const {
+    return tiles_ + buffer * S::kTile;
+  }
+
+ private:
+  static constexpr int kAccess = 16;  // bytes
+  float* tiles_;
+  int at_;
+  const char* source_;
+};
+
 /// kGroup > 1: the ring of warps goes through all blocks of a cluster.
 template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
@@ -150,10 +211,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const Items delta = items(params.delta, Layout::kRawDelta, 1);
   const Items z = items(params.z, Layout::kRawZ, 2);
   const Items out = items(params.out, Layout::kRawZ, 3);
-  const Projection B(params.B, place, params.dstate, reinterpret_cast<char*>(own + Layout::kRawB),
-                     origin(4));
-  const Projection C(params.C, place, params.dstate, reinterpret_cast<char*>(own + Layout::kRawC),
-                     origin(5));
+  TileCopies<S, Projection> tiles(args, place, own + Layout::kTile, own + Layout::kRawB,
+                                  own + Layout::kRawC, origin(4), origin(5));
   const auto chunk_at = [&](int64_t first_step) {
     const int64_t left = params.seqlen - first_step;
     return Chunk{first_step, static_cast<int>(left < kSteps ? left : kSteps)};
@@ -161,13 +220,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const auto has_items = [&](const Chunk& chunk) {
     return place.item_exists() && place.item_step() < chunk.steps;
   };
-  const auto copy = [&](const Chunk& chunk, int buffer) {
+  const auto copy_rows = [&](const Chunk& chunk, int buffer) {
     const bool exists = has_items(chunk);
     u.copy(chunk, exists, buffer);
     delta.copy(chunk, exists);
-    B.copy(chunk);
-    C.copy(chunk);
-    __pipeline_commit();
   };
 
   const float D = place.item_component(params.D);
@@ -177,7 +233,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 
   const float* const delta_row = own + Layout::kDelta + place.role.channel * S::kRow;
   const float* const input_row = own + Layout::kInput + place.role.channel * S::kRow;
-  const TileReader<S> projections(own + Layout::kTile, place.role.part);
   // Where the parts of y replace B and C, those of a state lie in its rows.
   const auto plane = [&](int channel, int part) {
     return own + Layout::kPlanes +
@@ -185,7 +240,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   };
 
   Chunk chunk = chunk_at((static_cast<int64_t>(rank) * warps + place.warp) * kSteps);
-  if (chunk.steps > 0) copy(chunk, 0);
+  if (chunk.steps > 0) copy_rows(chunk, 0);
+  if constexpr (S::kStepMajor) streamed::wait_for_primary();
+  if (chunk.steps > 0) tiles.copy(chunk, 0);
+  __pipeline_commit();
   for (int round = 0; chunk.steps > 0; ++round) {
     const int buffer = round & 1;
     const bool is_last = chunk.first_step + kSteps >= params.seqlen;
@@ -196,22 +254,29 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       Values delta_values = delta.read();
 #pragma unroll
       for (int i = 0; i < S::kItems; ++i) {
-        float value = delta_values.v[i] + bias;
-        if (params.delta_softplus) value = device_softplus(value);
+        delta_values.v[i] += bias;
+      }
+      if (params.delta_softplus) streamed::softplus_in_place<Storage::kMathSize>(delta_values);
+#pragma unroll
+      for (int i = 0; i < S::kItems; ++i) {
         // A step that does not exist leaves the state as it is.
-        delta_values.v[i] = place.item_step() + i < chunk.steps ? value : 0.0f;
+        if (place.item_step() + i >= chunk.steps) delta_values.v[i] = 0;
         if constexpr (!kKeepDelta) u_values.v[i] *= delta_values.v[i];
       }
       const int at = place.item_channel() * S::kRow + place.item_step();
       store_pack(own + Layout::kDelta + at, delta_values);
       store_pack(own + Layout::kInput + at, u_values);
-      convert_projections<S, Storage>(B, C, lane, own + Layout::kTile);
+      tiles.template convert<Storage>(lane);
     }
     __syncwarp();
+    const TileReader<S> projections(tiles.tile(buffer), place.role.part);
     if (has_gate) z.copy(chunk, has_items(chunk));
     __pipeline_commit();
     const Chunk next_chunk = chunk_at(chunk.first_step + turn);
-    if (next_chunk.steps > 0) copy(next_chunk, buffer ^ 1);
+    if (next_chunk.steps > 0) {
+      copy_rows(next_chunk, buffer ^ 1);
+      tiles.copy(next_chunk, buffer ^ 1);
+    }
     __pipeline_commit();
 
     FirstPass<S, kMethod> pass(delta_row, input_row, projections, poles);
@@ -224,7 +289,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         offset_before = load_pack<float, kStates>(prefixes.offsets[buffer][place.warp][lane].v);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          pass.offset.v[s] = apply_chunk(pass.factor.v[s], pass.offset.v[s], offset_before.v[s]);
+          pass.offset.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], offset_before.v[s]);
           pass.factor.v[s] *= factor_before.v[s];
         }
       }
@@ -251,7 +316,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       States leaving;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        leaving.v[s] = apply_chunk(pass.factor.v[s], pass.offset.v[s], h.v[s]);
+        leaving.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
       const int next = place.warp + 1 < warps ? group + 1 : 0;
       Baton& baton = handover.state_batons[buffer][next];
@@ -271,7 +336,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (member > 0) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          h.v[s] = apply_chunk(factor_before.v[s], offset_before.v[s], h.v[s]);
+          h.v[s] = apply_map(factor_before.v[s], offset_before.v[s], h.v[s]);
         }
       }
     }
@@ -336,7 +401,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (has_gate) {
         const Values gate = z.read();
 #pragma unroll
-        for (int i = 0; i < S::kItems; ++i) y.v[i] *= gate.v[i] * device_sigmoid(gate.v[i]);
+        for (int i = 0; i < S::kItems; ++i) {
+          y.v[i] = streamed::gate<Storage::kMathSize>(y.v[i], gate.v[i]);
+        }
       }
       out.write(chunk, has_items(chunk), y);
     }
@@ -359,16 +426,23 @@ cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(Rela
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kGroup, geometry, bytes);
   if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(geometry.cluster), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (kGroup > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(geometry.cluster), 1, 1};
+  }
+  if (args.is_dependent) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(geometry.blocks * geometry.cluster);
   config.blockDim = static_cast<unsigned>(geometry.warps * kWarpSize);
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = kGroup > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<const RelayForwardArgs&>(args));
 }
 

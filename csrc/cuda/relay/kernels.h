@@ -26,6 +26,9 @@ struct RelayGeometry {
 struct RelayForwardArgs {
   ForwardParams params;
   RelayGeometry geometry;
+  const char* projections = nullptr;  // see streamed::ProjectionStream; of shapes that read it
+  int64_t sequence_bytes = 0;         // of one (batch, group) of these
+  bool is_dependent = false;          // launched behind the kernel that writes them
 };
 
 struct RelayBackwardArgs {

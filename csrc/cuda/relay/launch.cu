@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../launch_tools.h"
+#include "../streamed/projections.h"
 #include "place.cuh"
 
 namespace selective_scan::cuda {
@@ -48,15 +49,16 @@ std::array<const ArrayView*, 7> rows_of(const BackwardParams& params) {
 }
 
 /// Bytes of an element where all arrays with steps are vectors of one type, else 0.
-template <class Rows>
-int vector_size(const ScanParams& params, int items, const Rows& rows) {
+template <class S, class Rows>
+int vector_size(const ScanParams& params, const Rows& rows) {
   const DType dtype = params.u.dtype;
   const int64_t size = element_size(dtype);
   const auto is_vector = [&](const ArrayView* view) {
-    return !view->present() || (view->dtype == dtype && has_vectors(params, *view, items));
+    return !view->present() || (view->dtype == dtype && has_vectors(params, *view, S::kItems));
   };
+  // Of kernels that read B and C themselves.
   const auto is_projection = [&](const ArrayView& view) {
-    return view.dtype == dtype && has_vectors(params, view, 16 / size);
+    return S::kStepMajor || (view.dtype == dtype && has_vectors(params, view, 16 / size));
   };
   return std::all_of(rows.begin(), rows.end(), is_vector) && is_projection(params.B) &&
                  is_projection(params.C)
@@ -117,11 +119,21 @@ struct BackwardKernels {
 
 template <class S, int kGroup>
 cudaError_t launch_forward(const ForwardParams& params, int64_t warps, int64_t cluster,
-                           cudaStream_t stream) {
+                           void* projections, cudaStream_t stream) {
   RelayForwardArgs args{params, make_geometry<S>(params, warps)};
+  if (S::kStepMajor) {
+    args.projections = static_cast<const char*>(projections);
+    args.sequence_bytes = streamed::ProjectionStream(params, kPaddedStates).sequence_bytes();
+    // Blocks that share a multiprocessor would be spread unevenly behind the kernel in front.
+    const Device available = device();
+    args.is_dependent = available.major >= 9 && args.geometry.blocks <= available.multiprocessors;
+    const cudaError_t error =
+        streamed::convert_projections(params, kPaddedStates, projections, stream);
+    if (error != cudaSuccess) return error;
+  }
   args.geometry.cluster = static_cast<int>(cluster);
   args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
-  const int size = vector_size(params, S::kItems, rows_of(params));
+  const int size = vector_size<S>(params, rows_of(params));
   return visit_storage(size, [&]<class Storage>() {
     return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
   });
@@ -139,12 +151,27 @@ constexpr int64_t kMostForwardBlocks = 4;
 /// vectors: those divide the work around the scan better.
 constexpr int64_t kFewSteps = 1024;
 constexpr int64_t kManySteps = 16384;
+/// From so many on, time in segments (streamed/) is better where the last wave of blocks leaves
+/// more multiprocessors idle than this part of them all.
+constexpr int64_t kSegmentSteps = 8192;
+constexpr double kMostIdle = 0.15;
 /// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
 constexpr int64_t kCluster = 2;
 constexpr int kGroupWarps = 4;
 constexpr int64_t kMostBackwardBlocks = 4;
 /// Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
 constexpr int64_t kMostPartialSums = int64_t{1} << 22;
+
+int64_t wide_blocks(const ScanParams& params) {
+  return make_geometry<Wide>(params, kMaxRelayWarps).blocks;
+}
+
+/// Whether the narrow shape is the better one.
+bool is_narrow(const ScanParams& params) {
+  constexpr int64_t kBlocksPerWide = Wide::kChannels / Narrow::kChannels;
+  const int64_t blocks = params.seqlen < kFewSteps ? 2 : kBlocksPerWide;
+  return blocks * wide_blocks(params) <= device().multiprocessors;
+}
 
 /// Lays out scratch memory from `memory` on, which may be null; returns its size.
 int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
@@ -167,37 +194,40 @@ int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
 
 bool relay_forward_accepts(const ForwardParams& params) {
   using namespace relay;
-  return is_supported(params) &&
-         (params.seqlen < kFewSteps || vector_size(params, Wide::kItems, rows_of(params)) != 0) &&
-         make_geometry<Wide>(params, kMaxRelayWarps).blocks <=
-             kMostForwardBlocks * device().multiprocessors;
+  if (!is_supported(params)) return false;
+  const int64_t multiprocessors = device().multiprocessors;
+  const int64_t blocks = wide_blocks(params);
+  if (blocks > kMostForwardBlocks * multiprocessors) return false;
+  if (params.seqlen < kFewSteps) return true;
+  const auto places = static_cast<double>(ceil_div(blocks, multiprocessors) * multiprocessors);
+  if (params.seqlen >= kSegmentSteps && static_cast<double>(blocks) < (1 - kMostIdle) * places) {
+    return false;
+  }
+  return (is_narrow(params) ? vector_size<Narrow>(params, rows_of(params))
+                            : vector_size<Wide>(params, rows_of(params))) != 0;
 }
 
-int64_t relay_forward_workspace_bytes(const ForwardParams&) {
-  return 0;
+int64_t relay_forward_workspace_bytes(const ForwardParams& params) {
+  using namespace relay;
+  return is_narrow(params) ? 0 : streamed::ProjectionStream(params, kPaddedStates).bytes(params);
 }
 
-cudaError_t relay_forward(const ForwardParams& params, void*, cudaStream_t stream) {
+cudaError_t relay_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
   using namespace relay;
   const Device available = device();
-  const int64_t blocks = make_geometry<Wide>(params, kMaxRelayWarps).blocks;
-  if (blocks > available.multiprocessors) {
-    // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that
-    // the last blocks of all run alone.
-    const bool is_long = params.seqlen >= kManySteps;
-    return launch_forward<Wide, 1>(params, is_long ? kMaxRelayWarps : kMaxRelayWarps / 2, 1,
-                                   stream);
-  }
-  constexpr int64_t kBlocksPerWide = Wide::kChannels / Narrow::kChannels;
-  const bool is_short = params.seqlen < kFewSteps;
-  if (is_short ? 2 * blocks <= available.multiprocessors
-               : kBlocksPerWide * blocks <= available.multiprocessors) {
-    return launch_forward<Narrow, 1>(params, is_short ? 8 : 12, 1, stream);
+  const int64_t blocks = wide_blocks(params);
+  if (is_narrow(params)) {
+    return launch_forward<Narrow, 1>(params, params.seqlen < kFewSteps ? 8 : 12, 1, nullptr,
+                                     stream);
   }
   if (available.major >= 9 && kCluster * blocks <= available.multiprocessors) {
-    return launch_forward<Wide, kGroupWarps>(params, kMaxRelayWarps, kCluster, stream);
+    return launch_forward<Wide, kGroupWarps>(params, kMaxRelayWarps, kCluster, workspace, stream);
   }
-  return launch_forward<Wide, 1>(params, kMaxRelayWarps, 1, stream);
+  // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
+  // last blocks of all run alone.
+  const bool is_shared = blocks > available.multiprocessors && params.seqlen < kManySteps;
+  return launch_forward<Wide, 1>(params, is_shared ? kMaxRelayWarps / 2 : kMaxRelayWarps, 1,
+                                 workspace, stream);
 }
 
 bool relay_backward_accepts(const BackwardParams& params) {
@@ -221,7 +251,7 @@ cudaError_t relay_backward(const BackwardParams& params, void* workspace, cudaSt
   const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device().multiprocessors));
   RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps / share), {}};
   layout_workspace(args, workspace);
-  const int size = vector_size(params, Narrow::kItems, rows_of(params));
+  const int size = vector_size<Narrow>(params, rows_of(params));
   const cudaError_t error = visit_storage(size, [&]<class Storage>() {
     return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);
   });

@@ -34,8 +34,9 @@ struct Shape {
   /// Distance between rows along time; rows stay aligned to 16 bytes, columns spread over banks.
   static constexpr int kRow = kSteps + 4;
 
-  /// B and C lie as [step][B | C][state] where a lane has several states, else as
-  /// [B | C][state][step]; either way a lane reads 16 bytes at a time.
+  /// B and C lie as [step][B | C][state] where a lane has several states, as a kernel in front
+  /// (streamed/projections.cu) has written them, else as [B | C][state][step]; either way a lane
+  /// reads 16 bytes at a time.
   static constexpr bool kStepMajor = kStates > 1;
   static constexpr int kTile = 2 * kPaddedStates * (kStepMajor ? kSteps : kRow);
 };
@@ -101,12 +102,6 @@ struct Place {
     return item_exists() ? load_component<float>(view, item_channel_index() * view.channel) : 0.0f;
   }
 };
-
-/// What a chunk makes of what enters it. A chunk may grow by a factor that overflows while what
-/// enters is still 0.
-__device__ __forceinline__ float apply_chunk(float factor, float offset, float entering) {
-  return entering == 0.0f ? offset : factor * entering + offset;
-}
 
 /// The lane's rows of B and C in shared memory.
 template <class S>

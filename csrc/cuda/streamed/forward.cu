@@ -24,6 +24,7 @@ struct ForwardVariant {
   bool has_own_maps;
   std::array<bool (*)(LaneMap), kNumMethods> has_dense;
   std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> launch;
+  std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> summarize;
 };
 
 template <class T, int kStates, int kLaneBits>
@@ -38,7 +39,8 @@ const ForwardVariant& variant() {
             StreamedForward<T, kStates, kLaneBits, Method::kZoh>::kHasConstant,
             kHasOwnMaps<T, kStates>,
             {StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::has_dense...},
-            {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::launch...}};
+            {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::launch...},
+            {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::summarize...}};
       }(std::make_integer_sequence<int, kNumMethods>());
   return instance;
 }
@@ -98,51 +100,127 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
   return left == 0 ? full : full + wave(ceil_div(left, device.multiprocessors));
 }
 
-/// Takes the number of warps a block with which all are done first; of equals the largest, which
-/// reads B and C least often.
-cudaError_t choose_tile(const ForwardParams& params, const ForwardVariant& variant,
-                        const Device& device, ForwardArgs& args) {
+/// Cuts time into segments so that `blocks` times as many fill `waves` waves. False where these
+/// would be short.
+bool cut(int64_t chunks, int64_t blocks, int64_t capacity, int waves, ForwardGeometry& geometry) {
+  constexpr int64_t kFewestChunks = 8;
+  const int64_t wanted = std::min(waves * capacity / blocks, chunks / kFewestChunks);
+  if (wanted < 2) return false;
+  geometry.segment_chunks = ceil_div(chunks, wanted);
+  geometry.segments = ceil_div(chunks, geometry.segment_chunks);
+  return geometry.segments > 1;
+}
+
+/// How many warps a multiprocessor has if every channel has one place, at whatever time.
+double warps_wanted(const ForwardParams& params, const ForwardVariant& variant,
+                    const Device& device) {
+  const int64_t warps =
+      params.batch * params.groups * ceil_div(params.dim / params.groups, variant.warp_channels);
+  return static_cast<double>(warps) / device.multiprocessors;
+}
+
+/// Takes the number of warps a block and of segments with which all are done first; of equal
+/// numbers of warps the largest, which reads B and C least often.
+cudaError_t choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
+                            const Device& device, ForwardArgs& args) {
   constexpr int kReservedSharedBytes = 1024;  // per block, by the system
+  // Of finding out what segments do, measured on an H200.
+  constexpr double kSummaryShare = 0.8;  // of the time for the scan
+  constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
+  constexpr double kUnevenness = 0.08;   // lost where there is one wave, less where there are more
+  constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
+  constexpr double kSparse = 0.02;       // where fewer warps are at hand
+  constexpr double kManyWarps = 6;       // with so many a multiprocessor that does not pay
+  const bool may_cut = params.variable_B && warps_wanted(params, variant, device) < kManyWarps;
   const int64_t group_channels = params.dim / params.groups;
   const int most = static_cast<int>(
       std::min<int64_t>(ceil_div(group_channels, variant.warp_channels), kMaxWarps));
   const ProjectionStream stream(params, variant.padded_states);
   const int common = static_cast<int>(sizeof(RingBarriers<kRingSlots>)) +
                      (params.variable_B ? kRingSlots * stream.chunk_bytes : 0);
-  args.warps = 0;
-  double best = 0;
+  ForwardGeometry best;
+  double best_time = 0;
+  // `waves`: of segments, or 0
+  const auto keep_best = [&](const ForwardGeometry& candidate, int resident, int waves) {
+    const int64_t blocks = params.batch * params.groups * candidate.tiles * candidate.segments;
+    double time =
+        static_cast<double>(candidate.segment_chunks) *
+        estimated_time(device, blocks, candidate.segment_chunks, candidate.warps, resident);
+    if (waves > 0) {
+      time *= 1 + kSummaryShare + kUnevenness / waves + kCoupling * candidate.warps +
+              (candidate.is_dense ? 0 : kSparse);
+      time += kSummaryDelay;
+    }
+    if (best.warps > 0 && time > best_time) return;
+    best_time = time;
+    best = candidate;
+  };
   const auto try_warps = [&](int warps, bool is_dense) {
-    const int bytes = common + warps * variant.warp_bytes;
-    if (bytes > device.block_shared_bytes) return;
-    const int by_shared = device.shared_bytes / (bytes + kReservedSharedBytes);
+    ForwardGeometry candidate;
+    candidate.warps = warps;
+    candidate.is_dense = is_dense;
+    candidate.shared_bytes = common + warps * variant.warp_bytes;
+    if (candidate.shared_bytes > device.block_shared_bytes) return;
+    const int by_shared = device.shared_bytes / (candidate.shared_bytes + kReservedSharedBytes);
     const int threads = is_dense ? kDenseResidentThreads : kResidentThreads;
     const int resident = std::max(1, std::min(by_shared, threads / (warps * kWarpSize)));
-    const int64_t tiles = ceil_div(group_channels, warps * variant.warp_channels);
-    const double time =
-        estimated_time(device, params.batch * params.groups * tiles, args.chunks, warps, resident);
-    if (args.warps > 0 && time > best) return;
-    best = time;
-    args.warps = warps;
-    args.tiles = tiles;
-    args.shared_bytes = bytes;
-    args.is_dense = is_dense;
+    candidate.tiles = ceil_div(group_channels, warps * variant.warp_channels);
+    candidate.segment_chunks = args.chunks;
+    keep_best(candidate, resident, 0);
+    if (!may_cut) return;
+    const int64_t blocks = params.batch * params.groups * candidate.tiles;
+    const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
+    for (const int waves : {1, 2, 4}) {
+      if (cut(args.chunks, blocks, capacity, waves, candidate))
+        keep_best(candidate, resident, waves);
+    }
   };
   if (variant.has_dense[static_cast<size_t>(params.method)](args.map)) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
-  return args.warps > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
+  static_cast<ForwardGeometry&>(args) = best;
+  return best.warps > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
-/// Few channels with long sequences are faster cut into segments, as the general path does it.
+/// Few channels with long sequences are faster cut into segments. With constant B and C the general
+/// path does that.
 bool fills_device(const ForwardParams& params, const ForwardVariant& variant) {
   constexpr int64_t kLongSequence = 1024;
-  if (params.seqlen < kLongSequence) return true;
+  if (params.variable_B || params.seqlen < kLongSequence) return true;
   Device device;
   if (current_device(device) != cudaSuccess) return false;
-  const int64_t warps =
-      params.batch * params.groups * ceil_div(params.dim / params.groups, variant.warp_channels);
-  return warps >= 2 * static_cast<int64_t>(device.multiprocessors);
+  return warps_wanted(params, variant, device) >= 2;
+}
+
+/// Everything about a launch that does not depend on the scratch memory.
+cudaError_t make_plan(const ForwardParams& params, const ForwardVariant& variant,
+                      ForwardArgs& args) {
+  args.params = params;
+  args.chunks = ceil_div(params.seqlen, kChunk);
+  if (!prepare_arrays(params, variant, args)) return cudaErrorInvalidValue;
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  const cudaError_t chosen = choose_geometry(params, variant, device, args);
+  // With segments there are kernels in between.
+  args.is_dependent = params.variable_B && args.segments == 1 && device.major >= 9;
+  return chosen;
+}
+
+/// Returns the size in bytes. `projections` is where B and C go in fp32.
+int64_t layout_workspace(const ForwardVariant& variant, ForwardArgs& args, void* memory,
+                         char*& projections) {
+  const ForwardParams& params = args.params;
+  const int64_t states = args.segments * params.batch * params.dim * variant.padded_states;
+  const int64_t state_bytes = params.is_complex ? 8 : 4;
+  Scratch scratch(memory);
+  scratch.take(projections, params.variable_B,
+               ProjectionStream(params, variant.padded_states).bytes(params), 1);
+  scratch.take(args.states.factors, args.segments > 1, states, state_bytes);
+  scratch.take(args.states.offsets, args.segments > 1, states, state_bytes);
+  args.projections = projections;
+  return scratch.bytes();
 }
 
 }  // namespace
@@ -167,27 +245,39 @@ bool streamed_forward_accepts(const ForwardParams& params) {
 }
 
 int64_t streamed_forward_workspace_bytes(const ForwardParams& params) {
-  if (!params.variable_B) return 0;
-  return ProjectionStream(params, choose_variant(params)->padded_states).bytes(params);
+  const ForwardVariant& variant = *choose_variant(params);
+  ForwardArgs args{};
+  char* projections = nullptr;
+  return make_plan(params, variant, args) == cudaSuccess
+             ? layout_workspace(variant, args, nullptr, projections)
+             : 0;
 }
 
 cudaError_t streamed_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
   const ForwardVariant& variant = *choose_variant(params);
+  const auto method = static_cast<size_t>(params.method);
   ForwardArgs args{};
-  args.params = params;
-  args.chunks = ceil_div(params.seqlen, kChunk);
-  if (!prepare_arrays(params, variant, args)) return cudaErrorInvalidValue;
-  Device device;
-  cudaError_t error = current_device(device);
+  cudaError_t error = make_plan(params, variant, args);
   if (error != cudaSuccess) return error;
-  if ((error = choose_tile(params, variant, device, args)) != cudaSuccess) return error;
+  char* projections = nullptr;
+  layout_workspace(variant, args, workspace, projections);
   if (params.variable_B) {
-    error = convert_projections(params, variant.padded_states, workspace, stream);
+    error = convert_projections(params, variant.padded_states, projections, stream);
     if (error != cudaSuccess) return error;
-    args.projections = static_cast<const char*>(workspace);
-    args.is_dependent = device.major >= 9;
   }
-  return variant.launch[static_cast<size_t>(params.method)](args, stream);
+  if (args.segments > 1) {
+    if ((error = variant.summarize[method](args, stream)) != cudaSuccess) return error;
+    Geometry geometry;
+    geometry.segments = args.segments;
+    error =
+        params.is_complex
+            ? combine_segments<Complex<float>>(params, params.initial_state, geometry,
+                                               variant.padded_states, false, args.states, stream)
+            : combine_segments<float>(params, params.initial_state, geometry, variant.padded_states,
+                                      false, args.states, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return variant.launch[method](args, stream);
 }
 
 }  // namespace selective_scan::cuda

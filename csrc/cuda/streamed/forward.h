@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../../core/params.h"
+#include "../scan.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -44,17 +44,24 @@ struct WarpShape {
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
 
-struct ForwardArgs {
+/// How a launch divides the problem.
+struct ForwardGeometry {
+  int warps = 0;               // of a block
+  int64_t tiles = 1;           // of a group's channels
+  int64_t segments = 1;        // of time, worked on independently
+  int64_t segment_chunks = 0;  // the last segment may have fewer
+  int shared_bytes = 0;
+  bool is_dense = false;  // many blocks a multiprocessor: see has_dense()
+};
+
+struct ForwardArgs : ForwardGeometry {
   ForwardParams params;
   RowArray u, delta, z, out;
-  LaneMap map;
-  int warps;                // of a block
-  int64_t tiles;            // of a group's channels
-  int64_t chunks;           // of a sequence
-  const char* projections;  // see ProjectionStream; null where B and C are constant
-  int shared_bytes;
-  bool is_dense;      // many blocks a multiprocessor: see has_dense()
-  bool is_dependent;  // launched behind the kernel that writes the projections
+  LaneMap map = LaneMap::kChannels;
+  int64_t chunks = 0;                 // of a sequence
+  SegmentStates states;               // null where there is one segment
+  const char* projections = nullptr;  // see ProjectionStream; null where B and C are constant
+  bool is_dependent = false;          // launched behind the kernel that writes the projections
 };
 
 /// What a block works on.
@@ -63,12 +70,19 @@ struct BlockItem {
   int64_t group;
   int64_t first_channel;
   int channels;
+  int64_t segment;
+  int first_chunk;
+  int chunks;
 };
 
-SELECTIVE_SCAN_HD BlockItem block_item(const ScanParams& params, int64_t tiles, int tile_channels,
+/// Blocks of one segment are neighbours: they read the same B and C.
+SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, int tile_channels,
                                        int64_t block) {
+  const ScanParams& params = args.params;
   const int64_t tile = block % tiles;
-  const int64_t sequence = block / tiles;
+  block /= tiles;
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t sequence = block % sequences;
   const int64_t group_channels = params.dim / params.groups;
   const int64_t offset = tile * tile_channels;
   const int64_t left = group_channels - offset;
@@ -77,6 +91,12 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ScanParams& params, int64_t tiles, 
   item.group = sequence % params.groups;
   item.first_channel = item.group * group_channels + offset;
   item.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
+  item.segment = block / sequences;
+  const int64_t first_chunk = item.segment * args.segment_chunks;
+  const int64_t chunks_left = args.chunks - first_chunk;
+  item.first_chunk = static_cast<int>(first_chunk);
+  item.chunks =
+      static_cast<int>(chunks_left < args.segment_chunks ? chunks_left : args.segment_chunks);
   return item;
 }
 
@@ -91,6 +111,8 @@ struct StreamedForward {
   }
 
   static cudaError_t launch(const ForwardArgs& args, cudaStream_t stream);
+  /// Finds how each segment but the last maps the state that enters it. B and C are variable.
+  static cudaError_t summarize(const ForwardArgs& args, cudaStream_t stream);
 };
 
 }  // namespace selective_scan::cuda::streamed

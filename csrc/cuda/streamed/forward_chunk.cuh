@@ -1,5 +1,4 @@
-// What a lane and a warp of the streamed forward scan do with the rows of one chunk: softplus, and
-// the scan itself.
+// What a lane of the streamed forward scan does with the rows of one chunk.
 #pragma once
 
 #include "../elements.cuh"
@@ -7,21 +6,6 @@
 #include "scan_math.cuh"
 
 namespace selective_scan::cuda::streamed {
-
-/// Most steps of most models are small.
-template <int kSize, int kItems>
-__device__ __forceinline__ void softplus_in_place(Slice<kItems>& values) {
-  float largest = values.v[0];
-#pragma unroll
-  for (int i = 1; i < kItems; ++i) largest = fmaxf(largest, values.v[i]);
-  if (__all_sync(kFullMask, largest < kSmallSoftplus)) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) values.v[i] = small_softplus<kSize>(values.v[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) values.v[i] = fast_softplus<kSize>(values.v[i]);
-  }
-}
 
 /// Blocks of steps that the scan unrolls: a whole chunk where that is short enough, but not for
 /// rows that are not aligned, whose sequences often end early in a chunk.

@@ -16,6 +16,8 @@
 // nearly as much, issue slots.
 #pragma once
 
+#include <type_traits>
+
 #include "../scan_common.cuh"
 #include "bulk_copy.cuh"
 #include "forward.h"
@@ -106,6 +108,33 @@ struct LaneStates {
       for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
     }
   }
+  /// From and to a (segment, batch, channel, padded state) array.
+  static __device__ __forceinline__ void load_packed(const void* array, const BlockItem& item,
+                                                     int64_t channel, int part,
+                                                     const ScanParams& params,
+                                                     T (&states)[kStates]) {
+    const T* row = static_cast<const T*>(array) + packed_row(params, item, channel);
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      const auto quad = load_pack<T, Shape::kQuad>(row + Shape::first_state(part, q));
+#pragma unroll
+      for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
+    }
+  }
+  static __device__ __forceinline__ void store_packed(void* array, const BlockItem& item,
+                                                      int64_t channel, int part,
+                                                      const ScanParams& params,
+                                                      const T (&states)[kStates]) {
+    T* row = static_cast<T*>(array) + packed_row(params, item, channel);
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      store_pack(row + Shape::first_state(part, q), quad(states, q));
+    }
+  }
+  static __device__ __forceinline__ int64_t packed_row(const ScanParams& params,
+                                                       const BlockItem& item, int64_t channel) {
+    return ((item.segment * params.batch + item.batch) * params.dim + channel) * Shape::kPadded;
+  }
   static __device__ __forceinline__ Quad quad(const T (&states)[kStates], int q) {
     Quad quad;
 #pragma unroll
@@ -132,7 +161,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   const int warp = threadIdx.x / kWarpSize;
   const LaneRole role = lane_role(lane, kLaneBits);
 
-  const BlockItem item = block_item(params, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
+  const BlockItem item = block_item(args, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
   const int first_in_tile = warp * Shape::kChannels;
   const int left = item.channels - first_in_tile;
   const int channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
@@ -141,11 +170,11 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   const bool exists = role.channel < channels;
 
   const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, channels);
-  Cursor u_cursor(args.u, slice, item.batch, first_channel, 0);
-  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, 0);
-  Cursor z_cursor(args.z, slice, item.batch, first_channel, 0);
-  Cursor out_cursor(args.out, slice, item.batch, first_channel, 0);
-  int steps_left = static_cast<int>(params.seqlen);
+  Cursor u_cursor(args.u, slice, item.batch, first_channel, item.first_chunk);
+  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, item.first_chunk);
+  Cursor z_cursor(args.z, slice, item.batch, first_channel, item.first_chunk);
+  Cursor out_cursor(args.out, slice, item.batch, first_channel, item.first_chunk);
+  int steps_left = static_cast<int>(params.seqlen) - item.first_chunk * kChunk;
   auto raw_u = u_cursor.fetch(args.u, slice, steps_left);
   auto raw_delta = delta_cursor.fetch(args.delta, slice, steps_left);
   auto raw_z = raw_u;
@@ -162,7 +191,9 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   T A[kStates] = {};
   if (exists) {
     States::load(params.A, channel * params.A.channel, role.part, params.dstate, A);
-    if (params.initial_state.present()) {
+    if (args.segments > 1) {
+      States::load_packed(args.states.offsets, item, channel, role.part, params, h);
+    } else if (params.initial_state.present()) {
       States::load(params.initial_state,
                    item.batch * params.initial_state.batch + channel * params.initial_state.channel,
                    role.part, params.dstate, h);
@@ -176,10 +207,12 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   auto& barriers = *reinterpret_cast<RingBarriers<kRingSlots>*>(shared);
   char* slots = shared + sizeof(RingBarriers<kRingSlots>);
   constexpr int kChunkBytes = kChunk * 2 * Shape::kPadded * static_cast<int>(sizeof(T));
-  const int chunks = static_cast<int>(args.chunks);
+  const int chunks = item.chunks;
   ChunkRing<kRingSlots> ring(
       barriers, slots,
-      args.projections + (item.batch * params.groups + item.group) * args.chunks * kChunkBytes,
+      args.projections +
+          ((item.batch * params.groups + item.group) * args.chunks + item.first_chunk) *
+              kChunkBytes,
       kChunkBytes, kChunkBytes, kVariable ? chunks : 0);
   if constexpr (kVariable) {
     if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
@@ -215,8 +248,10 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
       cursor.advance(rows);
     }
   };
-  T* saved = static_cast<T*>(params.states) +
-             (item.batch * (args.chunks - 1) * params.dim + channel) * params.dstate;
+  T* saved =
+      static_cast<T*>(params.states) +
+      ((item.batch * (args.chunks - 1) + item.first_chunk) * params.dim + channel) * params.dstate;
+  const int chunks_to_save = static_cast<int>(args.chunks) - 1 - item.first_chunk;
   const int64_t saved_stride = params.dim * params.dstate;
 
   // Of all poles of the warp.
@@ -294,7 +329,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
     if constexpr (!kVariable || !kHasBulkCopy) __syncwarp();  // else release() does
     if constexpr (kVariable) ring.release();
 
-    if (has(kSaveStates) && chunk < chunks - 1) {
+    if (has(kSaveStates) && chunk < chunks_to_save) {
 #pragma unroll
       for (int q = 0; q < Shape::kQuads; ++q) {
         store_states(saved, Shape::first_state(role.part, q), params.dstate, States::quad(h, q));
@@ -321,7 +356,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
     make_rows();
   }
 
-  if (exists && params.last_state.present()) {
+  if (exists && params.last_state.present() && item.segment == args.segments - 1) {
 #pragma unroll
     for (int q = 0; q < Shape::kQuads; ++q) {
       store_states<T, Shape::kQuad>(
@@ -332,40 +367,51 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   }
 }
 
-template <class Kernel>
-cudaError_t launch_forward(Kernel* kernel, const ForwardArgs& args, cudaStream_t stream) {
-  const cudaError_t error = allow_shared_bytes(kernel, args.shared_bytes);
+struct LaunchShape {
+  int64_t blocks;
+  int threads;
+  int shared_bytes;
+  bool is_dependent;  // on the kernel in front of it
+};
+
+template <class... Parameters>
+cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                   const std::type_identity_t<Parameters>&... arguments) {
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute dependent;
   dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   dependent.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(args.params.batch * args.params.groups * args.tiles));
-  config.blockDim = dim3(static_cast<unsigned>(args.warps * kWarpSize));
-  config.dynamicSmemBytes = static_cast<size_t>(args.shared_bytes);
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = &dependent;
-  config.numAttrs = args.is_dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  config.numAttrs = shape.is_dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     cudaStream_t stream) {
+  const ForwardParams& params = args.params;
+  const LaunchShape shape{args.segments * params.batch * params.groups * args.tiles,
+                          args.warps * kWarpSize, args.shared_bytes, args.is_dependent};
   const auto launch_for = [&](auto size, auto map, auto variable) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
     if constexpr (has_dense(kMap)) {
       if (args.is_dense) {
-        return launch_forward(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, args,
-            stream);
+        return streamed::launch(
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
+            stream, args);
       }
     }
-    return launch_forward(
-        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, args,
-        stream);
+    return streamed::launch(
+        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, shape,
+        stream, args);
   };
   const auto launch_of_size = [&](auto size, auto variable) {
     const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };

@@ -2,6 +2,7 @@
 // instructions per state update and without branches.
 #pragma once
 
+#include "../config.cuh"
 #include "../device_math.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -52,6 +53,18 @@ __device__ __forceinline__ float small_softplus(float x) {
   series = fmaf(series, v, -0.4999973773956299f);
   series = fmaf(series, v, 1.0f);
   return series * v;
+}
+
+/// Of the values of all lanes, since most steps of most models are small.
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_in_place(Values& values) {
+  float largest = values.v[0];
+  for (const float value : values.v) largest = fmaxf(largest, value);
+  if (__all_sync(kFullMask, largest < kSmallSoftplus)) {
+    for (float& value : values.v) value = small_softplus<kSize>(value);
+  } else {
+    for (float& value : values.v) value = fast_softplus<kSize>(value);
+  }
 }
 
 /// x·silu(z)

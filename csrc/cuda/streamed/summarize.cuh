@@ -1,0 +1,229 @@
+// What each segment of time does to the states that enter it, for the streamed forward scan of few
+// channels: x → factor·x + offset.
+//
+// Mapping. A block owns kWarpSize channels of one group and one segment, and has a warp for each
+// part of the states: lane = channel. In the other role, each warp makes the rows of Δ and Δ·u of
+// its share of the channels, which all warps then read; these rows are double-buffered, with one
+// barrier a chunk. A warp copies its own part of B with cp.async, one chunk ahead.
+//
+// Chunks are taken last one first. The state that a chunk leaves, from zero, counts as much as the
+// product of abar behind it; once that is below the smallest normal number for all of a warp's
+// states, what came before has been forgotten, and the warp has nothing left to add. When no warp
+// has, the block ends. Parts of the states with faster poles end sooner.
+//
+// Shared memory: two buffers of Δ rows and Δ·u rows, then per warp two of B.
+//
+// Bound by: the special-function unit.
+#pragma once
+
+#include <cuda_pipeline_primitives.h>
+
+#include "scan_forward.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template <class T, int kStates, int kLaneBits>
+struct SummaryShape {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  static constexpr int kThreads = kWarpSize * Shape::kLanes;
+  static constexpr int kBuffers = 2;
+  static constexpr int kRows = kWarpSize * kRowStride;  // of Δ or Δ·u
+  static constexpr int kPart = kChunk * kStates;        // of B
+  static constexpr int kBytes = kBuffers * (2 * kRows * static_cast<int>(sizeof(float)) +
+                                            Shape::kLanes * kPart * static_cast<int>(sizeof(T)));
+  static constexpr int kBlocks = kStates <= 4 ? 768 / kThreads : 384 / kThreads;  // at a time
+};
+
+/// What fp32 keeps of a state after it was multiplied by this is nothing or next to nothing.
+__device__ __forceinline__ bool is_forgotten(float factor) {
+  constexpr float kSmallestNormal = 1.17549435e-38f;
+  return fabsf(factor) < kSmallestNormal;
+}
+__device__ __forceinline__ bool is_forgotten(Complex<float> factor) {
+  return is_forgotten(factor.re) && is_forgotten(factor.im);
+}
+
+/// A lane's states from zero through a whole chunk, and the product of abar. `B` is the warp's part
+/// of it, [step][state].
+template <Method kMethod, class T, int kStates, class Constants>
+__device__ __forceinline__ void summarize_chunk(const float* delta_row, const float* delta_u_row,
+                                                const T* B, const Constants (&constants)[kStates],
+                                                T (&h)[kStates], T (&factor)[kStates]) {
+  constexpr bool kIsExponential = Formula<kMethod>::kAbarIsExponential;
+  constexpr int kQuad = 16 / static_cast<int>(sizeof(T));
+  float sum = 0;  // of Δ
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    h[s] = T{};
+    factor[s] = one<T>();
+  }
+  constexpr int kUnrolled = kStates * sizeof(T) <= 16 ? 2 : 1;
+#pragma unroll kUnrolled
+  for (int block = 0; block < kChunk; block += kBlockSteps) {
+    const auto delta = load_pack<float, kBlockSteps>(delta_row + block);
+    const auto delta_u = load_pack<float, kBlockSteps>(delta_u_row + block);
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      sum += delta.v[j];
+#pragma unroll
+      for (int q = 0; q < kStates / kQuad; ++q) {
+        const auto b = load_pack<T, kQuad>(B + (block + j) * kStates + q * kQuad);
+#pragma unroll
+        for (int i = 0; i < kQuad; ++i) {
+          const int s = q * kQuad + i;
+          const auto step = step_of<kMethod, T, false>(delta.v[j], delta_u.v[j], constants[s]);
+          h[s] = multiply_add(step.abar, h[s], step.input * b.v[i]);
+          if constexpr (!kIsExponential) factor[s] = step.abar * factor[s];
+        }
+      }
+    }
+  }
+  if constexpr (kIsExponential) {
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      factor[s] = step_of<kMethod, T, false>(sum, 0.0f, constants[s]).abar;
+    }
+  }
+}
+
+template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod>
+__global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
+                                  SummaryShape<T, kStates, kLaneBits>::kBlocks)
+    summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles) {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  using Summary = SummaryShape<T, kStates, kLaneBits>;
+  using States = LaneStates<T, kStates, kLaneBits>;
+  using Cursor = RowCursor<Shape::kChannels, kSize>;
+  using Values = Slice<Shape::kChannels>;
+  using Channels = ChannelValues<Shape::kChannels, kMap>;
+  extern __shared__ __align__(16) char shared[];
+  const ForwardParams& params = args.params;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const BlockItem item = block_item(args, tiles, kWarpSize, blockIdx.x);
+  const int last_chunk = item.first_chunk + item.chunks - 1;
+
+  // As one that makes rows.
+  const int left = item.channels - warp * Shape::kChannels;
+  const int row_channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
+  const int64_t first_channel = item.first_channel + warp * Shape::kChannels;
+  const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, row_channels);
+  Cursor u_cursor(args.u, slice, item.batch, first_channel, last_chunk);
+  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, last_chunk);
+  auto raw_u = u_cursor.fetch(args.u, slice, kChunk);
+  auto raw_delta = delta_cursor.fetch(args.delta, slice, kChunk);
+  const Channels bias(params.delta_bias, slice,
+                      Channels::load(params.delta_bias, first_channel, slice, lane));
+
+  // As one that has states.
+  const int part = warp;
+  const int64_t channel = item.first_channel + lane;
+  const bool exists = lane < item.channels;
+  using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(T{}));
+  Constants constants[kStates];
+  T factor[kStates];
+  T offset[kStates] = {};
+  {
+    T A[kStates] = {};
+    if (exists) States::load(params.A, channel * params.A.channel, part, params.dstate, A);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      const int n = Shape::first_state(part, s / Shape::kQuad) + s % Shape::kQuad;
+      constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
+      factor[s] = exists && n < params.dstate ? one<T>() : T{};
+    }
+  }
+
+  float* const delta_rows = reinterpret_cast<float*>(shared);
+  float* const delta_u_rows = delta_rows + Summary::kBuffers * Summary::kRows;
+  T* const B_parts = reinterpret_cast<T*>(delta_u_rows + Summary::kBuffers * Summary::kRows) +
+                     warp * Summary::kBuffers * Summary::kPart;
+  constexpr int kStep = 2 * Shape::kPadded;  // of B and C
+  const T* B_step =
+      reinterpret_cast<const T*>(args.projections) +
+      (((item.batch * params.groups + item.group) * args.chunks + last_chunk) * kChunk + lane) *
+          kStep;
+  const auto copy_B = [&](int buffer) {
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      __pipeline_memcpy_async(B_parts + (buffer * kChunk + lane) * kStates + q * Shape::kQuad,
+                              B_step + Shape::first_state(part, q), 16);
+    }
+    __pipeline_commit();
+  };
+  copy_B(0);
+
+  bool is_done = false;
+  int buffer = 0;
+#pragma unroll 1
+  for (int chunks_left = item.chunks; chunks_left > 0; --chunks_left) {
+    float* const own_rows =
+        delta_rows + buffer * Summary::kRows + warp * Shape::kChannels * kRowStride;
+    const Values u = Cursor::to_values(args.u, slice, raw_u);
+    Values values = Cursor::to_values(args.delta, slice, raw_delta);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
+    if (params.delta_softplus) softplus_in_place<kSize>(values);
+    slice_to_shared(slice, values, own_rows);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
+    slice_to_shared(slice, values, own_rows + Summary::kBuffers * Summary::kRows);
+    __pipeline_wait_prior(0);
+    if (__syncthreads_and(is_done)) break;
+
+    if (chunks_left > 1) {
+      u_cursor.advance(args.u, -1);
+      delta_cursor.advance(args.delta, -1);
+      u_cursor.fetch_into(args.u, slice, kChunk, raw_u);
+      delta_cursor.fetch_into(args.delta, slice, kChunk, raw_delta);
+      B_step -= kChunk * kStep;
+      copy_B(buffer ^ 1);
+    }
+    if (!is_done) {
+      T h[kStates];
+      T chunk_factor[kStates];
+      const int at = buffer * Summary::kRows + lane * kRowStride;
+      summarize_chunk<kMethod>(delta_rows + at, delta_u_rows + at,
+                               B_parts + buffer * Summary::kPart, constants, h, chunk_factor);
+      bool is_lane_done = true;
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        offset[s] = apply_map(factor[s], offset[s], h[s]);
+        // Nothing is left of what enters such a chunk, whatever comes behind.
+        factor[s] = apply_map(factor[s], T{}, chunk_factor[s]);
+        is_lane_done &= is_forgotten(factor[s]);
+      }
+      is_done = __all_sync(kFullMask, is_lane_done);
+    }
+    buffer ^= 1;
+  }
+
+  if (exists) {
+    States::store_packed(args.states.factors, item, channel, part, params, factor);
+    States::store_packed(args.states.offsets, item, channel, part, params, offset);
+  }
+}
+
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const ForwardArgs& args,
+                                                                       cudaStream_t stream) {
+  using Summary = SummaryShape<T, kStates, kLaneBits>;
+  const ForwardParams& params = args.params;
+  const int64_t tiles = (params.dim / params.groups + kWarpSize - 1) / kWarpSize;
+  const LaunchShape shape{(args.segments - 1) * params.batch * params.groups * tiles,
+                          Summary::kThreads, Summary::kBytes, false};
+  const auto launch_for = [&](auto size, auto along_steps) {
+    constexpr int kSize = decltype(size)::value;
+    constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
+    return streamed::launch(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod>, shape,
+                            stream, args, tiles);
+  };
+  const auto launch_of_size = [&](auto size) {
+    return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})
+                                       : launch_for(size, std::false_type{});
+  };
+  return element_size(params.u.dtype) == 4 ? launch_of_size(std::integral_constant<int, 4>{})
+                                           : launch_of_size(std::integral_constant<int, 2>{});
+}
+
+}  // namespace selective_scan::cuda::streamed

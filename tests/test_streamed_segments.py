@@ -1,0 +1,67 @@
+"""Few channels and long sequences, which the CUDA library's streamed forward pass cuts into
+segments of time, against the reference."""
+
+import pytest
+import torch
+
+from problem import METHODS, Case, check, run
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+# Rows that are not whole vectors, which the relay leaves to the streamed kernels; the last segment,
+# the last chunk and the last tile of a group are not full.
+REAL = Case(batch=2, dim=36, groups=2, seqlen=1765)
+KINDS = {
+    "real": REAL,
+    "few states": REAL.with_(dim=70, groups=1, seqlen=2560, dstate=3),
+    "more states": REAL.with_(dim=10, dstate=24),
+    "many states": REAL.with_(dim=6, seqlen=1664, dstate=61),
+    "complex": REAL.with_(dim=10, seqlen=1528, complex=True, B="packed_grouped", C="grouped"),
+}
+
+
+def cases():
+    for base in KINDS.values():
+        yield from (base.with_(method=method) for method in METHODS)
+        yield from (base.with_(dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
+        yield base.with_(reverse=True)
+        yield base.with_(reverse=True, dtype=torch.bfloat16, initial_state=False)
+        yield base.with_(layout="channel_last", dtype=torch.bfloat16)
+        yield base.with_(decay=1e-3)  # nothing is forgotten
+        yield base.with_(decay=20.0, method="bilinear")  # nearly everything is
+        yield base.with_(cotangents=("last_state",), z=False, D=False, decay=0.01)
+    yield from (REAL.with_(dim=dim, groups=1, batch=1) for dim in (1, 33, 600))
+    yield from (REAL.with_(seqlen=seqlen, reverse=seqlen % 2 == 0) for seqlen in (1025, 2048, 4100))
+    yield REAL.with_(seqlen=20000, dim=8, dtype=torch.bfloat16)
+    yield REAL.with_(delta_softplus=False, delta_bias=False, projection_dtype=torch.bfloat16)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
+def test_outputs_and_gradients(case, cuda_device):
+    check(case, cuda_device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(KINDS.values()), ids=list(KINDS))
+def test_runs_agree_bit_by_bit(case, cuda_device):
+    first = run(case, cuda_device)
+    for _ in range(3):
+        for name, value in run(case, cuda_device).items():
+            assert torch.equal(value, first[name]), name
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("dstate", [3, 16])
+def test_the_states_of_an_unstable_system_stay_numbers(dstate, is_complex, cuda_device):
+    """A segment may grow by a factor that overflows while the state before it is still 0."""
+    dim, seqlen = 12, 2049
+    u = torch.zeros(1, dim, seqlen, device=cuda_device)
+    u[..., -2:] = 1
+    delta = torch.ones(1, dim, seqlen, device=cuda_device)
+    dtype = torch.complex64 if is_complex else torch.float32
+    A = torch.full((dim, dstate), 6.0, device=cuda_device, dtype=dtype)
+    B, C = torch.ones(2, 1, dstate, seqlen, device=cuda_device, dtype=dtype)
+    torch.testing.assert_close(
+        selective_scan_fn(u, delta, A, B, C), selective_scan_ref(u, delta, A, B, C)
+    )
