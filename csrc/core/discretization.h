@@ -210,7 +210,8 @@ struct ExactHold {
     }
   }
 
-  /// Of a policy that has exact_hold_constants(A) and exact_hold_step(Δ, constants).
+  /// Of a policy that has exact_hold_constants(A) and exact_hold_step(Δ, constants), and may have
+  /// exact_hold_step(Δ, Δ·u, constants).
   template <class Math, class T>
   using Constants = decltype(Math::exact_hold_constants(T{}));
   template <class Math, class T>
@@ -220,8 +221,12 @@ struct ExactHold {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Step<T, T> step(real_t<T> delta, real_t<T> delta_u,
                                            const Constants<Math, T>& constants) {
-    const auto value = Math::exact_hold_step(delta, constants);
-    return {value.abar, delta_u * value.phi1};
+    if constexpr (requires { Math::exact_hold_step(delta, delta_u, constants); }) {
+      return Math::exact_hold_step(delta, delta_u, constants);
+    } else {
+      const auto value = Math::exact_hold_step(delta, constants);
+      return {value.abar, delta_u * value.phi1};
+    }
   }
   /// The same with less work, for steps within Math::small_limit(constants).
   template <class Math, class T>

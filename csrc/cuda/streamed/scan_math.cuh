@@ -2,6 +2,7 @@
 // instructions per state update and without branches.
 #pragma once
 
+#include "../../core/discretization.h"
 #include "../config.cuh"
 #include "../device_math.cuh"
 
@@ -206,36 +207,46 @@ struct ScanMath : DeviceMath {
 
   struct ComplexHold {
     ComplexRate rate;
-    Complex<float> inverse;  // 1/A; 0 where that does not exist
-    float limit;             // φ1 there, else 0
+    Complex<float> inverse;  // 1/A
   };
   static __device__ __forceinline__ ComplexHold exact_hold_constants(Complex<float> A) {
-    const bool is_tiny = norm(A) < kTinyPole * kTinyPole;
-    const Complex<float> inverse = is_tiny ? Complex<float>{} : reciprocal(A);
-    return {rate(A), inverse, is_tiny ? 1.0f : 0.0f};
+    if (norm(A) < kTinyPole * kTinyPole) A = {kTinyPole, 0.0f};  // it has an inverse
+    return {rate(A), reciprocal(A)};
   }
-  /// φ1 = expm1(x)/x. With m = exp(Re x) the real part of expm1 is (m − 1)·cos − (1 − cos), where
-  /// expm1(Re x) and 1 − cos come from their own series; outside the right half-plane, where
-  /// nothing cancels, from abar.
-  static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
-      float delta, const ComplexHold& hold) {
-    const Turn turn = turn_at(delta, hold.rate);
-    const float y = delta * hold.rate.log2_modulus;
+  struct ComplexGrowth {
+    Complex<float> abar;
+    Complex<float> expm1;  // abar − 1
+  };
+  /// With m = exp(Re x) the real part of expm1(x) is (m − 1)·cos − (1 − cos), where expm1(Re x) and
+  /// 1 − cos come from their own series; from abar where nothing cancels, outside the right
+  /// half-plane or where m is not near 1.
+  static __device__ __forceinline__ ComplexGrowth growth_at(float delta, const ComplexRate& rate) {
+    const Turn turn = turn_at(delta, rate);
+    const float y = delta * rate.log2_modulus;
     const float modulus = exp2_approx(y + kBalance);
     float growth = fmaf(y, 0.00015408096078317612f, 0.0013390866806730628f);
     growth = fmaf(y, growth, 0.009618226438760757f);
     growth = fmaf(y, growth, 0.05550357326865196f);
     growth = fmaf(y, growth, 0.24022649228572845f);
     growth = fmaf(y, growth, 0.6931471824645996f) * y;  // 2^y − 1 for |y| < 1/2
-    growth = fabsf(y) < 0.5f ? growth : modulus - 1.0f;
     const float signed_modulus = turn.with_sign(modulus);
     const Complex<float> abar{signed_modulus * turn.cosine, signed_modulus * turn.sine};
     const float near = fmaf(growth, turn.cosine, turn.cosine_minus_1);
-    const Complex<float> expm1{turn.is_none() ? near : abar.re - 1.0f, abar.im};
-    const Complex<float> inverse = step_inverse(delta) * hold.inverse;
-    return {abar,
-            {fmaf(expm1.re, inverse.re, fmaf(-expm1.im, inverse.im, hold.limit)),
-             fmaf(expm1.re, inverse.im, expm1.im * inverse.re)}};
+    // Not &&: that would be a branch.
+    const bool is_near = static_cast<int>(turn.is_none()) & static_cast<int>(fabsf(y) < 0.5f);
+    return {abar, {is_near ? near : abar.re - 1.0f, abar.im}};
+  }
+  static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
+      float delta, const ComplexHold& hold) {
+    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    return {growth.abar, growth.expm1 * (step_inverse(delta) * hold.inverse)};
+  }
+  /// With Δ·φ1(x) = expm1(x)/A.
+  static __device__ __forceinline__ Step<Complex<float>, Complex<float>> exact_hold_step(
+      float delta, float delta_u, const ComplexHold& hold) {
+    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    const float u = delta_u * step_inverse(delta);
+    return {growth.abar, growth.expm1 * (u * hold.inverse)};
   }
 };
 
