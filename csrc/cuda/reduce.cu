@@ -1,5 +1,6 @@
 // What follows a scan kernel: the summaries of segments are combined, the partial sums of the
 // backward pass added up in a fixed order.
+#include "batch_sums.cuh"
 #include "scan.h"
 #include "scan_common.cuh"
 
@@ -13,7 +14,6 @@ struct ReduceArgs {
   BackwardWorkspace workspace;
 };
 
-constexpr int kReduceThreads = 256;
 constexpr int kReduceSteps = 32;   // of one block of reduce_projections
 constexpr int kReduceStates = 16;  // likewise
 
@@ -77,93 +77,12 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-constexpr int kBatchSums = kWarpSize;  // of one block of reduce_batches
-constexpr int kRowSlices = kReduceThreads / kBatchSums;
-
-/// Adds `length` consecutive values of each of `rows` rows, the first at `offset`. A warp takes
-/// every kRowSlices-th row, and the first warp, whose lanes get the results, adds what the warps
-/// have; in fp64, since there may be very many rows. All threads of the block call this together.
-template <class T>
-__device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int64_t offset,
-                      int length, bool exists) {
-  using R = real_t<T>;
-  __shared__ double2 slices[kRowSlices][kBatchSums];
-  const int lane = threadIdx.x % kBatchSums;
-  const int slice = threadIdx.x / kBatchSums;
-  double2 sum{0, 0};
-  const auto add = [&](T value) {
-    if constexpr (is_complex_v<T>) {
-      sum.x += value.re;
-      sum.y += value.im;
-    } else {
-      sum.x += value;
-    }
-  };
-  if (exists) {
-#pragma unroll 4
-    for (int64_t row = slice; row < rows; row += kRowSlices) {
-      const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
-      for (int i = 0; i < length; ++i) add(source[i]);
-    }
-  }
-  slices[slice][lane] = sum;
-  __syncthreads();
-  if (slice == 0) {
-    for (int other = 1; other < kRowSlices; ++other) {
-      sum.x += slices[other][lane].x;
-      sum.y += slices[other][lane].y;
-    }
-  }
-  __syncthreads();
-  if constexpr (is_complex_v<T>) {
-    return {static_cast<R>(sum.x), static_cast<R>(sum.y)};
-  } else {
-    return static_cast<R>(sum.x);
-  }
-}
-
-/// dA, dD, ddelta_bias and the gradients of constant B and C: adds the segments and batches. The
-/// first `state_blocks` work items are kBatchSums (channel, state) pairs each, those behind them
-/// as many channels. Bound by latency.
+/// See sum_batches.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
-    reduce_batches(const __grid_constant__ ReduceArgs args, int64_t state_blocks,
-                   int64_t work_items) {
-  using R = real_t<T>;
-  const BackwardParams& params = args.params;
-  const BackwardWorkspace& workspace = args.workspace;
-  const int64_t rows = args.geometry.segments * params.batch;
-  const int warps = args.geometry.state_warps;
-  const bool is_first_warp = threadIdx.x < kBatchSums;
-  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
-    const bool of_states = index < state_blocks;
-    const int64_t i =
-        (of_states ? index : index - state_blocks) * kBatchSums + threadIdx.x % kBatchSums;
-    if (of_states) {
-      const int64_t channel = i / params.dstate;
-      const int64_t state = i % params.dstate;
-      const bool exists = channel < params.dim;
-      const auto reduce = [&](const void* partial, const ArrayView& view) {
-        if (partial == nullptr) return;
-        const T sum = sum_rows<T>(partial, rows, params.dim * args.padded_states,
-                                  channel * args.padded_states + state, 1, exists);
-        if (exists && is_first_warp) {
-          store_component(view, channel * view.channel + state * view.state, sum);
-        }
-      };
-      reduce(workspace.dA, params.dA);
-      reduce(workspace.dB, params.dB);
-      reduce(workspace.dC, params.dC);
-    } else {
-      const bool exists = i < params.dim;
-      const auto reduce = [&](const void* partial, const ArrayView& view) {
-        if (partial == nullptr) return;
-        const R sum = sum_rows<R>(partial, rows, params.dim * warps, i * warps, warps, exists);
-        if (exists && is_first_warp) store_component(view, i * view.channel, sum);
-      };
-      reduce(workspace.dD, params.dD);
-      reduce(workspace.ddelta_bias, params.ddelta_bias);
-    }
+    reduce_batches(const __grid_constant__ ReduceArgs args, BatchSums sums) {
+  for (int64_t index = blockIdx.x; index < sums.work_items(); index += gridDim.x) {
+    sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
   }
 }
 
@@ -238,12 +157,8 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
           args, step_blocks, state_blocks, work_items);
     }
   }
-  const int64_t state_blocks = blocks_of(params.dim * params.dstate, kBatchSums);
-  const bool has_channel_sums = workspace.dD != nullptr || workspace.ddelta_bias != nullptr;
-  const int64_t work_items =
-      state_blocks + (has_channel_sums ? blocks_of(params.dim, kBatchSums) : 0);
-  reduce_batches<T>
-      <<<grid_blocks(work_items), kReduceThreads, 0, stream>>>(args, state_blocks, work_items);
+  const BatchSums sums(params, workspace, geometry.segments * params.batch, geometry.state_warps);
+  reduce_batches<T><<<grid_blocks(sums.work_items()), kReduceThreads, 0, stream>>>(args, sums);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
-// What follows the relay's backward kernel: the sum of the tiles' dB and dC.
-#include "../scan_common.cuh"
+// What follows the relay's backward kernel: the sums of the tiles' dB and dC and of the batches.
+#include "../batch_sums.cuh"
 #include "place.cuh"
 
 namespace selective_scan::cuda::relay {
@@ -8,14 +8,23 @@ namespace {
 constexpr int kReduceWarps = 8;
 constexpr int kReduceSteps = 4;
 
-/// A block adds kReduceSteps steps of one (batch, group); a lane has one state of dB or dC, a warp
-/// every kReduceWarps-th tile, and what the warps have is added in their order. Many short sums, so
-/// that the few steps of a short sequence keep the device busy. Bound by latency.
+/// The last blocks sum over batches. Each of the others adds kReduceSteps steps of one (batch,
+/// group); a lane has one state of dB or dC, a warp every kReduceWarps-th tile, and what the warps
+/// have is added in their order. Many short sums, so that the few steps of a short sequence keep
+/// the device busy. Bound by latency.
 __global__ void __launch_bounds__(kReduceWarps* kWarpSize)
-    relay_reduce_kernel(const __grid_constant__ RelayBackwardArgs args, int64_t step_blocks) {
+    relay_reduce_kernel(const __grid_constant__ RelayBackwardArgs args, int64_t step_blocks,
+                        BatchSums batch_sums) {
+  static_assert(kReduceWarps * kWarpSize == kReduceThreads);
+  const BackwardParams& params = args.params;
+  const int64_t first_of_batches = step_blocks * params.batch * params.groups;
+  if (blockIdx.x >= first_of_batches) {
+    sum_batches<float>(params, args.workspace, kPaddedStates, batch_sums,
+                       blockIdx.x - first_of_batches);
+    return;
+  }
   __shared__ float sums[kReduceWarps][kReduceSteps][kWarpSize];
   static_assert(kWarpSize == 2 * kPaddedStates);
-  const BackwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   const int64_t first_step = blockIdx.x % step_blocks * kReduceSteps;
@@ -55,14 +64,11 @@ __global__ void __launch_bounds__(kReduceWarps* kWarpSize)
 cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
   const int64_t step_blocks = (params.seqlen + kReduceSteps - 1) / kReduceSteps;
-  const int64_t blocks = step_blocks * params.batch * params.groups;
-  relay_reduce_kernel<<<static_cast<unsigned>(blocks), kReduceWarps * kWarpSize, 0, stream>>>(
-      args, step_blocks);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  BackwardWorkspace rest = args.workspace;
-  rest.projections = nullptr;
-  return reduce_gradients<float>(params, Geometry{}, kPaddedStates, rest, stream);
+  const BatchSums batch_sums(params, args.workspace, params.batch, 1);
+  const int64_t blocks = step_blocks * params.batch * params.groups + batch_sums.work_items();
+  relay_reduce_kernel<<<static_cast<unsigned>(blocks), kReduceThreads, 0, stream>>>(
+      args, step_blocks, batch_sums);
+  return cudaGetLastError();
 }
 
 }  // namespace selective_scan::cuda::relay
