@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C import (
+    _any_requires_grad,
+    _are_functorch_transforms_active,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+)
+from torch._C._functorch import unwrap_if_dead
+from torch.autograd import forward_ad
 
 from ._dtypes import compute_dtype, num_saved_values, state_dtype
 from ._validation import check_gradients, check_inputs
 
 _FORWARD = "selective_scan::selective_scan_fwd"
 _BACKWARD = "selective_scan::selective_scan_bwd"
+_registered: list[torch.library.Library] = []  # what they register lasts as long as they do
 
 
 def register() -> None:
@@ -21,29 +30,22 @@ def register() -> None:
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
     torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+    library = torch.library.Library("selective_scan", "IMPL")
+    for name in ("selective_scan_fwd_eager", "selective_scan_bwd_eager"):
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    _registered.append(library)
 
 
-def scan(*inputs_and_options, with_last_state: bool) -> tuple[Tensor, Tensor | None]:
-    """The forward op, given all its arguments but the last, save_states, which is settled here.
-
-    Returns out and the last state, which may be None unless it is asked for. In plain eager mode it
-    goes the short way: what register_autograd puts between the dispatcher and the kernel takes
-    several times as long as all the rest of a small call.
-    """
-    needs_gradient = torch.is_grad_enabled() and any(
-        isinstance(argument, Tensor) and argument.requires_grad for argument in inputs_and_options
+def scan(*arguments) -> tuple[Tensor, Tensor]:
+    """out and the last state: the forward op, given all its arguments but the last, save_states,
+    which is settled here."""
+    save_states = torch.is_grad_enabled() and any(
+        isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
     )
-    if torch.compiler.is_compiling():
-        op = torch.ops.selective_scan.selective_scan_fwd.default
-        return op(*inputs_and_options, needs_gradient)[:2]
-    if torch._C._are_functorch_transforms_active():
-        return _TransformableScan.apply(*inputs_and_options, needs_gradient)[:2]
-    if not needs_gradient:
-        op = torch.ops.selective_scan.selective_scan_fwd.default
-        return _below_autograd(op, (*inputs_and_options, False))[:2]
-    if with_last_state:
-        return _EagerScan.apply(*inputs_and_options, True)
-    return _EagerScan.apply(*inputs_and_options, False), None
+    op = torch.ops.selective_scan.selective_scan_fwd.default
+    if not torch.compiler.is_compiling() and _are_functorch_transforms_active():
+        op = _TransformableScan.apply
+    return op(*arguments, save_states)[:2]
 
 
 def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor, ...]:
@@ -52,25 +54,74 @@ def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor
         return op(*arguments)
 
 
+# --- the short way --------------------------------------------------------------------------------
+#
+# What torch.library puts between the dispatcher and a kernel with a derivative takes several times
+# as long as all the rest of a small call. In plain eager mode calls go around it, to ops of their
+# own, which leave out what nobody asked for.
+
+
+def is_plain_eager() -> bool:
+    """Whether nothing but autograd has to see the ops that are called."""
+    return not (
+        torch.compiler.is_compiling()
+        or _is_tracing()
+        or _len_torch_dispatch_stack()
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def eager_scan(*arguments) -> Tensor | tuple[Tensor, Tensor]:
+    """As scan, but returns out alone unless the last argument asks for the last state.
+
+    Raises:
+        NotImplementedError: there are no kernels for tensors of this device or layout.
+    """
+    if torch.is_grad_enabled() and _any_requires_grad(*arguments):
+        # Tensors that outlive a transform of torch.func are wrapped still; autograd does not see
+        # through that.
+        return _apply_eager_scan(
+            *[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in arguments]
+        )
+    op = torch.ops.selective_scan.selective_scan_fwd_eager.default
+    out, last_state, _ = op(*arguments)
+    return out if last_state is None else (out, last_state)
+
+
 class _EagerScan(torch.autograd.Function):
-    """The forward op with its derivative, as register_autograd would make it, but without outputs
-    that nobody asked for: each costs time here and in the backward pass."""
+    """The forward op with its derivative, as register_autograd would make it."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        *inputs_and_options, with_last_state = arguments
-        op = torch.ops.selective_scan.selective_scan_fwd.default
-        out, last_state, states = _below_autograd(op, (*inputs_and_options, True))
+        op = torch.ops.selective_scan.selective_scan_fwd_eager.default
+        out, last_state, states = op(*arguments, True)
         _save_inputs(ctx, arguments, states)
-        return (out, last_state) if with_last_state else out
+        return out if last_state is None else (out, last_state)
 
     @staticmethod
     def backward(ctx, dout, dlast_state=None):
-        return _backward(ctx, dout, dlast_state)
+        if torch.is_grad_enabled() or not is_plain_eager() or dout is dlast_state is None:
+            return _backward(ctx, dout, dlast_state)
+        *inputs, initial_state, states = ctx.saved_tensors
+        delta_softplus, method, reverse = ctx.options
+        op = torch.ops.selective_scan.selective_scan_bwd_eager.default
+        *gradients, dinitial_state = op(
+            dout, dlast_state, *inputs, delta_softplus, method, initial_state, reverse, states
+        )
+        return (*gradients, None, None, dinitial_state, None, None)
+
+
+# Function.apply without its preparations for transforms of torch.func, which cost more than the
+# rest of it.
+_apply_eager_scan = super(torch.autograd.Function, _EagerScan).apply
+
+
+# --- torch.func -----------------------------------------------------------------------------------
 
 
 class _TransformableScan(torch.autograd.Function):
-    """The same for the transforms of torch.func, which register_autograd does not support."""
+    """The forward op for the transforms of torch.func, which register_autograd does not support."""
 
     generate_vmap_rule = True
 
@@ -187,7 +238,7 @@ def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: No
     # With create_graph=True the op must stay visible to autograd, so that it can refuse.
     if not torch.is_grad_enabled():
         results = _below_autograd(op, arguments)
-    elif torch._C._are_functorch_transforms_active():
+    elif _are_functorch_transforms_active():
         results = _TransformableGradient.apply(*arguments)
     else:
         results = op(*arguments)

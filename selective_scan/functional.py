@@ -7,11 +7,11 @@ from torch import Tensor
 from . import _library, _ops
 from ._forward_mode import refuse_tangents
 from ._validation import (
+    are_plain,
     check_backend,
     check_layouts_and_devices,
     check_method,
     check_types,
-    is_well_formed,
 )
 from .reference import selective_scan_ref
 
@@ -126,44 +126,62 @@ def selective_scan_fn(
         >>> u.grad.shape
         torch.Size([2, 64, 100])
     """
+    if (
+        are_plain(
+            (u, delta, A, B, C),
+            (D, z, delta_bias, initial_state),
+            (delta_softplus, return_last_state, reverse),
+            discretization_method,
+        )
+        and (backend == "auto" or backend == u.device.type)
+        and _library.devices
+        and _ops.is_plain_eager()
+    ):
+        try:
+            return _ops.eager_scan(
+                u,
+                delta,
+                A,
+                B,
+                C,
+                D,
+                z,
+                delta_bias,
+                delta_softplus,
+                discretization_method,
+                initial_state,
+                reverse,
+                return_last_state,
+            )
+        except NotImplementedError:  # no kernels for such tensors; what follows says why
+            pass
+
     inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
     flags = (delta_softplus, return_last_state, reverse)
-    if not (
-        backend == "auto"
-        and is_well_formed(inputs, flags)
-        and isinstance(discretization_method, str)
-        and u.device.type in _library.devices
-    ):
-        check_types(
-            inputs,
-            delta_softplus=delta_softplus,
-            return_last_state=return_last_state,
-            reverse=reverse,
+    check_types(
+        inputs,
+        delta_softplus=delta_softplus,
+        return_last_state=return_last_state,
+        reverse=reverse,
+        discretization_method=discretization_method,
+        backend=backend,
+    )
+    check_backend(backend, u.device)
+    if backend != "reference" and u.device.type not in _library.devices:
+        _library.handle_missing_kernels(u.device.type, backend)
+        backend = "reference"
+    if backend == "reference":
+        return selective_scan_ref(
+            *inputs[:8],
+            *flags[:2],
             discretization_method=discretization_method,
-            backend=backend,
+            initial_state=initial_state,
+            reverse=reverse,
         )
-        check_backend(backend, u.device)
-        if backend != "reference" and u.device.type not in _library.devices:
-            _library.handle_missing_kernels(u.device.type, backend)
-            backend = "reference"
-        if backend == "reference":
-            return selective_scan_ref(
-                *inputs[:8],
-                *flags[:2],
-                discretization_method=discretization_method,
-                initial_state=initial_state,
-                reverse=reverse,
-            )
-        check_method(discretization_method)
-        check_layouts_and_devices(inputs)
-
+    check_method(discretization_method)
+    check_layouts_and_devices(inputs)
     refuse_tangents(inputs, "selective_scan_ref")
     out, last_state = _ops.scan(
-        *inputs[:8],
-        delta_softplus,
-        discretization_method,
-        initial_state,
-        reverse,
-        with_last_state=return_last_state,
+        *inputs[:8], delta_softplus, discretization_method, initial_state, reverse
     )
     return (out, last_state) if return_last_state else out

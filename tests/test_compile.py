@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch._inductor.config
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from problem import Case, inputs_on
@@ -76,19 +78,70 @@ def test_opcheck_of_the_backward_op(case, device):
         torch.library.opcheck(backward, given)
 
 
-def test_the_function_and_the_registered_derivative_agree(device):
+@pytest.mark.parametrize("return_last_state", [False, True])
+@pytest.mark.parametrize("case", [SMALL, MINIMAL, SMALL.with_(dstate=1, seqlen=16)], ids=str)
+def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls take a shorter way to the kernels than the op's registered derivative."""
-    inputs = arguments(SMALL, device, True)
+    inputs = arguments(case, device, True)
     leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
-    by_op = ops()[0](*inputs, True)[:2]
-    by_function = selective_scan_fn(
-        *inputs[:9],
-        True,
-        discretization_method=SMALL.method,
-        initial_state=inputs[10],
-    )
+    *options, initial_state, _ = inputs[8:]
+    method = {"discretization_method": options[1], "initial_state": initial_state}
+
+    def by_function():
+        results = selective_scan_fn(*inputs[:8], options[0], return_last_state, **method)
+        return results if return_last_state else (results,)
+
+    by_op = ops()[0](*inputs, True)[: 1 + return_last_state]
+    results = by_function()
     expected = (*by_op, *gradients(by_op, leaves))
-    actual = (*by_function, *gradients(by_function, leaves))
+    actual = (*results, *gradients(results, leaves))
+    with torch.no_grad():
+        actual += by_function()
+        expected += by_op
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_dispatch_modes_see_the_ops(device):
+    """Those of the function's shorter way are nobody else's business."""
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.called = []
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            self.called.append(op)
+            return op(*args, **(kwargs or {}))
+
+    inputs = list(inputs_on(MINIMAL, device).values())[:5]
+    with Recorder() as recorder:
+        gradients([selective_scan_fn(*inputs)], inputs)
+    assert all(op in recorder.called for op in ops())
+
+
+def test_fake_tensors(device):
+    inputs = inputs_on(SMALL, device)
+    mode = FakeTensorMode()
+    fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    results = [selective_scan_fn(**inputs, return_last_state=True)]
+    results.append(selective_scan_fn(**fakes, return_last_state=True))
+    with mode:
+        results.append(selective_scan_fn(**fakes, return_last_state=True))
+    expected, *actual = [[(t.shape, t.dtype, t.stride()) for t in pair] for pair in results]
+    assert actual == [expected, expected]
+
+
+def test_gradient_of_a_tensor_that_outlives_a_transform(device):
+    inputs = list(inputs_on(MINIMAL, device).values())[:5]
+    kept = []
+
+    def keep(u):
+        kept.append(2 * u)
+        return u.sum()
+
+    torch.func.grad(keep)(inputs[0])
+    actual = gradients([selective_scan_fn(kept[0], *inputs[1:])], inputs)
+    expected = gradients([selective_scan_fn(2 * inputs[0], *inputs[1:])], inputs)
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
@@ -252,6 +305,15 @@ def test_make_fx(tracing_mode, device):
     called = [node.target for node in graph.graph.nodes]
     assert all(op in called for op in ops())
     assert all(torch.equal(a, e) for a, e in zip(graph(*inputs), step(*inputs), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_jit_trace(requires_grad, device):
+    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
+    inputs[0].requires_grad_(requires_grad)
+    traced = torch.jit.trace(selective_scan_fn, tuple(inputs), check_trace=False)
+    assert torch.equal(traced(*inputs), selective_scan_fn(*inputs))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -69,7 +69,7 @@ struct ForwardParams : ScanParams {
   explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
 
   ArrayView out;         // (batch, channel, step); absent: only states are wanted
-  ArrayView last_state;  // (batch, channel, state), of the compute type
+  ArrayView last_state;  // (batch, channel, state), of the compute type, optional
 };
 
 /// Every gradient of a present input is present, has its input's indices, and is written in full

@@ -129,7 +129,8 @@ struct ForwardKernel {
         if (params.states) save_states(params, block, lanes, offset, scratch, vector);
       }
     }
-    if (block.segmentation.present()) return;  // the states at the end are already known
+    // The states at the end of segments are already known.
+    if (block.segmentation.present() || !params.last_state.present()) return;
     for (int64_t vector = 0; vector < vectors; ++vector) {
       store_channel_states(params.last_state, block, lanes_of<R>(block, vector), params.dstate,
                            scratch.states + vector * params.dstate);

@@ -135,7 +135,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     Access::store(strides, out + first_step * strides.step, window, shared.tile, y);
   }
-  if (exists && lane % kTeam == 0) {
+  if (exists && lane % kTeam == 0 && params.last_state.present()) {
     store_component(params.last_state,
                     tile.batch * params.last_state.batch + channel * params.last_state.channel,
                     state);
