@@ -53,6 +53,30 @@ def test_runs_agree_bit_by_bit(case, cuda_device):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_in_two_parts(kind, dtype, cuda_device):
+    """With more tiles than multiprocessors, but not twice as many, two blocks share a tile."""
+    multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
+    case = KINDS[kind].with_(
+        batch=multiprocessors * 5 // 4,
+        dim={"many states": 24, "complex": 48}.get(kind, 56),
+        groups=1,
+        seqlen=301,
+        dtype=dtype,
+    )
+    first = run(case, cuda_device)
+    limit = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    for name, expected in run(case, "cpu").items():
+        actual = first[name].detach().cpu()
+        error = Error.of(actual.to(wide(actual.dtype)), expected.detach().to(wide(actual.dtype)))
+        assert error.relative_l2 < limit, (name, error)
+    for _ in range(3):
+        for name, value in run(case, cuda_device).items():
+            assert torch.equal(value, first[name]), name
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_of_length_zero(method, is_complex, cuda_device):

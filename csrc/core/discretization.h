@@ -258,13 +258,15 @@ struct ExactHold {
     }
   }
 
-  /// φ1' = (a − φ1)/x cancels for a small x.
+  /// φ1' = (a − φ1)/x cancels for a small x. There φ1 itself is a factor of a short series.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, T A, const Hold<T>& value, T /*da*/,
                                            T da_conj_a, T db) {
     const T x = delta * A;
+    const real_t<T> square = norm(x);
+    const T near = value.b * phi1_logarithmic_derivative(x, square);
     const T away = (value.a - value.b) * reciprocal(x);
-    return da_conj_a + db * conj(select(norm(x) < constant<T>(1), phi1_derivative_series(x), away));
+    return da_conj_a + db * conj(select(square < constant<T>(1), near, away));
   }
 };
 

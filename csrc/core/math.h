@@ -195,6 +195,45 @@ SELECTIVE_SCAN_HD T phi1_derivative_series(T x) {
   }
 }
 
+/// φ1'(x)/φ1(x) = 1/2 + coth(x/2)/2 − 1/x = 1/2 + x·r(x²) for |x| < 1: r's Taylor series, in which
+/// a term is a fortieth of the one before. `norm` is |x|².
+template <class T>
+SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
+  using R = real_t<T>;
+  constexpr int kDegree = sizeof(R) == 4 ? 3 : 9;
+  constexpr double kCoefficients[] = {1.0 / 12,
+                                      -1.0 / 720,
+                                      1.0 / 30240,
+                                      -1.0 / 1209600,
+                                      1.0 / 47900160,
+                                      -691.0 / 1307674368000,
+                                      1.0 / 74724249600,
+                                      -3617.0 / 10670622842880000,
+                                      43867.0 / 5109094217170944000,
+                                      -174611.0 / 802857662698291200000.0};
+  const T y = x * x;
+  const R half = constant<R>(0.5);
+  if constexpr (is_complex_v<T>) {
+    // A polynomial with real coefficients takes two real multiplications a term: y is a root of
+    // y² = twice·y − square.
+    const R twice = y.re + y.re;
+    const R square = norm * norm;
+    R last = constant<R>(kCoefficients[kDegree]);
+    R sum = constant<R>(kCoefficients[kDegree - 1]) + twice * last;
+    for (int k = kDegree - 2; k >= 1; --k) {
+      const R next = constant<R>(kCoefficients[k]) + twice * sum - square * last;
+      last = sum;
+      sum = next;
+    }
+    const T r{constant<R>(kCoefficients[0]) + y.re * sum - square * last, y.im * sum};
+    return {half + x.re * r.re - x.im * r.im, x.re * r.im + x.im * r.re};
+  } else {
+    R r = constant<R>(kCoefficients[kDegree]);
+    for (int k = kDegree - 1; k >= 0; --k) r = constant<R>(kCoefficients[k]) + y * r;
+    return half + x * r;
+  }
+}
+
 /// log(1 + exp(x)), x itself above the threshold.
 template <class Math, class R>
 SELECTIVE_SCAN_HD R softplus(R x) {

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 
+#include "../core/config.h"
+
 namespace selective_scan::cuda {
 
-inline int64_t ceil_div(int64_t a, int64_t b) {
+SELECTIVE_SCAN_HD int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
@@ -42,6 +44,27 @@ inline cudaError_t current_device(Device& device) {
   }
   device = known;
   return cudaSuccess;
+}
+
+/// Launches a kernel. One that is `dependent` may begin before the kernel in front of it in the
+/// stream is complete (programmatic dependent launch): devices before Hopper do not have that.
+template <class... Args>
+cudaError_t launch_kernel(void (*kernel)(Args...), unsigned blocks, int threads, int shared_bytes,
+                          bool dependent, cudaStream_t stream, const Args&... args) {
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = dependent && device.major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 /// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn

@@ -1,6 +1,8 @@
 // What follows a scan kernel: the summaries of segments are combined, the partial sums of the
 // backward pass added up in a fixed order.
 #include "batch_sums.cuh"
+#include "dependent_launch.cuh"
+#include "launch_tools.h"
 #include "scan.h"
 #include "scan_common.cuh"
 
@@ -12,6 +14,7 @@ struct ReduceArgs {
   Geometry geometry;
   int padded_states;
   BackwardWorkspace workspace;
+  int64_t projection_items;  // of reduce_projections()'s work
 };
 
 constexpr int kReduceSteps = 32;   // of one block of reduce_projections
@@ -21,14 +24,14 @@ constexpr int kReduceStates = 16;  // likewise
 /// (batch, group); it reads along states and writes along steps, through shared memory. Bound by
 /// memory.
 template <class T>
-__global__ void __launch_bounds__(kReduceThreads)
-    reduce_projections(const __grid_constant__ ReduceArgs args, int64_t step_blocks,
-                       int64_t state_blocks, int64_t work_items) {
+__device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, int64_t stride) {
   __shared__ T sums[2 * kReduceStates][kReduceSteps + 1];
   const BackwardParams& params = args.params;
   const int64_t padded = args.padded_states;
   const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * padded;
-  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
+  const int64_t step_blocks = ceil_div(params.seqlen, kReduceSteps);
+  const int64_t state_blocks = ceil_div(params.dstate, kReduceStates);
+  for (int64_t index = first_item; index < args.projection_items; index += stride) {
     const int64_t first_step = index % step_blocks * kReduceSteps;
     const int64_t first_state = index / step_blocks % state_blocks * kReduceStates;
     const int64_t sequence = index / (step_blocks * state_blocks);  // batch · groups + group
@@ -77,11 +80,18 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-/// See sum_batches.
+/// Two sorts of work: see sum_batches(), for the first `batch_blocks` blocks, and
+/// reduce_projections().
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
-    reduce_batches(const __grid_constant__ ReduceArgs args, BatchSums sums) {
-  for (int64_t index = blockIdx.x; index < sums.work_items(); index += gridDim.x) {
+    reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
+                  unsigned batch_blocks) {
+  wait_for_primary();
+  if (blockIdx.x >= batch_blocks) {
+    reduce_projections<T>(args, blockIdx.x - batch_blocks, gridDim.x - batch_blocks);
+    return;
+  }
+  for (int64_t index = blockIdx.x; index < sums.work_items(); index += batch_blocks) {
     sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
   }
 }
@@ -146,20 +156,21 @@ template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
                              int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream) {
-  const ReduceArgs args{params, geometry, padded_states, workspace};
-  const auto blocks_of = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
+  ReduceArgs args{params, geometry, padded_states, workspace, 0};
   if (workspace.projections != nullptr) {
-    const int64_t step_blocks = blocks_of(params.seqlen, kReduceSteps);
-    const int64_t state_blocks = blocks_of(params.dstate, kReduceStates);
-    const int64_t work_items = params.batch * params.groups * step_blocks * state_blocks;
-    if (work_items > 0) {
-      reduce_projections<T><<<grid_blocks(work_items), kReduceThreads, 0, stream>>>(
-          args, step_blocks, state_blocks, work_items);
-    }
+    args.projection_items = params.batch * params.groups * ceil_div(params.seqlen, kReduceSteps) *
+                            ceil_div(params.dstate, kReduceStates);
   }
   const BatchSums sums(params, workspace, geometry.segments * params.batch, geometry.state_warps);
-  reduce_batches<T><<<grid_blocks(sums.work_items()), kReduceThreads, 0, stream>>>(args, sums);
-  return cudaGetLastError();
+  constexpr int64_t kMostBlocks = 1 << 30;  // of either sort
+  const auto blocks_for = [&](int64_t items) {
+    return static_cast<unsigned>(items < kMostBlocks ? items : kMostBlocks);
+  };
+  const unsigned batch_blocks = blocks_for(sums.work_items());
+  const unsigned projection_blocks = blocks_for(args.projection_items);
+  // Its launch may overlap the end of the scan; the work begins when that is complete.
+  return launch_kernel(reduce_kernel<T>, batch_blocks + projection_blocks, kReduceThreads, 0, true,
+                       stream, args, sums, batch_blocks);
 }
 
 template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,

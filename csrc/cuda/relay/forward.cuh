@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 
   Chunk chunk = chunk_at((static_cast<int64_t>(rank) * warps + place.warp) * kSteps);
   if (chunk.steps > 0) copy_rows(chunk, 0);
-  if constexpr (S::kStepMajor) streamed::wait_for_primary();
+  if constexpr (S::kStepMajor) wait_for_primary();
   if (chunk.steps > 0) tiles.copy(chunk, 0);
   __pipeline_commit();
   for (int round = 0; chunk.steps > 0; ++round) {

@@ -79,18 +79,34 @@ struct Plan {
 /// Below this a segment's summary and start cost more than what runs at the same time saves.
 constexpr int64_t kMinSegmentSteps = 512;
 
+/// With at least so many warps a multiprocessor has registers for one block only.
+constexpr int kFewestWarpsAlone = 7;
+
+/// Whether some tiles are split, so that multiprocessors have the same to do: see Handover. Where
+/// whole tiles come near to that, the split costs more than it gains.
+bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const Device& device) {
+  constexpr double kGoodBalance = 0.92;
+  constexpr int64_t kFewestSteps = 8 * kChunk;
+  const int64_t rounds = ceil_div(geometry.work_items, device.multiprocessors);
+  return geometry.segments == 1 && params.seqlen >= kFewestSteps &&
+         geometry.warps() >= kFewestWarpsAlone && rounds > 1 &&
+         static_cast<double>(geometry.work_items) <
+             kGoodBalance * static_cast<double>(rounds * device.multiprocessors);
+}
+
 /// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
 /// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
 /// of its full rate.
 bool choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      const Kernels& kernels, Geometry& best) {
   constexpr int kWarpsForHalfRate = 6;
+  constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
   Geometry geometry;
   geometry.lane_bits = variant.lane_bits;
   geometry.group_channels = params.dim / params.groups;
   const int64_t most =
       std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()), kMaxWarps);
-  int64_t best_load = 0;
+  double best_load = 0;
   for (int warps = 1; warps <= most; ++warps) {
     geometry.channel_warps = warps;
     if (kernels.shared_bytes(warps) > device.block_shared_bytes) break;
@@ -101,12 +117,15 @@ bool choose_geometry(const BackwardParams& params, const Variant& variant, const
     }
     geometry.tiles = ceil_div(geometry.group_channels, geometry.tile_channels());
     geometry.work_items = params.batch * params.groups * geometry.tiles;
-    // In segments, work of any size is spread evenly.
+    // In segments or with split tiles, work of any size is spread evenly.
     const bool cut =
         2 * geometry.work_items <= device.multiprocessors && params.seqlen >= 2 * kMinSegmentSteps;
-    const int64_t rounds =
-        cut ? geometry.work_items : ceil_div(geometry.work_items, device.multiprocessors);
-    const int64_t load = rounds * (warps + kWarpsForHalfRate);
+    const bool splits = splits_tiles(params, geometry, device);
+    const int64_t rounds = cut || splits ? geometry.work_items
+                                         : ceil_div(geometry.work_items, device.multiprocessors) *
+                                               device.multiprocessors;
+    const double load =
+        static_cast<double>(rounds * (warps + kWarpsForHalfRate)) * (splits ? kCostOfSplit : 1.0);
     if (best.work_items == 0 || load <= best_load) {
       best = geometry;
       best_load = load;
@@ -146,7 +165,7 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
     return false;
   }
   plan.padded_states = variant->padded_states;
-  plan.args = {params, {}, {}, {}, nullptr, 0};
+  plan.args = {params, {}, {}, {}, nullptr, 0, 0, nullptr};
   BackwardArgs& args = plan.args;
   const int warp_channels = kWarpSize >> variant->lane_bits;
   LaneMap map;
@@ -174,6 +193,7 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
       !choose_geometry(params, *variant, device, plan.kernels, args.geometry)) {
     return false;
   }
+  if (splits_tiles(params, args.geometry, device)) args.split_tiles = device.multiprocessors;
   constexpr int64_t kMostBlocks = 0x7fffffff;
   constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
   const int64_t segment = args.geometry.segments > 1 ? args.geometry.segment_steps : params.seqlen;
@@ -204,7 +224,9 @@ int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory,
   scratch.take(workspace.dD, params.dD.present(), channels, sizeof(float));
   scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(), channels, sizeof(float));
   scratch.take(workspace.segments.factors, geometry.segments > 1, channel_states, state_bytes);
-  scratch.take(workspace.segments.offsets, geometry.segments > 1, channel_states, state_bytes);
+  scratch.take(workspace.segments.offsets, geometry.segments > 1 || args.split_tiles > 0,
+               channel_states, state_bytes);
+  scratch.take(args.handed_on, args.split_tiles > 0, args.split_tiles, sizeof(int));
   return scratch.bytes();
 }
 
@@ -233,6 +255,10 @@ cudaError_t streamed_backward(const BackwardParams& params, void* memory, cudaSt
   const auto reduce_type = [&](auto type) {
     using T = decltype(type);
     cudaError_t error = cudaSuccess;
+    if (args.split_tiles > 0) {
+      error = cudaMemsetAsync(args.handed_on, 0, args.split_tiles * sizeof(int), stream);
+      if (error != cudaSuccess) return error;
+    }
     if (projections != nullptr) {
       error = streamed::convert_projections(params, plan.padded_states, projections, stream);
     }

@@ -19,6 +19,8 @@ struct BackwardArgs {
   RowArray rows[kRowArrays];
   const char* projections;  // see ProjectionStream
   int64_t sequence_bytes;   // of one (batch, group) of these
+  int split_tiles;          // see Handover
+  int* handed_on;           // by block, one flag each; null where no tile is split
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };

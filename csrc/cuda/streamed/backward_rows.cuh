@@ -21,6 +21,7 @@ class WarpRows {
   using Cursor = RowCursor<Shape::kChannels, kSize>;
   using Values = Slice<Shape::kChannels>;
   using Raw = RawSlice<Shape::kChannels>;
+  static constexpr int kStateBytes = Shape::kParts * 16;  // of a channel
 
  public:
   /// Begins with chunk `chunk` of the sequence. `shared` is the warp's part of shared memory.
@@ -29,11 +30,18 @@ class WarpRows {
       : args_(args),
         shared_(shared),
         lane_(lane),
-        slice_(LaneSlice::make<Shape::kChannels>(kMap, args.row(Row::kU), lane, channels)),
-        chunk_(static_cast<int>(chunk)) {
+        slice_(LaneSlice::make<Shape::kChannels>(kMap, args.row(Row::kU), lane, channels)) {
     if (lane < kRowArrays) {
       const RowArray& array = args.rows[lane];
-      addresses()[lane] = array.data + batch * array.batch + first_channel * array.channel;
+      // Gradients of a chunk are stored after the one before it was fetched.
+      const int64_t first_chunk = chunk + (lane >= static_cast<int>(Row::kDu) ? 1 : 0);
+      addresses()[lane] = array.data + batch * array.batch + first_channel * array.channel +
+                          first_chunk * (kChunk * array.step);
+    } else if (lane == kRowArrays) {
+      const int64_t row =
+          (batch * num_saved_states(args.params.seqlen) + chunk - 1) * args.params.dim +
+          first_channel;
+      addresses()[lane] = static_cast<char*>(args.params.states) + row * kStateBytes;
     }
     if (lane < Shape::kChannels) {
       const auto load = [&](const ArrayView& view, int at) {
@@ -51,22 +59,38 @@ class WarpRows {
 
   __device__ __forceinline__ float D(int channel) const { return channel_value(channel, 0); }
 
-  /// Starts loading the chunk; `kGradients` as in to_shared(). Then moves to the one before it.
+  /// Moves on to the chunk before. Reads of addresses and this must be apart by a __syncwarp().
+  __device__ __forceinline__ void step_back() const {
+    if (lane_ <= kRowArrays) {
+      addresses()[lane_] -=
+          lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * kStateBytes;
+    }
+  }
+
+  /// The saved states before the chunk that fetch() takes next: those of the warp's first channel.
+  __device__ __forceinline__ const char* saved_states() const { return address(kRowArrays); }
+
+  /// Starts loading the chunk; `kGradients` as in to_shared().
   template <bool kGradients>
   __device__ __forceinline__ void fetch(int steps) {
     const auto load = [&](Row which, Raw& raw) {
-      raw = cursor(which, chunk_).fetch(args_.row(which), slice_, steps);
+      raw = cursor(which).fetch(args_.row(which), slice_, steps);
     };
     load(Row::kDelta, raw_delta_);
     load(Row::kDout, raw_dout_);
     if (has_z()) load(Row::kZ, raw_z_);
     if constexpr (kGradients) load(Row::kU, raw_u_);
-    --chunk_;
   }
 
   /// Brings the chunk that fetch() takes next to the L2 cache.
   __device__ __forceinline__ void prefetch() const {
-    const auto bring = [&](Row which) { cursor(which, chunk_).prefetch(args_.row(which), slice_); };
+    const auto bring = [&](Row which) {
+      if constexpr (kMap == LaneMap::kSteps) {
+        if (slice_.channel < slice_.channels_left) cursor(which).prefetch_here();
+      } else {
+        cursor(which).prefetch(args_.row(which), slice_);
+      }
+    };
     bring(Row::kDelta);
     bring(Row::kDout);
     if (has_z()) bring(Row::kZ);
@@ -75,26 +99,38 @@ class WarpRows {
 
   /// Fills the rows from what fetch() has loaded; without kGradients, only those of Δ and dy.
   template <bool kGradients>
-  __device__ __forceinline__ void to_shared(int steps) const {
-    const bool exists = slice_.exists(steps);
+  __device__ __forceinline__ void to_shared(int steps) {
+    if (against_memory()) {
+      really_branch();
+      reverse(raw_delta_.words);
+      reverse(raw_dout_.words);
+      if (has_z()) reverse(raw_z_.words);
+      if constexpr (kGradients) reverse(raw_u_.words);
+    }
     Values delta = Cursor::to_values(args_.row(Row::kDelta), slice_, raw_delta_);
     Values slope;
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) {
       delta.v[i] +=
           channel_value(kMap == LaneMap::kSteps ? slice_.channel : i, Shape::kChannels * 4);
-      slope.v[i] = 1;
     }
     if (args_.params.delta_softplus) {
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) {
         delta.v[i] = softplus_and_slope<kSize>(delta.v[i], slope.v[i]);
       }
+    } else {
+      really_branch();
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) slope.v[i] = 1;
     }
-    if (!exists) {
-      // Such a step leaves the state as it is, and nothing of it counts.
-      delta = {};
-      slope = {};
+    if (steps < kChunk || slice_.channels_left < Shape::kChannels) {
+      really_branch();
+      if (!slice_.exists(steps)) {
+        // Such a step leaves the state as it is, and nothing of it counts.
+        delta = {};
+        slope = {};
+      }
     }
     to_row(delta, Shape::kDelta);
     if constexpr (kGradients) {
@@ -120,12 +156,22 @@ class WarpRows {
     to_row(dy, Shape::kDy);
   }
 
-  /// Stores the gradients of chunk `chunk`, which lie in place of Δ·u, Δ and dy.
-  __device__ __forceinline__ void store(int chunk, int steps) {
+  /// Stores the gradients of the chunk behind the one that was fetched last. They lie in place of
+  /// Δ·u, Δ and dy.
+  __device__ __forceinline__ void store(int steps) const {
     const auto move = [&](Row which, int at, bool gated) {
       Values values = from_row(at);
       if (gated) apply_gate(values);
-      cursor(which, chunk).store(args_.row(which), slice_, steps, values);
+      if constexpr (kMap == LaneMap::kSteps) {
+        auto words = Cursor::to_words(slice_, values);
+        if (against_memory()) {
+          really_branch();
+          reverse(words.v);
+        }
+        if (slice_.exists(steps)) cursor(which).store_words(words);
+      } else {
+        cursor(which).store(args_.row(which), slice_, steps, values);
+      }
     };
     move(Row::kDu, Shape::kDeltaU, false);
     move(Row::kDdelta, Shape::kDelta, false);
@@ -134,23 +180,51 @@ class WarpRows {
 
  private:
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
-  /// Of the warp's first channel at step 0, in every array.
+  /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
+  /// slices are turned round as packed words on their way from and to memory.
+  __device__ __forceinline__ bool against_memory() const {
+    return kMap == LaneMap::kSteps && slice_.is_backward;
+  }
+  /// Keeps the compiler from executing the instructions of a rare case always, under a predicate.
+  /// To be called by all lanes of a warp together.
+  static __device__ __forceinline__ void really_branch() { __syncwarp(); }
+  template <int kWords>
+  static __device__ __forceinline__ void reverse(uint32_t (&words)[kWords]) {
+    constexpr int kUsed = Shape::kChannels * kSize / 4;
+#pragma unroll
+    for (int i = 0; i < kUsed / 2; ++i) {
+      const uint32_t word = words[i];
+      words[i] = words[kUsed - 1 - i];
+      words[kUsed - 1 - i] = word;
+    }
+    if constexpr (kSize == 2) {
+#pragma unroll
+      for (int i = 0; i < kUsed; ++i) words[i] = __byte_perm(words[i], 0, 0x1032);
+    }
+  }
+  /// Of the warp's first channel at the first step of a chunk, in every array and, behind these, in
+  /// the saved states. They are kept where
+  /// all lanes find them, and one lane each moves them on: in registers they would crowd out the
+  /// sweeps' values.
   __device__ __forceinline__ char** addresses() const {
     return reinterpret_cast<char**>(shared_memory() + shared_ + Shape::kAddresses);
   }
-  /// Computed where it is needed: kept, seven of these would crowd out the sweeps' registers. What
-  /// is added to a warp's address fits 32 bits per factor, see backward.cu.
-  __device__ __forceinline__ Cursor cursor(Row which, int chunk) const {
+  __device__ __forceinline__ char* address(int array) const {
+    char* const result = addresses()[array];
+    __builtin_assume(__isGlobal(result));
+    return result;
+  }
+  /// What is added to a warp's address fits 32 bits, see backward.cu.
+  __device__ __forceinline__ Cursor cursor(Row which) const {
     const RowArray& array = args_.row(which);
-    char* const warp = addresses()[static_cast<int>(which)] +
-                       static_cast<int64_t>(chunk) * (kChunk * static_cast<int>(array.step));
-    int offset = slice_.channel * static_cast<int>(array.channel);
+    int offset;
     if constexpr (kMap == LaneMap::kSteps) {
-      offset += (slice_.is_backward ? -(slice_.step + Shape::kChannels - 1) : slice_.step) * kSize;
+      offset = slice_.channel * static_cast<int>(array.channel) +
+               (slice_.is_backward ? -(slice_.step + Shape::kChannels - 1) : slice_.step) * kSize;
     } else {
-      offset += slice_.step * static_cast<int>(array.step);
+      offset = slice_.step * static_cast<int>(array.step);
     }
-    return Cursor(warp + offset);
+    return Cursor(address(static_cast<int>(which)) + offset);
   }
   __device__ __forceinline__ float* rows(int at) const {
     return reinterpret_cast<float*>(shared_memory() + shared_ + at);
@@ -158,32 +232,26 @@ class WarpRows {
   __device__ __forceinline__ float channel_value(int channel, int at) const {
     return rows(Shape::kChannelValues + at)[channel];
   }
-  /// Between a slice and a row, which is in the order of the scan. A slice against it is moved
-  /// value by value: turning it round in registers would cost both directions.
+  /// Between a slice, in the order of the scan, and a row.
   __device__ __forceinline__ void to_row(const Values& values, int at) const {
     float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
-    if (kMap == LaneMap::kChannels) {
+    if constexpr (kMap == LaneMap::kSteps) {
+      store_pack(row, bit_cast<Pack<float, Shape::kChannels>>(values));
+    } else {
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) row[i * kRowStride] = values.v[i];
-    } else if (slice_.is_backward) {
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) row[Shape::kChannels - 1 - i] = values.v[i];
-    } else {
-      store_pack(row, bit_cast<Pack<float, Shape::kChannels>>(values));
     }
   }
   __device__ __forceinline__ Values from_row(int at) const {
     const float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
-    if (kMap == LaneMap::kSteps && !slice_.is_backward) {
+    if constexpr (kMap == LaneMap::kSteps) {
       return bit_cast<Values>(load_pack<float, Shape::kChannels>(row));
-    }
-    Values values;
-    const bool along_channels = kMap == LaneMap::kChannels;
-    const float* const first = along_channels ? row : row + Shape::kChannels - 1;
-    const int stride = along_channels ? kRowStride : -1;
+    } else {
+      Values values;
 #pragma unroll
-    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] = first[i * stride];
-    return values;
+      for (int i = 0; i < Shape::kChannels; ++i) values.v[i] = row[i * kRowStride];
+      return values;
+    }
   }
 
   /// The gate as the lane holds it: 16 bytes of all lanes side by side.
@@ -211,7 +279,6 @@ class WarpRows {
   int shared_;
   int lane_;
   LaneSlice slice_;
-  int chunk_;  // that fetch() takes next
   Raw raw_u_, raw_delta_, raw_z_, raw_dout_;
 };
 

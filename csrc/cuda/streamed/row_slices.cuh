@@ -201,6 +201,11 @@ class RowCursor {
     }
   }
 
+  /// The same where the slice lies together.
+  __device__ __forceinline__ void prefetch_here() const {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address_));
+  }
+
   __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
                                         const Slice<kItems>& values) const {
     if (!slice.exists(steps)) return;
@@ -211,23 +216,7 @@ class RowCursor {
       }
     }
     if (slice.has_vectors(rows)) {
-      Pack<uint32_t, kWords> pack;
-      if constexpr (kSize == 4) {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) pack.v[i] = bit_cast<uint32_t>(values.v[i]);
-      } else if (slice.is_bfloat16) {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          pack.v[i] =
-              bit_cast<uint32_t>(__floats2bfloat162_rn(values.v[2 * i], values.v[2 * i + 1]));
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          pack.v[i] = bit_cast<uint32_t>(__floats2half2_rn(values.v[2 * i], values.v[2 * i + 1]));
-        }
-      }
-      store_pack(reinterpret_cast<uint32_t*>(address_), pack);
+      store_words(to_words(slice, values));
       return;
     }
     Element elements[kItems];
@@ -254,6 +243,34 @@ class RowCursor {
         if (i < slice.channels_left) store(i);
       }
     }
+  }
+
+  /// What lies in memory as vectors.
+  static constexpr int kWords = kItems * kSize / 4;
+  using Words = Pack<uint32_t, kWords>;
+
+  static __device__ __forceinline__ Words to_words(const LaneSlice& slice,
+                                                   const Slice<kItems>& values) {
+    Words words;
+    if constexpr (kSize == 4) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) words.v[i] = bit_cast<uint32_t>(values.v[i]);
+    } else if (slice.is_bfloat16) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        words.v[i] =
+            bit_cast<uint32_t>(__floats2bfloat162_rn(values.v[2 * i], values.v[2 * i + 1]));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        words.v[i] = bit_cast<uint32_t>(__floats2half2_rn(values.v[2 * i], values.v[2 * i + 1]));
+      }
+    }
+    return words;
+  }
+  __device__ __forceinline__ void store_words(const Words& words) const {
+    store_pack(reinterpret_cast<uint32_t*>(address_), words);
   }
 
   /// The values of a slice, in the order of memory.
@@ -301,7 +318,6 @@ class RowCursor {
 
  private:
   using Element = Vector<kSize>;
-  static constexpr int kWords = kItems * kSize / 4;
 
   static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kPairs
   static constexpr bool kHasPairs = kHalfWords > 0;

@@ -21,6 +21,7 @@
 // shared memory.
 #pragma once
 
+#include "../launch_tools.h"
 #include "../scan_common.cuh"
 #include "backward_rows.cuh"
 
@@ -42,8 +43,8 @@ struct LaneWork {
   int chunks;           // likewise
   int64_t segment_row;  // of (segment, batch, channel, padded state) arrays
 
-  __device__ __forceinline__ LaneWork(const BackwardArgs& args)
-      : item(work_item(args.params, args.geometry, blockIdx.x)),
+  __device__ __forceinline__ LaneWork(const BackwardArgs& args, const WorkItem& block_item)
+      : item(block_item),
         lane(threadIdx.x % kWarpSize),
         warp(__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0)),
         channel_in_warp(lane & (Shape::kChannels - 1)),
@@ -98,6 +99,67 @@ struct LaneWork {
   }
 };
 
+/// A block's part of a tile, where tiles do not fill the multiprocessors evenly.
+///
+/// With s multiprocessors and more than s tiles, the first s of these, the split ones, are worked
+/// on in two parts: of tile k the last k/s of its steps, by block k, and the others by one of the
+/// last s blocks. Between these blocks come the whole tiles. Multiprocessors take blocks in order:
+/// first a part, the longer the later it ends; the first to end it take whole tiles, and the
+/// longest of the rests that are left goes to who is free first. Thus all end at the same time.
+///
+/// The second part of a tile is handed the states' gradients and the sums so far by the first,
+/// which has begun long before; blocks wait for blocks with lower numbers only.
+struct Handover {
+  const BackwardArgs& args;
+
+  __device__ __forceinline__ bool is_used() const { return args.handed_on != nullptr; }
+  __device__ __forceinline__ WorkItem item() const {
+    if (!is_used()) return work_item(args.params, args.geometry, blockIdx.x);
+    const int split = args.split_tiles;
+    const int tiles = static_cast<int>(args.geometry.work_items);
+    const int index = static_cast<int>(blockIdx.x);
+    const int tile = index < tiles ? index : index - tiles;
+    WorkItem item = work_item(args.params, args.geometry, tile);
+    if (tile < split) {
+      const int64_t chunks = (args.params.seqlen + kChunk - 1) / kChunk;
+      const int64_t cut = (chunks - chunks * tile / split) * kChunk;
+      if (index < tiles) {
+        item.begin = cut;
+      } else if (cut < item.end) {
+        item.end = cut;
+      }
+    }
+    return item;
+  }
+  __device__ __forceinline__ bool is_second(const WorkItem& item) const {
+    return is_used() && item.end < args.params.seqlen;
+  }
+  __device__ __forceinline__ bool is_first(const WorkItem& item) const {
+    return is_used() && item.begin > 0;
+  }
+
+  /// Called by all threads of the block: the one before it reads what it is handed, the other after
+  /// it has written what it hands on.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x == 0) {
+      const int* const flag = args.handed_on + (blockIdx.x - args.geometry.work_items);
+      int done;
+      do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(done) : "l"(flag) : "memory");
+      } while (done == 0);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void hand_on() const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(args.handed_on + blockIdx.x), "r"(1)
+                   : "memory");
+    }
+  }
+};
+
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
@@ -107,15 +169,22 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using States = Pack<T, kStates>;
   using Sums = ChannelSums<Shape, kExact>;
   const BackwardParams& params = args.params;
-  const LaneWork<Shape, T, kMethod> work(args);
+  const Handover handover{args};
+  const LaneWork<Shape, T, kMethod> work(args, handover.item());
   const WorkItem& item = work.item;
+  if (work.chunks <= 0) return;
   const int warps = blockDim.x / kWarpSize;
   const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   const bool has_z = args.row(Row::kZ).present();
 
   auto ring = work.ring(args, layout, kVariable);
-  if constexpr (kVariable) ring.start();
+  if constexpr (kVariable) {
+    // Of what is read here the kernel in front of this one writes B and C alone; those before it
+    // are complete.
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
   constexpr int kStepFloats = Shape::kRow / 4;
   const int64_t target_row =
       ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
@@ -135,28 +204,29 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const auto poles = work.load_poles(params);
 
   States carry{};
-  if (args.geometry.segments == 1) {
+  if (args.geometry.segments == 1 && !handover.is_second(item)) {
     carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
                                             work.first_state, params.dstate);
-  } else if (work.exists) {
-    carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
-                                  work.segment_row);
+  } else {
+    if (handover.is_second(item)) handover.wait();
+    if (work.exists) {
+      carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
+                                    work.segment_row);
+    }
   }
   LaneSums<T, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
 
-  // The state before chunk k is saved as number k - 1 of the sequence; the first chunk starts from
-  // the initial state.
-  const int64_t saved_before = item.batch * num_saved_states(params.seqlen) + item.begin / kChunk;
+  // The state before the chunk that the rows fetch next; the first one starts from the initial
+  // state.
   const auto fetch_start = [&](int chunk) {
     States start{};
     if (item.begin > 0 || chunk > 0) {
-      const int64_t row = (saved_before + chunk - 1) * params.dim + work.channel;
-      if (work.exists) {
-        start = load_pack<T, kStates>(static_cast<const T*>(params.states) + row * Shape::kPadded +
-                                      work.first_state);
-      }
+      const char* const lane_states =
+          rows.saved_states() +
+          (work.channel_in_warp * Shape::kPadded + work.first_state) * static_cast<int>(sizeof(T));
+      if (work.exists) start = load_pack<T, kStates>(reinterpret_cast<const T*>(lane_states));
     } else {
       start = load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
                                               work.first_state, params.dstate);
@@ -165,15 +235,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   };
 
   int steps = work.steps - (work.chunks - 1) * kChunk;
-  States start{};
-  if (work.chunks > 0) {
-    rows.template fetch<true>(steps);
-    start = fetch_start(work.chunks - 1);
-  }
+  rows.template fetch<true>(steps);
+  States start = fetch_start(work.chunks - 1);
+  __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.step_back();
     rows.template to_shared<true>(steps);
-    if (chunk > 0) rows.prefetch();
     __syncwarp();
+    if (chunk > 0) rows.prefetch();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
     const int groups = (steps + kGroupSteps - 1) / kGroupSteps;
@@ -224,12 +293,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       rows.template fetch<true>(steps);
       start = fetch_start(chunk - 1);
     }
-    rows.store(static_cast<int>(item.begin / kChunk) + chunk, stored_steps);
+    rows.store(stored_steps);
     __syncwarp();
   }
   if constexpr (kVariable) channel_sums.finish(0);
 
-  if (item.begin == 0 && params.dinitial_state.present() && work.exists) {
+  if (handover.is_first(item)) {
+    if (work.exists) {
+      store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
+    }
+  } else if (item.begin == 0 && params.dinitial_state.present() && work.exists) {
     store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
                          carry);
   }
@@ -238,21 +311,28 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
     group_finish.ddelta_bias += __shfl_xor_sync(kFullMask, group_finish.ddelta_bias, mask);
   }
-  if (!work.exists) return;
-  const auto store = [&](void* array, const States& states) {
-    if (array != nullptr) store_pack(static_cast<T*>(array) + work.segment_row, states);
+  const bool is_second = handover.is_second(item);
+  const auto store = [&](void* array, States states) {
+    if (array == nullptr || !work.exists) return;
+    T* const target = static_cast<T*>(array) + work.segment_row;
+    if (is_second) {
+      const auto before = load_pack<T, kStates>(target);
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) states.v[s] += before.v[s];
+    }
+    store_pack(target, states);
   };
   store(args.workspace.dA, lane_sums.dA);
   store(args.workspace.dB, lane_sums.dB);
   store(args.workspace.dC, lane_sums.dC);
-  if (work.part == 0) {
-    const int64_t row = work.segment_row / Shape::kPadded;
-    const auto store_channel = [&](void* array, float value) {
-      if (array != nullptr) static_cast<float*>(array)[row] = value;
-    };
-    store_channel(args.workspace.dD, group_finish.dD);
-    store_channel(args.workspace.ddelta_bias, group_finish.ddelta_bias);
-  }
+  const auto store_channel = [&](void* array, float value) {
+    if (array == nullptr || !work.exists || work.part != 0) return;
+    float& target = static_cast<float*>(array)[work.segment_row / Shape::kPadded];
+    target = is_second ? target + value : value;
+  };
+  store_channel(args.workspace.dD, group_finish.dD);
+  store_channel(args.workspace.ddelta_bias, group_finish.ddelta_bias);
+  if (handover.is_first(item)) handover.hand_on();
 }
 
 /// The summary run of a sequence cut into segments: see SegmentStates.
@@ -262,12 +342,15 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   using Shape = SummaryShape<T, kLaneBits>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
-  const LaneWork<Shape, T, kMethod> work(args);
+  const LaneWork<Shape, T, kMethod> work(args, work_item(args.params, args.geometry, blockIdx.x));
   if (work.item.segment == 0) return;  // nothing comes before it
   const BackwardLayout layout = BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   auto ring = work.ring(args, layout, kVariable);
-  if constexpr (kVariable) ring.start();
+  if constexpr (kVariable) {
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
   WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, work.item.batch,
                                     work.first_channel, work.item.begin / kChunk + work.chunks - 1);
   const auto poles = work.load_poles(args.params);
@@ -278,10 +361,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 
   int steps = work.steps - (work.chunks - 1) * kChunk;
   rows.template fetch<false>(steps);
+  __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.step_back();
     rows.template to_shared<false>(steps);
-    if (chunk > 0) rows.template fetch<false>(kChunk);
     __syncwarp();
+    if (chunk > 0) rows.template fetch<false>(kChunk);
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
     const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
@@ -310,13 +395,13 @@ int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_byte
   return BackwardLayout::make<BackwardShape<T, kLaneBits>>(warps, kVariable).bytes;
 }
 
-template <class Kernel>
-cudaError_t launch_backward(Kernel* kernel, const BackwardArgs& args, int bytes,
-                            cudaStream_t stream) {
+/// The first of the kernels that are launched behind the conversion of B and C is its dependent.
+inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardArgs& args,
+                                   unsigned blocks, int bytes, bool is_first, cudaStream_t stream) {
   const cudaError_t error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<grid_blocks(args.geometry.work_items), args.geometry.threads(), bytes, stream>>>(args);
-  return cudaGetLastError();
+  return launch_kernel(kernel, blocks, args.geometry.threads(), bytes,
+                       is_first && args.projections != nullptr, stream, args);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
@@ -324,15 +409,17 @@ cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::sum
     const BackwardArgs& args, cudaStream_t stream) {
   return launch_backward(
       streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, args,
+      grid_blocks(args.geometry.work_items),
       BackwardLayout::make<SummaryShape<T, kLaneBits>>(args.geometry.warps(), kVariable).bytes,
-      stream);
+      true, stream);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, cudaStream_t stream) {
   return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, shared_bytes(args.geometry.warps()), stream);
+                         args, grid_blocks(args.geometry.work_items + args.split_tiles),
+                         shared_bytes(args.geometry.warps()), args.geometry.segments == 1, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed
