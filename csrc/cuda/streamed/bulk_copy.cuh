@@ -104,13 +104,12 @@ class ChunkRing {
         chunk_bytes_(chunk_bytes),
         chunks_(chunks),
         refills_(chunks > kSlots ? chunks - kSlots : 0),
-        is_producer_(threadIdx.x == 0),
-        is_leader_(threadIdx.x % kWarpSize == 0) {
+        is_producer_(threadIdx.x == 0) {
     if constexpr (kHasBulkCopy) {
       if (threadIdx.x == 0) {
         for (int slot = 0; slot < kSlots; ++slot) {
           full(slot).initialize(1);
-          empty(slot).initialize(static_cast<int>(blockDim.x) / kWarpSize);
+          empty(slot).initialize(static_cast<int>(blockDim.x));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -155,8 +154,9 @@ class ChunkRing {
   /// The warp has read what it needs of the chunk.
   __device__ __forceinline__ void release() {
     if constexpr (kHasBulkCopy) {
+      // Every lane for itself: that its reads come before the next copy shows in the barrier alone.
+      empty(slot_).arrive();
       __syncwarp();
-      if (is_leader_) empty(slot_).arrive();
     }
     ++index_;
     if (++slot_ == kSlots) {
@@ -194,7 +194,6 @@ class ChunkRing {
   int chunks_;
   int refills_;  // copies behind the first kSlots
   bool is_producer_;
-  bool is_leader_;
   int index_ = 0;
   int slot_ = 0;
   int parity_ = 0;
