@@ -133,8 +133,10 @@ def textbook_scan(
     deltaB_u = torch.einsum("bdl,bdnl,bdl->bdln", delta, B, u)
     h = torch.zeros_like(deltaA[:, :, 0])
     ys = []
-    for t in range(u.shape[-1]):
-        h = deltaA[:, :, t] * h + deltaB_u[:, :, t]
-        ys.append(torch.einsum("bdn,bdn->bd", h, C[..., t]))
+    # unbind, since the gradient of deltaA[:, :, t] would be as large as deltaA, at every step.
+    steps = zip(deltaA.unbind(2), deltaB_u.unbind(2), C.unbind(-1), strict=True)
+    for deltaA_t, deltaB_u_t, C_t in steps:
+        h = deltaA_t * h + deltaB_u_t
+        ys.append(torch.einsum("bdn,bdn->bd", h, C_t))
     y = torch.stack(ys, dim=-1) + D[:, None] * u
     return (y * F.silu(z.float())).to(dtype)
