@@ -12,9 +12,9 @@ import torch
 
 # The shortest stretch that the host's clock is asked to resolve.
 _MIN_HOST_RUN_SECONDS = 1e-3
-# Cycles for which the GPU is kept waiting while the host enqueues a run (about 0.1 ms): the events
-# then enclose the kernels alone, not the gaps between launches.
-_QUEUE_AHEAD_CYCLES = 200_000
+# Cycles for which the GPU is kept waiting while the host enqueues a run (about half a millisecond,
+# enough for a busy host): the events then enclose the kernels alone, not the gaps between launches.
+_QUEUE_AHEAD_CYCLES = 1_000_000
 _FEWEST_RUNS = 5
 
 
