@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _any_requires_grad,
-    _are_functorch_transforms_active,
-    _is_tracing,
-    _len_torch_dispatch_stack,
-)
-from torch._C._functorch import unwrap_if_dead
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from ._dtypes import compute_dtype, num_saved_values, state_dtype
 from ._validation import check_gradients, check_inputs
+
+try:
+    from torch._C import _any_requires_grad, _is_tracing, _len_torch_dispatch_stack
+    from torch._C._functorch import unwrap_if_dead
+
+    _has_short_way = True
+except ImportError:  # names of PyTorch's own, which a later one may lack
+    _has_short_way = False
 
 _FORWARD = "selective_scan::selective_scan_fwd"
 _BACKWARD = "selective_scan::selective_scan_bwd"
@@ -63,7 +65,7 @@ def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor
 
 def is_plain_eager() -> bool:
     """Whether nothing but autograd has to see the ops that are called."""
-    return not (
+    return _has_short_way and not (
         torch.compiler.is_compiling()
         or _is_tracing()
         or _len_torch_dispatch_stack()
