@@ -412,5 +412,14 @@ def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
     assert not failures, f"{case} on {device}\n" + "\n".join(failures)
 
 
+def check_repeatable(case: Case, device: str) -> dict[str, torch.Tensor]:
+    """Asserts that runs agree bit by bit, and returns what they give."""
+    first = run(case, device)
+    for _ in range(3):
+        for name, value in run(case, device).items():
+            assert torch.equal(value, first[name]), name
+    return first
+
+
 def _is_zero(tensor: torch.Tensor | None) -> bool:
     return tensor is None or not tensor.any()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import LAYOUTS, METHODS, Case, check, run
+from problem import LAYOUTS, METHODS, Case, check, check_repeatable
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Tiles of two channels, the last one of a group not full; several turns a warp would be longer.
@@ -43,10 +43,7 @@ def test_outputs_and_gradients(case, device):
 
 @pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, SHARED], ids=str)
 def test_runs_agree_bit_by_bit(case, device):
-    first = run(case, device)
-    for _ in range(3):
-        for name, value in run(case, device).items():
-            assert torch.equal(value, first[name]), name
+    check_repeatable(case, device)
 
 
 @pytest.mark.parametrize("dim", [2, 300, 1100])

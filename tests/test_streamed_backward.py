@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import METHODS, Case, Error, check, make, run
+from problem import METHODS, Case, Error, check, check_repeatable, make, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Tiles of 96 channels and a part of one; the last warp of a group is not full.
@@ -46,10 +46,7 @@ def test_outputs_and_gradients(case, cuda_device):
 @pytest.mark.parametrize("case", list(KINDS.values()), ids=list(KINDS))
 def test_runs_agree_bit_by_bit(case, cuda_device):
     case = case.with_(seqlen=500)
-    first = run(case, cuda_device)
-    for _ in range(3):
-        for name, value in run(case, cuda_device).items():
-            assert torch.equal(value, first[name]), name
+    check_repeatable(case, cuda_device)
 
 
 @pytest.mark.cuda
@@ -65,15 +62,12 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
         seqlen=301,
         dtype=dtype,
     )
-    first = run(case, cuda_device)
+    first = check_repeatable(case, cuda_device)
     limit = 1e-2 if dtype == torch.bfloat16 else 1e-5
     for name, expected in run(case, "cpu").items():
         actual = first[name].detach().cpu()
         error = Error.of(actual.to(wide(actual.dtype)), expected.detach().to(wide(actual.dtype)))
         assert error.relative_l2 < limit, (name, error)
-    for _ in range(3):
-        for name, value in run(case, cuda_device).items():
-            assert torch.equal(value, first[name]), name
 
 
 @pytest.mark.cuda

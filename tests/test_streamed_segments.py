@@ -4,7 +4,7 @@ segments of time, against the reference."""
 import pytest
 import torch
 
-from problem import METHODS, Case, check, run
+from problem import METHODS, Case, check, check_repeatable
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Rows that are not whole vectors, which the relay leaves to the streamed kernels; the last segment,
@@ -44,10 +44,7 @@ def test_outputs_and_gradients(case, cuda_device):
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", list(KINDS.values()), ids=list(KINDS))
 def test_runs_agree_bit_by_bit(case, cuda_device):
-    first = run(case, cuda_device)
-    for _ in range(3):
-        for name, value in run(case, cuda_device).items():
-            assert torch.equal(value, first[name]), name
+    check_repeatable(case, cuda_device)
 
 
 @pytest.mark.cuda
