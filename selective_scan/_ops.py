@@ -11,7 +11,7 @@ from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from ._dtypes import compute_dtype, num_saved_values, state_dtype
-from ._validation import check_gradients, check_inputs
+from ._validation import are_plain_tensors, check_gradients, check_inputs
 
 try:
     from torch._C import _any_requires_grad, _is_tracing, _len_torch_dispatch_stack
@@ -103,13 +103,15 @@ class _EagerScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlast_state=None):
-        if torch.is_grad_enabled() or not is_plain_eager() or dout is dlast_state is None:
+        cotangents = (dout, dlast_state)
+        is_plain = is_plain_eager() and are_plain_tensors(cotangents)
+        if torch.is_grad_enabled() or not is_plain or dout is dlast_state is None:
             return _backward(ctx, dout, dlast_state)
         *inputs, initial_state, states = ctx.saved_tensors
         delta_softplus, method, reverse = ctx.options
         op = torch.ops.selective_scan.selective_scan_bwd_eager.default
         *gradients, dinitial_state = op(
-            dout, dlast_state, *inputs, delta_softplus, method, initial_state, reverse, states
+            *cotangents, *inputs, delta_softplus, method, initial_state, reverse, states
         )
         return (*gradients, None, None, dinitial_state, None, None)
 

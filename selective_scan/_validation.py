@@ -9,6 +9,7 @@ Sizes may be symbolic: they are compared, and turned into text only for an error
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 import torch
@@ -45,11 +46,16 @@ def fail(message: str) -> NoReturn:
 # --- what is looked at in Python ------------------------------------------------------------------
 
 
+def are_plain_tensors(tensors: Iterable[object]) -> bool:
+    """Whether each is None or a tensor of no subclass."""
+    return _OPTIONAL_TENSORS.issuperset(map(type, tensors))
+
+
 def are_plain(required: tuple, optional: tuple, flags: tuple, method: object) -> bool:
     """Whether the types are right, found out in a microsecond, and no tensor is of a subclass."""
     return (
         _TENSORS.issuperset(map(type, required))
-        and _OPTIONAL_TENSORS.issuperset(map(type, optional))
+        and are_plain_tensors(optional)
         and _FLAGS.issuperset(map(type, flags))
         and type(method) is str
     )

@@ -106,6 +106,24 @@ def test_a_pytorch_without_the_names_that_the_short_way_needs(device, monkeypatc
     check(SMALL, device)
 
 
+def test_a_gradient_of_a_subclass_of_tensor(device):
+    called = set()
+
+    class Tagged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            called.add(str(function))
+            return super().__torch_function__(function, types, args, kwargs)
+
+    inputs = inputs_on(SMALL, device)
+    out = selective_scan_fn(**inputs)
+    dout = torch.randn_like(out)
+    (expected,) = torch.autograd.grad(out, inputs["u"], dout, retain_graph=True)
+    (actual,) = torch.autograd.grad(out, inputs["u"], dout.as_subclass(Tagged))
+    assert torch.equal(actual.as_subclass(torch.Tensor), expected)
+    assert "selective_scan.selective_scan_bwd.default" in called
+
+
 def test_dispatch_modes_see_the_ops(device):
     """Those of the function's shorter way are nobody else's business."""
 
