@@ -10,7 +10,14 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kSlab = 32;               // values of a step that a block converts
 constexpr int kItems = kSlab / kWarps;  // elements of a lane
-constexpr int kResidentThreads = 2048;  // leaves registers to the kernel launched behind
+
+/// All that a multiprocessor holds, which leaves registers to the kernel launched behind.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+constexpr int kResidentThreads = 2048;
+#else
+constexpr int kResidentThreads = 1536;
+#endif
 
 static_assert(kChunk == kWarpSize && kSlab == kWarpSize, "one of either a lane");
 
