@@ -1,6 +1,7 @@
 // The gradients without steps: sums of partial results over segments and batches, in a fixed order.
 #pragma once
 
+#include "launch_tools.h"
 #include "scan.h"
 #include "scan_common.cuh"
 
@@ -63,10 +64,9 @@ struct BatchSums {
   BatchSums(const BackwardParams& params, const BackwardWorkspace& workspace, int64_t rows,
             int warps)
       : rows(rows), warps(warps) {
-    const auto blocks_of = [](int64_t count) { return (count + kBatchSums - 1) / kBatchSums; };
     const bool has_channel_sums = workspace.dD != nullptr || workspace.ddelta_bias != nullptr;
-    state_blocks = blocks_of(params.dim * params.dstate);
-    channel_blocks = has_channel_sums ? blocks_of(params.dim) : 0;
+    state_blocks = ceil_div(params.dim * params.dstate, kBatchSums);
+    channel_blocks = has_channel_sums ? ceil_div(params.dim, kBatchSums) : 0;
   }
 
   SELECTIVE_SCAN_HD int64_t work_items() const { return state_blocks + channel_blocks; }

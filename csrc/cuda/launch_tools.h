@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../core/config.h"
 
@@ -46,25 +47,41 @@ inline cudaError_t current_device(Device& device) {
   return cudaSuccess;
 }
 
-/// Launches a kernel. One that is `dependent` may begin before the kernel in front of it in the
+struct LaunchShape {
+  int64_t blocks;
+  int threads;
+  int shared_bytes = 0;
+  bool is_dependent = false;  // on the kernel in front of it
+  int cluster = 1;            // blocks
+};
+
+/// Launches a kernel. One that is dependent may begin before the kernel in front of it in the
 /// stream is complete (programmatic dependent launch): devices before Hopper do not have that.
-template <class... Args>
-cudaError_t launch_kernel(void (*kernel)(Args...), unsigned blocks, int threads, int shared_bytes,
-                          bool dependent, cudaStream_t stream, const Args&... args) {
+template <class... Parameters>
+cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shape,
+                          cudaStream_t stream,
+                          const std::type_identity_t<Parameters>&... arguments) {
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.is_dependent && device.major >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = dependent && device.major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args...);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 /// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn

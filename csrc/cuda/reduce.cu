@@ -169,8 +169,8 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
   const unsigned batch_blocks = blocks_for(sums.work_items());
   const unsigned projection_blocks = blocks_for(args.projection_items);
   // Its launch may overlap the end of the scan; the work begins when that is complete.
-  return launch_kernel(reduce_kernel<T>, batch_blocks + projection_blocks, kReduceThreads, 0, true,
-                       stream, args, sums, batch_blocks);
+  const LaunchShape shape{batch_blocks + projection_blocks, kReduceThreads, 0, true};
+  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, batch_blocks);
 }
 
 template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,

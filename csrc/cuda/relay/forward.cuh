@@ -8,6 +8,7 @@
 // Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
 #pragma once
 
+#include "../launch_tools.h"
 #include "../scan_common.cuh"
 #include "../streamed/bulk_copy.cuh"
 #include "../streamed/scan_math.cuh"
@@ -426,24 +427,10 @@ cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(Rela
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kGroup, geometry, bytes);
   if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  unsigned count = 0;
-  if (kGroup > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(geometry.cluster), 1, 1};
-  }
-  if (args.is_dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(geometry.blocks * geometry.cluster);
-  config.blockDim = static_cast<unsigned>(geometry.warps * kWarpSize);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<const RelayForwardArgs&>(args));
+  return launch_kernel(kernel,
+                       {geometry.blocks * geometry.cluster, geometry.warps * kWarpSize, bytes,
+                        args.is_dependent, geometry.cluster},
+                       stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -204,7 +204,7 @@ cudaError_t make_plan(const ForwardParams& params, const ForwardVariant& variant
   if (error != cudaSuccess) return error;
   const cudaError_t chosen = choose_geometry(params, variant, device, args);
   // With segments there are kernels in between.
-  args.is_dependent = params.variable_B && args.segments == 1 && device.major >= 9;
+  args.is_dependent = params.variable_B && args.segments == 1;
   return chosen;
 }
 

@@ -400,8 +400,9 @@ inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardA
                                    unsigned blocks, int bytes, bool is_first, cudaStream_t stream) {
   const cudaError_t error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  return launch_kernel(kernel, blocks, args.geometry.threads(), bytes,
-                       is_first && args.projections != nullptr, stream, args);
+  const bool is_dependent = is_first && args.projections != nullptr;
+  return launch_kernel(kernel, {blocks, args.geometry.threads(), bytes, is_dependent}, stream,
+                       args);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>

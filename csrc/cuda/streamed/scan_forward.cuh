@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "../launch_tools.h"
 #include "../scan_common.cuh"
 #include "bulk_copy.cuh"
 #include "forward.h"
@@ -367,29 +368,11 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   }
 }
 
-struct LaunchShape {
-  int64_t blocks;
-  int threads;
-  int shared_bytes;
-  bool is_dependent;  // on the kernel in front of it
-};
-
 template <class... Parameters>
 cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                    const std::type_identity_t<Parameters>&... arguments) {
   const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute dependent;
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = shape.is_dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, arguments...) : error;
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
