@@ -5,42 +5,25 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "dstate1/launch.h"
 #include "launch_tools.h"
-#include "relay/launch.h"
+#include "paths.h"
 #include "scan.h"
 #include "shared_layout.h"
-#include "streamed/backward_launch.h"
-#include "streamed/forward_launch.h"
 
 namespace selective_scan::cuda {
 namespace {
 
-/// A way to run a pass that is faster than the general one for what it accepts.
-template <class Params>
-struct Path {
-  bool (*accepts)(const Params&);
-  int64_t (*workspace_bytes)(const Params&);
-  cudaError_t (*run)(const Params&, void* workspace, cudaStream_t stream);
-};
-
 /// The first that accepts a problem is taken.
-constexpr Path<ForwardParams> kForwardPaths[] = {
-    {&dstate1_forward_accepts, &dstate1_forward_workspace_bytes, &dstate1_forward},
-    {&relay_forward_accepts, &relay_forward_workspace_bytes, &relay_forward},
-    {&streamed_forward_accepts, &streamed_forward_workspace_bytes, &streamed_forward},
-};
-constexpr Path<BackwardParams> kBackwardPaths[] = {
-    {&dstate1_backward_accepts, &dstate1_backward_workspace_bytes, &dstate1_backward},
-    {&relay_backward_accepts, &relay_backward_workspace_bytes, &relay_backward},
-    {&streamed_backward_accepts, &streamed_backward_workspace_bytes, &streamed_backward},
-};
+constexpr Path<ForwardParams>* kForwardPaths[] = {&dstate1_forward, &relay_forward,
+                                                  &streamed_forward};
+constexpr Path<BackwardParams>* kBackwardPaths[] = {&dstate1_backward, &relay_backward,
+                                                    &streamed_backward};
 
 /// SELECTIVE_SCAN_CUDA_KERNELS=general leaves the special paths out, to test and time the general
 /// one. Read once.
@@ -58,13 +41,15 @@ bool special_paths_wanted() {
   return wanted;
 }
 
-/// Null where the general way is to be taken.
+/// Nothing where the general way is to be taken.
 template <class Params, size_t kCount>
-const Path<Params>* find_path(const Path<Params> (&paths)[kCount], const Params& params) {
-  if (!special_paths_wanted()) return nullptr;
-  const auto accepts = [&](const Path<Params>& path) { return path.accepts(params); };
-  const auto* path = std::find_if(std::begin(paths), std::end(paths), accepts);
-  return path == std::end(paths) ? nullptr : path;
+std::optional<cudaError_t> run_special(Path<Params>* const (&paths)[kCount], const Params& params,
+                                       const ScratchMemory& memory, cudaStream_t stream) {
+  if (!special_paths_wanted()) return std::nullopt;
+  for (Path<Params>* const path : paths) {
+    if (const auto result = path(params, memory, stream)) return result;
+  }
+  return std::nullopt;
 }
 
 /// What the launcher knows of an instantiation's type.
@@ -217,20 +202,17 @@ cudaError_t choose_geometry(const BackwardParams& params, const Variant& variant
                          geometry);
 }
 
-/// Each returns the size in bytes.
-int64_t layout_segments(const ScanParams& params, const Variant& variant, const Geometry& geometry,
-                        Scratch& scratch, SegmentStates& segments) {
+void take_segments(const ScanParams& params, const Variant& variant, const Geometry& geometry,
+                   Scratch& scratch, SegmentStates& segments) {
   const int64_t count =
       geometry.segments * params.batch * params.dim * geometry.padded_states(variant.sizes.states);
   const bool wanted = geometry.segments > 1;
   scratch.take(segments.factors, wanted, count, variant.sizes.state_bytes);
   scratch.take(segments.offsets, wanted, count, variant.sizes.state_bytes);
-  return scratch.bytes();
 }
 
-int64_t layout_workspace(const BackwardParams& params, const Variant& variant,
-                         const Geometry& geometry, void* memory, BackwardWorkspace& workspace) {
-  Scratch scratch(memory);
+void take_workspace(const BackwardParams& params, const Variant& variant, const Geometry& geometry,
+                    Scratch& scratch, BackwardWorkspace& workspace) {
   const int64_t padded = geometry.padded_states(variant.sizes.states);
   const int64_t channels = geometry.segments * params.batch * params.dim;
   const int state_bytes = variant.sizes.state_bytes;
@@ -244,7 +226,7 @@ int64_t layout_workspace(const BackwardParams& params, const Variant& variant,
   scratch.take(workspace.dD, params.dD.present(), channels * geometry.state_warps, real_bytes);
   scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(), channels * geometry.state_warps,
                real_bytes);
-  return layout_segments(params, variant, geometry, scratch, workspace.segments);
+  take_segments(params, variant, geometry, scratch, workspace.segments);
 }
 
 bool is_empty(const ScanParams& params) {
@@ -253,52 +235,33 @@ bool is_empty(const ScanParams& params) {
 
 }  // namespace
 
-int64_t forward_workspace_bytes(const ForwardParams& params) {
-  if (is_empty(params)) return 0;
-  if (const auto* path = find_path(kForwardPaths, params)) return path->workspace_bytes(params);
-  const Variant& variant = choose_variant(params);
-  Geometry geometry;
-  if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
-  Scratch scratch(nullptr);
-  SegmentStates segments;
-  return layout_segments(params, variant, geometry, scratch, segments);
-}
-
-int64_t backward_workspace_bytes(const BackwardParams& params) {
-  if (is_empty(params)) return 0;
-  if (const auto* path = find_path(kBackwardPaths, params)) return path->workspace_bytes(params);
-  const Variant& variant = choose_variant(params);
-  Geometry geometry;
-  if (choose_geometry(params, variant, geometry) != cudaSuccess) return 0;
-  BackwardWorkspace workspace;
-  return layout_workspace(params, variant, geometry, nullptr, workspace);
-}
-
-cudaError_t scan_forward(const ForwardParams& params, void* memory, cudaStream_t stream) {
+cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
+                         cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
-  if (const auto* path = find_path(kForwardPaths, params)) return path->run(params, memory, stream);
+  if (const auto result = run_special(kForwardPaths, params, memory, stream)) return *result;
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   const cudaError_t error = choose_geometry(params, variant, geometry);
   if (error != cudaSuccess) return error;
-  Scratch scratch(memory);
   SegmentStates segments;
-  layout_segments(params, variant, geometry, scratch, segments);
+  lay_out(memory,
+          [&](Scratch& scratch) { take_segments(params, variant, geometry, scratch, segments); });
   return variant.forward[static_cast<size_t>(params.method)](params, geometry, segments, stream);
 }
 
-cudaError_t scan_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
+cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
+                          cudaStream_t stream) {
   if (is_empty(params)) return cudaSuccess;
-  if (const auto* path = find_path(kBackwardPaths, params))
-    return path->run(params, memory, stream);
+  if (const auto result = run_special(kBackwardPaths, params, memory, stream)) return *result;
   if (params.dstate > kMaxDstate) return cudaErrorInvalidValue;
   const Variant& variant = choose_variant(params);
   Geometry geometry;
   cudaError_t error = choose_geometry(params, variant, geometry);
   if (error != cudaSuccess) return error;
   BackwardWorkspace workspace;
-  layout_workspace(params, variant, geometry, memory, workspace);
+  lay_out(memory,
+          [&](Scratch& scratch) { take_workspace(params, variant, geometry, scratch, workspace); });
   error = variant.backward[static_cast<size_t>(params.method)](params, geometry, workspace, stream);
   if (error != cudaSuccess) return error;
   return variant.reduce(params, geometry, geometry.padded_states(variant.sizes.states), workspace,

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "../core/params.h"
 
@@ -12,15 +13,17 @@ namespace selective_scan::cuda {
 /// Largest dstate the kernels take.
 constexpr int64_t kMaxDstate = 256;
 
-/// Bytes of scratch memory that a pass needs on the current device; no kernel allocates.
-int64_t forward_workspace_bytes(const ForwardParams& params);
-int64_t backward_workspace_bytes(const BackwardParams& params);
+/// Gives a pass its scratch memory, of which it asks at most once: that many bytes, aligned to 256,
+/// whose content does not matter. What is enqueued on the same stream behind the pass may have it
+/// again. No kernel allocates.
+using ScratchMemory = std::function<void*(int64_t bytes)>;
 
-/// Enqueue on `stream` of the current device. The workspace is aligned to 256 bytes and its content
-/// does not matter. Safe under CUDA graph capture.
-cudaError_t scan_forward(const ForwardParams& params, void* workspace, cudaStream_t stream);
+/// Enqueue on `stream` of the current device. Safe under CUDA graph capture.
+cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
+                         cudaStream_t stream);
 
 /// Results are the same bits on every run: every sum has a fixed order, no atomics.
-cudaError_t scan_backward(const BackwardParams& params, void* workspace, cudaStream_t stream);
+cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
+                          cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

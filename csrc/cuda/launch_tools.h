@@ -84,8 +84,8 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/// Hands out consecutive arrays of scratch memory from `memory` on, which may be null to learn
-/// their size. An array that is not wanted stays as it is.
+/// Hands out consecutive arrays of scratch memory from `memory` on; null ones where that is null,
+/// to learn their size. An array that is not wanted stays as it is.
 class Scratch {
  public:
   explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
@@ -102,5 +102,15 @@ class Scratch {
   char* memory_;
   int64_t bytes_ = 0;
 };
+
+/// Gives arrays their places in memory(bytes): `take_all(scratch)` takes them from a Scratch.
+template <class Memory, class TakeAll>
+void lay_out(const Memory& memory, const TakeAll& take_all) {
+  Scratch sizes(nullptr);
+  take_all(sizes);
+  if (sizes.bytes() == 0) return;
+  Scratch arrays(memory(sizes.bytes()));
+  take_all(arrays);
+}
 
 }  // namespace selective_scan::cuda

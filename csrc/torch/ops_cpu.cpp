@@ -16,17 +16,11 @@ struct CpuBackend {
 
   explicit CpuBackend(const Tensor&) {}
 
-  int64_t workspace_bytes(const ForwardParams& params) const {
-    return cpu::forward_workspace_bytes(params, pool);
+  void launch(const ForwardParams& params, const auto& memory) const {
+    cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
   }
-  int64_t workspace_bytes(const BackwardParams& params) const {
-    return cpu::backward_workspace_bytes(params, pool);
-  }
-  void launch(const ForwardParams& params, void* workspace) const {
-    cpu::scan_forward(params, workspace, pool);
-  }
-  void launch(const BackwardParams& params, void* workspace) const {
-    cpu::scan_backward(params, workspace, pool);
+  void launch(const BackwardParams& params, const auto& memory) const {
+    cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
   void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 

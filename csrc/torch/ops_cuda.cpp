@@ -15,17 +15,11 @@ struct CudaBackend {
 
   explicit CudaBackend(const Tensor& u) : stream(u) {}
 
-  int64_t workspace_bytes(const ForwardParams& params) const {
-    return cuda::forward_workspace_bytes(params);
+  void launch(const ForwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
   }
-  int64_t workspace_bytes(const BackwardParams& params) const {
-    return cuda::backward_workspace_bytes(params);
-  }
-  void launch(const ForwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::scan_forward(params, workspace, stream));
-  }
-  void launch(const BackwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::scan_backward(params, workspace, stream));
+  void launch(const BackwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
   void zero(void* data, int64_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));

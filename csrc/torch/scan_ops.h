@@ -1,10 +1,11 @@
 // The forward and backward ops of one backend: validate, allocate, launch.
 //
 // A Backend names where the kernels run:
-//   static constexpr int64_t kMaxDstate                       0: no limit
-//   explicit Backend(const Tensor& u)                         selects the tensors' device
-//   int64_t workspace_bytes(const ForwardParams&) const       and for BackwardParams
-//   void launch(const ForwardParams&, void* workspace) const  and for BackwardParams
+//   static constexpr int64_t kMaxDstate                     0: no limit
+//   explicit Backend(const Tensor& u)                       selects the tensors' device
+//   void launch(const ForwardParams&, const auto&) const    and for BackwardParams; the second
+//   gives
+//                                                           void* scratch memory of int64_t bytes
 //   void zero(void* data, int64_t bytes) const
 #pragma once
 
@@ -38,8 +39,8 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
 
 template <class Backend, class Params>
 void launch_with_workspace(const Backend& backend, const Tensor& u, const Params& params) {
-  const Workspace workspace(u, backend.workspace_bytes(params));
-  backend.launch(params, workspace.data());
+  std::optional<Workspace> workspace;
+  backend.launch(params, [&](int64_t bytes) { return workspace.emplace(u, bytes).data(); });
 }
 
 inline bool is_empty(const ScanParams& params) {

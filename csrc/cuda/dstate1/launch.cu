@@ -1,7 +1,5 @@
 // Launches of the dstate 1 kernels: how arrays are moved, who works on which channels, and the sums
 // that follow the backward kernel.
-#include "launch.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
@@ -10,6 +8,7 @@
 
 #include "../elements.cuh"
 #include "../launch_tools.h"
+#include "../paths.h"
 #include "kernels.h"
 
 namespace selective_scan::cuda {
@@ -60,20 +59,20 @@ bool fits_32_bits(const ScanParams& params, const ArrayView& view, int64_t chann
          step_bytes * steps + channel_bytes * channels <= kLimit;
 }
 
+/// With few channels a long sequence is better cut into segments, which this path does not do.
+bool has_enough_channels(const ScanParams& params) {
+  constexpr int64_t kFewSteps = 4096;
+  constexpr int64_t kManyRows = 2048;
+  return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
+}
+
 bool is_supported(const ScanParams& params, int64_t tile_channels, Views sequences) {
   if (params.is_complex || params.is_double || params.dstate != 1) return false;
   const auto fits = [&](const ArrayView& view) {
     return fits_32_bits(params, view, tile_channels);
   };
   return are_alike(params, sequences) && fits(params.u) && (!params.variable_B || fits(params.B)) &&
-         (!params.variable_C || fits(params.C));
-}
-
-/// With few channels a long sequence is better cut into segments, which this path does not do.
-bool has_enough_channels(const ScanParams& params) {
-  constexpr int64_t kFewSteps = 4096;
-  constexpr int64_t kManyRows = 2048;
-  return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
+         (!params.variable_C || fits(params.C)) && has_enough_channels(params);
 }
 
 // --- forward ---
@@ -104,10 +103,8 @@ void choose_tile(BackwardArgs& args) {
   args.work_items = params.batch * params.groups * args.tiles;
 }
 
-/// Lays out scratch memory from `memory` on, which may be null; returns its size.
-int64_t layout_workspace(BackwardArgs& args, void* memory) {
+void take_workspace(BackwardArgs& args, Scratch& scratch) {
   const BackwardParams& params = args.params;
-  Scratch scratch(memory);
   const auto take = [&](float*& array, bool wanted, int64_t count) {
     scratch.take(array, wanted, count, sizeof(float));
   };
@@ -120,7 +117,6 @@ int64_t layout_workspace(BackwardArgs& args, void* memory) {
   take(workspace.ddelta_bias, params.ddelta_bias.present(), rows);
   take(workspace.dB, !params.variable_B, rows);
   take(workspace.dC, !params.variable_C, rows);
-  return scratch.bytes();
 }
 
 BackwardArgs make_args(const BackwardParams& params) {
@@ -253,49 +249,27 @@ cudaError_t with_kernels(const ScanParams& params, Views sequences, const Visit&
 }  // namespace
 }  // namespace dstate1
 
-bool dstate1_forward_accepts(const ForwardParams& params) {
+std::optional<cudaError_t> dstate1_forward(const ForwardParams& params, const ScratchMemory&,
+                                           cudaStream_t stream) {
   using namespace dstate1;
-  return is_supported(params, kWindowChannels,
-                      {&params.u, &params.delta, &params.z, &params.out}) &&
-         has_enough_channels(params);
-}
-
-bool dstate1_backward_accepts(const BackwardParams& params) {
-  using namespace dstate1;
-  if (params.dstate != 1) return false;
-  BackwardArgs args{};
-  args.params = params;
-  choose_tile(args);
-  return is_supported(params, args.tile_channels(),
-                      {&params.u, &params.delta, &params.z, &params.dout, &params.du,
-                       &params.ddelta, &params.dz}) &&
-         has_enough_channels(params);
-}
-
-int64_t dstate1_forward_workspace_bytes(const ForwardParams&) {
-  return 0;
-}
-
-int64_t dstate1_backward_workspace_bytes(const BackwardParams& params) {
-  dstate1::BackwardArgs args = dstate1::make_args(params);
-  return dstate1::layout_workspace(args, nullptr);
-}
-
-cudaError_t dstate1_forward(const ForwardParams& params, void*, cudaStream_t stream) {
-  using namespace dstate1;
+  const Views sequences = {&params.u, &params.delta, &params.z, &params.out};
+  if (!is_supported(params, kWindowChannels, sequences)) return std::nullopt;
   const ForwardArgs args = make_args(params);
-  return with_kernels(params, {&params.u, &params.delta, &params.z, &params.out},
+  return with_kernels(params, sequences,
                       [&](auto kernels) { return kernels.forward(args, stream); });
 }
 
-cudaError_t dstate1_backward(const BackwardParams& params, void* workspace, cudaStream_t stream) {
+std::optional<cudaError_t> dstate1_backward(const BackwardParams& params,
+                                            const ScratchMemory& memory, cudaStream_t stream) {
   using namespace dstate1;
+  const Views sequences = {&params.u,  &params.delta,  &params.z, &params.dout,
+                           &params.du, &params.ddelta, &params.dz};
+  if (params.dstate != 1) return std::nullopt;
   BackwardArgs args = make_args(params);
-  layout_workspace(args, workspace);
-  const cudaError_t error = with_kernels(
-      params,
-      {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta, &params.dz},
-      [&](auto kernels) { return kernels.backward(args, stream); });
+  if (!is_supported(params, args.tile_channels(), sequences)) return std::nullopt;
+  lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
+  const cudaError_t error =
+      with_kernels(params, sequences, [&](auto kernels) { return kernels.backward(args, stream); });
   return error != cudaSuccess ? error : finish(args, stream);
 }
 

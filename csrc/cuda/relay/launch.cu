@@ -1,26 +1,16 @@
 // Launches of the relay kernels: which problems they take, and in which shape.
-#include "launch.h"
-
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <limits>
 #include <utility>
 
 #include "../launch_tools.h"
+#include "../paths.h"
 #include "../streamed/projections.h"
 #include "place.cuh"
 
 namespace selective_scan::cuda {
 namespace relay {
 namespace {
-
-/// Without multiprocessors, and so refusing every problem, where it cannot be asked.
-Device device() {
-  Device device;
-  if (current_device(device) != cudaSuccess) device.multiprocessors = 0;
-  return device;
-}
 
 // --- how arrays are stored ---
 
@@ -66,8 +56,7 @@ int vector_size(const ScanParams& params, const Rows& rows) {
              : 0;
 }
 
-// --- what can be run
-// ------------------------------------------------------------------------------
+// --- what can be run ---
 
 bool is_supported(const ScanParams& params) {
   return !params.is_complex && !params.is_double && params.variable_B && params.variable_C &&
@@ -117,28 +106,6 @@ struct BackwardKernels {
   struct Kernel : RelayBackward<Storage, kMethod> {};
 };
 
-template <class S, int kGroup>
-cudaError_t launch_forward(const ForwardParams& params, int64_t warps, int64_t cluster,
-                           void* projections, cudaStream_t stream) {
-  RelayForwardArgs args{params, make_geometry<S>(params, warps)};
-  if (S::kStepMajor) {
-    args.projections = static_cast<const char*>(projections);
-    args.sequence_bytes = streamed::ProjectionStream(params, kPaddedStates).sequence_bytes();
-    // Blocks that share a multiprocessor would be spread unevenly behind the kernel in front.
-    const Device available = device();
-    args.is_dependent = available.major >= 9 && args.geometry.blocks <= available.multiprocessors;
-    const cudaError_t error =
-        streamed::convert_projections(params, kPaddedStates, projections, stream);
-    if (error != cudaSuccess) return error;
-  }
-  args.geometry.cluster = static_cast<int>(cluster);
-  args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
-  const int size = vector_size<S>(params, rows_of(params));
-  return visit_storage(size, [&]<class Storage>() {
-    return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
-  });
-}
-
 using Wide = Shape<4, 16>;    // 8 channels a block
 using Narrow = Shape<1, 32>;  // 2 channels a block
 
@@ -162,21 +129,66 @@ constexpr int64_t kMostBackwardBlocks = 4;
 /// Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
 constexpr int64_t kMostPartialSums = int64_t{1} << 22;
 
-int64_t wide_blocks(const ScanParams& params) {
-  return make_geometry<Wide>(params, kMaxRelayWarps).blocks;
+/// What a forward launch settles before it needs scratch memory.
+struct ForwardPlan {
+  bool is_narrow;
+  bool is_clustered;
+  int64_t warps;     // at most
+  int element_size;  // of vectors, or 0: see vector_size()
+};
+
+/// False where the problem is not for these kernels.
+bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  if (!is_supported(params)) return false;
+  const int64_t multiprocessors = device.multiprocessors;
+  const int64_t blocks = make_geometry<Wide>(params, kMaxRelayWarps).blocks;
+  if (blocks > kMostForwardBlocks * multiprocessors) return false;
+  const bool is_short = params.seqlen < kFewSteps;
+  constexpr int64_t kNarrowPerWide = Wide::kChannels / Narrow::kChannels;
+  plan.is_narrow = (is_short ? 2 : kNarrowPerWide) * blocks <= multiprocessors;
+  plan.is_clustered = !plan.is_narrow && device.major >= 9 && kCluster * blocks <= multiprocessors;
+  plan.element_size = plan.is_narrow ? vector_size<Narrow>(params, rows_of(params))
+                                     : vector_size<Wide>(params, rows_of(params));
+  // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
+  // last blocks of all run alone.
+  const bool is_shared =
+      !plan.is_clustered && blocks > multiprocessors && params.seqlen < kManySteps;
+  plan.warps = plan.is_narrow ? (is_short ? 8 : 12)
+               : is_shared    ? kMaxRelayWarps / 2
+                              : kMaxRelayWarps;
+  if (is_short) return true;
+  const auto places = static_cast<double>(ceil_div(blocks, multiprocessors) * multiprocessors);
+  if (params.seqlen >= kSegmentSteps && static_cast<double>(blocks) < (1 - kMostIdle) * places) {
+    return false;
+  }
+  return plan.element_size != 0;
 }
 
-/// Whether the narrow shape is the better one.
-bool is_narrow(const ScanParams& params) {
-  constexpr int64_t kBlocksPerWide = Wide::kChannels / Narrow::kChannels;
-  const int64_t blocks = params.seqlen < kFewSteps ? 2 : kBlocksPerWide;
-  return blocks * wide_blocks(params) <= device().multiprocessors;
+template <class S, int kGroup>
+cudaError_t launch_forward(const ForwardParams& params, const Device& device,
+                           const ForwardPlan& plan, const ScratchMemory& memory,
+                           cudaStream_t stream) {
+  RelayForwardArgs args{params, make_geometry<S>(params, plan.warps)};
+  if (S::kStepMajor) {
+    const streamed::ProjectionStream layout(params, kPaddedStates);
+    void* const projections = memory(layout.bytes(params));
+    args.projections = static_cast<const char*>(projections);
+    args.sequence_bytes = layout.sequence_bytes();
+    // Blocks that share a multiprocessor would be spread unevenly behind the kernel in front.
+    args.is_dependent = device.major >= 9 && args.geometry.blocks <= device.multiprocessors;
+    const cudaError_t error =
+        streamed::convert_projections(params, kPaddedStates, projections, stream);
+    if (error != cudaSuccess) return error;
+  }
+  args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
+  args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
+  return visit_storage(plan.element_size, [&]<class Storage>() {
+    return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
+  });
 }
 
-/// Lays out scratch memory from `memory` on, which may be null; returns its size.
-int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
+void take_workspace(RelayBackwardArgs& args, Scratch& scratch) {
   const BackwardParams& params = args.params;
-  Scratch scratch(memory);
   const auto take = [&](void*& array, bool wanted, int64_t count) {
     scratch.take(array, wanted, count, sizeof(float));
   };
@@ -186,71 +198,43 @@ int64_t layout_workspace(RelayBackwardArgs& args, void* memory) {
   take(args.workspace.dA, true, rows * kPaddedStates);
   take(args.workspace.dD, params.dD.present(), rows);
   take(args.workspace.ddelta_bias, params.ddelta_bias.present(), rows);
-  return scratch.bytes();
 }
 
 }  // namespace
 }  // namespace relay
 
-bool relay_forward_accepts(const ForwardParams& params) {
+std::optional<cudaError_t> relay_forward(const ForwardParams& params, const ScratchMemory& memory,
+                                         cudaStream_t stream) {
   using namespace relay;
-  if (!is_supported(params)) return false;
-  const int64_t multiprocessors = device().multiprocessors;
-  const int64_t blocks = wide_blocks(params);
-  if (blocks > kMostForwardBlocks * multiprocessors) return false;
-  if (params.seqlen < kFewSteps) return true;
-  const auto places = static_cast<double>(ceil_div(blocks, multiprocessors) * multiprocessors);
-  if (params.seqlen >= kSegmentSteps && static_cast<double>(blocks) < (1 - kMostIdle) * places) {
-    return false;
+  Device device;
+  ForwardPlan plan;
+  if (current_device(device) != cudaSuccess || !make_plan(params, device, plan)) {
+    return std::nullopt;
   }
-  return (is_narrow(params) ? vector_size<Narrow>(params, rows_of(params))
-                            : vector_size<Wide>(params, rows_of(params))) != 0;
+  const auto launch = plan.is_narrow      ? &launch_forward<Narrow, 1>
+                      : plan.is_clustered ? &launch_forward<Wide, kGroupWarps>
+                                          : &launch_forward<Wide, 1>;
+  return launch(params, device, plan, memory, stream);
 }
 
-int64_t relay_forward_workspace_bytes(const ForwardParams& params) {
+std::optional<cudaError_t> relay_backward(const BackwardParams& params, const ScratchMemory& memory,
+                                          cudaStream_t stream) {
   using namespace relay;
-  return is_narrow(params) ? 0 : streamed::ProjectionStream(params, kPaddedStates).bytes(params);
-}
-
-cudaError_t relay_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  using namespace relay;
-  const Device available = device();
-  const int64_t blocks = wide_blocks(params);
-  if (is_narrow(params)) {
-    return launch_forward<Narrow, 1>(params, params.seqlen < kFewSteps ? 8 : 12, 1, nullptr,
-                                     stream);
+  Device device;
+  if (!is_supported(params) || params.seqlen >= kFewSteps ||
+      current_device(device) != cudaSuccess) {
+    return std::nullopt;
   }
-  if (available.major >= 9 && kCluster * blocks <= available.multiprocessors) {
-    return launch_forward<Wide, kGroupWarps>(params, kMaxRelayWarps, kCluster, workspace, stream);
-  }
-  // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
-  // last blocks of all run alone.
-  const bool is_shared = blocks > available.multiprocessors && params.seqlen < kManySteps;
-  return launch_forward<Wide, 1>(params, is_shared ? kMaxRelayWarps / 2 : kMaxRelayWarps, 1,
-                                 workspace, stream);
-}
-
-bool relay_backward_accepts(const BackwardParams& params) {
-  using namespace relay;
-  if (!is_supported(params) || params.seqlen >= kFewSteps) return false;
-  const RelayGeometry geometry = make_geometry<Narrow>(params, kMaxRelayWarps);
-  return geometry.blocks <= kMostBackwardBlocks * device().multiprocessors &&
-         geometry.blocks * params.seqlen * 2 * kPaddedStates <= kMostPartialSums;
-}
-
-int64_t relay_backward_workspace_bytes(const BackwardParams& params) {
-  using namespace relay;
   RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps), {}};
-  return layout_workspace(args, nullptr);
-}
-
-cudaError_t relay_backward(const BackwardParams& params, void* workspace, cudaStream_t stream) {
-  using namespace relay;
+  const int64_t blocks = args.geometry.blocks;
+  if (blocks > kMostBackwardBlocks * device.multiprocessors ||
+      blocks * params.seqlen * 2 * kPaddedStates > kMostPartialSums) {
+    return std::nullopt;
+  }
   // Blocks that share a multiprocessor share the warps it has room for.
-  const int64_t blocks = make_geometry<Narrow>(params, kMaxRelayWarps).blocks;
-  const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device().multiprocessors));
-  RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps / share), {}};
-  layout_workspace(args, workspace);
+  const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device.multiprocessors));
+  args.geometry = make_geometry<Narrow>(params, kMaxRelayWarps / share);
+  lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
   const int size = vector_size<Narrow>(params, rows_of(params));
   const cudaError_t error = visit_storage(size, [&]<class Storage>() {
     return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);

@@ -5,8 +5,8 @@
 #include <initializer_list>
 
 #include "../launch_tools.h"
+#include "../paths.h"
 #include "backward_kernels.h"
-#include "backward_launch.h"
 #include "projections.h"
 
 namespace selective_scan::cuda {
@@ -200,8 +200,8 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
   return args.geometry.work_items <= kMostBlocks && segment <= kMostSteps;
 }
 
-/// Returns the size in bytes. `stream` is where B and C go in fp32.
-int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory, void*& stream) {
+/// `stream` is where B and C go in fp32.
+void take_workspace(const BackwardParams& params, Plan& plan, Scratch& scratch, void*& stream) {
   BackwardArgs& args = plan.args;
   BackwardWorkspace& workspace = args.workspace;
   const Geometry& geometry = args.geometry;
@@ -212,7 +212,6 @@ int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory,
   const int64_t channel_states = channels * plan.padded_states;
   const bool variable = params.variable_B;
   const ProjectionStream projections(params, plan.padded_states);
-  Scratch scratch(memory);
   scratch.take(stream, variable, projections.bytes(params), 1);
   args.projections = static_cast<const char*>(stream);
   args.sequence_bytes = projections.sequence_bytes();
@@ -227,30 +226,18 @@ int64_t layout_workspace(const BackwardParams& params, Plan& plan, void* memory,
   scratch.take(workspace.segments.offsets, geometry.segments > 1 || args.split_tiles > 0,
                channel_states, state_bytes);
   scratch.take(args.handed_on, args.split_tiles > 0, args.split_tiles, sizeof(int));
-  return scratch.bytes();
 }
 
 }  // namespace
 }  // namespace streamed
 
-bool streamed_backward_accepts(const BackwardParams& params) {
+std::optional<cudaError_t> streamed_backward(const BackwardParams& params,
+                                             const ScratchMemory& memory, cudaStream_t stream) {
   streamed::Plan plan;
-  return streamed::make_plan(params, plan);
-}
-
-int64_t streamed_backward_workspace_bytes(const BackwardParams& params) {
-  streamed::Plan plan;
-  void* stream = nullptr;
-  return streamed::make_plan(params, plan)
-             ? streamed::layout_workspace(params, plan, nullptr, stream)
-             : 0;
-}
-
-cudaError_t streamed_backward(const BackwardParams& params, void* memory, cudaStream_t stream) {
-  streamed::Plan plan;
-  if (!streamed::make_plan(params, plan)) return cudaErrorInvalidConfiguration;
+  if (!streamed::make_plan(params, plan)) return std::nullopt;
   void* projections = nullptr;
-  streamed::layout_workspace(params, plan, memory, projections);
+  lay_out(memory,
+          [&](Scratch& scratch) { streamed::take_workspace(params, plan, scratch, projections); });
   const streamed::BackwardArgs& args = plan.args;
   const auto reduce_type = [&](auto type) {
     using T = decltype(type);

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "../launch_tools.h"
+#include "../paths.h"
 #include "bulk_copy.cuh"
-#include "forward_launch.h"
 #include "projections.h"
 
 namespace selective_scan::cuda {
@@ -121,8 +121,8 @@ double warps_wanted(const ForwardParams& params, const ForwardVariant& variant,
 
 /// Takes the number of warps a block and of segments with which all are done first; of equal
 /// numbers of warps the largest, which reads B and C least often.
-cudaError_t choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
-                            const Device& device, ForwardArgs& args) {
+bool choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
+                     const Device& device, ForwardArgs& args) {
   constexpr int kReservedSharedBytes = 1024;  // per block, by the system
   // Of finding out what segments do, measured on an H200.
   constexpr double kSummaryShare = 0.8;  // of the time for the scan
@@ -180,104 +180,86 @@ cudaError_t choose_geometry(const ForwardParams& params, const ForwardVariant& v
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
   static_cast<ForwardGeometry&>(args) = best;
-  return best.warps > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
+  return best.warps > 0;
 }
 
 /// Few channels with long sequences are faster cut into segments. With constant B and C the general
 /// path does that.
-bool fills_device(const ForwardParams& params, const ForwardVariant& variant) {
+bool fills_device(const ForwardParams& params, const ForwardVariant& variant,
+                  const Device& device) {
   constexpr int64_t kLongSequence = 1024;
-  if (params.variable_B || params.seqlen < kLongSequence) return true;
-  Device device;
-  if (current_device(device) != cudaSuccess) return false;
-  return warps_wanted(params, variant, device) >= 2;
+  return params.variable_B || params.seqlen < kLongSequence ||
+         warps_wanted(params, variant, device) >= 2;
 }
 
-/// Everything about a launch that does not depend on the scratch memory.
-cudaError_t make_plan(const ForwardParams& params, const ForwardVariant& variant,
-                      ForwardArgs& args) {
+bool fits_grids(const ForwardParams& params, const ForwardVariant& variant) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  if (params.seqlen < 1 || params.seqlen > kMost - kChunk) return false;
+  const int64_t sequences = params.batch * params.groups;
+  return sequences * ceil_div(params.seqlen, kChunk) <= kMost &&
+         sequences * ceil_div(params.dim / params.groups, variant.warp_channels) <= kMost;
+}
+
+/// Everything about a launch that does not depend on the scratch memory. False where the problem is
+/// not for these kernels.
+bool make_plan(const ForwardParams& params, const ForwardVariant& variant, ForwardArgs& args) {
+  if (params.variable_B != params.variable_C) return false;
+  if (!params.variable_B && !variant.has_constant) return false;
   args.params = params;
   args.chunks = ceil_div(params.seqlen, kChunk);
-  if (!prepare_arrays(params, variant, args)) return cudaErrorInvalidValue;
   Device device;
-  const cudaError_t error = current_device(device);
-  if (error != cudaSuccess) return error;
-  const cudaError_t chosen = choose_geometry(params, variant, device, args);
+  if (!fits_grids(params, variant) || !has_arrays(params) ||
+      !prepare_arrays(params, variant, args) || current_device(device) != cudaSuccess ||
+      !fills_device(params, variant, device) || !choose_geometry(params, variant, device, args)) {
+    return false;
+  }
   // With segments there are kernels in between.
   args.is_dependent = params.variable_B && args.segments == 1;
-  return chosen;
+  return true;
 }
 
-/// Returns the size in bytes. `projections` is where B and C go in fp32.
-int64_t layout_workspace(const ForwardVariant& variant, ForwardArgs& args, void* memory,
-                         char*& projections) {
+/// `projections` is where B and C go in fp32.
+void take_workspace(const ForwardVariant& variant, ForwardArgs& args, Scratch& scratch,
+                    char*& projections) {
   const ForwardParams& params = args.params;
   const int64_t states = args.segments * params.batch * params.dim * variant.padded_states;
   const int64_t state_bytes = params.is_complex ? 8 : 4;
-  Scratch scratch(memory);
   scratch.take(projections, params.variable_B,
                ProjectionStream(params, variant.padded_states).bytes(params), 1);
   scratch.take(args.states.factors, args.segments > 1, states, state_bytes);
   scratch.take(args.states.offsets, args.segments > 1, states, state_bytes);
   args.projections = projections;
-  return scratch.bytes();
 }
 
 }  // namespace
 }  // namespace streamed
 
-using namespace streamed;
-
-bool streamed_forward_accepts(const ForwardParams& params) {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  const ForwardVariant* variant = choose_variant(params);
-  if (variant == nullptr || params.seqlen < 1 || params.seqlen > kMost - kChunk) return false;
-  if (params.variable_B != params.variable_C) return false;
-  if (!params.variable_B && !variant->has_constant) return false;
-  // The largest grids.
-  const int64_t sequences = params.batch * params.groups;
-  if (sequences * ceil_div(params.seqlen, kChunk) > kMost) return false;
-  if (sequences * ceil_div(params.dim / params.groups, variant->warp_channels) > kMost)
-    return false;
-  ForwardArgs args;
-  return has_arrays(params) && prepare_arrays(params, *variant, args) &&
-         fills_device(params, *variant);
-}
-
-int64_t streamed_forward_workspace_bytes(const ForwardParams& params) {
-  const ForwardVariant& variant = *choose_variant(params);
+std::optional<cudaError_t> streamed_forward(const ForwardParams& params,
+                                            const ScratchMemory& memory, cudaStream_t stream) {
+  using namespace streamed;
+  const ForwardVariant* const variant = choose_variant(params);
   ForwardArgs args{};
+  if (variant == nullptr || !make_plan(params, *variant, args)) return std::nullopt;
   char* projections = nullptr;
-  return make_plan(params, variant, args) == cudaSuccess
-             ? layout_workspace(variant, args, nullptr, projections)
-             : 0;
-}
-
-cudaError_t streamed_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  const ForwardVariant& variant = *choose_variant(params);
+  lay_out(memory, [&](Scratch& scratch) { take_workspace(*variant, args, scratch, projections); });
   const auto method = static_cast<size_t>(params.method);
-  ForwardArgs args{};
-  cudaError_t error = make_plan(params, variant, args);
-  if (error != cudaSuccess) return error;
-  char* projections = nullptr;
-  layout_workspace(variant, args, workspace, projections);
+  const int padded_states = variant->padded_states;
+  cudaError_t error = cudaSuccess;
   if (params.variable_B) {
-    error = convert_projections(params, variant.padded_states, projections, stream);
+    error = convert_projections(params, padded_states, projections, stream);
     if (error != cudaSuccess) return error;
   }
   if (args.segments > 1) {
-    if ((error = variant.summarize[method](args, stream)) != cudaSuccess) return error;
+    if ((error = variant->summarize[method](args, stream)) != cudaSuccess) return error;
     Geometry geometry;
     geometry.segments = args.segments;
+    const auto combine =
+        params.is_complex ? &combine_segments<Complex<float>> : &combine_segments<float>;
     error =
-        params.is_complex
-            ? combine_segments<Complex<float>>(params, params.initial_state, geometry,
-                                               variant.padded_states, false, args.states, stream)
-            : combine_segments<float>(params, params.initial_state, geometry, variant.padded_states,
-                                      false, args.states, stream);
+        combine(params, params.initial_state, geometry, padded_states, false, args.states, stream);
     if (error != cudaSuccess) return error;
   }
-  return variant.launch[method](args, stream);
+  return variant->launch[method](args, stream);
 }
 
 }  // namespace selective_scan::cuda
