@@ -72,7 +72,7 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 };
 
 /// Of the slots through which warps hand their sums to the one that adds them.
-struct SumBarriers {
+struct alignas(16) SumBarriers {
   static constexpr int kSlots = 2;
   uint64_t full[kSlots];
   uint64_t empty[kSlots];

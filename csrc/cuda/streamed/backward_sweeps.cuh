@@ -56,11 +56,15 @@ template <class Shape, Method kMethod, bool kVariable, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kMethod>& poles,
                                               Pack<T, kStates>& h) {
+  constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
+  // Loaded one block ahead: behind a store of the state loads would have to be waited for.
+  auto next_delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
 #pragma unroll 2
   for (int block = 0; block < blocks; ++block) {
+    const auto delta = next_delta;
+    next_delta = shared_load<float, kBlockSteps>(at.row + kNextBlock + Shape::kDelta);
     shared_store(at.checkpoint, h);
     at.checkpoint += Shape::kCheckpoint;
-    const auto delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
     const auto delta_u = shared_load<float, kBlockSteps>(at.row + Shape::kDeltaU);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
@@ -73,7 +77,7 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
         h.v[s] = step.abar * h.v[s] + step.input * B.v[s];
       }
     }
-    at.row += kBlockSteps * static_cast<int>(sizeof(float));
+    at.row += kNextBlock;
     at.projection += kBlockSteps * Shape::kRow;
   }
 }
@@ -118,6 +122,7 @@ sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
                      typename ChannelSums<Shape, kExact>::Block& block_sums) {
   using F = Formula<kMethod>;
   constexpr bool kHolds = F::kBbarDependsOnA;
+  constexpr bool kWeighted = kVariable && ChannelSums<Shape, kExact>::kWeighted;
   const auto& [delta, delta_u, dy, B] = inputs;
   Pack<T, kStates> h[kBlockSteps + 1];
   Hold<T> holds[kBlockSteps][kStates];
@@ -140,21 +145,22 @@ sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
       C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     }
     const float scaled_dy = kOutputScale<T> * dy.v[j];
-    Pack<T, kStates> dB, dC;
+    Pack<T, kStates> dB, dC;  // if weighted, without delta_u and dy
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const Hold<T>& hold = holds[j][s];
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
       const T scaled_g = delta_u.v[j] * g;
+      const T g_of_dB = kWeighted ? g : scaled_g;
       carry.v[s] = g * conj(hold.a);
       T bB = B[j].v[s];
       T db{};
-      dB.v[s] = scaled_g;
+      dB.v[s] = g_of_dB;
       if constexpr (kHolds) {
         bB = hold.b * B[j].v[s];
         db = scaled_g * conj(B[j].v[s]);
-        dB.v[s] = scaled_g * conj(hold.b);
+        dB.v[s] = g_of_dB * conj(hold.b);
       }
       const T dx = F::template gradient_of_x<ScanMath>(
           delta.v[j], poles.A[s], hold, g * conj(h[j].v[s]), carry.v[s] * conj(h[j].v[s]), db);
@@ -162,9 +168,14 @@ sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
       parts.x_A.v[j] += real_of_product_conj(dx, poles.A[s]);
       parts.w_b.v[j] += real_of_product_conj(g, bB);
       parts.y.v[j] += real_of_product(C.v[s], h[j + 1].v[s]);
-      dC.v[s] = scaled_dy * conj(h[j + 1].v[s]);
+      dC.v[s] = kWeighted ? h[j + 1].v[s] : scaled_dy * conj(h[j + 1].v[s]);
     }
-    if constexpr (kVariable) {
+    if constexpr (kWeighted) {
+      channel_sums.add_weighted(block_sums, 0, j, delta_u.v[j],
+                                bit_cast<Pack<float, Shape::kQuad>>(dB));
+      channel_sums.add_weighted(block_sums, 1, j, scaled_dy,
+                                bit_cast<Pack<float, Shape::kQuad>>(dC));
+    } else if constexpr (kVariable) {
       channel_sums.add(block_sums, 0, j, bit_cast<Pack<float, Shape::kQuad>>(dB));
       channel_sums.add(block_sums, 1, j, bit_cast<Pack<float, Shape::kQuad>>(dC));
     } else {

@@ -7,9 +7,15 @@
 // four products, so one accumulator takes four steps. Lane (g, tig) = (lane / 4, lane % 4) then
 // holds columns 2·tig and 2·tig + 1 of rows g and g + 8.
 //
-// mma reads tf32: it cuts products to 11 bits. That is enough for 2-byte gradients; what it loses
-// on average is given back. For fp32 gradients what is cut off goes through a second mma, which
-// leaves an error of 2^-22.
+// For 2-byte gradients of eight channels the B operand holds the weights, Δ·u or dy, instead, and A
+// the states to be weighted, which spares their products. Now k is the channel and one of two steps
+// and the rows are the lane's states, two of them in each of two mma. Column n has the weights of
+// step n / 2, for the lanes with n % 2 as their bit 2: of all columns a lane provides its own. Thus
+// half of the results, those of rows and columns of unlike bits, are of no use.
+//
+// mma reads tf32: it cuts what it multiplies to 11 bits. That is enough for 2-byte gradients; what
+// it loses on average is given back. For fp32 gradients what is cut off of the products goes
+// through a second mma, which leaves an error of 2^-22.
 //
 // A warp leaves its sums of a group of blocks in one of two slots; warps take turns at adding the
 // warps' sums of a block, in their order, and writing them to the tile's partial sums in global
@@ -49,42 +55,75 @@ class ChannelSums {
   /// Of eight channels a lane's bit 2 is the third bit; the sum over it is left to the last sum.
   static constexpr bool kHalves = Shape::kChannelBits == 3;
   static constexpr int kSlots = SumBarriers::kSlots;
+  static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kSteps;
 
  public:
+  /// Whether mma takes the weights itself.
+  static constexpr bool kWeighted = kHalves && !kExact;
+
   /// Sums of a block of steps; [0] of dB, [1] of dC.
   struct Block {
-    float sums[2][kAccumulators][4] = {};
+    float sums[2][kWeighted ? 2 : kAccumulators][4] = {};
+    // If weighted: of the step behind, which goes through the same mma.
+    Pack<float, 4> states[2];
+    float weights[2];
   };
 
   /// To be called by all threads of the block. `target` is the tile's row of partial sums of step
   /// 0.
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
-                                         int warps, float* target, int steps)
-      : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
+                                         int warps, float* target, int steps, bool has_z)
+      : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         warp_(warp),
         warps_(warps),
         target_(target),
         steps_(steps),
+        has_z_(has_z),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
+        own_change_(own_ ^ (own_ + warps * Shape::kSumBytes)),
         blocks_to_turn_(warp + kGroupBlocks) {
     const int lane = threadIdx.x % kWarpSize;
     const int part = lane & ((1 << kPartBits) - 1) << Shape::kChannelBits;
     const int column = lane / 4;
 #pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const int wanted = (i << kPartBits) | (part >> Shape::kChannelBits);
-      select_[i] = column == wanted ? 1.0f : 0.0f;
-      // Unknown to the compiler, which would build it again for every use.
-      asm volatile("" : "+f"(select_[i]));
+    for (int i = 0; i < kSelectors; ++i) {
+      if constexpr (kWeighted) {
+        // The compiler, which would build it again for every use, cannot know what a shuffle gives.
+        select_[i] = __shfl_sync(kFullMask, column / 2 == i ? 0xffffffffu : 0u, lane);
+      } else {
+        const int wanted = (i << kPartBits) | (part >> Shape::kChannelBits);
+        select_[i] = column == wanted ? bit_cast<uint32_t>(1.0f) : 0u;
+        asm volatile("" : "+r"(select_[i]));
+      }
     }
     if (threadIdx.x == 0) {
       for (int slot = 0; slot < kSlots; ++slot) {
-        full(slot).initialize(warps * kWarpSize);
-        empty(slot).initialize(kGroupBlocks * kWarpSize);
+        const Barrier full{full_ + slot * kBarrierBytes};
+        full.initialize(warps * kWarpSize);
+        empty_of(full).initialize(kGroupBlocks * kWarpSize);
       }
     }
     __syncthreads();
+  }
+
+  /// Adds weight·states of the block's step j to dB (kind 0) or dC (kind 1). Steps come last one
+  /// first.
+  __device__ __forceinline__ void add_weighted(Block& block, int kind, int j, float weight,
+                                               const Pack<float, 4>& states) const {
+    static_assert(kWeighted);
+    const float own = bit_cast<float>(bit_cast<uint32_t>(weight) & select_[j]);
+    if (j % 2 != 0) {
+      block.states[kind] = states;
+      block.weights[kind] = own;
+      return;
+    }
+    const Pack<float, 4>& behind = block.states[kind];
+#pragma unroll
+    for (int s = 0; s < 4; s += 2) {
+      const float a[4] = {states.v[s], states.v[s + 1], behind.v[s], behind.v[s + 1]};
+      mma_tf32(block.sums[kind][s / 2], a, own, block.weights[kind]);
+    }
   }
 
   /// Adds the products of the block's step j to dB (kind 0) or dC (kind 1).
@@ -95,32 +134,41 @@ class ChannelSums {
     float a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = products.v[kPartBits == 0 ? (i >> 1) | (i & 1) << 1 : i];
-    const int pair = j % kSteps * 2;
+    const auto selected = [&](int half) { return bit_cast<float>(select_[j % kSteps * 2 + half]); };
     float (&sums)[4] = block.sums[kind][j / kSteps];
     if constexpr (kExact) {
       float rest[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) rest[i] = a[i] - tf32_part(a[i]);
-      mma_tf32(sums, rest, select_[pair], select_[pair + 1]);
+      mma_tf32(sums, rest, selected(0), selected(1));
     }
-    mma_tf32(sums, a, select_[pair], select_[pair + 1]);
+    mma_tf32(sums, a, selected(0), selected(1));
   }
 
   /// Hands over the kBlock-th block of a group, which begins with `first_step`. Blocks come last
   /// one first.
   template <int kBlock>
   __device__ __forceinline__ void put(const Block& block, int first_step) {
-    const int slot = count_ & (kSlots - 1);
+    const Barrier full{full_};
     if constexpr (kBlock == kGroupBlocks - 1) {
       // At first the phase before the first one counts as complete.
-      empty(slot).wait((count_ / kSlots & 1) ^ 1);
+      empty_of(full).wait((count_ / kSlots & 1) ^ 1);
     }
-    char* const own = shared_memory() + own_ + slot * warps_ * Shape::kSumBytes;
+    char* const own = shared_memory() + own_;
+    const bool is_odd = threadIdx.x & 4;
 #pragma unroll
     for (int v = 0; v < Shape::kSumVectors; ++v) {
-      const float (&sums)[4] = block.sums[v / kAccumulators][v % kAccumulators];
-      const Pack<float, 4> vector = {sums[0], sums[kPartBits == 0 ? 1 : 2],
-                                     sums[kPartBits == 0 ? 2 : 1], sums[3]};
+      Pack<float, 4> vector;
+      if constexpr (kWeighted) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          const float* const pair = block.sums[v][s / 2] + s % 2 * 2;
+          vector.v[s] = is_odd ? pair[1] : pair[0];
+        }
+      } else {
+        const float (&sums)[4] = block.sums[v / kAccumulators][v % kAccumulators];
+        vector = {sums[0], sums[kPartBits == 0 ? 1 : 2], sums[kPartBits == 0 ? 2 : 1], sums[3]};
+      }
       store_pack(reinterpret_cast<float*>(own + (kBlock * Shape::kSumVectors + v) * kVectorBytes),
                  vector);
     }
@@ -129,8 +177,10 @@ class ChannelSums {
     }
     if constexpr (kBlock == 0) {
       __syncwarp();  // for who reads the warp's planes next
-      full(slot).arrive();
+      full.arrive();
       ++count_;
+      own_ ^= own_change_;
+      full_ ^= kBarrierBytes;
     }
   }
 
@@ -143,12 +193,16 @@ class ChannelSums {
   static constexpr int kHalfFloats = kStepFloats / 2;
   /// 1/(1 − 2^-11·E[1/m]) for mantissas m as they commonly are: the mean loss of cutting to tf32.
   static constexpr float kCutCorrection = kExact ? 1.0f : 1.000352f;
-
-  __device__ __forceinline__ Barrier full(int slot) const {
-    return {barriers_ + slot * static_cast<uint32_t>(sizeof(uint64_t))};
+  /// dout itself, which is what dC is weighted with where there is no z, is not cut.
+  __device__ __forceinline__ float cut_correction(int kind) const {
+    return kWeighted && (kind == 0 || has_z_) ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
-  __device__ __forceinline__ Barrier empty(int slot) const {
-    return {full(slot).address + static_cast<uint32_t>(offsetof(SumBarriers, empty))};
+
+  // Two slots: an exclusive or leads from what belongs to one to what belongs to the other.
+  static_assert(kSlots == 2 && alignof(SumBarriers) == 2 * sizeof(uint64_t));
+  static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
+  static __device__ __forceinline__ Barrier empty_of(const Barrier& full) {
+    return {full.address + static_cast<uint32_t>(offsetof(SumBarriers, empty))};
   }
 
   /// Adds those blocks of the group put last for which it is this warp's turn.
@@ -160,7 +214,8 @@ class ChannelSums {
     blocks_to_turn_ -= kGroupBlocks;
   }
 
-  __device__ __forceinline__ Pack<float, 4> sum_over_warps(int at, int stride, int at_too) const {
+  __device__ __forceinline__ Pack<float, 4> sum_over_warps(int at, int stride, int at_too,
+                                                           float scale) const {
     Pack<float, 4> sum{};
 #pragma unroll 4
     for (int w = 0; w < warps_; ++w) {
@@ -176,17 +231,18 @@ class ChannelSums {
       at_too += stride;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum.v[i] *= kCutCorrection;
+    for (int i = 0; i < 4; ++i) sum.v[i] *= scale;
     return sum;
   }
 
-  __device__ __forceinline__ void add_warps(int index, int block, int first_step) {
+  __device__ __forceinline__ void add_warps(unsigned index, int block, int first_step) {
     const int lane = threadIdx.x % kWarpSize;
-    const int slot = index & (kSlots - 1);
-    full(slot).wait(index / kSlots & 1);
+    const int slot = static_cast<int>(index % kSlots);
+    const Barrier full{full_ ^ kBarrierBytes};
+    full.wait(index / kSlots & 1);
     add_block(slots_ + slot * warps_ * Shape::kSumBytes + block * Shape::kSumVectors * kVectorBytes,
               first_step, lane);
-    empty(slot).arrive();
+    empty_of(full).arrive();
   }
 
   __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane) {
@@ -202,14 +258,15 @@ class ChannelSums {
       const int part = g & 3;
       const int at = slot_at + kind * kVectorBytes + (part * 8 + tig) * 16;
       const int odd = (part & 1) * 64;
-      const auto sum = sum_over_warps(at + odd, Shape::kSumBytes, at + (64 - odd));
+      const auto sum =
+          sum_over_warps(at + odd, Shape::kSumBytes, at + (64 - odd), cut_correction(kind));
       store(tig, kind * kHalfFloats + part * 4, sum);
     } else {
 #pragma unroll
       for (int v = 0; v < Shape::kSumVectors; ++v) {
         const int kind = v / kAccumulators;
-        const auto sum =
-            sum_over_warps(slot_at + v * kVectorBytes + lane * 16, Shape::kSumBytes, 0);
+        const auto sum = sum_over_warps(slot_at + v * kVectorBytes + lane * 16, Shape::kSumBytes, 0,
+                                        cut_correction(kind));
         if constexpr (kPartBits == 0) {
           store(tig, kind * kHalfFloats + g * 4, sum);
         } else {
@@ -222,16 +279,18 @@ class ChannelSums {
     }
   }
 
-  uint32_t barriers_;
+  uint32_t full_;  // the barrier of the slot that is filled next
   int slots_;
   int warp_;
   int warps_;
   float* target_;
   int steps_;
-  int count_ = 0;
-  int own_;  // where this lane's sums go in slot 0
+  bool has_z_;
+  unsigned count_ = 0;
+  int own_;  // where this lane's sums go in that slot
+  int own_change_;
   int blocks_to_turn_;
-  float select_[2 * kSteps];
+  uint32_t select_[kSelectors];  // a mask of weights, or the B operand itself
 };
 
 }  // namespace selective_scan::cuda::streamed

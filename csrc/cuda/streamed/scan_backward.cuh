@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   Sums channel_sums(
       *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
       layout.sums, work.warp, warps,
-      static_cast<float*>(args.workspace.projections) + target_row * kStepFloats, work.steps);
+      static_cast<float*>(args.workspace.projections) + target_row * kStepFloats, work.steps,
+      has_z);
   // Parts of steps behind the last one are added up, if not used, and have to be numbers.
   for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
        at += kWarpSize * 16) {
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if (chunk > 0) rows.prefetch();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
-    const int groups = (steps + kGroupSteps - 1) / kGroupSteps;
+    const int groups = static_cast<int>((steps + kGroupSteps - 1u) / kGroupSteps);
     const int last_block = groups * kGroupBlocks - 1;
     LaneRows at{own + work.channel_in_warp * kRowStride * 4, slot + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
