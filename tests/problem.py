@@ -47,6 +47,7 @@ class Case:
     layout_of: tuple[str, ...] = TENSORS  # which tensors have that layout
     cotangents: tuple[str, ...] = ("out", "last_state")  # outputs that the loss depends on
     decay: float = 1.0  # scales A: small for slow memories
+    step_shift: float = 0.0  # of delta before softplus: negative for small steps
 
     @property
     def is_double(self) -> bool:
@@ -114,7 +115,10 @@ def make(case: Case) -> Problem:
     if case.complex:
         A = torch.complex(A, case.decay * uniform(-3.0, 3.0, case.dim, case.dstate))
     # The raw step is shifted such that softplus gives steps of the same size as without it.
-    delta = normal(*sequence) - 1.0 if case.delta_softplus else uniform(0.05, 0.6, *sequence)
+    if case.delta_softplus:
+        delta = normal(*sequence) + (case.step_shift - 1.0)
+    else:
+        delta = uniform(0.05, 0.6, *sequence)
     delta_bias = uniform(0.0, 0.3, case.dim)
     values = {
         "u": normal(*sequence),

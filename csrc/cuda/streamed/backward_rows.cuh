@@ -15,6 +15,25 @@ __device__ __forceinline__ float softplus_and_slope(float x, float& slope) {
   return softplus_of(x, v);
 }
 
+/// Of the values of all lanes, which become softplus of themselves: see softplus_in_place().
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_and_slope_in_place(Values& values, Values& slope) {
+  constexpr int kCount = sizeof(values.v) / sizeof(float);
+  if (all_are_small(values)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float v = exp_for<kSize>(values.v[i]);
+      slope.v[i] = v * reciprocal(1.0f + v);
+      values.v[i] = small_log1p(v);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values.v[i] = softplus_and_slope<kSize>(values.v[i], slope.v[i]);
+    }
+  }
+}
+
 /// A warp's rows of one chunk.
 template <class Shape, int kSize, LaneMap kMap>
 class WarpRows {
@@ -32,7 +51,8 @@ class WarpRows {
         lane_(lane),
         slice_(LaneSlice::make<Shape::kChannels>(kMap, args.row(Row::kU), lane, channels)) {
     if (lane < kRowArrays) {
-      const RowArray& array = args.rows[lane];
+      // In place of an array that is absent u: which ones are needed is asked last.
+      const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
       // Gradients of a chunk are stored after the one before it was fetched.
       const int64_t first_chunk = chunk + (lane >= static_cast<int>(Row::kDu) ? 1 : 0);
       addresses()[lane] = array.data + batch * array.batch + first_channel * array.channel +
@@ -60,19 +80,35 @@ class WarpRows {
   __device__ __forceinline__ float D(int channel) const { return channel_value(channel, 0); }
 
   /// Moves on to the chunk before. Reads of addresses and this must be apart by a __syncwarp().
-  __device__ __forceinline__ void step_back() const {
-    if (lane_ <= kRowArrays) {
+  __device__ __forceinline__ void step_back() {
+    if constexpr (kMap == LaneMap::kSteps) {
+      steps_back_ += kChunk;
+    } else if (lane_ <= kRowArrays) {
       addresses()[lane_] -=
           lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * kStateBytes;
     }
   }
 
   /// The saved states before the chunk that fetch() takes next: those of the warp's first channel.
-  __device__ __forceinline__ const char* saved_states() const { return address(kRowArrays); }
+  __device__ __forceinline__ const char* saved_states() const {
+    return address(kRowArrays) - steps_back_ / kChunk * (args_.params.dim * kStateBytes);
+  }
 
   /// Starts loading the chunk; `kGradients` as in to_shared().
   template <bool kGradients>
   __device__ __forceinline__ void fetch(int steps) {
+    if constexpr (kMap == LaneMap::kSteps && kSize == 2) {  // fp32 has no registers for that
+      const Cursor cursors[] = {cursor(Row::kDelta), cursor(Row::kDout), cursor(Row::kZ),
+                                cursor(Row::kU)};
+      raw_delta_ = raw_dout_ = raw_z_ = raw_u_ = {};
+      if (!slice_.exists(steps)) return;
+      const auto load = [&](int i, Raw& raw) { cursors[i].load(raw); };
+      load(0, raw_delta_);
+      load(1, raw_dout_);
+      if (has_z()) load(2, raw_z_);
+      if constexpr (kGradients) load(3, raw_u_);
+      return;
+    }
     const auto load = [&](Row which, Raw& raw) {
       raw = cursor(which).fetch(args_.row(which), slice_, steps);
     };
@@ -84,13 +120,16 @@ class WarpRows {
 
   /// Brings the chunk that fetch() takes next to the L2 cache.
   __device__ __forceinline__ void prefetch() const {
-    const auto bring = [&](Row which) {
-      if constexpr (kMap == LaneMap::kSteps) {
-        if (slice_.channel < slice_.channels_left) cursor(which).prefetch_here();
-      } else {
-        cursor(which).prefetch(args_.row(which), slice_);
+    if constexpr (kMap == LaneMap::kSteps) {
+      const Cursor cursors[] = {cursor(Row::kDelta), cursor(Row::kDout), cursor(Row::kU),
+                                cursor(Row::kZ)};
+      if (slice_.channel < slice_.channels_left) {
+#pragma unroll
+        for (const Cursor& cursor : cursors) cursor.prefetch_here();
       }
-    };
+      return;
+    }
+    const auto bring = [&](Row which) { cursor(which).prefetch(args_.row(which), slice_); };
     bring(Row::kDelta);
     bring(Row::kDout);
     if (has_z()) bring(Row::kZ);
@@ -107,18 +146,25 @@ class WarpRows {
       if (has_z()) reverse(raw_z_.words);
       if constexpr (kGradients) reverse(raw_u_.words);
     }
-    Values delta = Cursor::to_values(args_.row(Row::kDelta), slice_, raw_delta_);
-    Values slope;
+    Values delta, dy, u, z, slope;
+    constexpr bool kTogether = kMap == LaneMap::kSteps;  // else that takes too many registers
+    if constexpr (kTogether) {
+      with_element_type([&](const LaneSlice& slice) {
+        delta = Cursor::to_values(args_.row(Row::kDelta), slice, raw_delta_);
+        if constexpr (kGradients) u = Cursor::to_values(args_.row(Row::kU), slice, raw_u_);
+        dy = Cursor::to_values(args_.row(Row::kDout), slice, raw_dout_);
+        z = Cursor::to_values(args_.row(Row::kZ), slice, raw_z_);
+      });
+    } else {
+      delta = Cursor::to_values(args_.row(Row::kDelta), slice_, raw_delta_);
+    }
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) {
       delta.v[i] +=
           channel_value(kMap == LaneMap::kSteps ? slice_.channel : i, Shape::kChannels * 4);
     }
     if (args_.params.delta_softplus) {
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) {
-        delta.v[i] = softplus_and_slope<kSize>(delta.v[i], slope.v[i]);
-      }
+      softplus_and_slope_in_place<kSize>(delta, slope);
     } else {
       really_branch();
 #pragma unroll
@@ -135,21 +181,22 @@ class WarpRows {
     to_row(delta, Shape::kDelta);
     if constexpr (kGradients) {
       to_row(slope, Shape::kSlope);
-      Values u = Cursor::to_values(args_.row(Row::kU), slice_, raw_u_);
+      if constexpr (!kTogether) u = Cursor::to_values(args_.row(Row::kU), slice_, raw_u_);
       to_row(u, Shape::kU);
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) u.v[i] *= delta.v[i];
       to_row(u, Shape::kDeltaU);
     }
-    Values dy = Cursor::to_values(args_.row(Row::kDout), slice_, raw_dout_);
+    if constexpr (!kTogether) dy = Cursor::to_values(args_.row(Row::kDout), slice_, raw_dout_);
     if (has_z()) {
-      const Values z = Cursor::to_values(args_.row(Row::kZ), slice_, raw_z_);
+      if constexpr (!kTogether) z = Cursor::to_values(args_.row(Row::kZ), slice_, raw_z_);
       Values gate;
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) {
         const float s = reciprocal(1.0f + exp_for<kSize>(-z.v[i]));
-        gate.v[i] = dy.v[i] * silu_derivative(z.v[i], s);
-        dy.v[i] *= z.v[i] * s;
+        const float part = dy.v[i] * s;
+        dy.v[i] = part * z.v[i];
+        gate.v[i] = part + dy.v[i] * (1.0f - s);  // dout·s·(1 + z·(1 - s))
       }
       if constexpr (kGradients) keep_gate(gate);
     }
@@ -159,6 +206,30 @@ class WarpRows {
   /// Stores the gradients of the chunk behind the one that was fetched last. They lie in place of
   /// Δ·u, Δ and dy.
   __device__ __forceinline__ void store(int steps) const {
+    if constexpr (kMap == LaneMap::kSteps && kSize == 2) {
+      // All arrays together: one branch for the element type, and no array waits for another.
+      const Cursor cursors[3] = {cursor(Row::kDu), cursor(Row::kDdelta), cursor(Row::kDz)};
+      Values values[3] = {from_row(Shape::kDeltaU), from_row(Shape::kDelta)};
+      if (has_z()) {
+        values[2] = from_row(Shape::kDy);
+        apply_gate(values[2]);
+      }
+      typename Cursor::Words words[3];
+      with_element_type([&](const LaneSlice& slice) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) words[i] = Cursor::to_words(slice, values[i]);
+      });
+      if (against_memory()) {
+        really_branch();
+#pragma unroll
+        for (int i = 0; i < 3; ++i) reverse(words[i].v);
+      }
+      if (!slice_.exists(steps)) return;
+      cursors[0].store_words(words[0]);
+      cursors[1].store_words(words[1]);
+      if (has_z()) cursors[2].store_words(words[2]);
+      return;
+    }
     const auto move = [&](Row which, int at, bool gated) {
       Values values = from_row(at);
       if (gated) apply_gate(values);
@@ -180,6 +251,23 @@ class WarpRows {
 
  private:
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
+  /// Calls `work` with the lane's slice, whose element type the compiler then knows: one branch for
+  /// several arrays.
+  template <class Work>
+  __device__ __forceinline__ void with_element_type(const Work& work) const {
+    if constexpr (kSize == 2) {
+      LaneSlice slice = slice_;
+      if (slice_.is_bfloat16) {
+        slice.is_bfloat16 = true;
+        work(slice);
+      } else {
+        slice.is_bfloat16 = false;
+        work(slice);
+      }
+    } else {
+      work(slice_);
+    }
+  }
   /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
   /// slices are turned round as packed words on their way from and to memory.
   __device__ __forceinline__ bool against_memory() const {
@@ -203,9 +291,9 @@ class WarpRows {
     }
   }
   /// Of the warp's first channel at the first step of a chunk, in every array and, behind these, in
-  /// the saved states. They are kept where
-  /// all lanes find them, and one lane each moves them on: in registers they would crowd out the
-  /// sweeps' values.
+  /// the saved states. They are kept where all lanes find them: in registers they would crowd out
+  /// the sweeps' values. They are those of the first chunk, from where all arrays are as far, or,
+  /// where arrays have steps of their own, of the present one: one lane each moves them on.
   __device__ __forceinline__ char** addresses() const {
     return reinterpret_cast<char**>(shared_memory() + shared_ + Shape::kAddresses);
   }
@@ -219,8 +307,9 @@ class WarpRows {
     const RowArray& array = args_.row(which);
     int offset;
     if constexpr (kMap == LaneMap::kSteps) {
+      const int step = slice_.step - steps_back_;
       offset = slice_.channel * static_cast<int>(array.channel) +
-               (slice_.is_backward ? -(slice_.step + Shape::kChannels - 1) : slice_.step) * kSize;
+               (slice_.is_backward ? -(step + Shape::kChannels - 1) : step) * kSize;
     } else {
       offset = slice_.step * static_cast<int>(array.step);
     }
@@ -279,7 +368,8 @@ class WarpRows {
   int shared_;
   int lane_;
   LaneSlice slice_;
-  Raw raw_u_, raw_delta_, raw_z_, raw_dout_;
+  int steps_back_ = 0;  // from `addresses`
+  Raw raw_u_{}, raw_delta_{}, raw_z_{}, raw_dout_{};
 };
 
 /// Where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring lanes have

@@ -170,23 +170,28 @@ class RowCursor {
       }
     }
     if (slice.has_vectors(rows)) {
-      const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
+      load(raw);
       return;
     }
-    const auto load = [&](int i) {
+    const auto load_element = [&](int i) {
       raw.words[i] = *reinterpret_cast<const Element*>(element_address(rows, i));
     };
     if (slice.channels_left >= kItems) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) load(i);
+      for (int i = 0; i < kItems; ++i) load_element(i);
     } else {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        if (i < slice.channels_left) load(i);
+        if (i < slice.channels_left) load_element(i);
       }
     }
+  }
+
+  /// Starts loading what lies in memory as vectors.
+  __device__ __forceinline__ void load(RawSlice<kItems>& raw) const {
+    const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
   }
 
   /// Brings a whole chunk's slice to the L2 cache.

@@ -42,11 +42,9 @@ __device__ __forceinline__ float fast_softplus(float x) {
   return fmaf(series, v, fmaxf(x, 0.0f));  // above the threshold v is lost in the sum
 }
 
-/// The same where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
+/// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
 constexpr float kSmallSoftplus = -1.39f;
-template <int kSize>
-__device__ __forceinline__ float small_softplus(float x) {
-  const float v = exp_for<kSize>(x);
+__device__ __forceinline__ float small_log1p(float v) {
   float series = -0.09234821051359177f;
   series = fmaf(series, v, 0.18170911073684692f);
   series = fmaf(series, v, -0.2477811723947525f);
@@ -56,13 +54,19 @@ __device__ __forceinline__ float small_softplus(float x) {
   return series * v;
 }
 
-/// Of the values of all lanes, since most steps of most models are small.
-template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values) {
+/// Of the values of all lanes.
+template <class Values>
+__device__ __forceinline__ bool all_are_small(const Values& values) {
   float largest = values.v[0];
   for (const float value : values.v) largest = fmaxf(largest, value);
-  if (__all_sync(kFullMask, largest < kSmallSoftplus)) {
-    for (float& value : values.v) value = small_softplus<kSize>(value);
+  return __all_sync(kFullMask, largest < kSmallSoftplus);
+}
+
+/// Most steps of most models are small.
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_in_place(Values& values) {
+  if (all_are_small(values)) {
+    for (float& value : values.v) value = small_log1p(exp_for<kSize>(value));
   } else {
     for (float& value : values.v) value = fast_softplus<kSize>(value);
   }
