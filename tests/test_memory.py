@@ -4,6 +4,9 @@ The unit is the states at the chunk boundaries: batch·dim·dstate·seqlen / 32 
 step would be 32 times as many.
 """
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -91,3 +94,27 @@ def test_peak_beside_inputs_and_results(case, device):
 
     peak, gradients = peak_of(lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2]))
     assert peak <= bytes_of(gradients) + 2 * states_bytes(case) + slack
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def flags_of_memory(address):
+    """What Linux notes of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(number, 16) for number in found.groups())
+            inside = begin <= address < end
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise ValueError(f"no mapping holds {address:#x}")
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists(), reason="needs Linux with transparent huge pages")
+def test_large_results_ask_for_huge_pages(seeded):
+    case = Case(batch=1, dim=512, seqlen=4096, groups=1, dtype=torch.bfloat16)
+    inputs = detached(inputs_on(case, "cpu"))
+    out = selective_scan_fn(**inputs, **make(case).options)
+    middle = out.data_ptr() + out.numel() * out.element_size() // 2
+    assert "hg" in flags_of_memory(middle)

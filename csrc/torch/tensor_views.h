@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "../core/dtype.h"
+#include "huge_pages.h"
 #include "tensor_checks.h"
 
 namespace selective_scan::op {
@@ -42,6 +43,18 @@ inline ScalarType float_dtype(bool is_double, bool is_complex) {
 // New tensors, uninitialised. Through the C interface where that can be: torch::stable's functions
 // call the dispatcher by name, which takes several times as long as the allocation itself.
 
+/// The tensor itself, its memory advised if it is a CPU's.
+inline Tensor with_huge_pages(Tensor tensor) {
+  int32_t device_type;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
+  if (device_type == aoti_torch_device_type_cpu()) {
+    int64_t storage_bytes;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &storage_bytes));
+    advise_huge_pages(tensor.mutable_data_ptr(), storage_bytes);
+  }
+  return tensor;
+}
+
 /// On the device of `like`.
 inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
                        IntHeaderOnlyArrayRef strides, ScalarType dtype) {
@@ -53,7 +66,7 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                   strides.data(), to<int32_t>(from(dtype)),
                                                   device_type, device_index, &handle));
-  return Tensor(handle);
+  return with_huge_pages(Tensor(handle));
 }
 
 /// Contiguous.
@@ -70,7 +83,7 @@ Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, Sca
 
 /// As torch.empty_like.
 inline Tensor allocate_like(const Tensor& tensor) {
-  if (!tensor.is_contiguous()) return torch::stable::empty_like(tensor);
+  if (!tensor.is_contiguous()) return with_huge_pages(torch::stable::empty_like(tensor));
   return allocate(tensor, tensor.sizes(), tensor.strides(), dtype_of(tensor));
 }
 
