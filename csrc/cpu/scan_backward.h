@@ -291,10 +291,10 @@ struct BackwardKernel {
         const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
         scratch.z[t] = scratch.dout[t] * y * silu_derivative(z, scratch.gate[t]);
       }
-      store_sequence(params.dz, block, lanes, chunk, scratch.z);
+      store_sequence(params.dz, block, lanes, chunk, -kStateChunk, scratch.z);
     }
-    store_sequence(params.du, block, lanes, chunk, scratch.du);
-    store_sequence(params.ddelta, block, lanes, chunk, scratch.ddelta);
+    store_sequence(params.du, block, lanes, chunk, -kStateChunk, scratch.du);
+    store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, scratch.ddelta);
   }
 
   /// kStates states from n on, forward and back through a chunk.

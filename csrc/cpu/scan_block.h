@@ -407,8 +407,18 @@ struct BlockInputs {
   }
 };
 
-/// Reads a chunk of an input sequence; zeros where it is absent. The caller reads the chunk that
-/// starts `steps_ahead` from here next, or soon.
+/// A chunk of a sequence; the caller comes to the one that starts `steps_ahead` from here next, or
+/// soon.
+SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& block,
+                                           const Lanes& lanes, const Chunk& chunk,
+                                           int64_t steps_ahead) {
+  const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
+  Section section = step_section(view, offset, lanes, chunk);
+  section.rows_ahead = steps_ahead;
+  return section;
+}
+
+/// Reads a chunk of an input sequence; zeros where it is absent.
 template <class R>
 void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
                    const Chunk& chunk, int64_t steps_ahead, R* tile) {
@@ -416,17 +426,14 @@ void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes
     for (int64_t t = 0; t < chunk.steps; ++t) tile[t] = R(scalar_t<R>(0));
     return;
   }
-  Section section =
-      step_section(view, block.batch * view.batch + lanes.channel * view.channel, lanes, chunk);
-  section.rows_ahead = steps_ahead;
-  load_steps<R>(section, lanes, chunk, reinterpret_cast<scalar_t<R>*>(tile));
+  load_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
+                reinterpret_cast<scalar_t<R>*>(tile));
 }
 
 template <class R>
 void store_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, const R* tile) {
-  const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
-  store_steps<R>(step_section(view, offset, lanes, chunk), lanes, chunk,
+                    const Chunk& chunk, int64_t steps_ahead, const R* tile) {
+  store_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
                  reinterpret_cast<const scalar_t<R>*>(tile));
 }
 

@@ -171,7 +171,7 @@ struct ForwardKernel {
       const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
       scratch.y[t] = is_gated ? y * (scratch.z[t] * VectorMath::sigmoid(scratch.z[t])) : y;
     }
-    store_sequence(params.out, block, lanes, steps, scratch.y);
+    store_sequence(params.out, block, lanes, steps, kStateChunk, scratch.y);
   }
 
   /// Saves the states after a chunk, except behind a sequence's last.

@@ -23,7 +23,7 @@ struct Section {
   int64_t lanes = 0;
   int64_t row_stride = 0;
   int64_t lane_stride = 0;
-  int64_t rows_ahead = 0;  // where the next section to be read starts, if known
+  int64_t rows_ahead = 0;  // where the next section to be moved starts, if known
 };
 
 /// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
@@ -198,6 +198,10 @@ struct TileMover {
     }
   };
 
+  static SELECTIVE_SCAN_HD int64_t bytes_ahead(const Section& section) {
+    return section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
+  }
+
   // Unrolled in any case: a loop would have the registers in memory.
   static constexpr auto kRows = std::make_index_sequence<kWidth>();
   template <size_t... kIndices>
@@ -216,7 +220,7 @@ struct TileMover {
   static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
                                                 Lanes lanes) {
     const Element* source = static_cast<const Element*>(section.data);
-    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
+    const int64_t ahead = bytes_ahead(section);
     int64_t row = 0;
     for (; row + kWidth <= section.rows; row += kWidth) {
       const Rows rows(section, row, pitch);
@@ -239,6 +243,7 @@ struct TileMover {
   static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
                                                  int64_t pitch, Lanes lanes) {
     Element* target = static_cast<Element*>(section.data);
+    const int64_t ahead = bytes_ahead(section);
     int64_t row = 0;
     for (; row + kWidth <= section.rows; row += kWidth) {
       const Rows rows(section, row, pitch);
@@ -247,7 +252,11 @@ struct TileMover {
       load_rows(columns, tile + rows.tile, rows.pitch, kRows);
       transpose(columns);
       for (int lane = 0; lane < kWidth; ++lane) {
-        if (lane < lanes) Convert::store(columns[lane], block + lane * section.lane_stride);
+        if (lane < lanes) {
+          Convert::store(columns[lane], block + lane * section.lane_stride);
+          // Else the stores wait for their lines, and everything in time for the stores.
+          prefetch(block + lane * section.lane_stride, ahead);
+        }
       }
     }
     return row;
