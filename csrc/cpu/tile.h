@@ -47,6 +47,10 @@ struct Converter {
       return R::load(source);
     } else if constexpr (kWidth == 1) {
       return R(scalar(*source));
+    } else if constexpr (kSpreadsHalves<R> && std::is_same_v<Element, BFloat16>) {
+      native_t<uint16_t, kWidth> packed;
+      memcpy(&packed, source, sizeof(packed));
+      return spread_into_high_halves<R>(packed);
     } else if constexpr (sizeof(Element) == 2) {
       native_t<uint16_t, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -224,11 +225,6 @@ SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
 #endif
 }
 
-template <class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> magnitude(Vec<T, K> x) {
-  return greater(x, -x);
-}
-
 /// The bound where x is beyond it; NaN stays NaN.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
@@ -268,6 +264,10 @@ SELECTIVE_SCAN_HD Bits<T, K> operator&(Bits<T, K> a, bits_t<T> b) {
   return {a.native & b};
 }
 template <class T, class K>
+SELECTIVE_SCAN_HD Bits<T, K> operator|(Bits<T, K> a, bits_t<T> b) {
+  return {a.native | b};
+}
+template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator^(Bits<T, K> a, Bits<T, K> b) {
   return {a.native ^ b.native};
 }
@@ -278,6 +278,27 @@ SELECTIVE_SCAN_HD Bits<T, K> operator<<(Bits<T, K> a, int count) {
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator>>(Bits<T, K> a, int count) {
   return {a.native >> count};
+}
+
+/// |x|
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> magnitude(Vec<T, K> x) {
+  return as_number(bits_of(x) & std::numeric_limits<bits_t<T>>::max());
+}
+/// -|x|
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> negative_magnitude(Vec<T, K> x) {
+  return as_number(bits_of(x) | std::numeric_limits<bits_t<T>>::min());
+}
+
+/// x itself, computed before what follows: the compiler fuses no multiplication in x with the
+/// additions there. Where they have units of their own, that is faster.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  asm("" : "+v"(x.native));
+#endif
+  return x;
 }
 
 /// Whether one instruction looks numbers up in a table of as many as there are lanes.
@@ -302,6 +323,31 @@ SELECTIVE_SCAN_HD Bits<float, K> look_up(const int32_t (&entries)[Vec<float, K>:
     const __m256i table = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(entries));
     return {bit_cast<Native>(_mm256_permutevar8x32_epi32(table, bit_cast<__m256i>(index.native)))};
   }
+}
+#endif
+
+/// Whether one instruction widens 16-bit numbers to the high halves of the lanes.
+template <class R>
+constexpr bool kSpreadsHalves = false;
+template <class R>
+R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves);
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+template <>
+constexpr bool kSpreadsHalves<Vec<float, Avx512>> = true;
+
+template <class R>
+SELECTIVE_SCAN_HD R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves) {
+  constexpr auto kSource = [] {
+    struct {
+      int16_t of_half[2 * R::kWidth];
+    } source{};
+    for (int lane = 0; lane < R::kWidth; ++lane) source.of_half[2 * lane + 1] = int16_t(lane);
+    return source;
+  }();
+  constexpr __mmask32 kHighHalves = 0xaaaaaaaau;
+  const __m512i all = _mm512_castsi256_si512(bit_cast<__m256i>(halves));
+  return R::from(bit_cast<typename R::Native>(
+      _mm512_maskz_permutexvar_epi16(kHighHalves, _mm512_loadu_si512(kSource.of_half), all)));
 }
 #endif
 

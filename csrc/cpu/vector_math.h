@@ -1,11 +1,12 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
 // pipelines with whatever surrounds it. Within 2 ulp, infinities, NaN, overflow and gradual
-// underflow included; exp_of trades the outermost binades for speed.
+// underflow included; exp_of and sigmoid trade the outermost binades for speed.
 //
 // The polynomials are minimax fits of
 //   exp      ((exp(f) - 1)/f - 1)/f, |f| <= log(2)/2
 //   exp2     (2^f - 1)/f, |f| <= 1/2
 //   log      (2 atanh(s)/s - 2)/s² in s², with log(1 + f) = 2 atanh(s), s = f/(2 + f)
+//   log1p    (t - log(1 + t))/t², 0 <= t <= 1
 //   sin      (sin(x)/x - 1)/x² in x², |x| <= π/4
 //   cos      (cos(x) - 1 + x²/2)/x⁴ in x², |x| <= π/4
 // The constants that arguments are reduced by are split so that the products with the leading
@@ -47,6 +48,10 @@ struct MathConstants<float> {
   static constexpr float kLogPolynomial[] = {0.66666685839065502853f, 0.39988487386516276949f,
                                              0.29592458350355689355f};
   static constexpr int32_t kSqrtHalf = 0x3f3504f3;
+  static constexpr float kLog1pPolynomial[] = {
+      0.49999932760013766f,  -0.3333051127819373f,  0.249585870644267f,
+      -0.19695398683885576f, 0.15355390922094583f,  -0.10680546594555543f,
+      0.0576643597002322f,   -0.02020454222317087f, 0.0033184636171026765f};
 
   /// n·kHalfPi[i] is exact for i < 3, and so is what the first kExactParts leave of x.
   static constexpr int kExactParts = 2;
@@ -192,6 +197,8 @@ SELECTIVE_SCAN_HD Vec<float, K> exp2_by_table(Vec<float, K> y) {
   using Table = Exp2Table<R::kWidth>;
   constexpr int kEntriesLog2 = R::kWidth == 8 ? 3 : 4;
   static_assert(R::kWidth == 1 << kEntriesLog2);
+  // y costs a multiplication of its own, but two of the three sums go to units of their own.
+  if constexpr (R::kBytes == 64) y = kept_apart(y);
   const R round(MathConstants<float>::kRound / R::kWidth);
   const R rounded = y + round;
   const R n = rounded - round;
@@ -223,6 +230,20 @@ SELECTIVE_SCAN_HD Vec<T, K> log1p_of_reduced(Vec<T, K> f, Vec<T, K> tail) {
   return f - (half_square - (s * (half_square + series) + tail));
 }
 
+/// log(1 + t) for 0 <= t <= 1.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> log1p_of_fraction(Vec<T, K> t) {
+  using R = Vec<T, K>;
+  if constexpr (kLooksUp<T, K>) {  // and multiplies and adds in one rounding
+    return t - (t * t) * polynomial(t, MathConstants<T>::kLog1pPolynomial);
+  } else {
+    const auto is_large = t > R(T(0.41421356237309504880));  // sqrt(2) - 1
+    const R f = select(is_large, R(T(0.5)) * t - R(T(0.5)), t);
+    const R log_of_scale = select(is_large, R(T(0.69314718055994530942)), R(T(0)));
+    return log_of_scale + log1p_of_reduced(f, R(T(0)));
+  }
+}
+
 /// kIsBounded: the arguments of exp_of are known to be in the range of ReducedExp2, so that nothing
 /// clamps them; the results are the same.
 template <bool kIsBounded>
@@ -249,8 +270,8 @@ struct VectorMathOf {
     using R = Vec<T, K>;
     using Constants = MathConstants<T>;
     const ReducedExp<T, K> reduced(greater(R(Constants::kExpLow), x));
-    return (R(1) + reduced.growth) * power_of_two(reduced.biased + Constants::kSubnormalShift) *
-           R(Constants::kSubnormalScale);
+    const R power = power_of_two(reduced.biased + Constants::kSubnormalShift);
+    return (power + power * reduced.growth) * R(Constants::kSubnormalScale);
   }
 
   template <class T, class K>
@@ -284,26 +305,27 @@ struct VectorMathOf {
     return select(x > R(-1), select(x == R(kInfinity), x, result), at_end);
   }
 
-  /// 1/(1 + exp(-x)), with t = exp(-|x|) so that nothing overflows: 1 - q or t - t·q, q = t/(1 +
-  /// t), whose rounding matters less than that of a last quotient.
+  /// 1/(1 + exp(-x)), 0 where exp(-x) would become infinite. Where it would become too small, it
+  /// adds nothing to 1.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> sigmoid(Vec<T, K> x) {
     using R = Vec<T, K>;
-    const R t = exp_of_negative(lesser(x, -x));
-    const R limit = select(x < R(T(0)), t, R(T(1)));
-    return limit - limit * (t / (R(T(1)) + t));
+    constexpr T kLimit = MathConstants<T>::kExpHigh - 2;
+    const ReducedExp<T, K> reduced(greater(R(-kLimit), -x));
+    const R power = power_of_two(reduced.biased);
+    // exp(-x) itself would be rounded once more.
+    const R result = R(T(1)) / ((R(T(1)) + power * reduced.growth) + power);
+    return select(x < R(-kLimit), R(T(0)), result);
   }
 
   /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), x itself above the threshold.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> softplus(Vec<T, K> x) {
     using R = Vec<T, K>;
-    const R t = exp_of_negative(lesser(x, -x));
-    const auto is_large = t > R(T(0.41421356237309504880));  // sqrt(2) - 1
-    const R f = select(is_large, R(T(0.5)) * t - R(T(0.5)), t);
-    const R tail = log1p_of_reduced(f, R(T(0)));
-    const R log = select(is_large, R(T(0.69314718055994530942)), R(T(0))) + tail;
-    return select(x > R(T(kSoftplusThreshold)), x, greater(R(T(0)), x) + log);
+    const R t = exp_of_negative(negative_magnitude(x));
+    const R sum = greater(R(T(0)), x) + log1p_of_fraction(t);
+    if constexpr (sizeof(T) == 4) return sum;  // above the threshold it rounds to x
+    return select(x > R(T(kSoftplusThreshold)), x, sum);
   }
 
   /// Accurate up to |x| = 6000 (fp32; fp64 10^6). Beyond, the error grows with x.
