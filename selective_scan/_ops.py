@@ -5,13 +5,15 @@ The schemas are in csrc/torch/ops_cpu.cpp.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from ._dtypes import compute_dtype, num_saved_values, state_dtype
-from ._validation import are_plain_tensors, check_gradients, check_inputs
+from ._validation import METHODS, are_plain_tensors, check_gradients, check_inputs
 
 try:
     from torch._C import _any_requires_grad, _is_tracing, _len_torch_dispatch_stack
@@ -24,6 +26,7 @@ except ImportError:  # names of PyTorch's own, which a later one may lack
 _FORWARD = "selective_scan::selective_scan_fwd"
 _BACKWARD = "selective_scan::selective_scan_bwd"
 _registered: list[torch.library.Library] = []  # what they register lasts as long as they do
+_eager: SimpleNamespace  # the ops of the short way, which take as long to look up as some checks
 
 
 def register() -> None:
@@ -32,6 +35,11 @@ def register() -> None:
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
     torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+    global _eager
+    ops = torch.ops.selective_scan
+    _eager = SimpleNamespace(
+        forward=ops.selective_scan_fwd_eager.default, backward=ops.selective_scan_bwd_eager.default
+    )
     library = torch.library.Library("selective_scan", "IMPL")
     for name in ("selective_scan_fwd_eager", "selective_scan_bwd_eager"):
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
@@ -75,7 +83,8 @@ def is_plain_eager() -> bool:
 
 
 def eager_scan(*arguments) -> Tensor | tuple[Tensor, Tensor]:
-    """As scan, but returns out alone unless the last argument asks for the last state.
+    """As scan, but takes the method by its place in METHODS and returns out alone unless the last
+    argument asks for the last state.
 
     Raises:
         NotImplementedError: there are no kernels for tensors of this device or layout.
@@ -86,8 +95,7 @@ def eager_scan(*arguments) -> Tensor | tuple[Tensor, Tensor]:
         return _apply_eager_scan(
             *[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in arguments]
         )
-    op = torch.ops.selective_scan.selective_scan_fwd_eager.default
-    out, last_state, _ = op(*arguments)
+    out, last_state, _ = _eager.forward(*arguments)
     return out if last_state is None else (out, last_state)
 
 
@@ -96,21 +104,19 @@ class _EagerScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        op = torch.ops.selective_scan.selective_scan_fwd_eager.default
-        out, last_state, states = op(*arguments, True)
+        out, last_state, states = _eager.forward(*arguments, True)
         _save_inputs(ctx, arguments, states)
         return out if last_state is None else (out, last_state)
 
     @staticmethod
     def backward(ctx, dout, dlast_state=None):
+        delta_softplus, method, reverse = ctx.options
         cotangents = (dout, dlast_state)
         is_plain = is_plain_eager() and are_plain_tensors(cotangents)
         if torch.is_grad_enabled() or not is_plain or dout is dlast_state is None:
-            return _backward(ctx, dout, dlast_state)
+            return _gradients(ctx, METHODS[method], *cotangents)
         *inputs, initial_state, states = ctx.saved_tensors
-        delta_softplus, method, reverse = ctx.options
-        op = torch.ops.selective_scan.selective_scan_bwd_eager.default
-        *gradients, dinitial_state = op(
+        *gradients, dinitial_state = _eager.backward(
             *cotangents, *inputs, delta_softplus, method, initial_state, reverse, states
         )
         return (*gradients, None, None, dinitial_state, None, None)
@@ -233,8 +239,12 @@ def _save_inputs(ctx, inputs: tuple, states: Tensor) -> None:
 
 
 def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: None = None):
+    return _gradients(ctx, ctx.options[1], dout, dlast_state)
+
+
+def _gradients(ctx, method: str, dout: Tensor | None, dlast_state: Tensor | None):
     *inputs, initial_state, states = ctx.saved_tensors
-    delta_softplus, method, reverse = ctx.options
+    delta_softplus, _, reverse = ctx.options
     if dout is None and dlast_state is None:
         return (None,) * len(ctx.needs_input_grad)
     op = torch.ops.selective_scan.selective_scan_bwd.default

@@ -18,7 +18,7 @@ from torch import Tensor
 from ._discretization import DISCRETIZATIONS
 from ._dtypes import num_saved_values, state_dtype
 
-METHODS = tuple(DISCRETIZATIONS)
+METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 _REQUIRED = ("u", "delta", "A", "B", "C")
@@ -52,12 +52,14 @@ def are_plain_tensors(tensors: Iterable[object]) -> bool:
 
 
 def are_plain(required: tuple, optional: tuple, flags: tuple, method: object) -> bool:
-    """Whether the types are right, found out in a microsecond, and no tensor is of a subclass."""
+    """Whether the types are right and the method is known, found out in a microsecond, and no
+    tensor is of a subclass."""
     return (
         _TENSORS.issuperset(map(type, required))
         and are_plain_tensors(optional)
         and _FLAGS.issuperset(map(type, flags))
         and type(method) is str
+        and method in METHODS
     )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from . import _library, _ops
 from ._forward_mode import refuse_tangents
 from ._validation import (
+    METHODS,
     are_plain,
     check_backend,
     check_layouts_and_devices,
@@ -148,7 +149,7 @@ def selective_scan_fn(
                 z,
                 delta_bias,
                 delta_softplus,
-                discretization_method,
+                METHODS.index(discretization_method),
                 initial_state,
                 reverse,
                 return_last_state,

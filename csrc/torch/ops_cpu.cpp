@@ -56,13 +56,13 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
   // have no derivative.
   m.def(
       "selective_scan_fwd_eager(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
-      "Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
+      "Tensor? z, Tensor? delta_bias, bool delta_softplus, int discretization_method, "
       "Tensor? initial_state, bool reverse, bool with_last_state, bool save_states=False) -> "
       "(Tensor out, Tensor? last_state, Tensor? states)");
   m.def(
       "selective_scan_bwd_eager(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, "
       "Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
-      "bool delta_softplus, str discretization_method, Tensor? initial_state, bool reverse, "
+      "bool delta_softplus, int discretization_method, Tensor? initial_state, bool reverse, "
       "Tensor? states) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor? dD, "
       "Tensor? dz, Tensor? ddelta_bias, Tensor? dinitial_state)");
   m.def("state_chunk() -> int");

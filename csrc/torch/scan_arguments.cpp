@@ -19,15 +19,6 @@ void for_each_tensor(const ScanArguments& args, const Visit& visit) {
   if (args.initial_state) visit("initial_state", *args.initial_state);
 }
 
-Method parse_method(const std::string& name) {
-  for (int i = 0; i < kNumMethods; ++i) {
-    if (name == kMethodNames[i]) return static_cast<Method>(i);
-  }
-  std::string names;
-  for (const char* known : kMethodNames) names += std::string(names.empty() ? "" : ", ") + known;
-  fail("discretization_method must be one of ", names, ", got '", name, "'");
-}
-
 bool is_variable(const Tensor& projection) {
   return projection.dim() != 2;
 }
@@ -134,6 +125,22 @@ ArrayView reversed(ArrayView view, int64_t seqlen) {
 
 }  // namespace
 
+Method parse_method(const std::string& name) {
+  for (int i = 0; i < kNumMethods; ++i) {
+    if (name == kMethodNames[i]) return static_cast<Method>(i);
+  }
+  std::string names;
+  for (const char* known : kMethodNames) names += std::string(names.empty() ? "" : ", ") + known;
+  fail("discretization_method must be one of ", names, ", got '", name, "'");
+}
+
+Method parse_method(int64_t index) {
+  if (index < 0 || index >= kNumMethods) {
+    fail("discretization_method must be from 0 to ", kNumMethods - 1, ", got ", index);
+  }
+  return static_cast<Method>(index);
+}
+
 ScalarType compute_dtype(const ScanParams& params) {
   return float_dtype(params.is_double, /*is_complex=*/false);
 }
@@ -193,7 +200,7 @@ ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool r
 
 ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
   ScanParams params;
-  params.method = parse_method(args.discretization_method);
+  params.method = args.method;
   params.delta_softplus = args.delta_softplus;
 
   for_each_tensor(args, check_dense);

@@ -20,10 +20,14 @@ struct ScanArguments {
   const std::optional<Tensor>& z;
   const std::optional<Tensor>& delta_bias;
   bool delta_softplus;
-  const std::string& discretization_method;
+  Method method;
   const std::optional<Tensor>& initial_state;
   bool reverse;
 };
+
+/// By its name, or by its place among the names.
+Method parse_method(const std::string& name);
+Method parse_method(int64_t index);
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
 /// `max_dstate` is the backend's limit, 0 for none.

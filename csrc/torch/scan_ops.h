@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
     bool delta_softplus, const std::string& discretization_method,
     const OptionalTensor& initial_state, bool reverse, bool save_states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  discretization_method, initial_state, reverse});
+                                  parse_method(discretization_method), initial_state, reverse});
   const ScanParams& params = problem.params;
   const auto [out, last_state, states] = run_forward(problem, true, save_states);
   if (states) {
@@ -112,12 +112,11 @@ template <class Backend>
 ForwardResults selective_scan_fwd_eager(const Tensor& u, const Tensor& delta, const Tensor& A,
                                         const Tensor& B, const Tensor& C, const OptionalTensor& D,
                                         const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                        bool delta_softplus,
-                                        const std::string& discretization_method,
+                                        bool delta_softplus, int64_t discretization_method,
                                         const OptionalTensor& initial_state, bool reverse,
                                         bool with_last_state, bool save_states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  discretization_method, initial_state, reverse});
+                                  parse_method(discretization_method), initial_state, reverse});
   return run_forward(problem, with_last_state, save_states);
 }
 
@@ -218,7 +217,7 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
                    const std::string& discretization_method, const OptionalTensor& initial_state,
                    bool reverse, const OptionalTensor& states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  discretization_method, initial_state, reverse});
+                                  parse_method(discretization_method), initial_state, reverse});
   const auto [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] =
       run_backward(problem, dout, dlast_state, states);
   const auto gradient = [&](const OptionalTensor& result) {
@@ -241,11 +240,11 @@ Gradients selective_scan_bwd_eager(const OptionalTensor& dout, const OptionalTen
                                    const Tensor& u, const Tensor& delta, const Tensor& A,
                                    const Tensor& B, const Tensor& C, const OptionalTensor& D,
                                    const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                   bool delta_softplus, const std::string& discretization_method,
+                                   bool delta_softplus, int64_t discretization_method,
                                    const OptionalTensor& initial_state, bool reverse,
                                    const OptionalTensor& states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  discretization_method, initial_state, reverse});
+                                  parse_method(discretization_method), initial_state, reverse});
   return run_backward(problem, dout, dlast_state, states);
 }
 
