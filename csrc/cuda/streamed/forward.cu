@@ -22,7 +22,7 @@ struct ForwardVariant {
   int warp_bytes;  // of shared memory
   bool has_constant;
   bool has_own_maps;
-  std::array<bool (*)(LaneMap), kNumMethods> has_dense;
+  std::array<bool (*)(LaneMap, int64_t), kNumMethods> has_dense;
   std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> launch;
   std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> summarize;
 };
@@ -78,6 +78,8 @@ bool prepare_arrays(const ForwardParams& params, const ForwardVariant& variant, 
   return true;
 }
 
+constexpr int kReservedSharedBytes = 1024;  // per block, by the system
+
 /// How long `blocks` blocks take for one chunk, in the time of a warp's share of a busy
 /// multiprocessor: that has as much to do as it has warps, but with few of them waits. Blocks run
 /// in waves of `resident` a multiprocessor, the last of which is short; each begins with a delay.
@@ -88,9 +90,14 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
   constexpr double kHidden = 0.4;  // of that, by each warp
   constexpr double kRing = 0.25;   // of each block, for its own B and C
   constexpr double kDelay = 12;    // at the beginning of a block, shared by those that run with it
+  constexpr double kFullest = 0.67;  // of the warps that all would be if each scheduler had as many
+                                     // as the fullest: a block begins with a scheduler of its own
+  constexpr int kSchedulers = 4;
+  const double fullest = warps <= 2 ? warps : kSchedulers * ceil_div(warps, kSchedulers);
+  const double share = kFullest * fullest + (1 - kFullest) * warps;
   const auto wave = [&](int64_t blocks_each) {
     const auto count = static_cast<double>(blocks_each);
-    const double busy = count * (warps + kRing);
+    const double busy = count * (share + kRing);
     return std::max(busy, kFewest + (1 - kHidden) * busy) +
            kDelay / (count * static_cast<double>(chunks));
   };
@@ -111,6 +118,17 @@ bool cut(int64_t chunks, int64_t blocks, int64_t capacity, int waves, ForwardGeo
   return geometry.segments > 1;
 }
 
+/// How much shared memory blocks of `bytes` ask for so that a single wave of them is spread evenly:
+/// behind the kernel that writes B and C, some multiprocessors would take all `resident` that they
+/// have room for, and others fewer.
+int even_shared_bytes(const Device& device, int64_t blocks, int resident, int bytes) {
+  const auto wanted = static_cast<int>(ceil_div(blocks, device.multiprocessors));
+  if (wanted >= resident) return bytes;
+  constexpr int kUnit = 128;
+  const int too_many = device.shared_bytes / (wanted + 1) - kReservedSharedBytes;
+  return std::max(bytes, static_cast<int>(ceil_div(too_many + 1, kUnit)) * kUnit);
+}
+
 /// How many warps a multiprocessor has if every channel has one place, at whatever time.
 double warps_wanted(const ForwardParams& params, const ForwardVariant& variant,
                     const Device& device) {
@@ -123,7 +141,6 @@ double warps_wanted(const ForwardParams& params, const ForwardVariant& variant,
 /// numbers of warps the largest, which reads B and C least often.
 bool choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
                      const Device& device, ForwardArgs& args) {
-  constexpr int kReservedSharedBytes = 1024;  // per block, by the system
   // Of finding out what segments do, measured on an H200.
   constexpr double kSummaryShare = 0.8;  // of the time for the scan
   constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
@@ -166,16 +183,19 @@ bool choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
     const int resident = std::max(1, std::min(by_shared, threads / (warps * kWarpSize)));
     candidate.tiles = ceil_div(group_channels, warps * variant.warp_channels);
     candidate.segment_chunks = args.chunks;
-    keep_best(candidate, resident, 0);
-    if (!may_cut) return;
     const int64_t blocks = params.batch * params.groups * candidate.tiles;
+    ForwardGeometry whole = candidate;
+    whole.shared_bytes = even_shared_bytes(device, blocks, resident, candidate.shared_bytes);
+    keep_best(whole, resident, 0);
+    if (!may_cut) return;
     const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
     for (const int waves : {1, 2, 4}) {
       if (cut(args.chunks, blocks, capacity, waves, candidate))
         keep_best(candidate, resident, waves);
     }
   };
-  if (variant.has_dense[static_cast<size_t>(params.method)](args.map)) {
+  const int64_t size = element_size(params.u.dtype);
+  if (variant.has_dense[static_cast<size_t>(params.method)](args.map, size)) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);

@@ -105,9 +105,11 @@ struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   static constexpr bool kHasConstant = kStates * Shape::kComponents == 4;  // constant B and C
 
-  /// Whether there is a kernel with few registers too, of which more blocks run at a time.
-  static constexpr SELECTIVE_SCAN_HD bool has_dense(LaneMap map) {
-    return !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh && map == LaneMap::kSteps;
+  /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
+  /// of `size` bytes; those of 4 need too many registers on their way.
+  static constexpr SELECTIVE_SCAN_HD bool has_dense(LaneMap map, int64_t size) {
+    return !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh && size == 2 &&
+           map == LaneMap::kSteps;
   }
 
   static cudaError_t launch(const ForwardArgs& args, cudaStream_t stream);

@@ -385,7 +385,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
-    if constexpr (has_dense(kMap)) {
+    if constexpr (has_dense(kMap, kSize)) {
       if (args.is_dense) {
         return streamed::launch(
             forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
