@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "../dependent_launch.cuh"
 #include "../elements.cuh"
 #include "../launch_tools.h"
 #include "../paths.h"
@@ -189,6 +190,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(const __grid_constant__ BackwardArgs args, int64_t channel_blocks,
                   int64_t blocks) {
   constexpr int kWarps = kFinishThreads / kWarpSize;
+  wait_for_primary();
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     if (block < channel_blocks) {
       const int64_t channel = block * kWarps + threadIdx.x / kWarpSize;
@@ -208,9 +210,8 @@ cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
       args.workspace.projections == nullptr ? 0 : params.batch * params.groups * params.seqlen;
   const int64_t blocks = channel_blocks + ceil_div(steps, kFinishThreads);
   constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
-  finish_kernel<<<static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kFinishThreads, 0, stream>>>(
-      args, channel_blocks, blocks);
-  return cudaGetLastError();
+  const LaunchShape shape{std::min(blocks, kMaxBlocks), kFinishThreads, 0, true};
+  return launch_kernel(finish_kernel, shape, stream, args, channel_blocks, blocks);
 }
 
 /// Calls visit with the Kernels for a problem.

@@ -8,6 +8,7 @@
 // memory is all that is serial, and there is one barrier for it per warp and no other.
 #pragma once
 
+#include "../launch_tools.h"
 #include "../scan_common.cuh"
 #include "kernels.h"
 
@@ -45,13 +46,9 @@ struct Shape {
 /// `bytes` are needed.
 inline cudaError_t fit_warps(int block_bytes, int warp_bytes, int group, RelayGeometry& geometry,
                              int& bytes) {
-  int device = 0;
-  int available = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  const int room = (available - block_bytes) / warp_bytes / group * group;
+  Device device;
+  const cudaError_t error = current_device(device);
+  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes / group * group;
   if (room < geometry.warps) geometry.warps = room;
   bytes = block_bytes + geometry.warps * warp_bytes;
   return error != cudaSuccess || geometry.warps > 0 ? error : cudaErrorInvalidConfiguration;

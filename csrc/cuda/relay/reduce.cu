@@ -1,5 +1,6 @@
 // What follows the relay's backward kernel: the sums of the tiles' dB and dC and of the batches.
 #include "../batch_sums.cuh"
+#include "../dependent_launch.cuh"
 #include "place.cuh"
 
 namespace selective_scan::cuda::relay {
@@ -14,8 +15,9 @@ constexpr int kReduceSteps = 4;
 /// the device busy. Bound by latency.
 __global__ void __launch_bounds__(kReduceWarps* kWarpSize)
     relay_reduce_kernel(const __grid_constant__ RelayBackwardArgs args, int64_t step_blocks,
-                        BatchSums batch_sums) {
+                        const __grid_constant__ BatchSums batch_sums) {
   static_assert(kReduceWarps * kWarpSize == kReduceThreads);
+  wait_for_primary();
   const BackwardParams& params = args.params;
   const int64_t first_of_batches = step_blocks * params.batch * params.groups;
   if (blockIdx.x >= first_of_batches) {
@@ -66,9 +68,8 @@ cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream) {
   const int64_t step_blocks = (params.seqlen + kReduceSteps - 1) / kReduceSteps;
   const BatchSums batch_sums(params, args.workspace, params.batch, 1);
   const int64_t blocks = step_blocks * params.batch * params.groups + batch_sums.work_items();
-  relay_reduce_kernel<<<static_cast<unsigned>(blocks), kReduceThreads, 0, stream>>>(
-      args, step_blocks, batch_sums);
-  return cudaGetLastError();
+  const LaunchShape shape{blocks, kReduceThreads, 0, true};
+  return launch_kernel(relay_reduce_kernel, shape, stream, args, step_blocks, batch_sums);
 }
 
 }  // namespace selective_scan::cuda::relay
