@@ -70,48 +70,46 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def our_scan(
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **_: object,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """In the place of transformers' function, whose switches between its own ways do not apply."""
-    return selective_scan_fn(
-        hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state
-    )
-
-
 def no_scan(
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
+    u: torch.Tensor,
+    delta: torch.Tensor,
     A: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **_: object,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    return_last_state: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """A result that depends on all that passes through layers, so that nothing else is spared."""
-    out = hidden_states + dt + (B + C).sum(1, keepdim=True)
+    out = u + delta + (B + C).sum(1, keepdim=True)
     out = out if z is None else out + z
-    return (out, torch.zeros(*dt.shape[:2], A.shape[-1])) if return_last_state else out
+    return (out, torch.zeros(*delta.shape[:2], A.shape[-1])) if return_last_state else out
 
 
 @contextlib.contextmanager
 def replaced_scan(scan: Callable[..., object]) -> Iterator[None]:
+    """`scan` in the place of transformers' function, whose switches between its own ways do not
+    apply."""
+
+    def replacement(
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **_: object,
+    ) -> object:
+        return scan(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+
     original = modeling_mamba.mamba_selective_scan
-    modeling_mamba.mamba_selective_scan = scan
+    modeling_mamba.mamba_selective_scan = replacement
     try:
         yield
     finally:
@@ -124,7 +122,7 @@ def time_in_turn(
     """How far the results of the two scans' first runs are apart, and the times of all paths."""
     paths = {
         "transformers": contextlib.nullcontext,
-        "selective_scan": lambda: replaced_scan(our_scan),
+        "selective_scan": lambda: replaced_scan(selective_scan_fn),
         "no_scan": lambda: replaced_scan(no_scan),
     }
     samples: dict[str, list[float]] = {name: [] for name in paths}
@@ -175,7 +173,7 @@ def main() -> int:
     rows = []
     for which in options.passes:
         call = calls[which]
-        with replaced_scan(our_scan):
+        with replaced_scan(selective_scan_fn):
             call()  # threads, allocations, caches
         error, times = time_in_turn(call, options.runs, options.budget)
         if not error <= _TOLERANCE[options.dtype]:
