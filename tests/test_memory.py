@@ -118,3 +118,22 @@ def test_large_results_ask_for_huge_pages(seeded):
     out = selective_scan_fn(**inputs, **make(case).options)
     middle = out.data_ptr() + out.numel() * out.element_size() // 2
     assert "hg" in flags_of_memory(middle)
+
+
+@pytest.mark.cuda
+def test_partial_sums_of_many_states(cuda_device):
+    """A block has few channels then, but blocks that follow one another add to the same sums."""
+    case = Case(batch=8, dim=1280, seqlen=128, dstate=256, groups=1)
+    inputs = inputs_on(case, cuda_device)
+    arguments = op_arguments(case, inputs)
+    cotangents = [make(case).cotangents[name].to(cuda_device) for name in ("out", "last_state")]
+    ops = torch.ops.selective_scan
+    outputs = ops.selective_scan_fwd(*arguments, True)
+    peak, gradients = peak_on_cuda(
+        lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2])
+    )
+    multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
+    partial_sum = 4 * case.seqlen * 2 * case.dstate
+    in_all = 2 * multiprocessors * partial_sum
+    assert in_all < case.batch * case.dim // 6 * partial_sum // 2
+    assert peak <= bytes_of(gradients) + states_bytes(case) + in_all

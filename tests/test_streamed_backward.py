@@ -1,4 +1,4 @@
-"""The CUDA library's streamed backward kernels, for 16 and 64 states, against the reference."""
+"""The CUDA library's streamed backward kernels, for up to 64 states, against the reference."""
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ REAL = Case(batch=2, dim=600, groups=1, seqlen=70)
 KINDS = {
     "real": REAL,
     "constant": REAL.with_(dim=60, B="constant", C="constant"),
-    "many states": REAL.with_(dim=60, groups=2, dstate=64),
+    "two warps a channel": REAL.with_(dim=120, groups=2, dstate=32),
+    "four warps a channel": REAL.with_(dim=60, groups=2, dstate=64),
     "complex": REAL.with_(dim=108, groups=2, complex=True, B="packed_grouped", C="packed_grouped"),
 }
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,6 +37,17 @@ def cases():
         # Time in segments.
         yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
         yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
+    # Numbers of states that do not fill the lanes.
+    few = REAL.with_(dim=30, groups=1)
+    for dstate in (2, 3, 4, 5, 8, 12, 15, 17, 20, 31, 33, 40, 48, 49, 63):
+        yield few.with_(dstate=dstate)
+        yield few.with_(dstate=dstate, seqlen=64, dtype=torch.bfloat16)
+    for dstate in (3, 4, 9, 14):
+        yield KINDS["complex"].with_(dstate=dstate)
+        yield KINDS["constant"].with_(dstate=dstate)
+    for dstate in (3, 8, 22, 45):
+        yield few.with_(batch=1, dim=12, seqlen=1100, dstate=dstate)
+        yield few.with_(layout="channel_last", dtype=torch.bfloat16, dstate=dstate, seqlen=33)
 
 
 @pytest.mark.cuda
@@ -59,7 +71,7 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
     case = KINDS[kind].with_(
         batch=multiprocessors * 5 // 4,
-        dim={"many states": 24, "complex": 48}.get(kind, 56),
+        dim={"two warps a channel": 48, "four warps a channel": 24, "complex": 48}.get(kind, 56),
         groups=1,
         seqlen=301,
         dtype=dtype,

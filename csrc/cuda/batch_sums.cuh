@@ -57,13 +57,11 @@ __device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int
 /// (channel, state) pairs each, those behind them as many channels.
 struct BatchSums {
   int64_t rows;  // of partial results
-  int warps;     // that have their own partial result of a channel
   int64_t state_blocks;
   int64_t channel_blocks;
 
-  BatchSums(const BackwardParams& params, const BackwardWorkspace& workspace, int64_t rows,
-            int warps)
-      : rows(rows), warps(warps) {
+  BatchSums(const BackwardParams& params, const BackwardWorkspace& workspace, int64_t rows)
+      : rows(rows) {
     const bool has_channel_sums = workspace.dD != nullptr || workspace.ddelta_bias != nullptr;
     state_blocks = ceil_div(params.dim * params.dstate, kBatchSums);
     channel_blocks = has_channel_sums ? ceil_div(params.dim, kBatchSums) : 0;
@@ -101,8 +99,8 @@ __device__ void sum_batches(const BackwardParams& params, const BackwardWorkspac
     const bool exists = i < params.dim;
     const auto reduce = [&](const void* partial, const ArrayView& view) {
       if (partial == nullptr) return;
-      const R sum = sum_rows<R>(partial, sums.rows, params.dim * sums.warps, i * sums.warps,
-                                sums.warps, exists);
+      const int parts = workspace.channel_parts;
+      const R sum = sum_rows<R>(partial, sums.rows, params.dim * parts, i * parts, parts, exists);
       if (exists && is_first_warp) store_component(view, i * view.channel, sum);
     };
     reduce(workspace.dD, params.dD);

@@ -63,9 +63,12 @@ STREAMED_FORWARD = [
 STREAMED_BACKWARD = [
     ("float", 2, "true"),
     ("float", 2, "false"),
-    ("float", 4, "true"),
     ("Complex<float>", 3, "true"),
 ]
+
+
+# The same with the states of a channel in several warps.
+TEAM_WARPS = [2, 4]
 
 
 # The relay's forward kernels: states per lane, steps of a chunk, warps of a group.
@@ -141,6 +144,18 @@ def streamed_backward_sources():
         )
 
 
+def team_backward_sources():
+    for warps, method in itertools.product(TEAM_WARPS, METHODS):
+        texts = [
+            instantiation("TeamBackward", warps, size, f"Method::k{method}", f"LaneMap::{lane_map}")
+            for size, lane_map in itertools.product([2, 4], ["kSteps", "kChannels"])
+        ]
+        yield (
+            f"team_backward_{warps}_{method.lower()}.cu",
+            source("streamed", ["team_backward"], texts),
+        )
+
+
 def relay_sources():
     for method in METHODS:
         name = f"Method::k{method}"
@@ -159,6 +174,7 @@ def sources():
             dstate1_sources(),
             streamed_forward_sources(),
             streamed_backward_sources(),
+            team_backward_sources(),
             relay_sources(),
         )
     )

@@ -19,9 +19,11 @@ struct Geometry {
                                // where dstate is large
   int64_t group_channels = 1;  // dim / groups
   int64_t tiles = 1;           // per group
+  int64_t rounds = 1;          // of blocks that work on several tiles, one after another
+  int64_t round_tiles = 1;     // per group
   int64_t segments = 1;        // of time, worked on independently
   int64_t segment_steps = 0;   // a multiple of kChunk where there are several
-  int64_t work_items = 0;      // segments · batch · groups · tiles
+  int64_t work_items = 0;      // segments · batch · groups · tiles of a round
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
   SELECTIVE_SCAN_HD int warp_channels() const { return kWarpSize >> lane_bits; }
@@ -29,6 +31,12 @@ struct Geometry {
   SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
   SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
+  /// To be called when the shape of a block is set.
+  SELECTIVE_SCAN_HD void set_tiles(int64_t new_rounds = 1) {
+    tiles = (group_channels + tile_channels() - 1) / tile_channels();
+    rounds = new_rounds;
+    round_tiles = (tiles + rounds - 1) / rounds;
+  }
   /// States of one channel that the lanes have room for; those from dstate on stay zero.
   SELECTIVE_SCAN_HD int padded_states(int states_per_lane) const {
     return state_warps * lanes() * states_per_lane;
@@ -55,6 +63,7 @@ struct WorkItem {
   int64_t batch;
   int64_t group;
   int64_t tile;
+  int64_t tile_in_round;
   int64_t first_channel;
   int channels;
   int64_t segment;
@@ -65,14 +74,20 @@ struct WorkItem {
 __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                               int64_t index) {
   WorkItem item;
-  item.tile = index % geometry.tiles;
-  index /= geometry.tiles;
+  int64_t round = 0;
+  if (geometry.rounds > 1) {
+    round = index / geometry.work_items;
+    index -= round * geometry.work_items;
+  }
+  item.tile_in_round = index % geometry.round_tiles;
+  item.tile = item.tile_in_round + round * geometry.round_tiles;
+  index /= geometry.round_tiles;
   item.group = index % params.groups;
   index /= params.groups;
   item.batch = index % params.batch;
   item.segment = index / params.batch;
   const int64_t offset = item.tile * geometry.tile_channels();
-  const int64_t left = geometry.group_channels - offset;
+  const int64_t left = geometry.group_channels - offset;  // none for the last round's last blocks
   item.first_channel = item.group * geometry.group_channels + offset;
   item.channels =
       static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());

@@ -111,7 +111,7 @@ constexpr int64_t kMinSegmentSteps = 512;
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
   geometry.channel_warps = warps;
-  geometry.tiles = ceil_div(geometry.group_channels, geometry.tile_channels());
+  geometry.set_tiles();
   geometry.work_items = params.batch * params.groups * geometry.tiles;
 }
 
@@ -127,17 +127,21 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
   geometry.work_items *= geometry.segments;
 }
 
+/// Blocks of a kernel that a multiprocessor has at a time.
+int resident_blocks(const Geometry& geometry, const Device& device, int shared_bytes) {
+  constexpr int kRegistersPerThread = 168;
+  constexpr int kReservedSharedBytes = 1024;  // per block, by the system
+  return std::max(1, std::min(device.shared_bytes / (shared_bytes + kReservedSharedBytes),
+                              device.registers / (kRegistersPerThread * geometry.threads())));
+}
+
 /// How long the busiest multiprocessor takes, in the time that a warp's channels would take if
 /// nothing had to wait: its warps' worth of work, over the part of its time in which it issues. Few
 /// warps at a time leave it waiting.
 double estimated_load(const Geometry& geometry, const Device& device, int shared_bytes) {
-  constexpr int kRegistersPerThread = 168;
-  constexpr int kReservedSharedBytes = 1024;  // per block, by the system
-  constexpr double kWarpsForHalfRate = 6;     // on an H200, roughly
+  constexpr double kWarpsForHalfRate = 6;  // on an H200, roughly
   const int64_t blocks = ceil_div(geometry.work_items, device.multiprocessors);
-  const int resident =
-      std::max(1, std::min(device.shared_bytes / (shared_bytes + kReservedSharedBytes),
-                           device.registers / (kRegistersPerThread * geometry.threads())));
+  const int resident = resident_blocks(geometry, device, shared_bytes);
   const auto at_a_time =
       static_cast<double>(std::min<int64_t>(blocks, resident) * geometry.warps());
   const double rate = at_a_time / (at_a_time + kWarpsForHalfRate);
@@ -184,6 +188,31 @@ cudaError_t choose_geometry(const ScanParams& params, const Variant& variant, in
   return cudaErrorInvalidConfiguration;
 }
 
+/// Many states leave a block few channels, and each tile's partial sum of dB and dC is as long as B
+/// and C. Where there would be more than one such sum for as many channels as there are states,
+/// which take as much memory as two arrays like u in fp32, tiles are worked on in rounds: as many
+/// as it takes, so long as no multiprocessor has more to do for it.
+cudaError_t share_partial_sums(const ScanParams& params, int shared_bytes, Geometry& geometry) {
+  constexpr double kAllowedLoad = 1.05;
+  constexpr int64_t kMostBlocks = 0x7fffffff;
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  const int64_t enough = std::max<int64_t>(1, geometry.group_channels / params.dstate);
+  const int64_t at_a_time =
+      device.multiprocessors * resident_blocks(geometry, device, shared_bytes);
+  Geometry candidate = geometry;
+  const auto load = [&] { return candidate.rounds * ceil_div(candidate.work_items, at_a_time); };
+  const auto most = kAllowedLoad * static_cast<double>(load());
+  while (candidate.round_tiles > enough) {
+    candidate.set_tiles(candidate.rounds + 1);
+    candidate.work_items = geometry.segments * params.batch * params.groups * candidate.round_tiles;
+    const bool fits = candidate.work_items <= kMostBlocks;  // every work item has its block
+    if (fits && static_cast<double>(load()) <= most) geometry = candidate;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t choose_geometry(const ForwardParams& params, const Variant& variant,
                             Geometry& geometry) {
   const auto shared_bytes = [&](const Geometry& candidate) {
@@ -198,8 +227,12 @@ cudaError_t choose_geometry(const BackwardParams& params, const Variant& variant
     return backward_layout(params, params.dout, candidate, variant.sizes).bytes;
   };
   const bool any_variable = params.variable_B || params.variable_C;
-  return choose_geometry(params, variant, any_variable ? kMinBackwardTile : 1, shared_bytes,
-                         geometry);
+  const cudaError_t error =
+      choose_geometry(params, variant, any_variable ? kMinBackwardTile : 1, shared_bytes, geometry);
+  if (error == cudaSuccess && any_variable) {
+    return share_partial_sums(params, shared_bytes(geometry), geometry);
+  }
+  return error;
 }
 
 void take_segments(const ScanParams& params, const Variant& variant, const Geometry& geometry,
@@ -218,11 +251,12 @@ void take_workspace(const BackwardParams& params, const Variant& variant, const 
   const int state_bytes = variant.sizes.state_bytes;
   const int real_bytes = variant.sizes.real_bytes;
   scratch.take(workspace.projections, (params.variable_B || params.variable_C) && params.seqlen > 0,
-               geometry.tiles * params.batch * params.groups * params.seqlen * 2 * padded,
+               geometry.round_tiles * params.batch * params.groups * params.seqlen * 2 * padded,
                state_bytes);
   scratch.take(workspace.dA, true, channels * padded, state_bytes);
   scratch.take(workspace.dB, !params.variable_B, channels * padded, state_bytes);
   scratch.take(workspace.dC, !params.variable_C, channels * padded, state_bytes);
+  workspace.channel_parts = geometry.state_warps;
   scratch.take(workspace.dD, params.dD.present(), channels * geometry.state_warps, real_bytes);
   scratch.take(workspace.ddelta_bias, params.ddelta_bias.present(), channels * geometry.state_warps,
                real_bytes);

@@ -25,7 +25,7 @@ Path<BackwardParams> relay_backward;
 /// Problems that fill the device: fp32 arithmetic, 3 to 64 states (complex: 2 to 16), u, delta, z
 /// and out of one dtype, B and C both variable or, with up to 16 states, both constant.
 Path<ForwardParams> streamed_forward;
-/// Likewise, with 16 states real or complex or 64 real.
+/// Likewise, with 2 to 64 states (complex: 2 to 16).
 Path<BackwardParams> streamed_backward;
 
 }  // namespace selective_scan::cuda

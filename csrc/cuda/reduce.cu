@@ -28,7 +28,8 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
   __shared__ T sums[2 * kReduceStates][kReduceSteps + 1];
   const BackwardParams& params = args.params;
   const int64_t padded = args.padded_states;
-  const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * padded;
+  const int64_t slice_states = padded / args.workspace.slices;
+  const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * slice_states;
   const int64_t step_blocks = ceil_div(params.seqlen, kReduceSteps);
   const int64_t state_blocks = ceil_div(params.dstate, kReduceStates);
   for (int64_t index = first_item; index < args.projection_items; index += stride) {
@@ -41,17 +42,19 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
     const int kind = threadIdx.x / kReduceStates % 2;
     const int first_t = threadIdx.x / (2 * kReduceStates);
     constexpr int kStride = kReduceThreads / (2 * kReduceStates);
-    const T* source = static_cast<const T*>(args.workspace.projections) +
-                      ((sequence * params.seqlen + first_step + first_t) * 2 + kind) * padded +
-                      first_state + n;
+    const T* source =
+        static_cast<const T*>(args.workspace.projections) +
+        first_state / slice_states * args.geometry.round_tiles * tile_stride +
+        ((sequence * params.seqlen + first_step + first_t) * 2 + kind) * slice_states +
+        first_state % slice_states + n;
     T sum[kSums] = {};
     if (first_state + n < params.dstate) {
-#pragma unroll 4
-      for (int64_t tile = 0; tile < args.geometry.tiles; ++tile) {
+#pragma unroll 8
+      for (int64_t tile = 0; tile < args.geometry.round_tiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
           if (first_step + first_t + i * kStride < params.seqlen) {
-            sum[i] += source[i * kStride * 2 * padded];
+            sum[i] += source[i * kStride * 2 * slice_states];
           }
         }
         source += tile_stride;
@@ -80,18 +83,19 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
   }
 }
 
-/// Two sorts of work: see sum_batches(), for the first `batch_blocks` blocks, and
-/// reduce_projections().
+/// Two sorts of work: see reduce_projections(), which takes longer and so has the first blocks, and
+/// sum_batches().
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
-                  unsigned batch_blocks) {
+                  unsigned projection_blocks) {
   wait_for_primary();
-  if (blockIdx.x >= batch_blocks) {
-    reduce_projections<T>(args, blockIdx.x - batch_blocks, gridDim.x - batch_blocks);
+  if (blockIdx.x < projection_blocks) {
+    reduce_projections<T>(args, blockIdx.x, projection_blocks);
     return;
   }
-  for (int64_t index = blockIdx.x; index < sums.work_items(); index += batch_blocks) {
+  for (int64_t index = blockIdx.x - projection_blocks; index < sums.work_items();
+       index += gridDim.x - projection_blocks) {
     sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
   }
 }
@@ -161,7 +165,7 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
     args.projection_items = params.batch * params.groups * ceil_div(params.seqlen, kReduceSteps) *
                             ceil_div(params.dstate, kReduceStates);
   }
-  const BatchSums sums(params, workspace, geometry.segments * params.batch, geometry.state_warps);
+  const BatchSums sums(params, workspace, geometry.segments * params.batch);
   constexpr int64_t kMostBlocks = 1 << 30;  // of either sort
   const auto blocks_for = [&](int64_t items) {
     return static_cast<unsigned>(items < kMostBlocks ? items : kMostBlocks);
@@ -170,7 +174,7 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
   const unsigned projection_blocks = blocks_for(args.projection_items);
   // Its launch may overlap the end of the scan; the work begins when that is complete.
   const LaunchShape shape{batch_blocks + projection_blocks, kReduceThreads, 0, true};
-  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, batch_blocks);
+  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, projection_blocks);
 }
 
 template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,

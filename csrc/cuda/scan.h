@@ -20,14 +20,16 @@ struct SegmentStates {
 
 /// Scratch memory of the backward pass, all of the compute type; null where not needed.
 struct BackwardWorkspace {
-  void* projections = nullptr;  // dB, dC: (tile, batch, group, step, B|C, padded state)
+  void* projections = nullptr;  // dB, dC: (slice of states, tile, batch, group, step, B|C, state)
+  int slices = 1;               // of the padded states
   // Sums over the steps of a segment: (segment, batch, channel, padded state)
   void* dA = nullptr;
   void* dB = nullptr;  // of a constant B
   void* dC = nullptr;
-  // Likewise (segment, batch, channel, warp of the channel), real
+  // Likewise (segment, batch, channel, part), real
   void* dD = nullptr;
   void* ddelta_bias = nullptr;
+  int channel_parts = 1;
   SegmentStates segments;
 };
 

@@ -105,25 +105,54 @@ struct BackwardInputs {
   }
 };
 
+/// Whether the block has written the tile's partial sum before: tiles of several rounds share one,
+/// to which their block adds them one after another.
+__device__ __forceinline__ bool adds_to_partial_sum(const WorkItem& item) {
+  return item.tile != item.tile_in_round;
+}
+
+/// The tile's partial sum of dB and dC at a step: [step][dB | dC][padded state].
+template <class T, int kStates>
+__device__ __forceinline__ T* partial_sum(const BackwardArgs& args, const Geometry& geometry,
+                                          const WorkItem& item, int64_t step) {
+  const int64_t row =
+      ((item.tile_in_round * args.params.batch + item.batch) * args.params.groups + item.group) *
+          args.params.seqlen +
+      step;
+  return static_cast<T*>(args.workspace.projections) + row * 2 * geometry.padded_states(kStates);
+}
+
+/// Brings some steps of a partial sum that will be added to to the L2 cache.
+template <class T, int kStates>
+__device__ __forceinline__ void prefetch_partial_sum(const BackwardArgs& args,
+                                                     const Geometry& geometry, const WorkItem& item,
+                                                     int64_t first_step, int64_t steps) {
+  constexpr int kLine = 128;
+  const char* const from =
+      reinterpret_cast<const char*>(partial_sum<T, kStates>(args, geometry, item, first_step));
+  const int64_t bytes = steps * 2 * geometry.padded_states(kStates) * sizeof(T);
+  for (int64_t at = threadIdx.x * kLine; at < bytes; at += blockDim.x * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+  }
+}
+
 /// Adds sums[step][dB | dC][state of the warp] over the block's warps, in their order, and writes
-/// the steps from `first_step` on of the tile's partial sums.
+/// the steps from `first_step` on of the tile's partial sum.
 template <class T, int kStates>
 __device__ __forceinline__ void write_sums(const BackwardArgs& args, const Geometry& geometry,
                                            const WorkItem& item, const char* shared,
                                            int64_t first_step, int steps) {
-  const ScanParams& params = args.params;
   const int parts = geometry.lanes();
-  const int padded_states = geometry.padded_states(kStates);
-  const int64_t row =
-      ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
-      first_step;
-  T* target = static_cast<T*>(args.workspace.projections) + row * 2 * padded_states;
+  const bool adds = adds_to_partial_sum(item);
+  T* const target = partial_sum<T, kStates>(args, geometry, item, first_step);
   const int all_parts = geometry.state_warps * parts;
   for (int i = threadIdx.x; i < steps * 2 * all_parts; i += blockDim.x) {
     const int part = i % all_parts;
     const int step_and_kind = i / all_parts;
     const int offset = (step_and_kind * parts + part % parts) * kStates;
+    T* const at = target + static_cast<int64_t>(i) * kStates;
     Pack<T, kStates> sum{};
+    if (adds) sum = load_pack<T, kStates>(at);
     for (int w = 0; w < geometry.channel_warps; ++w) {
       const int warp = w * geometry.state_warps + part / parts;
       const T* sums = reinterpret_cast<const T*>(shared + args.layout.warps +
@@ -132,7 +161,7 @@ __device__ __forceinline__ void write_sums(const BackwardArgs& args, const Geome
 #pragma unroll
       for (int s = 0; s < kStates; ++s) sum.v[s] += other.v[s];
     }
-    store_pack(target + static_cast<int64_t>(i) * kStates, sum);
+    store_pack(at, sum);
   }
 }
 
@@ -220,8 +249,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BackwardRows<T, kStates> rows(warp_shared, layout, geometry, role);
   const bool any_variable = params.variable_B || params.variable_C;
 
-  for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
+  const int64_t work_items = geometry.work_items * geometry.rounds;
+  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
     const WorkItem item = work_item(params, geometry, index);
+    if (item.channels <= 0) continue;
     if (summarize && item.segment == 0) continue;  // nothing comes before it
     const int64_t channel = item.first_channel + role.channel_in_tile;
     const bool exists = role.channel_in_tile < item.channels;
@@ -331,6 +362,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       if (more) {
         inputs.copy(params, warp_tile(geometry, item, role, next));
         if (pieces == 1) projections.copy(next, item.end);
+        if (any_variable && !summarize && adds_to_partial_sum(item)) {
+          const int64_t left = item.end - next;
+          prefetch_partial_sum<T, kStates>(args, geometry, item, next,
+                                           left < kChunk ? left : kChunk);
+        }
       }
       __pipeline_commit();
       if (next < last_chunk) {

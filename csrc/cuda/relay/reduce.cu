@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kReduceWarps* kWarpSize)
 cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
   const int64_t step_blocks = (params.seqlen + kReduceSteps - 1) / kReduceSteps;
-  const BatchSums batch_sums(params, args.workspace, params.batch, 1);
+  const BatchSums batch_sums(params, args.workspace, params.batch);
   const int64_t blocks = step_blocks * params.batch * params.groups + batch_sums.work_items();
   const LaunchShape shape{blocks, kReduceThreads, 0, true};
   return launch_kernel(relay_reduce_kernel, shape, stream, args, step_blocks, batch_sums);

@@ -3,30 +3,39 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <iterator>
 
 #include "../launch_tools.h"
 #include "../paths.h"
 #include "backward_kernels.h"
+#include "backward_shape.h"
 #include "projections.h"
 
 namespace selective_scan::cuda {
 namespace streamed {
 namespace {
 
+/// There are other kernels for one state. Few cost as much as those that they are padded to, which
+/// still is less than in the general kernels.
+constexpr int64_t kLeastStates = 2;
+
 /// What the launcher knows of an instantiation.
 struct Kernels {
-  int (*shared_bytes)(int warps) = nullptr;
+  int (*shared_bytes)(const Geometry&) = nullptr;
   cudaError_t (*summarize)(const BackwardArgs&, cudaStream_t) = nullptr;
   cudaError_t (*run)(const BackwardArgs&, cudaStream_t) = nullptr;
 };
 
 /// The shape of an instantiation, without its type.
 struct Variant {
-  int64_t dstate;
+  int64_t least_states;
+  int64_t most_states;
   bool is_complex;
   bool variable;
   int lane_bits;
-  int padded_states;
+  int team_warps;    // that share a channel
+  int slice_states;  // of a channel, in a warp
+  int row_channels;  // whose rows a warp moves
   // [element size / 2 - 1][LaneMap][method]
   std::array<std::array<std::array<Kernels, kNumMethods>, 2>, 2> kernels;
 };
@@ -38,31 +47,72 @@ void add(Variant& variant) {
       &Instance::shared_bytes, &Instance::summarize, &Instance::run};
 }
 
-template <class T, int kLaneBits, bool kVariable>
-Variant make_variant(int64_t dstate) {
-  Variant variant{dstate, is_complex_v<T>, kVariable, kLaneBits, static_cast<int>(dstate), {}};
-  const auto add_methods = [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+template <int kWarps, int kSize, LaneMap kMap, Method kMethod>
+void add_team(Variant& variant) {
+  using Instance = TeamBackward<kWarps, kSize, kMethod, kMap>;
+  using Summary = StreamedBackward<float, 2, kSize, true, kMethod, kMap>;
+  variant.kernels[kSize / 2 - 1][static_cast<size_t>(kMap)][static_cast<size_t>(kMethod)] = {
+      &Instance::shared_bytes, &Summary::summarize, &Instance::run};
+}
+
+/// Calls function<kSize, kMap, kMethod>() for all kernels of a variant.
+template <class Function>
+void for_all_kernels(const Function& function) {
+  const auto for_methods = [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
     using enum LaneMap;
-    (add<T, kLaneBits, kVariable, 2, kSteps, static_cast<Method>(kMethods)>(variant), ...);
-    (add<T, kLaneBits, kVariable, 2, kChannels, static_cast<Method>(kMethods)>(variant), ...);
-    (add<T, kLaneBits, kVariable, 4, kSteps, static_cast<Method>(kMethods)>(variant), ...);
-    (add<T, kLaneBits, kVariable, 4, kChannels, static_cast<Method>(kMethods)>(variant), ...);
+    (function.template operator()<2, kSteps, static_cast<Method>(kMethods)>(), ...);
+    (function.template operator()<2, kChannels, static_cast<Method>(kMethods)>(), ...);
+    (function.template operator()<4, kSteps, static_cast<Method>(kMethods)>(), ...);
+    (function.template operator()<4, kChannels, static_cast<Method>(kMethods)>(), ...);
   };
-  add_methods(std::make_integer_sequence<int, kNumMethods>());
+  for_methods(std::make_integer_sequence<int, kNumMethods>());
+}
+
+template <class T, int kLaneBits, bool kVariable>
+Variant make_variant() {
+  using Shape = BackwardShape<T, kLaneBits>;
+  Variant variant{kLeastStates,   Shape::kPadded,   is_complex_v<T>,
+                  kVariable,      kLaneBits,        1,
+                  Shape::kPadded, Shape::kChannels, {}};
+  for_all_kernels([&]<int kSize, LaneMap kMap, Method kMethod>() {
+    add<T, kLaneBits, kVariable, kSize, kMap, kMethod>(variant);
+  });
+  return variant;
+}
+
+/// For all that needs more than half of the warps.
+template <int kWarps>
+Variant make_team_variant() {
+  using Shape = TeamShape<kWarps>;
+  constexpr int kSlice = Shape::kPadded;
+  Variant variant{kWarps / 2 * kSlice + 1,
+                  kWarps * kSlice,
+                  false,
+                  true,
+                  2,
+                  kWarps,
+                  kSlice,
+                  Shape::kRowChannels,
+                  {}};
+  for_all_kernels([&]<int kSize, LaneMap kMap, Method kMethod>() {
+    add_team<kWarps, kSize, kMap, kMethod>(variant);
+  });
   return variant;
 }
 
 /// See generate_instantiations.py.
 const Variant* find_variant(const ScanParams& params) {
   static const std::array variants = {
-      make_variant<float, 2, true>(16),
-      make_variant<float, 2, false>(16),
-      make_variant<float, 4, true>(64),
-      make_variant<Complex<float>, 3, true>(16),
+      make_variant<float, 2, true>(),
+      make_variant<float, 2, false>(),
+      make_team_variant<2>(),
+      make_team_variant<4>(),
+      make_variant<Complex<float>, 3, true>(),
   };
   for (const Variant& variant : variants) {
-    if (variant.dstate == params.dstate && variant.is_complex == params.is_complex &&
-        variant.variable == params.variable_B && variant.variable == params.variable_C) {
+    if (variant.least_states <= params.dstate && params.dstate <= variant.most_states &&
+        variant.is_complex == params.is_complex && variant.variable == params.variable_B &&
+        variant.variable == params.variable_C) {
       return &variant;
     }
   }
@@ -74,6 +124,7 @@ struct Plan {
   Kernels kernels;
   int padded_states = 0;
   BackwardArgs args;
+  RowArray summary_rows[kRowArrays];  // where there are segments
 };
 
 /// Below this a segment's summary and start cost more than what runs at the same time saves.
@@ -103,19 +154,21 @@ bool choose_geometry(const BackwardParams& params, const Variant& variant, const
   constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
   Geometry geometry;
   geometry.lane_bits = variant.lane_bits;
+  geometry.state_warps = variant.team_warps;
   geometry.group_channels = params.dim / params.groups;
   const int64_t most =
-      std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()), kMaxWarps);
+      std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()),
+                        kMaxWarps / geometry.state_warps);
   double best_load = 0;
-  for (int warps = 1; warps <= most; ++warps) {
-    geometry.channel_warps = warps;
-    if (kernels.shared_bytes(warps) > device.block_shared_bytes) break;
+  for (; geometry.channel_warps <= most; ++geometry.channel_warps) {
+    const int warps = geometry.warps();
+    if (kernels.shared_bytes(geometry) > device.block_shared_bytes) break;
     // A tile writes one partial sum of dB and dC for all of its channels.
     if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
-        warps < std::min<int64_t>(most, kMaxWarps - 2)) {
+        warps < std::min<int64_t>(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
-    geometry.tiles = ceil_div(geometry.group_channels, geometry.tile_channels());
+    geometry.set_tiles();
     geometry.work_items = params.batch * params.groups * geometry.tiles;
     // In segments or with split tiles, work of any size is spread evenly.
     const bool cut =
@@ -145,6 +198,15 @@ bool choose_geometry(const BackwardParams& params, const Variant& variant, const
   return true;
 }
 
+/// See prepare_rows().
+bool prepare_all_rows(const BackwardParams& params, int items, RowArray (&rows)[kRowArrays],
+                      LaneMap& map) {
+  return prepare_rows(
+      params, items,
+      {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta, &params.dz},
+      map, {&rows[0], &rows[1], &rows[2], &rows[3], &rows[4], &rows[5], &rows[6]});
+}
+
 bool make_plan(const BackwardParams& params, Plan& plan) {
   if (params.is_double || params.batch == 0 || params.dim == 0 || params.seqlen == 0) return false;
   if (!params.dout.present()) return false;
@@ -164,35 +226,38 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
       (element_size(params.B.dtype) != 2 || element_size(params.C.dtype) != 2)) {
     return false;
   }
-  plan.padded_states = variant->padded_states;
   plan.args = {params, {}, {}, {}, nullptr, 0, 0, nullptr};
   BackwardArgs& args = plan.args;
-  const int warp_channels = kWarpSize >> variant->lane_bits;
   LaneMap map;
-  RowArray(&rows)[kRowArrays] = args.rows;
-  if (!prepare_rows(params, warp_channels,
-                    {&params.u, &params.delta, &params.z, &params.dout, &params.du, &params.ddelta,
-                     &params.dz},
-                    map, {&rows[0], &rows[1], &rows[2], &rows[3], &rows[4], &rows[5], &rows[6]})) {
-    return false;
-  }
+  if (!prepare_all_rows(params, variant->row_channels, args.rows, map)) return false;
   // Kernels compute what differs between the lanes of a warp in 32 bits.
   constexpr int64_t kLargestStride = int64_t{1} << 24;
   const auto fits = [](int64_t stride) {
     return stride < kLargestStride && stride > -kLargestStride;
   };
-  for (const RowArray& array : rows) {
+  for (const RowArray& array : args.rows) {
     if (!fits(array.channel) || !fits(array.step)) {
       return false;
     }
   }
-  plan.kernels =
-      variant->kernels[size / 2 - 1][static_cast<size_t>(map)][static_cast<size_t>(params.method)];
+  const auto kernels_for = [&](LaneMap map) {
+    const auto& maps = variant->kernels[size / 2 - 1];
+    return maps[static_cast<size_t>(map)][static_cast<size_t>(params.method)];
+  };
+  plan.kernels = kernels_for(map);
   Device device;
   if (current_device(device) != cudaSuccess ||
       !choose_geometry(params, *variant, device, plan.kernels, args.geometry)) {
     return false;
   }
+  if (args.geometry.segments > 1) {
+    // Every warp moves the rows of all its channels then.
+    const int channels = args.geometry.warp_channels();
+    if (!prepare_all_rows(params, channels, plan.summary_rows, map)) return false;
+    plan.kernels.summarize = kernels_for(map).summarize;
+  }
+  args.workspace.slices = variant->team_warps;
+  plan.padded_states = variant->team_warps * variant->slice_states;
   if (splits_tiles(params, args.geometry, device)) args.split_tiles = device.multiprocessors;
   constexpr int64_t kMostBlocks = 0x7fffffff;
   constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
@@ -247,10 +312,13 @@ std::optional<cudaError_t> streamed_backward(const BackwardParams& params,
       if (error != cudaSuccess) return error;
     }
     if (projections != nullptr) {
-      error = streamed::convert_projections(params, plan.padded_states, projections, stream);
+      error = streamed::convert_projections(params, plan.padded_states, projections, stream,
+                                            args.workspace.slices);
     }
     if (error == cudaSuccess && args.geometry.segments > 1) {
-      error = plan.kernels.summarize(args, stream);
+      streamed::BackwardArgs summary = args;
+      std::copy(std::begin(plan.summary_rows), std::end(plan.summary_rows), summary.rows);
+      error = plan.kernels.summarize(summary, stream);
       if (error != cudaSuccess) return error;
       error = combine_segments<T>(params, params.dlast_state, args.geometry, plan.padded_states,
                                   true, args.workspace.segments, stream);

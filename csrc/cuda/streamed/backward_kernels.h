@@ -29,9 +29,17 @@ struct BackwardArgs {
 /// u, delta, z and their gradients; variable or constant B and C; how a warp moves its rows.
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 struct StreamedBackward {
-  static int shared_bytes(int warps);
-  /// Finds how each segment but the first maps the gradient that enters it at its end.
+  static int shared_bytes(const Geometry& geometry);
+  /// Finds how each segment but the first maps the gradient that enters it at its end. With
+  /// variable B and C the states may be those of several warps (Geometry::state_warps).
   static cudaError_t summarize(const BackwardArgs& args, cudaStream_t stream);
+  static cudaError_t run(const BackwardArgs& args, cudaStream_t stream);
+};
+
+/// The same of real states that kWarps warps share (team_backward.cuh), with variable B and C.
+template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
+struct TeamBackward {
+  static int shared_bytes(const Geometry& geometry);
   static cudaError_t run(const BackwardArgs& args, cudaStream_t stream);
 };
 

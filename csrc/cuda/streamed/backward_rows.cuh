@@ -40,7 +40,6 @@ class WarpRows {
   using Cursor = RowCursor<Shape::kChannels, kSize>;
   using Values = Slice<Shape::kChannels>;
   using Raw = RawSlice<Shape::kChannels>;
-  static constexpr int kStateBytes = Shape::kParts * 16;  // of a channel
 
  public:
   /// Begins with chunk `chunk` of the sequence. `shared` is the warp's part of shared memory.
@@ -61,7 +60,7 @@ class WarpRows {
       const int64_t row =
           (batch * num_saved_states(args.params.seqlen) + chunk - 1) * args.params.dim +
           first_channel;
-      addresses()[lane] = static_cast<char*>(args.params.states) + row * kStateBytes;
+      addresses()[lane] = static_cast<char*>(args.params.states) + row * state_bytes();
     }
     if (lane < Shape::kChannels) {
       const auto load = [&](const ArrayView& view, int at) {
@@ -85,13 +84,13 @@ class WarpRows {
       steps_back_ += kChunk;
     } else if (lane_ <= kRowArrays) {
       addresses()[lane_] -=
-          lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * kStateBytes;
+          lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * state_bytes();
     }
   }
 
   /// The saved states before the chunk that fetch() takes next: those of the warp's first channel.
   __device__ __forceinline__ const char* saved_states() const {
-    return address(kRowArrays) - steps_back_ / kChunk * (args_.params.dim * kStateBytes);
+    return address(kRowArrays) - steps_back_ / kChunk * (args_.params.dim * state_bytes());
   }
 
   /// Starts loading the chunk; `kGradients` as in to_shared().
@@ -268,6 +267,10 @@ class WarpRows {
       work(slice_);
     }
   }
+  /// Of a channel's saved states.
+  __device__ __forceinline__ int64_t state_bytes() const {
+    return args_.params.dstate * (16 / Shape::kStates);
+  }
   /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
   /// slices are turned round as packed words on their way from and to memory.
   __device__ __forceinline__ bool against_memory() const {
@@ -398,12 +401,10 @@ struct GroupPlanes {
 };
 
 /// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
-/// Δ·u, Δ and dy. A lane takes some steps of its own channel, if it is not one of more lanes than
-/// steps.
+/// Δ·u, Δ and dy. A lane takes some steps of its own channel.
 template <class T, class Shape, Method kMethod>
 class GroupFinish {
-  static constexpr int kHeld = kGroupSteps > Shape::kParts ? kGroupSteps / Shape::kParts : 1;
-  static constexpr bool kSomeIdle = kHeld * Shape::kParts > kGroupSteps;
+  static constexpr int kHeld = kGroupSteps / Shape::kParts;
   using Values = Pack<float, kHeld>;
 
  public:
@@ -411,7 +412,6 @@ class GroupFinish {
       : D_(D), has_z_(has_z) {
     const int channel = lane & (Shape::kChannels - 1);
     const int step = (lane >> Shape::kChannelBits) * kHeld;
-    is_idle_ = step >= kGroupSteps;
     row_ = opaque(step * 4);
     const int quad = step / kBlockSteps & 1;
     const int within = step % kBlockSteps * 4;
@@ -421,7 +421,6 @@ class GroupFinish {
 
   /// `row` is the lane's row at the first step of the group.
   __device__ __forceinline__ void run(int row) {
-    if (kSomeIdle && is_idle_) return;
     row += row_;
     Values sums[3] = {};
 #pragma unroll
@@ -465,7 +464,6 @@ class GroupFinish {
  private:
   float D_;
   bool has_z_;
-  bool is_idle_;
   int row_;
   int from_;
   int from_swizzled_;

@@ -34,8 +34,10 @@ struct BackwardShape {
   static constexpr int kChunkBytes = kChunk * kRow;
 
   // What a warp leaves of a group for the sum over warps: see channel_sums.cuh.
-  static constexpr int kSumVectors = kChannelBits == 1 ? 4 : 2;  // of 16 bytes, per lane and block
+  static constexpr int kSumVectors = 2;  // of 16 bytes, per lane and block
   static constexpr int kSumBytes = kGroupBlocks * kSumVectors * kWarpSize * 16;
+  static constexpr int kTurnBlocks = 1;  // that a warp adds up in its turn
+  static constexpr int kSumUnroll = 4;   // warps whose sums are loaded at a time
 
   // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u and softplus'
   // slope; what y is multiplied with for dz, as lanes hold it; the state before all blocks of steps
@@ -55,6 +57,41 @@ struct BackwardShape {
   static constexpr int kPlane = kWarpSize * kPlaneRow;
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + (2 * kChannels * 4 + 15) / 16 * 16;
+  static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
+};
+
+/// Of real states that kWarps warps share, a team: see team_backward.cuh. They have the rows of Δ,
+/// Δ·u and dy in common; what else there is of a (channel, step) belongs to the lane that moves it.
+template <int kTeamWarps>
+struct TeamShape : BackwardShape<float, 2> {
+  static constexpr int kWarps = kTeamWarps;
+  static constexpr int kRowChannels = kChannels / kWarps;  // whose rows a warp moves
+
+  // Few warps have sums to add, and turns come often.
+  static constexpr int kTurnBlocks = kGroupBlocks;
+  static constexpr int kSumUnroll = kMaxWarps / 4;
+
+  // A team's part of shared memory, bytes: rows.
+  static constexpr int kTeamBytes = kDy + kRowSet;
+
+  // A warp's: checkpoints; the sums over its lanes of each group's parts of du, ddelta and y, the
+  // last group first; planes, in whose place the first group's sums come at last; what lanes keep
+  // of the rows they move; channels' values and addresses as in BackwardShape. Between groups lie
+  // 8 bytes more, which spreads them over the banks.
+  static constexpr int kGroups = kChunk / kGroupSteps;
+  static constexpr int kPart = kChannels * kPlaneRow;
+  static constexpr int kPartPair = kChannels * 2 * static_cast<int>(sizeof(float));
+  static constexpr int kGroupParts = 3 * kPart + 8;
+  static constexpr int kKeptArray = kWarpSize * kRowChannels * static_cast<int>(sizeof(float));
+  static constexpr int kCheckpoints = 0;
+  static constexpr int kPlanes =
+      ((kBlocksPerChunk - 1) * kCheckpoint + (kGroups - 1) * kGroupParts + 15) / 16 * 16;
+  static constexpr int kKept = kPlanes + 3 * kPlane;
+  static constexpr int kKeptU = 0;
+  static constexpr int kKeptSlope = kKeptArray;
+  static constexpr int kKeptGate = 2 * kKeptArray;
+  static constexpr int kChannelValues = kKept + 3 * kKeptArray;
+  static constexpr int kAddresses = kChannelValues + (2 * kRowChannels * 4 + 15) / 16 * 16;
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
 };
 
@@ -78,7 +115,14 @@ struct alignas(16) SumBarriers {
   uint64_t empty[kSlots];
 };
 
-/// Byte offsets of a block's shared memory.
+/// Of a team, a phase per chunk each.
+struct TeamBarriers {
+  uint64_t filled;  // rows
+  uint64_t swept;   // the chunk: nobody reads its rows any more, all sums over lanes are there
+};
+
+/// Byte offsets of a block's shared memory. B and C of a chunk come in slices, as many as warps
+/// share a channel.
 struct BackwardLayout {
   int ring;
   int sums;
@@ -86,13 +130,45 @@ struct BackwardLayout {
   int bytes;
 
   template <class Shape>
-  static SELECTIVE_SCAN_HD BackwardLayout make(int warps, bool variable) {
+  static SELECTIVE_SCAN_HD BackwardLayout make(int warps, bool variable, int slices = 1) {
     BackwardLayout layout;
     layout.ring = static_cast<int>(sizeof(RingBarriers<kBackwardRingSlots>) + sizeof(SumBarriers));
-    layout.sums = layout.ring + (variable ? kBackwardRingSlots * Shape::kChunkBytes : 0);
+    layout.sums = layout.ring + (variable ? kBackwardRingSlots * slices * Shape::kChunkBytes : 0);
     layout.warps = layout.sums + (variable ? SumBarriers::kSlots * warps * Shape::kSumBytes : 0);
     layout.bytes = layout.warps + warps * Shape::kWarpBytes;
     return layout;
+  }
+};
+
+/// The same of a block of teams; every slice of the states has its own sums.
+template <class Shape>
+struct TeamLayout {
+  int sum_barriers;
+  int team_barriers;
+  int ring;
+  int sums;
+  int teams;
+  int warps;
+  int bytes;
+
+  static SELECTIVE_SCAN_HD TeamLayout make(int teams) {
+    constexpr int kRingBarriers = static_cast<int>(sizeof(RingBarriers<kBackwardRingSlots>));
+    constexpr int kSumBarriers = static_cast<int>(sizeof(SumBarriers));
+    constexpr int kTeamBarriers = static_cast<int>(sizeof(TeamBarriers));
+    const int warps = teams * Shape::kWarps;
+    TeamLayout layout;
+    layout.sum_barriers = kRingBarriers;
+    layout.team_barriers = layout.sum_barriers + Shape::kWarps * kSumBarriers;
+    layout.ring = layout.team_barriers + teams * kTeamBarriers;
+    layout.sums = layout.ring + kBackwardRingSlots * Shape::kWarps * Shape::kChunkBytes;
+    layout.teams = layout.sums + SumBarriers::kSlots * warps * Shape::kSumBytes;
+    layout.warps = layout.teams + teams * Shape::kTeamBytes;
+    layout.bytes = layout.warps + warps * Shape::kWarpBytes;
+    return layout;
+  }
+  SELECTIVE_SCAN_HD int team(int index) const { return teams + index * Shape::kTeamBytes; }
+  SELECTIVE_SCAN_HD int warp(int team, int slice) const {
+    return warps + (team * Shape::kWarps + slice) * Shape::kWarpBytes;
   }
 };
 

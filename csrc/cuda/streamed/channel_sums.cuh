@@ -48,14 +48,13 @@ __device__ __forceinline__ float tf32_part(float x) {
 
 template <class Shape, bool kExact>
 class ChannelSums {
-  /// Lane bits 0 and 1 that are not channels are parts, which need columns of their own.
-  static constexpr int kPartBits = Shape::kChannelBits < 2 ? 2 - Shape::kChannelBits : 0;
-  static constexpr int kSteps = kBlockSteps >> kPartBits;  // of an accumulator
-  static constexpr int kAccumulators = 1 << kPartBits;
+  static_assert(Shape::kChannelBits == 2 || Shape::kChannelBits == 3);
   /// Of eight channels a lane's bit 2 is the third bit; the sum over it is left to the last sum.
   static constexpr bool kHalves = Shape::kChannelBits == 3;
   static constexpr int kSlots = SumBarriers::kSlots;
-  static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kSteps;
+  static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
+  static constexpr int kTurnBlocks = Shape::kTurnBlocks;
+  static constexpr int kGroupTurns = kGroupBlocks / kTurnBlocks;
 
  public:
   /// Whether mma takes the weights itself.
@@ -63,14 +62,14 @@ class ChannelSums {
 
   /// Sums of a block of steps; [0] of dB, [1] of dC.
   struct Block {
-    float sums[2][kWeighted ? 2 : kAccumulators][4] = {};
+    float sums[2][kWeighted ? 2 : 1][4] = {};
     // If weighted: of the step behind, which goes through the same mma.
     Pack<float, 4> states[2];
     float weights[2];
   };
 
-  /// To be called by all threads of the block. `target` is the tile's row of partial sums of step
-  /// 0.
+  /// To be called by all threads of the block. `warp` is one of `warps` that have the same states.
+  /// `target` is the tile's row of partial sums of step 0.
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
                                          int warps, float* target, int steps, bool has_z)
       : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
@@ -82,9 +81,8 @@ class ChannelSums {
         has_z_(has_z),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
         own_change_(own_ ^ (own_ + warps * Shape::kSumBytes)),
-        blocks_to_turn_(warp + kGroupBlocks) {
+        turns_to_wait_(warp + kGroupTurns) {
     const int lane = threadIdx.x % kWarpSize;
-    const int part = lane & ((1 << kPartBits) - 1) << Shape::kChannelBits;
     const int column = lane / 4;
 #pragma unroll
     for (int i = 0; i < kSelectors; ++i) {
@@ -92,16 +90,15 @@ class ChannelSums {
         // The compiler, which would build it again for every use, cannot know what a shuffle gives.
         select_[i] = __shfl_sync(kFullMask, column / 2 == i ? 0xffffffffu : 0u, lane);
       } else {
-        const int wanted = (i << kPartBits) | (part >> Shape::kChannelBits);
-        select_[i] = column == wanted ? bit_cast<uint32_t>(1.0f) : 0u;
+        select_[i] = column == i ? bit_cast<uint32_t>(1.0f) : 0u;
         asm volatile("" : "+r"(select_[i]));
       }
     }
-    if (threadIdx.x == 0) {
+    if (warp == 0 && lane == 0) {
       for (int slot = 0; slot < kSlots; ++slot) {
         const Barrier full{full_ + slot * kBarrierBytes};
         full.initialize(warps * kWarpSize);
-        empty_of(full).initialize(kGroupBlocks * kWarpSize);
+        empty_of(full).initialize(kGroupTurns * kWarpSize);
       }
     }
     __syncthreads();
@@ -133,9 +130,9 @@ class ChannelSums {
     // together in the result.
     float a[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = products.v[kPartBits == 0 ? (i >> 1) | (i & 1) << 1 : i];
-    const auto selected = [&](int half) { return bit_cast<float>(select_[j % kSteps * 2 + half]); };
-    float (&sums)[4] = block.sums[kind][j / kSteps];
+    for (int i = 0; i < 4; ++i) a[i] = products.v[(i >> 1) | (i & 1) << 1];
+    const auto selected = [&](int half) { return bit_cast<float>(select_[j * 2 + half]); };
+    float (&sums)[4] = block.sums[kind][0];
     if constexpr (kExact) {
       float rest[4];
 #pragma unroll
@@ -166,8 +163,8 @@ class ChannelSums {
           vector.v[s] = is_odd ? pair[1] : pair[0];
         }
       } else {
-        const float (&sums)[4] = block.sums[v / kAccumulators][v % kAccumulators];
-        vector = {sums[0], sums[kPartBits == 0 ? 1 : 2], sums[kPartBits == 0 ? 2 : 1], sums[3]};
+        const float (&sums)[4] = block.sums[v][0];
+        vector = {sums[0], sums[1], sums[2], sums[3]};
       }
       store_pack(reinterpret_cast<float*>(own + (kBlock * Shape::kSumVectors + v) * kVectorBytes),
                  vector);
@@ -208,31 +205,46 @@ class ChannelSums {
   /// Adds those blocks of the group put last for which it is this warp's turn.
   __device__ __forceinline__ void add_warps_in_turn(int first_step) {
 #pragma unroll 1
-    for (; blocks_to_turn_ < kGroupBlocks; blocks_to_turn_ += warps_) {
-      add_warps(count_ - 1, blocks_to_turn_, first_step + blocks_to_turn_ * kBlockSteps);
+    for (; turns_to_wait_ < kGroupTurns; turns_to_wait_ += warps_) {
+      const int block = turns_to_wait_ * kTurnBlocks;
+      add_warps(count_ - 1, block, first_step + block * kBlockSteps);
+      if (kGroupTurns == 1) {
+        turns_to_wait_ += warps_;
+        break;
+      }
     }
-    blocks_to_turn_ -= kGroupBlocks;
+    turns_to_wait_ -= kGroupTurns;
   }
 
-  __device__ __forceinline__ Pack<float, 4> sum_over_warps(int at, int stride, int at_too,
-                                                           float scale) const {
-    Pack<float, 4> sum{};
-#pragma unroll 4
+  /// Of one vector of each of kTurnBlocks blocks.
+  struct TurnSums {
+    Pack<float, 4> blocks[kTurnBlocks] = {};
+  };
+  __device__ __forceinline__ TurnSums sum_over_warps(int at, int stride, int at_too,
+                                                     float scale) const {
+    TurnSums sums;
+#pragma unroll(Shape::kSumUnroll)
     for (int w = 0; w < warps_; ++w) {
-      const auto add = [&](int address) {
-        const auto other =
-            load_pack<float, 4>(reinterpret_cast<const float*>(shared_memory() + address));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum.v[i] += other.v[i];
-      };
-      add(at);
-      if constexpr (kHalves) add(at_too);
+      for (int b = 0; b < kTurnBlocks; ++b) {
+        const auto add = [&](int address) {
+          const auto other = load_pack<float, 4>(reinterpret_cast<const float*>(
+              shared_memory() + address + b * Shape::kSumVectors * kVectorBytes));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums.blocks[b].v[i] += other.v[i];
+        };
+        add(at);
+        if constexpr (kHalves) add(at_too);
+      }
       at += stride;
       at_too += stride;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum.v[i] *= scale;
-    return sum;
+    for (int b = 0; b < kTurnBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums.blocks[b].v[i] *= scale;
+    }
+    return sums;
   }
 
   __device__ __forceinline__ void add_warps(unsigned index, int block, int first_step) {
@@ -258,23 +270,19 @@ class ChannelSums {
       const int part = g & 3;
       const int at = slot_at + kind * kVectorBytes + (part * 8 + tig) * 16;
       const int odd = (part & 1) * 64;
-      const auto sum =
+      const TurnSums sums =
           sum_over_warps(at + odd, Shape::kSumBytes, at + (64 - odd), cut_correction(kind));
-      store(tig, kind * kHalfFloats + part * 4, sum);
+#pragma unroll
+      for (int b = 0; b < kTurnBlocks; ++b) {
+        store(b * kBlockSteps + tig, kind * kHalfFloats + part * 4, sums.blocks[b]);
+      }
     } else {
 #pragma unroll
-      for (int v = 0; v < Shape::kSumVectors; ++v) {
-        const int kind = v / kAccumulators;
-        const auto sum = sum_over_warps(slot_at + v * kVectorBytes + lane * 16, Shape::kSumBytes, 0,
-                                        cut_correction(kind));
-        if constexpr (kPartBits == 0) {
-          store(tig, kind * kHalfFloats + g * 4, sum);
-        } else {
-          const int step = v % kAccumulators * kSteps + tig / 2;
-          const int at = kind * kHalfFloats + g * 8 + tig % 2 * 2;
-          store(step, at, Pack<float, 2>{sum.v[0], sum.v[1]});
-          store(step, at + 4, Pack<float, 2>{sum.v[2], sum.v[3]});
-        }
+      for (int kind = 0; kind < 2; ++kind) {
+        static_assert(kTurnBlocks == 1);
+        const TurnSums sums = sum_over_warps(slot_at + kind * kVectorBytes + lane * 16,
+                                             Shape::kSumBytes, 0, cut_correction(kind));
+        store(tig, kind * kHalfFloats + g * 4, sums.blocks[0]);
       }
     }
   }
@@ -289,7 +297,7 @@ class ChannelSums {
   unsigned count_ = 0;
   int own_;  // where this lane's sums go in that slot
   int own_change_;
-  int blocks_to_turn_;
+  int turns_to_wait_;
   uint32_t select_[kSelectors];  // a mask of weights, or the B operand itself
 };
 

@@ -51,7 +51,7 @@ struct LaneItems {
 /// A block converts kSlab values of every step of one chunk of one (batch, group), through shared
 /// memory so that both reads and writes are of neighbours. Bound by latency: it is a few megabytes.
 __global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
-    convert_projections_kernel(const __grid_constant__ ScanParams params, int values_per_step,
+    convert_projections_kernel(const __grid_constant__ ScanParams params, int slice_values,
                                int chunks, float* stream) {
   __shared__ float tile[kSlab][kChunk + 1];
   start_dependents();
@@ -65,10 +65,13 @@ __global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
   const int first_value = lanes_along_values ? lane : warp * kItems;
   const int first_step = lanes_along_values ? warp * kItems : lane;
 
-  const int in_step = static_cast<int>(blockIdx.y) * kSlab + first_value;  // of B | C
-  const bool is_C = in_step >= values_per_step;
+  const int row_slabs = 2 * slice_values / kSlab;
+  const int slice = static_cast<int>(blockIdx.y) / row_slabs;
+  const int slab = static_cast<int>(blockIdx.y) % row_slabs * kSlab;
+  const int in_row = slab + first_value;  // of B | C
+  const bool is_C = in_row >= slice_values;
   const bool is_variable = is_C ? params.variable_C : params.variable_B;
-  const int value = is_C ? in_step - values_per_step : in_step;
+  const int value = slice * slice_values + (is_C ? in_row - slice_values : in_row);
   const int sequence = static_cast<int>(blockIdx.x) / chunks;
   const int64_t step =
       static_cast<int64_t>(static_cast<int>(blockIdx.x) % chunks) * kChunk + first_step;
@@ -105,8 +108,10 @@ __global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
 
   constexpr int kQuad = 4;
   constexpr int kQuads = kSlab / kQuad;
-  float* rows =
-      stream + static_cast<int64_t>(blockIdx.x) * kChunk * 2 * values_per_step + blockIdx.y * kSlab;
+  const int slices = static_cast<int>(gridDim.y) / row_slabs;
+  float* rows = stream +
+                (static_cast<int64_t>(blockIdx.x) * slices + slice) * kChunk * 2 * slice_values +
+                slab;
 #pragma unroll
   for (int i = threadIdx.x; i < kQuads * kChunk; i += kThreads) {
     const int row = i / kQuads;
@@ -114,22 +119,23 @@ __global__ void __launch_bounds__(kThreads, kResidentThreads / kThreads)
     Pack<float, kQuad> quad;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) quad.v[j] = tile[column + j][row];
-    store_pack(rows + row * 2 * values_per_step + column, quad);
+    store_pack(rows + row * 2 * slice_values + column, quad);
   }
 }
 
 }  // namespace
 
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, int slices) {
   const ProjectionStream layout(params, padded_states);
   const int64_t blocks = params.batch * params.groups * layout.chunks;
   if (blocks == 0) return cudaSuccess;
   const int values_per_step = padded_states * (params.is_complex ? 2 : 1);
   const dim3 grid(static_cast<unsigned>(blocks),
                   static_cast<unsigned>(2 * values_per_step / kSlab));
-  convert_projections_kernel<<<grid, kThreads, 0, stream>>>(
-      params, values_per_step, static_cast<int>(layout.chunks), static_cast<float*>(stream_memory));
+  convert_projections_kernel<<<grid, kThreads, 0, stream>>>(params, values_per_step / slices,
+                                                            static_cast<int>(layout.chunks),
+                                                            static_cast<float*>(stream_memory));
   return cudaGetLastError();
 }
 

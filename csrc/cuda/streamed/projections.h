@@ -13,7 +13,8 @@ namespace selective_scan::cuda::streamed {
 
 /// An array (batch·group, step, B states | C states) of float or Complex<float>. States are padded
 /// to `padded_states` and steps to whole chunks of kChunk, with zeros; so is the half of a
-/// projection that is constant.
+/// projection that is constant. Where states are cut into slices, it is (batch·group, chunk, slice,
+/// step of the chunk, B states of the slice | C states).
 struct ProjectionStream {
   int64_t chunks;   // of a sequence
   int chunk_bytes;  // these are contiguous, one chunk after another
@@ -30,8 +31,9 @@ struct ProjectionStream {
 };
 
 /// Writes B and C of a scan in fp32 to `stream`, aligned to 16 bytes. A kernel launched behind this
-/// one may be a dependent launch (see bulk_copy.cuh).
+/// one may be a dependent launch (see bulk_copy.cuh). 16 real states are the least that a slice
+/// has.
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
-                                cudaStream_t stream);
+                                cudaStream_t stream, int slices = 1);
 
 }  // namespace selective_scan::cuda::streamed

@@ -33,6 +33,9 @@ struct LaneWork {
   static constexpr int kStates = Shape::kStates;
   WorkItem item;
   int lane, warp;
+  int slices;  // of the states, each with a warp of its own
+  int team;    // of the warps with the same channels
+  int slice;
   int channel_in_warp, part;
   int first_state;
   int channels;           // of the warp, that exist
@@ -41,25 +44,29 @@ struct LaneWork {
   bool exists;
   int steps;            // of the segment
   int chunks;           // likewise
+  int64_t channel_row;  // of (segment, batch, channel) arrays
   int64_t segment_row;  // of (segment, batch, channel, padded state) arrays
 
-  __device__ __forceinline__ LaneWork(const BackwardArgs& args, const WorkItem& block_item)
+  __device__ __forceinline__ LaneWork(const BackwardArgs& args, const WorkItem& block_item,
+                                      int slices = 1)
       : item(block_item),
         lane(threadIdx.x % kWarpSize),
         warp(__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0)),
+        slices(slices),
+        team(warp / slices),
+        slice(warp % slices),
         channel_in_warp(lane & (Shape::kChannels - 1)),
         part(lane >> Shape::kChannelBits),
-        first_state(part * kStates) {
-    const int left = item.channels - warp * Shape::kChannels;
+        first_state(slice * Shape::kPadded + part * kStates) {
+    const int left = item.channels - team * Shape::kChannels;
     channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
-    first_channel = item.first_channel + warp * Shape::kChannels;
+    first_channel = item.first_channel + team * Shape::kChannels;
     channel = first_channel + channel_in_warp;
     exists = channel_in_warp < channels;
     steps = static_cast<int>(item.end - item.begin);
     chunks = (steps + kChunk - 1) / kChunk;
-    segment_row = ((item.segment * args.params.batch + item.batch) * args.params.dim + channel) *
-                      Shape::kPadded +
-                  first_state;
+    channel_row = (item.segment * args.params.batch + item.batch) * args.params.dim + channel;
+    segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
 
   __device__ __forceinline__ LanePoles<T, kStates, kMethod> load_poles(
@@ -87,14 +94,19 @@ struct LaneWork {
   __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
                                                                 const BackwardLayout& layout,
                                                                 bool variable) const {
+    return ring(args, layout.ring, variable);
+  }
+  __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args, int at,
+                                                                bool variable) const {
+    const int chunk_bytes = slices * Shape::kChunkBytes;
     const char* const first = args.projections +
                               (item.batch * args.params.groups + item.group) * args.sequence_bytes +
-                              item.begin / kChunk * Shape::kChunkBytes;
+                              item.begin / kChunk * chunk_bytes;
     return {*reinterpret_cast<RingBarriers<kBackwardRingSlots>*>(shared_memory()),
-            shared_memory() + layout.ring,
-            first + static_cast<int64_t>(chunks - 1) * Shape::kChunkBytes,
-            -Shape::kChunkBytes,
-            Shape::kChunkBytes,
+            shared_memory() + at,
+            first + static_cast<int64_t>(chunks - 1) * chunk_bytes,
+            -chunk_bytes,
+            chunk_bytes,
             variable ? chunks : 0};
   }
 };
@@ -160,6 +172,51 @@ struct Handover {
   }
 };
 
+/// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
+/// are those of the warp's first channel.
+template <class Shape, class T, Method kMethod>
+__device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
+    const LaneWork<Shape, T, kMethod>& work, const ScanParams& params, const char* first_channel) {
+  if (!work.exists) return {};
+  const int dstate = static_cast<int>(params.dstate);
+  const T* const channels = reinterpret_cast<const T*>(first_channel);
+  return load_states<T, Shape::kStates>(channels + work.channel_in_warp * dstate, work.first_state,
+                                        dstate);
+}
+
+/// Stores what a lane has of its channel's states at the end: the gradient of those before the
+/// first step, or what the second part of a tile is handed, and its sums over the steps.
+template <class Shape, class T, Method kMethod>
+__device__ __forceinline__ void store_results(const BackwardArgs& args, const Handover& handover,
+                                              const LaneWork<Shape, T, kMethod>& work,
+                                              const Pack<T, Shape::kStates>& carry,
+                                              const LaneSums<T, Shape::kStates>& lane_sums) {
+  constexpr int kStates = Shape::kStates;
+  if (!work.exists) return;
+  const BackwardParams& params = args.params;
+  const WorkItem& item = work.item;
+  if (handover.is_first(item)) {
+    store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
+  } else if (item.begin == 0 && params.dinitial_state.present()) {
+    store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
+                         carry);
+  }
+  const bool is_second = handover.is_second(item);
+  const auto store = [&](void* array, Pack<T, kStates> states) {
+    if (array == nullptr) return;
+    T* const target = static_cast<T*>(array) + work.segment_row;
+    if (is_second) {
+      const auto before = load_pack<T, kStates>(target);
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) states.v[s] += before.v[s];
+    }
+    store_pack(target, states);
+  };
+  store(args.workspace.dA, lane_sums.dA);
+  store(args.workspace.dB, lane_sums.dB);
+  store(args.workspace.dC, lane_sums.dC);
+}
+
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
@@ -222,17 +279,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   // The state before the chunk that the rows fetch next; the first one starts from the initial
   // state.
   const auto fetch_start = [&](int chunk) {
-    States start{};
-    if (item.begin > 0 || chunk > 0) {
-      const char* const lane_states =
-          rows.saved_states() +
-          (work.channel_in_warp * Shape::kPadded + work.first_state) * static_cast<int>(sizeof(T));
-      if (work.exists) start = load_pack<T, kStates>(reinterpret_cast<const T*>(lane_states));
-    } else {
-      start = load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
-                                              work.first_state, params.dstate);
-    }
-    return start;
+    if (item.begin > 0 || chunk > 0) return load_saved_states(work, params, rows.saved_states());
+    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
+                                           work.first_state, params.dstate);
   };
 
   int steps = work.steps - (work.chunks - 1) * kChunk;
@@ -299,36 +348,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   if constexpr (kVariable) channel_sums.finish(0);
 
-  if (handover.is_first(item)) {
-    if (work.exists) {
-      store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
-    }
-  } else if (item.begin == 0 && params.dinitial_state.present() && work.exists) {
-    store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
-                         carry);
-  }
+  store_results(args, handover, work, carry, lane_sums);
 #pragma unroll
   for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
     group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
     group_finish.ddelta_bias += __shfl_xor_sync(kFullMask, group_finish.ddelta_bias, mask);
   }
   const bool is_second = handover.is_second(item);
-  const auto store = [&](void* array, States states) {
-    if (array == nullptr || !work.exists) return;
-    T* const target = static_cast<T*>(array) + work.segment_row;
-    if (is_second) {
-      const auto before = load_pack<T, kStates>(target);
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) states.v[s] += before.v[s];
-    }
-    store_pack(target, states);
-  };
-  store(args.workspace.dA, lane_sums.dA);
-  store(args.workspace.dB, lane_sums.dB);
-  store(args.workspace.dC, lane_sums.dC);
   const auto store_channel = [&](void* array, float value) {
     if (array == nullptr || !work.exists || work.part != 0) return;
-    float& target = static_cast<float*>(array)[work.segment_row / Shape::kPadded];
+    float& target = static_cast<float*>(array)[work.channel_row];
     target = is_second ? target + value : value;
   };
   store_channel(args.workspace.dD, group_finish.dD);
@@ -343,9 +372,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   using Shape = SummaryShape<T, kLaneBits>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
-  const LaneWork<Shape, T, kMethod> work(args, work_item(args.params, args.geometry, blockIdx.x));
+  const LaneWork<Shape, T, kMethod> work(args, work_item(args.params, args.geometry, blockIdx.x),
+                                         args.geometry.state_warps);
   if (work.item.segment == 0) return;  // nothing comes before it
-  const BackwardLayout layout = BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable);
+  const BackwardLayout layout =
+      BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   auto ring = work.ring(args, layout, kVariable);
   if constexpr (kVariable) {
@@ -372,7 +403,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
     const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
     LaneRows at{own + (work.channel_in_warp * kRowStride + (blocks - 1) * kBlockSteps) * 4,
-                slot + work.part * 16 + (blocks - 1) * kBlockSteps * Shape::kRow, 0};
+                slot + work.slice * Shape::kChunkBytes + work.part * 16 +
+                    (blocks - 1) * kBlockSteps * Shape::kRow,
+                0};
 #pragma unroll 2
     for (int block = blocks - 1; block >= 0; --block) {
       summarize_block<Shape, kMethod, kVariable>(at, poles, carry, factor);
@@ -392,8 +425,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
-int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(int warps) {
-  return BackwardLayout::make<BackwardShape<T, kLaneBits>>(warps, kVariable).bytes;
+int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(
+    const Geometry& geometry) {
+  return BackwardLayout::make<BackwardShape<T, kLaneBits>>(geometry.warps(), kVariable).bytes;
 }
 
 /// The first of the kernels that are launched behind the conversion of B and C is its dependent.
@@ -409,11 +443,12 @@ inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardA
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
     const BackwardArgs& args, cudaStream_t stream) {
-  return launch_backward(
-      streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, args,
-      grid_blocks(args.geometry.work_items),
-      BackwardLayout::make<SummaryShape<T, kLaneBits>>(args.geometry.warps(), kVariable).bytes,
-      true, stream);
+  return launch_backward(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                         args, grid_blocks(args.geometry.work_items),
+                         BackwardLayout::make<SummaryShape<T, kLaneBits>>(
+                             args.geometry.warps(), kVariable, args.geometry.state_warps)
+                             .bytes,
+                         true, stream);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
@@ -421,7 +456,7 @@ cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run
     const BackwardArgs& args, cudaStream_t stream) {
   return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
                          args, grid_blocks(args.geometry.work_items + args.split_tiles),
-                         shared_bytes(args.geometry.warps()), args.geometry.segments == 1, stream);
+                         shared_bytes(args.geometry), args.geometry.segments == 1, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,195 @@
+// The streamed backward scan of more than 16 real states a channel, by teams of warps.
+//
+// Mapping. A warp holds 16 states of 8 channels, as the warps of scan_backward.cuh do; so tensor
+// cores sum dB and dC over 8 channels. A team of as many warps as it takes to hold all states
+// shares its channels, and a block is as many teams as make up to kMaxWarps warps. Warps with the
+// same slice of the states, one of each team, add up what they have of dB and dC.
+//
+// A chunk: the warps of a team share the work of filling its rows, two channels at a time, and wait
+// for each other. Then each sweeps its states as in scan_backward.cuh, and leaves the sums over its
+// lanes of du's, ddelta's and y's parts. When all have done so, the warp that has filled a row adds
+// these over the warps, fills it again, and stores the gradients.
+//
+// Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
+// shared memory.
+#pragma once
+
+#include "scan_backward.cuh"
+#include "team_rows.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    team_backward_kernel(const __grid_constant__ BackwardArgs args) {
+  using Shape = TeamShape<kWarps>;
+  constexpr int kStates = Shape::kStates;
+  constexpr bool kExact = kSize == 4;
+  using States = Pack<float, kStates>;
+  using Sums = ChannelSums<Shape, kExact>;
+  const BackwardParams& params = args.params;
+  const Handover handover{args};
+  const LaneWork<Shape, float, kMethod> work(args, handover.item(), kWarps);
+  const WorkItem& item = work.item;
+  if (work.chunks <= 0) return;
+  const int teams = args.geometry.channel_warps;
+  const auto layout = TeamLayout<Shape>::make(teams);
+  const int own = layout.warp(work.team, work.slice);
+  const bool has_z = args.row(Row::kZ).present();
+
+  const auto* const team_barriers = reinterpret_cast<const TeamBarriers*>(
+      shared_memory() + layout.team_barriers + work.team * static_cast<int>(sizeof(TeamBarriers)));
+  const Barrier filled{static_cast<uint32_t>(__cvta_generic_to_shared(&team_barriers->filled))};
+  const Barrier swept{static_cast<uint32_t>(__cvta_generic_to_shared(&team_barriers->swept))};
+  if (work.slice == 0 && work.lane == 0) {
+    filled.initialize(kWarps * kWarpSize);
+    swept.initialize(kWarps * kWarpSize);
+  }
+  auto ring = work.ring(args, layout.ring, true);
+  // Of what is read here the kernel in front of this one writes B and C alone; those before it are
+  // complete.
+  if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+  ring.start();
+  const int64_t target_row =
+      (((work.slice * args.geometry.tiles + item.tile) * params.batch + item.batch) *
+           params.groups +
+       item.group) *
+          params.seqlen +
+      item.begin;
+  Sums channel_sums(
+      *reinterpret_cast<SumBarriers*>(shared_memory() + layout.sum_barriers +
+                                      work.slice * static_cast<int>(sizeof(SumBarriers))),
+      layout.sums + work.slice * SumBarriers::kSlots * teams * Shape::kSumBytes, work.team, teams,
+      static_cast<float*>(args.workspace.projections) + target_row * Shape::kRow / 4, work.steps,
+      has_z);
+  // What lies behind the last step is added up, if not used, and has to be numbers.
+  for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
+       at += kWarpSize * 16) {
+    shared_store(at, Pack<float, 4>{});
+  }
+  TeamRows<Shape, kSize, kMethod, kMap> rows(args, layout, work.team, work.slice, work.lane,
+                                             work.channels, item.batch, work.first_channel,
+                                             item.begin / kChunk + work.chunks - 1);
+  const auto poles = work.load_poles(params);
+
+  States carry{};
+  if (args.geometry.segments == 1 && !handover.is_second(item)) {
+    carry = load_channel_states<float, kStates>(params.dlast_state, item, work.channel, work.exists,
+                                                work.first_state, params.dstate);
+  } else {
+    if (handover.is_second(item)) handover.wait();
+    if (work.exists) {
+      carry = load_pack<float, kStates>(static_cast<const float*>(args.workspace.segments.offsets) +
+                                        work.segment_row);
+    }
+  }
+  LaneSums<float, kStates> lane_sums;
+  const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
+  const GroupSums<Shape> group_sums(own, work.lane, has_z);
+  const auto fetch_start = [&](int chunk) {
+    if (item.begin > 0 || chunk > 0) return load_saved_states(work, params, rows.saved_states());
+    return load_channel_states<float, kStates>(params.initial_state, item, work.channel,
+                                               work.exists, work.first_state, params.dstate);
+  };
+
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  rows.fetch(steps);
+  States start = fetch_start(work.chunks - 1);
+  rows.convert(steps);
+  rows.put();
+  filled.arrive();
+  __syncwarp();
+  rows.step_back();
+  __syncwarp();
+  int parity = 0;
+#pragma unroll 1
+  for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    const bool is_last = chunk == 0;
+    if (!is_last) rows.prefetch();
+    const int slot = static_cast<int>(ring.acquire() - shared_memory());
+    filled.wait(parity);
+    const int groups = (steps + kGroupSteps - 1) / kGroupSteps;
+    const int last_block = groups * kGroupBlocks - 1;
+    LaneRows at{layout.team(work.team) + work.channel_in_warp * kRowStride * 4,
+                slot + work.slice * Shape::kChunkBytes + work.part * 16,
+                own + Shape::kCheckpoints + work.lane * 16};
+    States before = start;
+    sweep_forward<Shape, kMethod, true>(at, last_block, poles, before);
+
+    at.row += last_block * kBlockSteps * 4;
+    at.projection += last_block * kBlockSteps * Shape::kRow;
+    at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+    BlockInputs<float, kStates> inputs;
+    load_block<Shape, true>(at, poles.B, inputs);
+    const auto work_on_block = [&]<int kBlock>(int group) {
+      typename Sums::Block block_sums;
+      const BlockParts parts = sweep_block_backward<Shape, kMethod, true, kExact>(
+          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+      at.row -= kBlockSteps * 4;
+      at.projection -= kBlockSteps * Shape::kRow;
+      if (kBlock > 0 || group > 0) {
+        before = shared_load<float, kStates>(at.checkpoint);
+        at.checkpoint -= Shape::kCheckpoint;
+        load_block<Shape, true>(at, poles.B, inputs);
+      }
+      planes.template put<kBlock>(parts, has_z);
+      channel_sums.template put<kBlock>(
+          block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
+    };
+    static_assert(kGroupBlocks == 2);
+#pragma unroll 1
+    for (int group = groups - 1; group >= 0; --group) {
+      work_on_block.template operator()<1>(group);
+      work_on_block.template operator()<0>(group);
+      group_sums.run(group);
+    }
+    ring.release();
+    if (!is_last) {
+      rows.fetch(kChunk);
+      start = fetch_start(chunk - 1);
+    }
+    swept.arrive();
+    if (!is_last) rows.convert(kChunk);
+    swept.wait(parity);
+    rows.finish();
+    if (!is_last) {
+      rows.put();
+      filled.arrive();
+    }
+    rows.store(steps);
+    __syncwarp();
+    rows.step_back();
+    __syncwarp();
+    steps = kChunk;
+    parity ^= 1;
+  }
+  channel_sums.finish(0);
+
+  store_results(args, handover, work, carry, lane_sums);
+  const bool is_second = handover.is_second(item);
+  rows.each_channel([&](int channel, float dD, float ddelta_bias) {
+    const auto store = [&](void* array, float value) {
+      if (array == nullptr) return;
+      float& target = static_cast<float*>(array)[work.channel_row - work.channel_in_warp + channel];
+      target = is_second ? target + value : value;
+    };
+    store(args.workspace.dD, dD);
+    store(args.workspace.ddelta_bias, ddelta_bias);
+  });
+  if (handover.is_first(item)) handover.hand_on();
+}
+
+template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
+int TeamBackward<kWarps, kSize, kMethod, kMap>::shared_bytes(const Geometry& geometry) {
+  return TeamLayout<TeamShape<kWarps>>::make(geometry.channel_warps).bytes;
+}
+
+template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
+cudaError_t TeamBackward<kWarps, kSize, kMethod, kMap>::run(const BackwardArgs& args,
+                                                            cudaStream_t stream) {
+  return launch_backward(team_backward_kernel<kWarps, kSize, kMethod, kMap>, args,
+                         grid_blocks(args.geometry.work_items + args.split_tiles),
+                         shared_bytes(args.geometry), args.geometry.segments == 1, stream);
+}
+
+}  // namespace selective_scan::cuda::streamed
