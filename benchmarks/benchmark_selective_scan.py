@@ -49,7 +49,7 @@ from report import Row
 from selective_scan import selective_scan_fn, selective_scan_ref
 from siblings import OPERATORS, SiblingAnchors, SiblingRow, run_sibling, select_siblings
 from suite import select_problems
-from timing import Timing, host_overhead_us, measure
+from timing import Timing, host_overhead_us, keep_freed_memory, measure
 
 # Above this many state updates one run of the reference takes longer than is worth waiting for.
 _MOST_REFERENCE_UPDATES = 1 << 25
@@ -246,6 +246,8 @@ def run_siblings(
     """The rows of the other operators; what goes wrong is added to `failures`."""
     device = settings.device
     is_cuda = device.type == "cuda"
+    if not is_cuda:
+        keep_freed_memory()
     anchors = SiblingAnchors(torch.cuda.get_device_name(device) if is_cuda else "")
     problems = select_siblings(operators, device.type, options.dtype, quick=options.quick)
     rows = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +37,21 @@ class Timing:
         else:
             q1 = q3 = samples[0]
         return cls(statistics.median(samples), q1, q3, min(samples), len(samples))
+
+
+def keep_freed_memory() -> None:
+    """Has glibc keep the memory that one run frees for the next.
+
+    Else it may hand megabytes back to the system after every run, or after none, depending on what
+    else lies where; to get pages again costs as much as a scan of them.
+    """
+    if sys.platform != "linux":
+        return
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(trim_threshold, 1 << 30)
+        mallopt(mmap_threshold, 1 << 25)  # the most that it takes
 
 
 def _host_ms(call: Callable[[], object], repeats: int) -> float:
