@@ -71,9 +71,13 @@ STREAMED_BACKWARD = [
 TEAM_WARPS = [2, 4]
 
 
-# The relay's forward kernels: states per lane, steps of a chunk, warps of a group.
-RELAY_FORWARD = [(4, 16, 1), (4, 16, 4), (1, 32, 1)]
 RELAY_STORAGES = ["Vectors<2>", "Vectors<4>", "Elements"]
+# The relay's forward kernels: states per lane, steps of a chunk, warps of a group; storages.
+RELAY_FORWARD = [
+    ((4, 16, 1), RELAY_STORAGES),
+    ((4, 16, 4), RELAY_STORAGES),
+    ((1, 32, 1), RELAY_STORAGES[:2]),
+]
 
 
 def source(folder, headers, instantiations):
@@ -161,7 +165,8 @@ def relay_sources():
         name = f"Method::k{method}"
         texts = [
             instantiation("RelayForward", *shape, storage, name)
-            for shape, storage in itertools.product(RELAY_FORWARD, RELAY_STORAGES)
+            for shape, storages in RELAY_FORWARD
+            for storage in storages
         ] + [instantiation("RelayBackward", storage, name) for storage in RELAY_STORAGES]
         yield f"relay_{method.lower()}.cu", source("relay", ["backward", "forward"], texts)
 

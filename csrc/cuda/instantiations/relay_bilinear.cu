@@ -12,7 +12,6 @@ template struct RelayForward<4, 16, 4, Vectors<4>, Method::kBilinear>;
 template struct RelayForward<4, 16, 4, Elements, Method::kBilinear>;
 template struct RelayForward<1, 32, 1, Vectors<2>, Method::kBilinear>;
 template struct RelayForward<1, 32, 1, Vectors<4>, Method::kBilinear>;
-template struct RelayForward<1, 32, 1, Elements, Method::kBilinear>;
 template struct RelayBackward<Vectors<2>, Method::kBilinear>;
 template struct RelayBackward<Vectors<4>, Method::kBilinear>;
 template struct RelayBackward<Elements, Method::kBilinear>;

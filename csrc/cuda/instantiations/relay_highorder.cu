@@ -12,7 +12,6 @@ template struct RelayForward<4, 16, 4, Vectors<4>, Method::kHighorder>;
 template struct RelayForward<4, 16, 4, Elements, Method::kHighorder>;
 template struct RelayForward<1, 32, 1, Vectors<2>, Method::kHighorder>;
 template struct RelayForward<1, 32, 1, Vectors<4>, Method::kHighorder>;
-template struct RelayForward<1, 32, 1, Elements, Method::kHighorder>;
 template struct RelayBackward<Vectors<2>, Method::kHighorder>;
 template struct RelayBackward<Vectors<4>, Method::kHighorder>;
 template struct RelayBackward<Elements, Method::kHighorder>;

@@ -12,7 +12,6 @@ template struct RelayForward<4, 16, 4, Vectors<4>, Method::kPoly>;
 template struct RelayForward<4, 16, 4, Elements, Method::kPoly>;
 template struct RelayForward<1, 32, 1, Vectors<2>, Method::kPoly>;
 template struct RelayForward<1, 32, 1, Vectors<4>, Method::kPoly>;
-template struct RelayForward<1, 32, 1, Elements, Method::kPoly>;
 template struct RelayBackward<Vectors<2>, Method::kPoly>;
 template struct RelayBackward<Vectors<4>, Method::kPoly>;
 template struct RelayBackward<Elements, Method::kPoly>;

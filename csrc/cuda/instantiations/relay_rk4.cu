@@ -12,7 +12,6 @@ template struct RelayForward<4, 16, 4, Vectors<4>, Method::kRk4>;
 template struct RelayForward<4, 16, 4, Elements, Method::kRk4>;
 template struct RelayForward<1, 32, 1, Vectors<2>, Method::kRk4>;
 template struct RelayForward<1, 32, 1, Vectors<4>, Method::kRk4>;
-template struct RelayForward<1, 32, 1, Elements, Method::kRk4>;
 template struct RelayBackward<Vectors<2>, Method::kRk4>;
 template struct RelayBackward<Vectors<4>, Method::kRk4>;
 template struct RelayBackward<Elements, Method::kRk4>;

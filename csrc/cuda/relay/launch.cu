@@ -1,6 +1,7 @@
 // Launches of the relay kernels: which problems they take, and in which shape.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "../launch_tools.h"
@@ -78,12 +79,13 @@ RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
 // --- tables of instantiations -------------------------------------------------------------------
 
 /// Calls visit with the Storage that suits arrays of vectors of `size` bytes an element, or of
-/// none.
-template <class Visit>
+/// none where kHasElements.
+template <bool kHasElements, class Visit>
 cudaError_t visit_storage(int size, const Visit& visit) {
   if (size == 2) return visit.template operator()<Vectors<2>>();
   if (size == 4) return visit.template operator()<Vectors<4>>();
-  return visit.template operator()<Elements>();
+  if constexpr (kHasElements) return visit.template operator()<Elements>();
+  return cudaErrorInvalidValue;
 }
 
 /// Kernel<kMethod>::launch for a method found out at run time.
@@ -117,17 +119,30 @@ constexpr int64_t kMostForwardBlocks = 4;
 /// Problems of fewer steps are short. Longer ones are left to other kernels unless arrays are
 /// vectors: those divide the work around the scan better.
 constexpr int64_t kFewSteps = 1024;
+/// Shorter sequences are better streamed, by the blocks of the wide shape that a multiprocessor
+/// has: with more of these, all below kSegmentSteps.
+constexpr int64_t kFewestSteps[] = {72, 200, 900};
 constexpr int64_t kManySteps = 16384;
 /// From so many on, time in segments (streamed/) is better where the last wave of blocks leaves
 /// more multiprocessors idle than this part of them all.
 constexpr int64_t kSegmentSteps = 8192;
 constexpr double kMostIdle = 0.15;
-/// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
+/// Blocks that share a tile, from so many steps on. Not all multiprocessors can be divided among
+/// clusters of four.
 constexpr int64_t kCluster = 2;
+constexpr int64_t kClusterSteps = 384;
 constexpr int kGroupWarps = 4;
 constexpr int64_t kMostBackwardBlocks = 4;
 /// Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
 constexpr int64_t kMostPartialSums = int64_t{1} << 22;
+
+/// Whether the streamed kernels have no objection either.
+bool is_streamable(const ForwardParams& params) {
+  const auto rows = rows_of(params);
+  return std::all_of(rows.begin(), rows.end(), [&](const ArrayView* view) {
+    return !view->present() || view->dtype == params.u.dtype;
+  });
+}
 
 /// What a forward launch settles before it needs scratch memory.
 struct ForwardPlan {
@@ -145,10 +160,12 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
   if (blocks > kMostForwardBlocks * multiprocessors) return false;
   const bool is_short = params.seqlen < kFewSteps;
   constexpr int64_t kNarrowPerWide = Wide::kChannels / Narrow::kChannels;
-  plan.is_narrow = (is_short ? 2 : kNarrowPerWide) * blocks <= multiprocessors;
-  plan.is_clustered = !plan.is_narrow && device.major >= 9 && kCluster * blocks <= multiprocessors;
-  plan.element_size = plan.is_narrow ? vector_size<Narrow>(params, rows_of(params))
-                                     : vector_size<Wide>(params, rows_of(params));
+  plan.element_size = vector_size<Narrow>(params, rows_of(params));
+  plan.is_narrow =
+      kNarrowPerWide * blocks <= multiprocessors && (plan.element_size != 0 || !is_short);
+  plan.is_clustered = !plan.is_narrow && params.seqlen >= kClusterSteps && device.major >= 9 &&
+                      kCluster * blocks <= multiprocessors;
+  if (!plan.is_narrow) plan.element_size = vector_size<Wide>(params, rows_of(params));
   // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
   // last blocks of all run alone.
   const bool is_shared =
@@ -156,12 +173,14 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
   plan.warps = plan.is_narrow ? (is_short ? 8 : 12)
                : is_shared    ? kMaxRelayWarps / 2
                               : kMaxRelayWarps;
-  if (is_short) return true;
-  const auto places = static_cast<double>(ceil_div(blocks, multiprocessors) * multiprocessors);
-  if (params.seqlen >= kSegmentSteps && static_cast<double>(blocks) < (1 - kMostIdle) * places) {
-    return false;
+  if (!is_streamable(params) || (is_short && plan.is_narrow)) return is_short;
+  if (!is_short && plan.element_size == 0) return false;
+  const int64_t rounds = ceil_div(blocks, multiprocessors);
+  if (params.seqlen >= kSegmentSteps) {
+    const auto places = static_cast<double>(rounds * multiprocessors);
+    return static_cast<double>(blocks) >= (1 - kMostIdle) * places;
   }
-  return plan.element_size != 0;
+  return rounds <= std::ssize(kFewestSteps) && params.seqlen >= kFewestSteps[rounds - 1];
 }
 
 template <class S, int kGroup>
@@ -182,7 +201,8 @@ cudaError_t launch_forward(const ForwardParams& params, const Device& device,
   }
   args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
   args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
-  return visit_storage(plan.element_size, [&]<class Storage>() {
+  constexpr bool kHasElements = S::kStepMajor;  // see make_plan()
+  return visit_storage<kHasElements>(plan.element_size, [&]<class Storage>() {
     return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
   });
 }
@@ -236,7 +256,7 @@ std::optional<cudaError_t> relay_backward(const BackwardParams& params, const Sc
   args.geometry = make_geometry<Narrow>(params, kMaxRelayWarps / share);
   lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
   const int size = vector_size<Narrow>(params, rows_of(params));
-  const cudaError_t error = visit_storage(size, [&]<class Storage>() {
+  const cudaError_t error = visit_storage<true>(size, [&]<class Storage>() {
     return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);
   });
   return error == cudaSuccess ? relay_reduce(args, stream) : error;
