@@ -151,21 +151,30 @@ bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const 
 bool choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      const Kernels& kernels, Geometry& best) {
   constexpr int kWarpsForHalfRate = 6;
+  constexpr int kFewestWarps = 8;        // where shared memory has no room for more
   constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
   Geometry geometry;
   geometry.lane_bits = variant.lane_bits;
   geometry.state_warps = variant.team_warps;
   geometry.group_channels = params.dim / params.groups;
-  const int64_t most =
+  const int useful = static_cast<int>(
       std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()),
-                        kMaxWarps / geometry.state_warps);
+                        kMaxWarps / geometry.state_warps));
+  int most = useful;
+  const auto fits = [&] {
+    geometry.channel_warps = most;
+    return kernels.shared_bytes(geometry) <= device.block_shared_bytes;
+  };
+  while (most > 0 && !fits()) --most;
+  if (params.variable_B && most < useful && most * geometry.state_warps < kFewestWarps) {
+    return false;
+  }
   double best_load = 0;
-  for (; geometry.channel_warps <= most; ++geometry.channel_warps) {
+  for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
     const int warps = geometry.warps();
-    if (kernels.shared_bytes(geometry) > device.block_shared_bytes) break;
     // A tile writes one partial sum of dB and dC for all of its channels.
     if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
-        warps < std::min<int64_t>(most * geometry.state_warps, kMaxWarps - 2)) {
+        warps < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
     geometry.set_tiles();
