@@ -49,7 +49,7 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
         first_state % slice_states + n;
     T sum[kSums] = {};
     if (first_state + n < params.dstate) {
-#pragma unroll 8
+#pragma unroll 4
       for (int64_t tile = 0; tile < args.geometry.round_tiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
@@ -83,19 +83,18 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
   }
 }
 
-/// Two sorts of work: see reduce_projections(), which takes longer and so has the first blocks, and
-/// sum_batches().
+/// Two sorts of work: see sum_batches(), for the first `batch_blocks` blocks, and
+/// reduce_projections().
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
-                  unsigned projection_blocks) {
+                  unsigned batch_blocks) {
   wait_for_primary();
-  if (blockIdx.x < projection_blocks) {
-    reduce_projections<T>(args, blockIdx.x, projection_blocks);
+  if (blockIdx.x >= batch_blocks) {
+    reduce_projections<T>(args, blockIdx.x - batch_blocks, gridDim.x - batch_blocks);
     return;
   }
-  for (int64_t index = blockIdx.x - projection_blocks; index < sums.work_items();
-       index += gridDim.x - projection_blocks) {
+  for (int64_t index = blockIdx.x; index < sums.work_items(); index += batch_blocks) {
     sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
   }
 }
@@ -174,7 +173,7 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
   const unsigned projection_blocks = blocks_for(args.projection_items);
   // Its launch may overlap the end of the scan; the work begins when that is complete.
   const LaunchShape shape{batch_blocks + projection_blocks, kReduceThreads, 0, true};
-  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, projection_blocks);
+  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, batch_blocks);
 }
 
 template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
