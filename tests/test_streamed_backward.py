@@ -22,6 +22,7 @@ def cases():
     for base in KINDS.values():
         yield from (base.with_(method=method) for method in METHODS)
         yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+        yield from (base.with_(method=method, dtype=torch.bfloat16) for method in METHODS)
         # Lanes along steps, along channels, and along neither.
         yield from (base.with_(seqlen=64, dtype=dtype) for dtype in FLOATS)
         # Most chunks of a warp have small steps only, for which softplus has a form of its own.
@@ -107,6 +108,42 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
     )
     actual = gradient(selective_scan_fn, **tensors)
     assert Error.of(actual.double(), exact).relative_l2 < 1e-5
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_poles_of_any_size(kind, dtype, cuda_device):
+    """With foh, warps go by increments unless one of their poles is too small for their steps."""
+    case = KINDS[kind].with_(method="foh", seqlen=64, dtype=dtype, initial_state=False)
+    tensors = {
+        name: value if value is None else value.detach().to(cuda_device).clone()
+        for name, value in make(case).tensors.items()
+    }
+    A = tensors["A"]
+    magnitudes = torch.logspace(-6, 3, A.shape[0], device=cuda_device)
+    A *= magnitudes[:, None].to(A.dtype)
+    A[::7, 3] = 0
+    names = ("u", "delta", "A", "B", "C", "delta_bias")
+
+    def gradients(scan, inputs):
+        leaves = {name: inputs[name].requires_grad_() for name in names}
+        y = scan(**(inputs | leaves), delta_softplus=True, discretization_method="foh")
+        return torch.autograd.grad(y.square().sum(), leaves.values())
+
+    exact = gradients(
+        selective_scan_ref,
+        {n: None if v is None else v.detach().to(wide(v.dtype)) for n, v in tensors.items()},
+    )
+    actual = gradients(selective_scan_fn, tensors)
+    for name, gradient, expected in zip(names, actual, exact, strict=True):
+        limit = 3e-6 if dtype == torch.float32 else 1e-2
+        error = Error.of(gradient.to(expected.dtype), expected)
+        assert error.relative_l2 < limit, (name, error)
+        if name == "A":
+            # Every channel has its own size.
+            rows = (gradient - expected).norm(dim=1) / expected.norm(dim=1)
+            assert rows.max() < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
 def wide(dtype):

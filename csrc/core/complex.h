@@ -78,6 +78,10 @@ SELECTIVE_SCAN_HD Complex<R> operator-(R a, Complex<R> b) {
   return {a - b.re, R(scalar_t<R>(0)) - b.im};
 }
 template <class R>
+SELECTIVE_SCAN_HD Complex<R> operator-(Complex<R> a) {
+  return {-a.re, -a.im};
+}
+template <class R>
 SELECTIVE_SCAN_HD Complex<R>& operator+=(Complex<R>& a, Complex<R> b) {
   a = a + b;
   return a;

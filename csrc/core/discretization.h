@@ -54,11 +54,27 @@ struct Step {
   Input input;
 };
 
-/// A step of which √abar is known: h[t] = root·(root·h[t-1] + input·B).
+/// A step of H = A·h: see ExactIncrements.
 template <class T>
-struct RootStep {
-  T root;
-  T input;
+struct IncrementStep {
+  T growth;
+  real_t<T> u;
+};
+
+/// A step h[t] = r·(h[t-1] + input·B) − h[t-1].
+template <class T>
+struct ReflectedStep {
+  T r;
+  real_t<T> input;
+};
+
+/// Gradients from g, that of h[t], for scans that have B and the states on both sides of a step at
+/// hand; the last two divided by Formula::kInputScale and kXScale.
+template <class T>
+struct StepBack {
+  T state;  // of h[t-1]
+  T input;  // g·conj(b): Δ·u times it is the gradient of B, Re Σ input·conj(B) that of Δ·u
+  T x;      // of x = Δ·A
 };
 
 /// What exp(Δ·A) needs of A, for a policy that has rate(A) and exp_at(Δ, rate).
@@ -138,15 +154,55 @@ struct TruncatedHold {
     }
   }
 
+  /// What a step is made of: a, b and b'/kSlopeScale. b without its second highest power takes one
+  /// multiplication less, and b' comes with it:
+  ///   1 + x/2 + x²/6 = v² + 5/8                   v = (x + 3/2)/√6    b' = √(2/3)·v
+  ///   1 + x/2 + x²/6 + x³/24 = v³ + p·v + 43/81   v = c·(x + 4/3)     b' = 3c·(v² + p/3)
+  /// with c = 1/∛24 and p = 5/(18c).
+  template <class T>
+  struct Kept {
+    T a;
+    T b;
+    T slope;
+  };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
-    T b = one<T>();
-    if constexpr (kTerms > 1) {
-      T sum = constants.coefficients[kTerms - 2];
-      for (int k = kTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
-      b = constant<T>(1) + delta * sum;
+  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T A, const Constants<Math, T>& constants) {
+    Kept<T> kept{Math::exp_at(delta, constants.rate), one<T>(), one<T>()};
+    if constexpr (kTerms == 2) {
+      kept.b = constant<T>(1) + (constant<T>(0.5) * delta) * A;
+    } else if constexpr (kTerms == 3) {
+      const T v = constant<T>(0.61237243569579452) + (constant<T>(0.40824829046386302) * delta) * A;
+      kept.b = multiply_add(v, v, constant<T>(0.625) * one<T>());
+      kept.slope = v;
+    } else if constexpr (kTerms == 4) {
+      constexpr double p = 5 / (18 * kCubicScale);
+      const T v = constant<T>(4 * kCubicScale / 3) + (constant<T>(kCubicScale) * delta) * A;
+      const T factor = multiply_add(v, v, constant<T>(p) * one<T>());
+      kept.b = multiply_add(v, factor, constant<T>(43.0 / 81) * one<T>());
+      kept.slope = factor - constant<T>(2 * p / 3) * one<T>();
     }
-    return {Math::exp_at(delta, constants.rate), b};
+    return kept;
+  }
+
+  template <class T>
+  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
+    return kept.a * h + delta_u * (kTerms == 1 ? B : kept.b * B);
+  }
+
+  static constexpr double kInputScale = 1;
+  static constexpr double kXScale = 1;
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> delta_u, const Kept<T>& kept, T before,
+                                                 T /*after*/, T B, T g) {
+    const T carry = g * conj(kept.a);
+    if constexpr (kTerms == 1) {
+      return {carry, g, carry * conj(before)};
+    } else {
+      T dx = g * conj(B);
+      if constexpr (kTerms > 2) dx = dx * conj(kept.slope);
+      return {carry, g * conj(kept.b),
+              carry * conj(before) + (constant<T>(kSlopeScale) * delta_u) * dx};
+    }
   }
 
   /// From the gradients of a and b. a' = a, so that da·conj(a), which a scan needs anyway, will do.
@@ -178,6 +234,11 @@ struct TruncatedHold {
   }
 
  private:
+  static constexpr double kCubicScale = 0.34668063717531733;  // 1/∛24
+  static constexpr double kSlopeScale = kTerms == 2   ? 0.5
+                                        : kTerms == 3 ? 0.81649658092772603
+                                                      : 3 * kCubicScale;
+
   /// Σ_{kFirst ≤ k < kEnd} k·x^(k-kFirst)/(k+1)!
   template <int kFirst, int kEnd, class T>
   static SELECTIVE_SCAN_HD T slope_terms(T x) {
@@ -228,13 +289,6 @@ struct ExactHold {
       return {value.abar, delta_u * value.phi1};
     }
   }
-  /// The same with less work, for steps within Math::small_limit(constants).
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD RootStep<T> small_step(real_t<T> delta, real_t<T> delta_u,
-                                                  const Constants<Math, T>& constants) {
-    const auto value = Math::small_exact_hold_step(delta, constants);
-    return {value.root, delta_u * value.series};
-  }
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
@@ -247,15 +301,38 @@ struct ExactHold {
             select(norm(x) < constant<T>(1), near, away)};
   }
 
+  template <class T>
+  struct Kept {
+    Hold<T> hold;
+    real_t<T> delta;
+    T A;
+  };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
+  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T A, const Constants<Math, T>& constants) {
     const auto value = Math::exact_hold_step(delta, constants);
     // A scan does not mind what φ1 is where Δ = 0, but the gradient of Δ does.
     if constexpr (is_complex_v<T>) {
-      return {value.abar, select(delta == constant<T>(0), one<T>(), value.phi1)};
+      const T phi1 = select(delta == constant<T>(0), one<T>(), value.phi1);
+      return {{value.abar, phi1}, delta, A};
     } else {
-      return {value.abar, value.phi1};
+      return {{value.abar, value.phi1}, delta, A};
     }
+  }
+
+  template <class T>
+  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
+    return kept.hold.a * h + delta_u * (kept.hold.b * B);
+  }
+
+  static constexpr double kInputScale = 1;
+  static constexpr double kXScale = 1;
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> delta_u, const Kept<T>& kept, T before,
+                                                 T /*after*/, T B, T g) {
+    const T carry = g * conj(kept.hold.a);
+    return {carry, g * conj(kept.hold.b),
+            gradient_of_x<Math>(kept.delta, kept.A, kept.hold, T{}, carry * conj(before),
+                                delta_u * (g * conj(B)))};
   }
 
   /// φ1' = (a − φ1)/x cancels for a small x. There φ1 itself is a factor of a short series.
@@ -267,6 +344,43 @@ struct ExactHold {
     const T near = value.b * phi1_logarithmic_derivative(x, square);
     const T away = (value.a - value.b) * reciprocal(x);
     return da_conj_a + db * conj(select(square < constant<T>(1), near, away));
+  }
+};
+
+/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1 and w = H[t-1] + B·u,
+///   H[t] = H[t-1] + e·w
+/// and from the gradients g of h[t] and g·conj(1 + e) of h[t-1], both unscaled,
+///   dΔ = Re Σ g·conj((1 + e)·w)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
+///   conj(A)·dA = Σ Δ·g·conj((1 + e)·w) − dB·conj(B)
+/// This takes no φ1 and no derivative of it. But where x is small, the last two terms cancel to a
+/// part |x|/2 of each, and A must not be 0.
+struct ExactIncrements {
+  template <class T>
+  struct Kept {
+    T growth;  // e
+    T w;
+    T inverse;  // 1/A
+  };
+  /// By a policy that has growth(Δ, exact_hold_constants(A)).
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD IncrementStep<T> step(real_t<T> delta, real_t<T> u,
+                                                 const ExactHold::Constants<Math, T>& constants) {
+    return {Math::growth(delta, constants), u};
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
+                                     const ExactHold::Constants<Math, T>& constants, T H, T B,
+                                     Kept<T>& kept) {
+    kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
+    return multiply_add(kept.growth, kept.w, H);
+  }
+
+  /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
+  template <class T>
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(const Kept<T>& kept, T g) {
+    const T growing = g * conj(kept.growth);
+    const T carry = g + growing;
+    return {carry, growing * conj(kept.inverse), carry * conj(kept.w)};
   }
 };
 
@@ -287,20 +401,44 @@ struct Tustin {
     return {factors.a, delta * factors.b};
   }
 
+  /// With r = 2/(1 − x/2), a = r − 1 and b = r/2: h[t] = r·(h[t-1] + Δ·u/2·B) − h[t-1].
   template <class Math, class T>
   struct Constants {
-    T half;  // A/2
+    T quarter;  // A/4
   };
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
-    return {constant<T>(0.5) * A};
+    return {constant<T>(0.25) * A};
   }
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Step<T, T> step(real_t<T> delta, real_t<T> delta_u,
-                                           const Constants<Math, T>& constants) {
-    const T half = delta * constants.half;
-    const T r = reciprocal(constant<T>(1) - half);
-    return {(constant<T>(1) + half) * r, delta_u * r};
+  static SELECTIVE_SCAN_HD ReflectedStep<T> step(real_t<T> delta, real_t<T> delta_u,
+                                                 const Constants<Math, T>& constants) {
+    return {reciprocal(constant<T>(0.5) - delta * constants.quarter), constant<T>(0.5) * delta_u};
+  }
+
+  template <class T>
+  struct Kept {
+    T r;
+  };
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T /*A*/,
+                                        const Constants<Math, T>& constants) {
+    return {step<Math, T>(delta, delta, constants).r};
+  }
+
+  template <class T>
+  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
+    return multiply_add(kept.r, h + (constant<T>(0.5) * delta_u) * B, -h);
+  }
+
+  /// dr/dx = r²/4, and r·(h[t-1] + Δ·u/2·B) = h[t] + h[t-1].
+  static constexpr double kInputScale = 0.5;
+  static constexpr double kXScale = 0.25;
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
+                                                 T before, T after, T /*B*/, T g) {
+    const T through_r = g * conj(kept.r);
+    return {through_r - g, through_r, through_r * conj(before + after)};
   }
 
   /// With r = 1/(1 − x/2): a' = r², b + x·b' = r², b' = r²/2.
@@ -313,13 +451,6 @@ struct Tustin {
     return {pole.A * r2, delta * r2, r2, (constant<T>(0.5) * delta * delta) * r2};
   }
 
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Constants<Math, T>& constants) {
-    const T half = delta * constants.half;
-    const T r = reciprocal(constant<T>(1) - half);
-    return {(constant<T>(1) + half) * r, r};
-  }
-
   /// a' = b², b' = b²/2.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T>, T /*A*/, const Hold<T>& value, T da,
@@ -330,8 +461,8 @@ struct Tustin {
 
 /// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value); where that
 /// is no more work, hold<Math>(Δ, pole) too; and for scans that prepare more, constants<Math>(A),
-/// step<Math>(Δ, Δ·u, constants), hold<Math>(Δ, constants) and gradient_of_x<Math>(Δ, A, hold, da,
-/// da·conj(a), db).
+/// step<Math>(Δ, Δ·u, constants), and to go back through steps keep<Math>(Δ, A, constants),
+/// advance(kept, Δ·u, h[t-1], B) and step_back<Math>(Δ·u, kept, h[t-1], h[t], B, g).
 template <Method kMethod>
 struct Formula;
 template <>

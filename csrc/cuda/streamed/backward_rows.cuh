@@ -419,7 +419,9 @@ class GroupFinish {
     from_swizzled_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad ^ 1) + within);
   }
 
-  /// `row` is the lane's row at the first step of the group.
+  /// `row` is the lane's row at the first step of the group. kIncrements: the sums are what
+  /// ExactIncrements gives.
+  template <bool kIncrements>
   __device__ __forceinline__ void run(int row) {
     row += row_;
     Values sums[3] = {};
@@ -442,12 +444,20 @@ class GroupFinish {
     const auto dy = shared_load<float, kHeld>(row + Shape::kDy);
     const auto u = shared_load<float, kHeld>(row + Shape::kU);
     const auto slope = shared_load<float, kHeld>(row + Shape::kSlope);
-    constexpr float kFromPoles = 1 / pole_scale<kMethod, T>;
+    using F = Formula<kMethod>;
+    constexpr float kFromInput = static_cast<float>(F::kInputScale);
+    constexpr float kFromPoles = static_cast<float>(F::kXScale) / pole_scale<kMethod, T>;
     Values du, ddelta, y;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      du.v[i] = delta.v[i] * sums[0].v[i] + D_ * dy.v[i];
-      ddelta.v[i] = (u.v[i] * sums[0].v[i] + kFromPoles * sums[1].v[i]) * slope.v[i];
+      const float w_b = kFromInput * sums[0].v[i];
+      if constexpr (kIncrements) {
+        du.v[i] = w_b + D_ * dy.v[i];
+        ddelta.v[i] = sums[1].v[i] * slope.v[i];
+      } else {
+        du.v[i] = delta.v[i] * w_b + D_ * dy.v[i];
+        ddelta.v[i] = (u.v[i] * w_b + kFromPoles * sums[1].v[i]) * slope.v[i];
+      }
       y.v[i] = kOutputScale<T> * sums[2].v[i] + D_ * u.v[i];
       dD += dy.v[i] * u.v[i];
       ddelta_bias += ddelta.v[i];

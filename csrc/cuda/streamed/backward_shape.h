@@ -27,6 +27,7 @@ struct BackwardShape {
   static constexpr int kChannelBits = kWarpBits - kLaneBits;
   static constexpr int kChannels = 1 << kChannelBits;
   static constexpr int kPadded = kParts * kStates;
+  static constexpr int kWarps = 1;  // that share the states of a channel
 
   // B and C of a step, bytes.
   static constexpr int kHalfRow = kParts * kQuad * static_cast<int>(sizeof(float));

@@ -26,11 +26,22 @@ constexpr float pole_scale =
         ? 1.0f
         : ScanMath::kLog2e;
 
+/// Whether warps go by ExactIncrements where they can. Those of a team would have to agree.
+template <class Shape, Method kMethod>
+constexpr bool kHasIncrements = kMethod == Method::kFoh && Shape::kWarps == 1;
+
+/// Whether the way forward, which begins anew with every chunk, takes shorter complex exponentials
+/// than the way back.
+template <Method kMethod, class T, int kSize>
+constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 &&
+                                Formula<kMethod>::kAbarIsExponential && kMethod != Method::kFoh;
+
 /// One lane's poles, and B and C where these are constant.
-template <class T, int kStates, Method kMethod>
+template <class T, int kStates, int kSize, Method kMethod>
 struct LanePoles {
-  using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(T{}));
-  T A[kStates];  // times pole_scale
+  using Math = ScanMathFor<kSize>;
+  using Constants = decltype(Formula<kMethod>::template constants<Math>(T{}));
+  T A[kStates];  // times pole_scale; for ExactIncrements not 0
   Constants constants[kStates];
   Pack<T, kStates> B;
   Pack<T, kStates> C;
@@ -39,7 +50,7 @@ struct LanePoles {
 /// What a lane sums up over all steps.
 template <class T, int kStates>
 struct LaneSums {
-  Pack<T, kStates> dA{};
+  Pack<T, kStates> dA{};  // divided by Formula::kXScale; for ExactIncrements times conj(A)
   Pack<T, kStates> dB{};  // of a constant B
   Pack<T, kStates> dC{};
 };
@@ -51,11 +62,28 @@ struct LaneRows {
   int checkpoint;  // the state before block 0
 };
 
-/// Runs h through `blocks` blocks, keeping the state before each.
-template <class Shape, Method kMethod, bool kVariable, class T, int kStates>
+/// Where the input lies by which a step's B is multiplied: Δ·u, for increments u.
+template <class Shape, bool kIncrements>
+constexpr int kInputRow = kIncrements ? Shape::kU : Shape::kDeltaU;
+
+/// Runs h through `blocks` blocks, keeping the state before each; kIncrements: A·h instead.
+template <class Shape, Method kMethod, bool kVariable, bool kIncrements, int kSize, class T,
+          int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
-                                              const LanePoles<T, kStates, kMethod>& poles,
+                                              const LanePoles<T, kStates, kSize, kMethod>& poles,
                                               Pack<T, kStates>& h) {
+  constexpr bool kShort = kHasShortSweep<kMethod, T, kSize>;
+  using Math = ScanMathFor<kSize, kShort>;
+  const auto constants_of = [&](int s) {
+    if constexpr (kShort) {
+      return Formula<kMethod>::template constants<Math>(poles.A[s]);
+    } else {
+      return poles.constants[s];
+    }
+  };
+  decltype(constants_of(0)) constants[kStates];
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) constants[s] = constants_of(s);
   constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
   // Loaded one block ahead: behind a store of the state loads would have to be waited for.
   auto next_delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
@@ -65,16 +93,22 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
     next_delta = shared_load<float, kBlockSteps>(at.row + kNextBlock + Shape::kDelta);
     shared_store(at.checkpoint, h);
     at.checkpoint += Shape::kCheckpoint;
-    const auto delta_u = shared_load<float, kBlockSteps>(at.row + Shape::kDeltaU);
+    const auto input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       Pack<T, kStates> B = poles.B;
       if constexpr (kVariable) B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto step = Formula<kMethod>::template step<ScanMath, T>(delta.v[j], delta_u.v[j],
-                                                                       poles.constants[s]);
-        h.v[s] = step.abar * h.v[s] + step.input * B.v[s];
+        if constexpr (kIncrements) {
+          ExactIncrements::Kept<T> kept;
+          h.v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(
+              delta.v[j], input.v[j], poles.constants[s], h.v[s], B.v[s], kept);
+        } else {
+          h.v[s] = advance(
+              Formula<kMethod>::template step<Math, T>(delta.v[j], input.v[j], constants[s]),
+              h.v[s], B.v[s]);
+        }
       }
     }
     at.row += kNextBlock;
@@ -93,15 +127,15 @@ struct BlockParts {
 /// What a lane reads of a block of steps. Loaded one block ahead.
 template <class T, int kStates>
 struct BlockInputs {
-  Pack<float, kBlockSteps> delta, delta_u, dy;
+  Pack<float, kBlockSteps> delta, input, dy;
   Pack<T, kStates> B[kBlockSteps];
 };
 
-template <class Shape, bool kVariable, class T, int kStates>
+template <class Shape, bool kVariable, bool kIncrements, class T, int kStates>
 __device__ __forceinline__ void load_block(const LaneRows& at, const Pack<T, kStates>& constant_B,
                                            BlockInputs<T, kStates>& inputs) {
   inputs.delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
-  inputs.delta_u = shared_load<float, kBlockSteps>(at.row + Shape::kDeltaU);
+  inputs.input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
   inputs.dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
@@ -112,28 +146,36 @@ __device__ __forceinline__ void load_block(const LaneRows& at, const Pack<T, kSt
 
 /// One block of steps: its states again from the one before it, then backwards through them.
 /// `carry` is the gradient of the state behind the block on entry and of the one before it on
-/// return. See Hold for the formulas.
-template <class Shape, Method kMethod, bool kVariable, bool kExact, class T, int kStates>
-__device__ __forceinline__ BlockParts
-sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
-                     const LanePoles<T, kStates, kMethod>& poles, const Pack<T, kStates>& before,
-                     Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
-                     const ChannelSums<Shape, kExact>& channel_sums,
-                     typename ChannelSums<Shape, kExact>::Block& block_sums) {
+/// return. See StepBack for the formulas.
+template <class Shape, Method kMethod, bool kVariable, bool kIncrements, int kSize, class T,
+          int kStates>
+__device__ __forceinline__ BlockParts sweep_block_backward(
+    int projection, const BlockInputs<T, kStates>& inputs,
+    const LanePoles<T, kStates, kSize, kMethod>& poles, const Pack<T, kStates>& before,
+    Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
+    const ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>& channel_sums,
+    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>::Block& block_sums) {
   using F = Formula<kMethod>;
-  constexpr bool kHolds = F::kBbarDependsOnA;
-  constexpr bool kWeighted = kVariable && ChannelSums<Shape, kExact>::kWeighted;
-  const auto& [delta, delta_u, dy, B] = inputs;
+  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>;
+  constexpr bool kWeighted = kVariable && Sums::kWeighted;
+  using Kept =
+      std::conditional_t<kIncrements, ExactIncrements::Kept<T>, typename F::template Kept<T>>;
+  const auto& [delta, input, dy, B] = inputs;
   Pack<T, kStates> h[kBlockSteps + 1];
-  Hold<T> holds[kBlockSteps][kStates];
+  Kept kept[kBlockSteps][kStates];
   h[0] = before;
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      holds[j][s] = F::template hold<ScanMath, T>(delta.v[j], poles.constants[s]);
-      const T bB = kHolds ? holds[j][s].b * B[j].v[s] : B[j].v[s];
-      h[j + 1].v[s] = holds[j][s].a * h[j].v[s] + delta_u.v[j] * bB;
+      if constexpr (kIncrements) {
+        h[j + 1].v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(
+            delta.v[j], input.v[j], poles.constants[s], h[j].v[s], B[j].v[s], kept[j][s]);
+      } else {
+        kept[j][s] =
+            F::template keep<ScanMathFor<kSize>, T>(delta.v[j], poles.A[s], poles.constants[s]);
+        h[j + 1].v[s] = F::advance(kept[j][s], input.v[j], h[j].v[s], B[j].v[s]);
+      }
     }
   }
 
@@ -145,36 +187,49 @@ sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
       C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     }
     const float scaled_dy = kOutputScale<T> * dy.v[j];
-    Pack<T, kStates> dB, dC;  // if weighted, without delta_u and dy
+    const float scaled_input =
+        kIncrements ? input.v[j] : static_cast<float>(F::kInputScale) * input.v[j];
+    Pack<T, kStates> dB, dC;  // if weighted, unweighted
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const Hold<T>& hold = holds[j][s];
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      const T scaled_g = delta_u.v[j] * g;
-      const T g_of_dB = kWeighted ? g : scaled_g;
-      carry.v[s] = g * conj(hold.a);
-      T bB = B[j].v[s];
-      T db{};
-      dB.v[s] = g_of_dB;
-      if constexpr (kHolds) {
-        bB = hold.b * B[j].v[s];
-        db = scaled_g * conj(B[j].v[s]);
-        dB.v[s] = g_of_dB * conj(hold.b);
+      T after = h[j + 1].v[s];
+      StepBack<T> back;
+      if constexpr (kIncrements) {
+        after = kept[j][s].inverse * after;
+        back = ExactIncrements::step_back(kept[j][s], g);
+      } else {
+        back = F::template step_back<ScanMathFor<kSize>, T>(input.v[j], kept[j][s], h[j].v[s],
+                                                            after, B[j].v[s], g);
       }
-      const T dx = F::template gradient_of_x<ScanMath>(
-          delta.v[j], poles.A[s], hold, g * conj(h[j].v[s]), carry.v[s] * conj(h[j].v[s]), db);
-      lane_sums.dA.v[s] += delta.v[j] * dx;
-      parts.x_A.v[j] += real_of_product_conj(dx, poles.A[s]);
-      parts.w_b.v[j] += real_of_product_conj(g, bB);
-      parts.y.v[j] += real_of_product(C.v[s], h[j + 1].v[s]);
-      dC.v[s] = kWeighted ? h[j + 1].v[s] : scaled_dy * conj(h[j + 1].v[s]);
+      carry.v[s] = back.state;
+      dB.v[s] = kWeighted ? back.input : scaled_input * back.input;
+      dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
+      if constexpr (kIncrements) {
+        const T w_b = back.input * conj(B[j].v[s]);
+        lane_sums.dA.v[s] += delta.v[j] * back.x;
+        lane_sums.dA.v[s] += -input.v[j] * w_b;
+        parts.x_A.v[j] += real(back.x);
+        parts.w_b.v[j] += real(w_b);
+      } else {
+        if constexpr (kHasIncrements<Shape, kMethod>) {
+          const T x_A = back.x * conj(poles.A[s]);
+          lane_sums.dA.v[s] += delta.v[j] * x_A;
+          parts.x_A.v[j] += real(x_A);
+        } else {
+          lane_sums.dA.v[s] += delta.v[j] * back.x;
+          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.A[s], parts.x_A.v[j]);
+        }
+        parts.w_b.v[j] = add_real_of_product_conj(back.input, B[j].v[s], parts.w_b.v[j]);
+      }
+      parts.y.v[j] = add_real_of_product(C.v[s], after, parts.y.v[j]);
     }
     if constexpr (kWeighted) {
-      channel_sums.add_weighted(block_sums, 0, j, delta_u.v[j],
-                                bit_cast<Pack<float, Shape::kQuad>>(dB));
-      channel_sums.add_weighted(block_sums, 1, j, scaled_dy,
-                                bit_cast<Pack<float, Shape::kQuad>>(dC));
+      const float weight_of_dB = kIncrements ? input.v[j] : Sums::to_be_cut(scaled_input);
+      channel_sums.add_weighted(
+          block_sums, j, {weight_of_dB, scaled_dy},
+          {bit_cast<Pack<float, Shape::kQuad>>(dB), bit_cast<Pack<float, Shape::kQuad>>(dC)});
     } else if constexpr (kVariable) {
       channel_sums.add(block_sums, 0, j, bit_cast<Pack<float, Shape::kQuad>>(dB));
       channel_sums.add(block_sums, 1, j, bit_cast<Pack<float, Shape::kQuad>>(dC));
@@ -190,9 +245,9 @@ sweep_block_backward(int projection, const BlockInputs<T, kStates>& inputs,
 }
 
 /// The gradient's way back through a block without anything else, for the summary of a segment.
-template <class Shape, Method kMethod, bool kVariable, class T, int kStates>
+template <class Shape, Method kMethod, bool kVariable, int kSize, class T, int kStates>
 __device__ __forceinline__ void summarize_block(const LaneRows& at,
-                                                const LanePoles<T, kStates, kMethod>& poles,
+                                                const LanePoles<T, kStates, kSize, kMethod>& poles,
                                                 Pack<T, kStates>& carry, Pack<T, kStates>& factor) {
   const auto delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
   const auto dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
@@ -204,8 +259,8 @@ __device__ __forceinline__ void summarize_block(const LaneRows& at,
     }
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const T a = conj(
-          Formula<kMethod>::template step<ScanMath, T>(delta.v[j], 0.0f, poles.constants[s]).abar);
+      const T a = conj(abar_of(Formula<kMethod>::template step<ScanMathFor<kSize>, T>(
+          delta.v[j], 0.0f, poles.constants[s])));
       carry.v[s] = (carry.v[s] + (kOutputScale<T> * dy.v[j]) * conj(C.v[s])) * a;
       factor.v[s] = a * factor.v[s];
     }

@@ -7,11 +7,12 @@
 // four products, so one accumulator takes four steps. Lane (g, tig) = (lane / 4, lane % 4) then
 // holds columns 2·tig and 2·tig + 1 of rows g and g + 8.
 //
-// For 2-byte gradients of eight channels the B operand holds the weights, Δ·u or dy, instead, and A
-// the states to be weighted, which spares their products. Now k is the channel and one of two steps
-// and the rows are the lane's states, two of them in each of two mma. Column n has the weights of
-// step n / 2, for the lanes with n % 2 as their bit 2: of all columns a lane provides its own. Thus
-// half of the results, those of rows and columns of unlike bits, are of no use.
+// For 2-byte gradients the B operand holds the weights, Δ·u or dy, instead, and A the states to be
+// weighted, which spares their products. Now k is the channel and one of two steps and the rows are
+// the lane's states, two of them in each of two mma. Column n has the weights of step n / 2: for
+// four channels those of dB or, if n is odd, dC; for eight channels, of which dB and dC are summed
+// apart, those of the lanes with n % 2 as their bit 2. Of all columns a lane provides its own; so
+// of eight channels half of the results, those of rows and columns of unlike bits, are of no use.
 //
 // mma reads tf32: it cuts what it multiplies to 11 bits. That is enough for 2-byte gradients; what
 // it loses on average is given back. For fp32 gradients what is cut off of the products goes
@@ -46,7 +47,8 @@ __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
 }
 
-template <class Shape, bool kExact>
+/// kCutsInput: weights of dB are of more bits than mma reads, those of u alone are not.
+template <class Shape, bool kExact, bool kCutsInput>
 class ChannelSums {
   static_assert(Shape::kChannelBits == 2 || Shape::kChannelBits == 3);
   /// Of eight channels a lane's bit 2 is the third bit; the sum over it is left to the last sum.
@@ -55,12 +57,20 @@ class ChannelSums {
   static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
   static constexpr int kGroupTurns = kGroupBlocks / kTurnBlocks;
+  /// Where complex states are weighted, dC's come without being conjugated.
+  static constexpr bool kConjugates = Shape::kComponents == 2;
 
  public:
   /// Whether mma takes the weights itself.
-  static constexpr bool kWeighted = kHalves && !kExact;
+  static constexpr bool kWeighted = !kExact;
 
-  /// Sums of a block of steps; [0] of dB, [1] of dC.
+  /// A weight of dB that mma cuts, where the others are exact.
+  static __device__ __forceinline__ float to_be_cut(float weight) {
+    return kCutsInput ? weight : kCutCorrection * weight;
+  }
+
+  /// Sums of a block of steps; [0] of dB, [1] of dC, but [0] of both where four channels are
+  /// weighted.
   struct Block {
     float sums[2][kWeighted ? 2 : 1][4] = {};
     // If weighted: of the step behind, which goes through the same mma.
@@ -88,7 +98,8 @@ class ChannelSums {
     for (int i = 0; i < kSelectors; ++i) {
       if constexpr (kWeighted) {
         // The compiler, which would build it again for every use, cannot know what a shuffle gives.
-        select_[i] = __shfl_sync(kFullMask, column / 2 == i ? 0xffffffffu : 0u, lane);
+        const bool is_own = (kHalves ? column / 2 : column) == i;
+        select_[i] = __shfl_sync(kFullMask, is_own ? 0xffffffffu : 0u, lane);
       } else {
         select_[i] = column == i ? bit_cast<uint32_t>(1.0f) : 0u;
         asm volatile("" : "+r"(select_[i]));
@@ -104,22 +115,27 @@ class ChannelSums {
     __syncthreads();
   }
 
-  /// Adds weight·states of the block's step j to dB (kind 0) or dC (kind 1). Steps come last one
-  /// first.
-  __device__ __forceinline__ void add_weighted(Block& block, int kind, int j, float weight,
-                                               const Pack<float, 4>& states) const {
+  /// Adds to dB and dC (kinds 0 and 1) what they get of the block's step j: weight·states, for dC
+  /// conjugated. Steps come last one first.
+  __device__ __forceinline__ void add_weighted(Block& block, int j, const float (&weights)[2],
+                                               const Pack<float, 4> (&states)[2]) const {
     static_assert(kWeighted);
-    const float own = bit_cast<float>(bit_cast<uint32_t>(weight) & select_[j]);
-    if (j % 2 != 0) {
-      block.states[kind] = states;
-      block.weights[kind] = own;
-      return;
-    }
-    const Pack<float, 4>& behind = block.states[kind];
 #pragma unroll
-    for (int s = 0; s < 4; s += 2) {
-      const float a[4] = {states.v[s], states.v[s + 1], behind.v[s], behind.v[s + 1]};
-      mma_tf32(block.sums[kind][s / 2], a, own, block.weights[kind]);
+    for (int kind = 0; kind < 2; ++kind) {
+      const uint32_t mask = select_[kHalves ? j : 2 * j + kind];
+      const float own = bit_cast<float>(bit_cast<uint32_t>(weights[kind]) & mask);
+      if (j % 2 != 0) {
+        block.states[kind] = states[kind];
+        block.weights[kind] = own;
+        continue;
+      }
+      const Pack<float, 4>& now = states[kind];
+      const Pack<float, 4>& behind = block.states[kind];
+#pragma unroll
+      for (int s = 0; s < 4; s += 2) {
+        const float a[4] = {now.v[s], now.v[s + 1], behind.v[s], behind.v[s + 1]};
+        mma_tf32(block.sums[kHalves ? kind : 0][s / 2], a, own, block.weights[kind]);
+      }
     }
   }
 
@@ -156,12 +172,15 @@ class ChannelSums {
 #pragma unroll
     for (int v = 0; v < Shape::kSumVectors; ++v) {
       Pack<float, 4> vector;
-      if constexpr (kWeighted) {
+      if constexpr (kWeighted && kHalves) {
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
           const float* const pair = block.sums[v][s / 2] + s % 2 * 2;
           vector.v[s] = is_odd ? pair[1] : pair[0];
         }
+      } else if constexpr (kWeighted) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s) vector.v[s] = block.sums[0][s / 2][s % 2 * 2 + v];
       } else {
         const float (&sums)[4] = block.sums[v][0];
         vector = {sums[0], sums[1], sums[2], sums[3]};
@@ -192,7 +211,8 @@ class ChannelSums {
   static constexpr float kCutCorrection = kExact ? 1.0f : 1.000352f;
   /// dout itself, which is what dC is weighted with where there is no z, is not cut.
   __device__ __forceinline__ float cut_correction(int kind) const {
-    return kWeighted && (kind == 0 || has_z_) ? kCutCorrection * kCutCorrection : kCutCorrection;
+    const bool cuts_weights = kind == 0 ? kCutsInput : has_z_;
+    return kWeighted && cuts_weights ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
 
   // Two slots: an exclusive or leads from what belongs to one to what belongs to the other.
@@ -282,7 +302,11 @@ class ChannelSums {
         static_assert(kTurnBlocks == 1);
         const TurnSums sums = sum_over_warps(slot_at + kind * kVectorBytes + lane * 16,
                                              Shape::kSumBytes, 0, cut_correction(kind));
-        store(tig, kind * kHalfFloats + g * 4, sums.blocks[0]);
+        Pack<float, 4> sum = sums.blocks[0];
+        if constexpr (kWeighted && kConjugates) {
+          if (kind == 1) sum = {sum.v[0], -sum.v[1], sum.v[2], -sum.v[3]};
+        }
+        store(tig, kind * kHalfFloats + g * 4, sum);
       }
     }
   }

@@ -15,43 +15,27 @@ constexpr int kUnrolledBlocks =
         ? kBlocksPerChunk
         : kBlocksPerChunk / 2;
 
-/// a·b + c
-__device__ __forceinline__ float multiply_add(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-__device__ __forceinline__ Complex<float> multiply_add(Complex<float> a, Complex<float> b,
-                                                       Complex<float> c) {
-  return {fmaf(a.re, b.re, fmaf(-a.im, b.im, c.re)), fmaf(a.re, b.im, fmaf(a.im, b.re, c.im))};
-}
-/// Re(a·b) + c
-__device__ __forceinline__ float add_real_of_product(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-__device__ __forceinline__ float add_real_of_product(Complex<float> a, Complex<float> b, float c) {
-  return fmaf(a.re, b.re, fmaf(-a.im, b.im, c));
-}
+/// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
+template <Method kMethod>
+constexpr bool kGoesByIncrements = kMethod == Method::kFoh;
 
-/// kSmall: the step is within ScanMath::small_limit().
-template <Method kMethod, class T, bool kSmall, class Constants>
-__device__ __forceinline__ auto step_of(float delta, float delta_u, const Constants& constants) {
-  if constexpr (kSmall) {
-    return Formula<kMethod>::template small_step<ScanMath, T>(delta, delta_u, constants);
+template <Method kMethod, class T, class Constants>
+__device__ __forceinline__ auto step_of(float delta, float input, const Constants& constants) {
+  if constexpr (kGoesByIncrements<kMethod>) {
+    return ExactIncrements::step<ScanMath, T>(delta, input, constants);
   } else {
-    return Formula<kMethod>::template step<ScanMath, T>(delta, delta_u, constants);
+    return Formula<kMethod>::template step<ScanMath, T>(delta, input, constants);
   }
 }
-template <class T, class Input>
-__device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
-  return multiply_add(step.abar, h, step.input * B);
+/// h from what is scanned.
+template <Method kMethod, class T, class Constants>
+__device__ __forceinline__ T state_of(const Constants& constants, T h) {
+  if constexpr (kGoesByIncrements<kMethod>) {
+    return constants.inverse * h;
+  } else {
+    return h;
+  }
 }
-template <class T>
-__device__ __forceinline__ T advance(const RootStep<T>& step, T h, T B) {
-  return step.root * multiply_add(step.input, B, step.root * h);
-}
-
-/// Whether a method has a form for small steps.
-template <class T, Method kMethod>
-constexpr bool kHasSmallSteps = kMethod == Method::kFoh && !is_complex_v<T>;
 
 /// B and C of one step, of a lane's states.
 template <class T, int kQuads, int kQuad>
@@ -71,13 +55,13 @@ struct StepProjections {
 
 /// One lane's states through the chunk's first `steps` steps, rounded up to what is unrolled: steps
 /// that do not exist have Δ = 0. Its part of y goes to y_row. If kBackward, rows are against the
-/// scan's order: step t of the chunk is element kChunk - 1 - t. kSmall: see step_of().
+/// scan's order: step t of the chunk is element kChunk - 1 - t.
 ///
 /// The compiler moves no load across a store. A block of steps is therefore stored behind the loads
 /// of the next one, so that the one's last steps and the other's first exponentials overlap.
 template <class T, int kStates, int kLaneBits, LaneMap kMap, Method kMethod, bool kVariable,
-          bool kBackward, bool kSmall, class Constants>
-__device__ __forceinline__ void scan_chunk(const float* delta_row, const float* delta_u_row,
+          bool kBackward, class Constants>
+__device__ __forceinline__ void scan_chunk(const float* delta_row, const float* input_row,
                                            const T* projections, int steps,
                                            const Constants (&constants)[kStates],
                                            const T (&constant_B)[kStates],
@@ -95,7 +79,7 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
                   Shape::kPadded);
     }
   };
-  const auto scan_block = [&](int t, const auto& delta, const auto& delta_u,
+  const auto scan_block = [&](int t, const auto& delta, const auto& input,
                               Projections(&projected)[kBlockSteps]) {
     Pack<float, kBlockSteps> y;
 #pragma unroll
@@ -109,9 +93,9 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
         const int i = s % Shape::kQuad;
         const T b = kVariable ? projected[j].B[q].v[i] : constant_B[s];
         const T c = kVariable ? projected[j].C[q].v[i] : constant_C[s];
-        h[s] =
-            advance(step_of<kMethod, T, kSmall>(delta.v[k], delta_u.v[k], constants[s]), h[s], b);
-        sum = s == 0 ? real_of_product(c, h[s]) : add_real_of_product(c, h[s], sum);
+        h[s] = advance(step_of<kMethod, T>(delta.v[k], input.v[k], constants[s]), h[s], b);
+        const T state = state_of<kMethod>(constants[s], h[s]);
+        sum = s == 0 ? real_of_product(c, state) : add_real_of_product(c, state, sum);
       }
       y.v[k] = sum;
     }
@@ -124,16 +108,16 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
     for (int t = 0; t < kStride; t += kBlockSteps) {
       const int block = kFirst + kSign * t;
       const auto delta = load_pack<float, kBlockSteps>(delta_row + block);
-      const auto delta_u = load_pack<float, kBlockSteps>(delta_u_row + block);
+      const auto input = load_pack<float, kBlockSteps>(input_row + block);
       Projections projected[kBlockSteps];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) load_projections(projected[j], t + j);
       if (t > 0) store_pack(y_row + block - kSign * kBlockSteps, y);
-      y = scan_block(t, delta, delta_u, projected);
+      y = scan_block(t, delta, input, projected);
     }
     store_pack(y_row + kFirst + kSign * (kStride - kBlockSteps), y);
     delta_row += kSign * kStride;
-    delta_u_row += kSign * kStride;
+    input_row += kSign * kStride;
     y_row += kSign * kStride;
     projections += kStride * 2 * Shape::kPadded;
   }

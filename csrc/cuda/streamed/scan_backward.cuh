@@ -28,7 +28,7 @@
 namespace selective_scan::cuda::streamed {
 
 /// What both kernels begin with.
-template <class Shape, class T, Method kMethod>
+template <class Shape, class T, int kSize, Method kMethod>
 struct LaneWork {
   static constexpr int kStates = Shape::kStates;
   WorkItem item;
@@ -69,9 +69,9 @@ struct LaneWork {
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
 
-  __device__ __forceinline__ LanePoles<T, kStates, kMethod> load_poles(
+  __device__ __forceinline__ LanePoles<T, kStates, kSize, kMethod> load_poles(
       const ScanParams& params) const {
-    LanePoles<T, kStates, kMethod> poles{};
+    LanePoles<T, kStates, kSize, kMethod> poles{};
     const auto load = [&](const ArrayView& view) {
       Pack<T, kStates> states{};
       if (exists) {
@@ -84,10 +84,41 @@ struct LaneWork {
     if (!params.variable_C) poles.C = load(params.C);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      poles.A[s] = pole_scale<kMethod, T> * A.v[s];
-      poles.constants[s] = Formula<kMethod>::template constants<ScanMath>(A.v[s]);
+      T pole = A.v[s];
+      if constexpr (kHasIncrements<Shape, kMethod>) pole = ScanMath::invertible(pole);
+      poles.A[s] = pole_scale<kMethod, T> * pole;
+      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
     }
     return poles;
+  }
+
+  /// The largest step that a chunk must have for ExactIncrements to serve all of the lane's poles.
+  __device__ __forceinline__ float least_increment(
+      const LanePoles<T, kStates, kSize, kMethod>& poles, int64_t dstate) const {
+    float least = 0;
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      if (exists && first_state + s < dstate) {
+        least = fmaxf(least, ScanMathFor<kSize>::least_increment(poles.constants[s]));
+      }
+    }
+    return least;
+  }
+  /// The largest |Δ| of the lane's channel in a chunk. `row` is the channel's row.
+  __device__ __forceinline__ float largest_step(int row) const {
+    constexpr int kHeld = kChunk / Shape::kParts;
+    constexpr int kVector = kHeld < 4 ? kHeld : 4;
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; i += kVector) {
+      const auto delta = shared_load<float, kVector>(row + Shape::kDelta + (part * kHeld + i) * 4);
+      for (const float value : delta.v) largest = fmaxf(largest, fabsf(value));
+    }
+#pragma unroll
+    for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, mask));
+    }
+    return largest;
   }
 
   /// The ring through which the segment's chunks come, last one first.
@@ -174,9 +205,10 @@ struct Handover {
 
 /// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
 /// are those of the warp's first channel.
-template <class Shape, class T, Method kMethod>
+template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
-    const LaneWork<Shape, T, kMethod>& work, const ScanParams& params, const char* first_channel) {
+    const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
+    const char* first_channel) {
   if (!work.exists) return {};
   const int dstate = static_cast<int>(params.dstate);
   const T* const channels = reinterpret_cast<const T*>(first_channel);
@@ -186,11 +218,12 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
 
 /// Stores what a lane has of its channel's states at the end: the gradient of those before the
 /// first step, or what the second part of a tile is handed, and its sums over the steps.
-template <class Shape, class T, Method kMethod>
-__device__ __forceinline__ void store_results(const BackwardArgs& args, const Handover& handover,
-                                              const LaneWork<Shape, T, kMethod>& work,
-                                              const Pack<T, Shape::kStates>& carry,
-                                              const LaneSums<T, Shape::kStates>& lane_sums) {
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ void store_results(
+    const BackwardArgs& args, const Handover& handover,
+    const LaneWork<Shape, T, kSize, kMethod>& work,
+    const LanePoles<T, Shape::kStates, kSize, kMethod>& poles, const Pack<T, Shape::kStates>& carry,
+    const LaneSums<T, Shape::kStates>& lane_sums) {
   constexpr int kStates = Shape::kStates;
   if (!work.exists) return;
   const BackwardParams& params = args.params;
@@ -212,7 +245,15 @@ __device__ __forceinline__ void store_results(const BackwardArgs& args, const Ha
     }
     store_pack(target, states);
   };
-  store(args.workspace.dA, lane_sums.dA);
+  Pack<T, kStates> dA = lane_sums.dA;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    dA.v[s] = static_cast<float>(Formula<kMethod>::kXScale) * dA.v[s];
+    if constexpr (kHasIncrements<Shape, kMethod>) {
+      dA.v[s] = dA.v[s] * conj(reciprocal(poles.A[s]));
+    }
+  }
+  store(args.workspace.dA, dA);
   store(args.workspace.dB, lane_sums.dB);
   store(args.workspace.dC, lane_sums.dC);
 }
@@ -224,10 +265,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<T, kStates>;
-  using Sums = ChannelSums<Shape, kExact>;
+  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<Shape, kMethod>>;
   const BackwardParams& params = args.params;
   const Handover handover{args};
-  const LaneWork<Shape, T, kMethod> work(args, handover.item());
+  const LaneWork<Shape, T, kSize, kMethod> work(args, handover.item());
   const WorkItem& item = work.item;
   if (work.chunks <= 0) return;
   const int warps = blockDim.x / kWarpSize;
@@ -272,6 +313,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                     work.segment_row);
     }
   }
+  [[maybe_unused]] float least_increment = 0;
+  if constexpr (kHasIncrements<Shape, kMethod>) {
+    least_increment = work.least_increment(poles, params.dstate);
+  }
   LaneSums<T, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
@@ -299,42 +344,57 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const int last_block = groups * kGroupBlocks - 1;
     LaneRows at{own + work.channel_in_warp * kRowStride * 4, slot + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
-    States before = start;
-    sweep_forward<Shape, kMethod, kVariable>(at, last_block, poles, before);
+    const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
+      States before = start;
+      if constexpr (kIncrements) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
+      }
+      sweep_forward<Shape, kMethod, kVariable, kIncrements>(at, last_block, poles, before);
 
-    at.row += last_block * kBlockSteps * 4;
-    at.projection += last_block * kBlockSteps * Shape::kRow;
-    at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
-    BlockInputs<T, kStates> inputs;
-    load_block<Shape, kVariable>(at, poles.B, inputs);
-    const auto work_on_block = [&]<int kBlock>(int group) {
-      typename Sums::Block block_sums;
-      const BlockParts parts = sweep_block_backward<Shape, kMethod, kVariable, kExact>(
-          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
-      const int row = at.row;
-      at.row -= kBlockSteps * 4;
-      at.projection -= kBlockSteps * Shape::kRow;
-      if (kBlock > 0 || group > 0) {
-        before = shared_load<T, kStates>(at.checkpoint);
-        at.checkpoint -= Shape::kCheckpoint;
-        load_block<Shape, kVariable>(at, poles.B, inputs);
-      }
-      planes.template put<kBlock>(parts, has_z);
-      if constexpr (kVariable) {
-        channel_sums.template put<kBlock>(
-            block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
-      }
-      if (kBlock == 0) {
-        if (!kVariable) __syncwarp();
-        group_finish.run(row);
+      at.row += last_block * kBlockSteps * 4;
+      at.projection += last_block * kBlockSteps * Shape::kRow;
+      at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+      BlockInputs<T, kStates> inputs;
+      load_block<Shape, kVariable, kIncrements>(at, poles.B, inputs);
+      const auto work_on_block = [&]<int kBlock>(int group) {
+        typename Sums::Block block_sums;
+        const BlockParts parts = sweep_block_backward<Shape, kMethod, kVariable, kIncrements>(
+            at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+        const int row = at.row;
+        at.row -= kBlockSteps * 4;
+        at.projection -= kBlockSteps * Shape::kRow;
+        if (kBlock > 0 || group > 0) {
+          before = shared_load<T, kStates>(at.checkpoint);
+          at.checkpoint -= Shape::kCheckpoint;
+          load_block<Shape, kVariable, kIncrements>(at, poles.B, inputs);
+        }
+        planes.template put<kBlock>(parts, has_z);
+        if constexpr (kVariable) {
+          channel_sums.template put<kBlock>(
+              block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
+        }
+        if (kBlock == 0) {
+          if (!kVariable) __syncwarp();
+          group_finish.template run<kIncrements>(row);
+        }
+      };
+      static_assert(kGroupBlocks == 2);
+#pragma unroll 1
+      for (int group = groups - 1; group >= 0; --group) {
+        work_on_block.template operator()<1>(group);
+        work_on_block.template operator()<0>(group);
+        __syncwarp();
       }
     };
-    static_assert(kGroupBlocks == 2);
-#pragma unroll 1
-    for (int group = groups - 1; group >= 0; --group) {
-      work_on_block.template operator()<1>(group);
-      work_on_block.template operator()<0>(group);
-      __syncwarp();
+    if constexpr (kHasIncrements<Shape, kMethod>) {
+      if (__all_sync(kFullMask, work.largest_step(at.row) >= least_increment)) {
+        scan(std::true_type{});
+      } else {
+        scan(std::false_type{});
+      }
+    } else {
+      scan(std::false_type{});
     }
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
@@ -348,7 +408,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   if constexpr (kVariable) channel_sums.finish(0);
 
-  store_results(args, handover, work, carry, lane_sums);
+  store_results(args, handover, work, poles, carry, lane_sums);
 #pragma unroll
   for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
     group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
@@ -372,8 +432,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   using Shape = SummaryShape<T, kLaneBits>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
-  const LaneWork<Shape, T, kMethod> work(args, work_item(args.params, args.geometry, blockIdx.x),
-                                         args.geometry.state_warps);
+  const LaneWork<Shape, T, kSize, kMethod> work(
+      args, work_item(args.params, args.geometry, blockIdx.x), args.geometry.state_warps);
   if (work.item.segment == 0) return;  // nothing comes before it
   const BackwardLayout layout =
       BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);

@@ -221,17 +221,27 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   }
   float* delta_rows = reinterpret_cast<float*>(slots + (kVariable ? kRingSlots * kChunkBytes : 0)) +
                       warp * Shape::kWarpFloats;
-  float* delta_u_rows = delta_rows + Shape::kRows;
-  float* planes = delta_u_rows + Shape::kRows;
+  float* input_rows = delta_rows + Shape::kRows;
+  float* planes = input_rows + Shape::kRows;
 
   const Channels D(params.D, slice, raw_D);
   const Channels bias(params.delta_bias, slice, raw_bias);
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
+    if constexpr (kGoesByIncrements<kMethod>) {
+      A[s] = ScanMath::invertible(A[s]);
+      h[s] = A[s] * h[s];
+    }
     constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
   }
+  const auto quad_of_states = [&](int q) {
+    T states[kStates];
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) states[s] = state_of<kMethod>(constants[s], h[s]);
+    return States::quad(states, q);
+  };
   const float* delta_row = delta_rows + role.channel * kRowStride;
-  const float* delta_u_row = delta_u_rows + role.channel * kRowStride;
+  const float* input_row = input_rows + role.channel * kRowStride;
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
 
   // In registers, not to be made again for every chunk.
@@ -255,21 +265,6 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
   const int chunks_to_save = static_cast<int>(args.chunks) - 1 - item.first_chunk;
   const int64_t saved_stride = params.dim * params.dstate;
 
-  // Of all poles of the warp.
-  [[maybe_unused]] float small_limit = 0;
-  [[maybe_unused]] bool has_small_steps = false;
-  if constexpr (kHasSmallSteps<T, kMethod>) {
-    small_limit = ScanMath::small_limit(constants[0]);
-#pragma unroll
-    for (int s = 1; s < kStates; ++s) {
-      small_limit = fminf(small_limit, ScanMath::small_limit(constants[s]));
-    }
-#pragma unroll
-    for (int mask = 1; mask < kWarpSize; mask *= 2) {
-      small_limit = fminf(small_limit, __shfl_xor_sync(kFullMask, small_limit, mask));
-    }
-  }
-
   // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
   // reads what is made behind it.
   const auto make_rows = [&] {
@@ -278,19 +273,15 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
     if (has(kSoftplus)) softplus_in_place<kSize>(values);
-    if constexpr (kHasSmallSteps<T, kMethod>) {
-      float largest = 0;
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) largest = fmaxf(largest, fabsf(values.v[i]));
-      has_small_steps = __all_sync(kFullMask, largest < small_limit);
-    }
     slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
 #pragma unroll
-    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
-    slice_to_shared<RowOrder::kMemory>(slice, values, delta_u_rows);
+    for (int i = 0; i < Shape::kChannels; ++i) {
+      values.v[i] = kGoesByIncrements<kMethod> ? u.v[i] : u.v[i] * values.v[i];
+    }
+    slice_to_shared<RowOrder::kMemory>(slice, values, input_rows);
     if (steps_left < kChunk) {  // such a step leaves states be
       clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_rows);
-      clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_u_rows);
+      clear_missing_steps<Shape::kChannels>(slice, steps_left, input_rows);
     }
   };
   make_rows();
@@ -311,16 +302,9 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
 
     const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
     const int steps = steps_left < kChunk ? steps_left : kChunk;
-    const auto scan = [&](auto backward, auto small) {
-      scan_chunk<T, kStates, kLaneBits, kMap, kMethod, kVariable, decltype(backward)::value,
-                 decltype(small)::value>(delta_row, delta_u_row, projections, steps, constants,
-                                         constant_B, constant_C, h, y_row);
-    };
     const auto scan_towards = [&](auto backward) {
-      if constexpr (kHasSmallSteps<T, kMethod>) {
-        if (has_small_steps) return scan(backward, std::true_type{});
-      }
-      scan(backward, std::false_type{});
+      scan_chunk<T, kStates, kLaneBits, kMap, kMethod, kVariable, decltype(backward)::value>(
+          delta_row, input_row, projections, steps, constants, constant_B, constant_C, h, y_row);
     };
     if (kMap == LaneMap::kSteps && slice.is_backward) {
       scan_towards(std::true_type{});
@@ -333,7 +317,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
     if (has(kSaveStates) && chunk < chunks_to_save) {
 #pragma unroll
       for (int q = 0; q < Shape::kQuads; ++q) {
-        store_states(saved, Shape::first_state(role.part, q), params.dstate, States::quad(h, q));
+        store_states(saved, Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
       }
       saved += saved_stride;
     }
@@ -363,7 +347,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
       store_states<T, Shape::kQuad>(
           params.last_state,
           item.batch * params.last_state.batch + channel * params.last_state.channel,
-          Shape::first_state(role.part, q), params.dstate, States::quad(h, q));
+          Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
     }
   }
 }

@@ -78,18 +78,32 @@ __device__ __forceinline__ float gate(float x, float z) {
   return (x * z) * reciprocal(1.0f + exp_for<kSize>(-z));
 }
 
-/// A policy for Formula::step().
-struct ScanMath : DeviceMath {
+/// A policy for Formula::step() and what goes back through steps, for results of kSize bytes.
+/// kShort: for states that are carried no further than a chunk.
+template <int kSize, bool kShort = false>
+struct ScanMathFor : DeviceMath {
   /// Angles are reduced in units of π. A·(1/π) is kept to twice fp32's digits, since an error of it
-  /// adds up over a long memory.
+  /// adds up over a long memory; but 2-byte results hide what rounding it does.
   struct ComplexRate {
     float log2_modulus;
     float angle;
     float angle_low;
   };
+  /// For sine and cosine by the special-function unit: to 3e-7, on average 1e-7 too small.
+  struct ShortRate {
+    float log2_modulus;
+    float angle;
+  };
 
   static __device__ __forceinline__ float rate(float A) { return DeviceMath::exponent(A); }
-  static __device__ __forceinline__ ComplexRate rate(Complex<float> A) {
+  static __device__ __forceinline__ auto rate(Complex<float> A) {
+    if constexpr (kShort && kSize == 2) {
+      return ShortRate{A.re * 1.44269504f, A.im};
+    } else {
+      return turn_rate(A);
+    }
+  }
+  static __device__ __forceinline__ ComplexRate turn_rate(Complex<float> A) {
     constexpr float kInverse = 0.318309873f;
     constexpr float kInverseLow = 1.28412765e-8f;  // 1/π = kInverse + kInverseLow
     const float angle = A.im * kInverse;
@@ -123,7 +137,8 @@ struct ScanMath : DeviceMath {
     Turn turn;
     turn.half_turns = fmaf(delta, rate.angle, Turn::kShift);
     const float n = turn.half_turns - Turn::kShift;
-    const float r = fmaf(delta, rate.angle_low, fmaf(delta, rate.angle, -n));
+    float r = fmaf(delta, rate.angle, -n);
+    if constexpr (kSize == 4) r = fmaf(delta, rate.angle_low, r);
     const float r2 = r * r;
     float sine = fmaf(r2, 0.07756039500236511f, -0.5982421040534973f);
     sine = fmaf(r2, sine, 2.550069808959961f);
@@ -136,6 +151,11 @@ struct ScanMath : DeviceMath {
     turn.cosine = fmaf(r2, cosine, 1.0f);
     turn.cosine_minus_1 = r2 * cosine;
     return turn;
+  }
+  static __device__ __forceinline__ Complex<float> exp_at(float delta, const ShortRate& rate) {
+    const float modulus = exp2_approx(fmaf(delta, rate.log2_modulus, kBalance));
+    const float angle = delta * rate.angle;
+    return {modulus * __cosf(angle), modulus * __sinf(angle)};
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
     const Turn turn = turn_at(delta, rate);
@@ -158,18 +178,40 @@ struct ScanMath : DeviceMath {
   /// A pole as small as this is 0 to every fp32 number.
   static constexpr float kTinyPole = 1e-15f;
 
+  /// 2^y − 1 for |y| below a limit beyond which 2^y less 1 has digits enough. By Remez, relative
+  /// error 1e-7 for 2-byte results and 5e-9.
+  static constexpr float kSmallGrowth = kSize == 2 ? 1.0f / 7 : 0.5f;
+  static __device__ __forceinline__ float small_growth(float y) {
+    if constexpr (kSize == 2) {
+      float growth = fmaf(y, 0.009618128945783493f, 0.05553131894882936f);
+      growth = fmaf(y, growth, 0.24022654705510893f);
+      return fmaf(y, growth, 0.6931471111945606f) * y;
+    } else {
+      float growth = fmaf(y, 0.00015408096078317612f, 0.0013390866806730628f);
+      growth = fmaf(y, growth, 0.009618226438760757f);
+      growth = fmaf(y, growth, 0.05550357326865196f);
+      growth = fmaf(y, growth, 0.24022649228572845f);
+      return fmaf(y, growth, 0.6931471824645996f) * y;
+    }
+  }
+
+  /// A pole that has an inverse, the same to every fp32 number.
+  static __device__ __forceinline__ float invertible(float A) {
+    constexpr float kHuge = 1 / kTinyPole;
+    if (fabsf(A) < kTinyPole) return kTinyPole;
+    return A < -kHuge ? -kHuge : A > kHuge ? kHuge : A;
+  }
+  static __device__ __forceinline__ Complex<float> invertible(Complex<float> A) {
+    return norm(A) < kTinyPole * kTinyPole ? Complex<float>{kTinyPole, 0.0f} : A;
+  }
+
   struct RealHold {
     float half_rate;
     float A;
     float inverse;  // 1/A; 0 where that does not exist
-    float series[3];
   };
   static __device__ __forceinline__ RealHold exact_hold_constants(float A) {
-    const float A2 = A * A;
-    return {rate(0.5f * A),
-            A,
-            fabsf(A) < kTinyPole ? 0.0f : 1.0f / A,
-            {kSeries2 * A2, kSeries4 * (A2 * A2), kSeries6 * (A2 * A2 * A2)}};
+    return {rate(0.5f * A), A, fabsf(A) < kTinyPole ? 0.0f : 1.0f / A};
   }
 
   /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series that does not cancel
@@ -179,23 +221,6 @@ struct ScanMath : DeviceMath {
   static constexpr float kSeries4 = 0.0005206427324291659f;
   static constexpr float kSeries6 = 3.1831553696582425e-06f;
 
-  /// For |Δ| below this, and only then, small_exact_hold_step() may be taken. Its coefficients,
-  /// with A's powers in them, must be finite.
-  static __device__ __forceinline__ float small_limit(const RealHold& hold) {
-    constexpr float kLargestPole = 1e6f;
-    return fabsf(hold.A) < kLargestPole ? kSmall / fabsf(hold.A) : 0.0f;
-  }
-  struct SmallHoldStep {
-    float root;    // of abar
-    float series;  // φ1 / root
-  };
-  static __device__ __forceinline__ SmallHoldStep small_exact_hold_step(float delta,
-                                                                        const RealHold& hold) {
-    const float delta2 = delta * delta;
-    float series = fmaf(delta2, hold.series[2], hold.series[1]);
-    series = fmaf(delta2, series, hold.series[0]);
-    return {exp_at(delta, hold.half_rate), fmaf(delta2, series, 1.0f)};
-  }
   static __device__ __forceinline__ ExactHoldStep<float> exact_hold_step(float delta,
                                                                          const RealHold& hold) {
     const float g = exp_at(delta, hold.half_rate);
@@ -209,14 +234,36 @@ struct ScanMath : DeviceMath {
     return {abar, x2 < kSmall * kSmall ? g * series : away};
   }
 
+  /// exp(x) − 1
+  static __device__ __forceinline__ float growth(float delta, const RealHold& hold) {
+    const float y = 2.0f * delta * hold.half_rate;
+    const float away = exp2_approx(y + kBalance) - 1.0f;
+    return fabsf(y) < kSmallGrowth ? small_growth(y) : away;
+  }
+
   struct ComplexHold {
     ComplexRate rate;
     Complex<float> inverse;  // 1/A
   };
   static __device__ __forceinline__ ComplexHold exact_hold_constants(Complex<float> A) {
-    if (norm(A) < kTinyPole * kTinyPole) A = {kTinyPole, 0.0f};  // it has an inverse
-    return {rate(A), reciprocal(A)};
+    A = invertible(A);
+    return {turn_rate(A), reciprocal(A)};
   }
+  /// ExactIncrements may be used for a few steps of which the largest Δ is at least this times
+  /// |1/A|: then what is left of the two terms of dA that cancel has digits enough.
+  static constexpr float kLeastIncrement = kSize == 2 ? 1.0f / 4096 : 1.0f / 1024;
+  static constexpr float kLargestPole = 1e6f;
+  static __device__ __forceinline__ float least_increment(float inverse_of_pole) {
+    return inverse_of_pole > 1 / kLargestPole ? kLeastIncrement * inverse_of_pole
+                                              : __int_as_float(0x7f800000);
+  }
+  static __device__ __forceinline__ float least_increment(const RealHold& hold) {
+    return least_increment(fabsf(hold.inverse));
+  }
+  static __device__ __forceinline__ float least_increment(const ComplexHold& hold) {
+    return least_increment(sqrtf(norm(hold.inverse)));
+  }
+
   struct ComplexGrowth {
     Complex<float> abar;
     Complex<float> expm1;  // abar − 1
@@ -228,17 +275,17 @@ struct ScanMath : DeviceMath {
     const Turn turn = turn_at(delta, rate);
     const float y = delta * rate.log2_modulus;
     const float modulus = exp2_approx(y + kBalance);
-    float growth = fmaf(y, 0.00015408096078317612f, 0.0013390866806730628f);
-    growth = fmaf(y, growth, 0.009618226438760757f);
-    growth = fmaf(y, growth, 0.05550357326865196f);
-    growth = fmaf(y, growth, 0.24022649228572845f);
-    growth = fmaf(y, growth, 0.6931471824645996f) * y;  // 2^y − 1 for |y| < 1/2
+    const float growth = small_growth(y);
     const float signed_modulus = turn.with_sign(modulus);
     const Complex<float> abar{signed_modulus * turn.cosine, signed_modulus * turn.sine};
     const float near = fmaf(growth, turn.cosine, turn.cosine_minus_1);
     // Not &&: that would be a branch.
-    const bool is_near = static_cast<int>(turn.is_none()) & static_cast<int>(fabsf(y) < 0.5f);
+    const bool is_near =
+        static_cast<int>(turn.is_none()) & static_cast<int>(fabsf(y) < kSmallGrowth);
     return {abar, {is_near ? near : abar.re - 1.0f, abar.im}};
+  }
+  static __device__ __forceinline__ Complex<float> growth(float delta, const ComplexHold& hold) {
+    return growth_at(delta, hold.rate).expm1;
   }
   static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
       float delta, const ComplexHold& hold) {
@@ -253,5 +300,54 @@ struct ScanMath : DeviceMath {
     return {growth.abar, growth.expm1 * (u * hold.inverse)};
   }
 };
+
+using ScanMath = ScanMathFor<4>;
+
+/// a·b + c
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ Complex<float> multiply_add(Complex<float> a, Complex<float> b,
+                                                       Complex<float> c) {
+  return {fmaf(a.re, b.re, fmaf(-a.im, b.im, c.re)), fmaf(a.re, b.im, fmaf(a.im, b.re, c.im))};
+}
+/// Re(a·b) + c
+__device__ __forceinline__ float add_real_of_product(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ float add_real_of_product(Complex<float> a, Complex<float> b, float c) {
+  return fmaf(a.re, b.re, fmaf(-a.im, b.im, c));
+}
+/// Re(a·conj(b)) + c
+__device__ __forceinline__ float add_real_of_product_conj(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ float add_real_of_product_conj(Complex<float> a, Complex<float> b,
+                                                          float c) {
+  return fmaf(a.re, b.re, fmaf(a.im, b.im, c));
+}
+
+/// h[t] from h[t-1].
+template <class T, class Input>
+__device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
+  return multiply_add(step.abar, h, step.input * B);
+}
+template <class T>
+__device__ __forceinline__ T advance(const IncrementStep<T>& step, T h, T B) {
+  return multiply_add(step.growth, h + step.u * B, h);
+}
+template <class T>
+__device__ __forceinline__ T advance(const ReflectedStep<T>& step, T h, T B) {
+  return multiply_add(step.r, h + step.input * B, -h);
+}
+
+template <class T, class Input>
+__device__ __forceinline__ T abar_of(const Step<T, Input>& step) {
+  return step.abar;
+}
+template <class T>
+__device__ __forceinline__ T abar_of(const ReflectedStep<T>& step) {
+  return step.r - one<T>();
+}
 
 }  // namespace selective_scan::cuda::streamed

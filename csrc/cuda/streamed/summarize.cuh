@@ -71,9 +71,10 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
 #pragma unroll
         for (int i = 0; i < kQuad; ++i) {
           const int s = q * kQuad + i;
-          const auto step = step_of<kMethod, T, false>(delta.v[j], delta_u.v[j], constants[s]);
-          h[s] = multiply_add(step.abar, h[s], step.input * b.v[i]);
-          if constexpr (!kIsExponential) factor[s] = step.abar * factor[s];
+          const auto step =
+              Formula<kMethod>::template step<ScanMath, T>(delta.v[j], delta_u.v[j], constants[s]);
+          h[s] = advance(step, h[s], b.v[i]);
+          if constexpr (!kIsExponential) factor[s] = abar_of(step) * factor[s];
         }
       }
     }
@@ -81,7 +82,7 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
   if constexpr (kIsExponential) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      factor[s] = step_of<kMethod, T, false>(sum, 0.0f, constants[s]).abar;
+      factor[s] = abar_of(Formula<kMethod>::template step<ScanMath, T>(sum, 0.0f, constants[s]));
     }
   }
 }

@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<float, kStates>;
-  using Sums = ChannelSums<Shape, kExact>;
+  using Sums = ChannelSums<Shape, kExact, true>;
   const BackwardParams& params = args.params;
   const Handover handover{args};
-  const LaneWork<Shape, float, kMethod> work(args, handover.item(), kWarps);
+  const LaneWork<Shape, float, kSize, kMethod> work(args, handover.item(), kWarps);
   const WorkItem& item = work.item;
   if (work.chunks <= 0) return;
   const int teams = args.geometry.channel_warps;
@@ -114,23 +114,23 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                 slot + work.slice * Shape::kChunkBytes + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
     States before = start;
-    sweep_forward<Shape, kMethod, true>(at, last_block, poles, before);
+    sweep_forward<Shape, kMethod, true, false>(at, last_block, poles, before);
 
     at.row += last_block * kBlockSteps * 4;
     at.projection += last_block * kBlockSteps * Shape::kRow;
     at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
     BlockInputs<float, kStates> inputs;
-    load_block<Shape, true>(at, poles.B, inputs);
+    load_block<Shape, true, false>(at, poles.B, inputs);
     const auto work_on_block = [&]<int kBlock>(int group) {
       typename Sums::Block block_sums;
-      const BlockParts parts = sweep_block_backward<Shape, kMethod, true, kExact>(
+      const BlockParts parts = sweep_block_backward<Shape, kMethod, true, false>(
           at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
       if (kBlock > 0 || group > 0) {
         before = shared_load<float, kStates>(at.checkpoint);
         at.checkpoint -= Shape::kCheckpoint;
-        load_block<Shape, true>(at, poles.B, inputs);
+        load_block<Shape, true, false>(at, poles.B, inputs);
       }
       planes.template put<kBlock>(parts, has_z);
       channel_sums.template put<kBlock>(
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   channel_sums.finish(0);
 
-  store_results(args, handover, work, carry, lane_sums);
+  store_results(args, handover, work, poles, carry, lane_sums);
   const bool is_second = handover.is_second(item);
   rows.each_channel([&](int channel, float dD, float ddelta_bias) {
     const auto store = [&](void* array, float value) {

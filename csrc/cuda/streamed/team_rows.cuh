@@ -71,7 +71,9 @@ class GroupSums {
 template <class Shape, int kSize, Method kMethod, LaneMap kMap>
 class TeamRows {
   static constexpr int kItems = Shape::kRowChannels;
-  static constexpr float kFromPoles = 1 / pole_scale<kMethod, float>;
+  static constexpr float kFromInput = static_cast<float>(Formula<kMethod>::kInputScale);
+  static constexpr float kFromPoles =
+      static_cast<float>(Formula<kMethod>::kXScale) / pole_scale<kMethod, float>;
   static constexpr bool kAlongSteps = kMap == LaneMap::kSteps;
   using Cursor = RowCursor<kItems, kSize>;
   using Values = Slice<kItems>;
@@ -211,8 +213,9 @@ class TeamRows {
     const Values slope = kept(Shape::kKeptSlope);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      du_.v[i] = delta.v[i] * w_b.v[i] + channel_value(i, 0) * dy.v[i];
-      ddelta_.v[i] = (u.v[i] * w_b.v[i] + kFromPoles * x_A.v[i]) * slope.v[i];
+      const float of_input = kFromInput * w_b.v[i];
+      du_.v[i] = delta.v[i] * of_input + channel_value(i, 0) * dy.v[i];
+      ddelta_.v[i] = (u.v[i] * of_input + kFromPoles * x_A.v[i]) * slope.v[i];
       dD_[i % kOwn] += dy.v[i] * u.v[i];
       ddelta_bias_[i % kOwn] += ddelta_.v[i];
     }
