@@ -184,17 +184,15 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
 }
 
 template <class S, int kGroup>
-cudaError_t launch_forward(const ForwardParams& params, const Device& device,
-                           const ForwardPlan& plan, const ScratchMemory& memory,
-                           cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
+                           const ScratchMemory& memory, cudaStream_t stream) {
   RelayForwardArgs args{params, make_geometry<S>(params, plan.warps)};
   if (S::kStepMajor) {
     const streamed::ProjectionStream layout(params, kPaddedStates);
     void* const projections = memory(layout.bytes(params));
     args.projections = static_cast<const char*>(projections);
     args.sequence_bytes = layout.sequence_bytes();
-    // Blocks that share a multiprocessor would be spread unevenly behind the kernel in front.
-    args.is_dependent = device.major >= 9 && args.geometry.blocks <= device.multiprocessors;
+    args.is_dependent = true;
     const cudaError_t error =
         streamed::convert_projections(params, kPaddedStates, projections, stream);
     if (error != cudaSuccess) return error;
@@ -234,7 +232,7 @@ std::optional<cudaError_t> relay_forward(const ForwardParams& params, const Scra
   const auto launch = plan.is_narrow      ? &launch_forward<Narrow, 1>
                       : plan.is_clustered ? &launch_forward<Wide, kGroupWarps>
                                           : &launch_forward<Wide, 1>;
-  return launch(params, device, plan, memory, stream);
+  return launch(params, plan, memory, stream);
 }
 
 std::optional<cudaError_t> relay_backward(const BackwardParams& params, const ScratchMemory& memory,
