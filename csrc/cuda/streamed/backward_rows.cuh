@@ -128,11 +128,15 @@ class WarpRows {
       }
       return;
     }
-    const auto bring = [&](Row which) { cursor(which).prefetch(args_.row(which), slice_); };
-    bring(Row::kDelta);
-    bring(Row::kDout);
-    if (has_z()) bring(Row::kZ);
-    bring(Row::kU);
+    const int64_t step = args_.row(Row::kU).step;
+    if (step == kSize || step == -kSize) {
+      prefetch_rows();
+    } else if (slice_.channels_left > 0) {
+      cursor(Row::kDelta).prefetch_here();
+      cursor(Row::kDout).prefetch_here();
+      cursor(Row::kU).prefetch_here();
+      if (has_z()) cursor(Row::kZ).prefetch_here();
+    }
   }
 
   /// Fills the rows from what fetch() has loaded; without kGradients, only those of Δ and dy.
@@ -250,6 +254,21 @@ class WarpRows {
 
  private:
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
+  /// Where channels are not neighbours but steps are, lanes that lie along steps would all ask for
+  /// the same lines. Here a lane takes one row of one array.
+  __device__ __forceinline__ void prefetch_rows() const {
+    constexpr int kLoaded = 4;  // the first ones
+    constexpr int kSector = 32;
+    const int which = lane_ / Shape::kChannels;
+    const int channel = lane_ % Shape::kChannels;
+    if (which >= kLoaded || channel >= slice_.channels_left) return;
+    const RowArray& array = args_.rows[which];
+    char* const row = address(which) + channel * static_cast<int>(array.channel);
+    const int step = static_cast<int>(array.step);
+#pragma unroll
+    for (int i = 0; i < kChunk; i += kSector / kSize) Cursor(row + i * step).prefetch_here();
+    Cursor(row + (kChunk - 1) * step).prefetch_here();
+  }
   /// Calls `work` with the lane's slice, whose element type the compiler then knows: one branch for
   /// several arrays.
   template <class Work>

@@ -39,6 +39,8 @@ struct BackwardShape {
   static constexpr int kSumBytes = kGroupBlocks * kSumVectors * kWarpSize * 16;
   static constexpr int kTurnBlocks = 1;  // that a warp adds up in its turn
   static constexpr int kSumUnroll = 4;   // warps whose sums are loaded at a time
+  /// Whether exact sums have registers of their own for what is cut off of products.
+  static constexpr bool kSumsRestsApart = kChannelBits == 3;
 
   // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u and softplus'
   // slope; what y is multiplied with for dz, as lanes hold it; the state before all blocks of steps
@@ -71,6 +73,7 @@ struct TeamShape : BackwardShape<float, 2> {
   // Few warps have sums to add, and turns come often.
   static constexpr int kTurnBlocks = kGroupBlocks;
   static constexpr int kSumUnroll = kMaxWarps / 4;
+  static constexpr bool kSumsRestsApart = false;
 
   // A team's part of shared memory, bytes: rows.
   static constexpr int kTeamBytes = kDy + kRowSet;

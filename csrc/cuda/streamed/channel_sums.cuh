@@ -57,6 +57,7 @@ class ChannelSums {
   static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
   static constexpr int kGroupTurns = kGroupBlocks / kTurnBlocks;
+  static constexpr bool kHasRests = kExact && Shape::kSumsRestsApart;
   /// Where complex states are weighted, dC's come without being conjugated.
   static constexpr bool kConjugates = Shape::kComponents == 2;
 
@@ -73,6 +74,8 @@ class ChannelSums {
   /// weighted.
   struct Block {
     float sums[2][kWeighted ? 2 : 1][4] = {};
+    // Of what is cut off: an mma would wait long for the one before it to add to its sums.
+    float rests[2][4] = {};
     // If weighted: of the step behind, which goes through the same mma.
     Pack<float, 4> states[2];
     float weights[2];
@@ -153,7 +156,7 @@ class ChannelSums {
       float rest[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) rest[i] = a[i] - tf32_part(a[i]);
-      mma_tf32(sums, rest, selected(0), selected(1));
+      mma_tf32(kHasRests ? block.rests[kind] : sums, rest, selected(0), selected(1));
     }
     mma_tf32(sums, a, selected(0), selected(1));
   }
@@ -182,8 +185,11 @@ class ChannelSums {
 #pragma unroll
         for (int s = 0; s < 4; ++s) vector.v[s] = block.sums[0][s / 2][s % 2 * 2 + v];
       } else {
-        const float (&sums)[4] = block.sums[v][0];
-        vector = {sums[0], sums[1], sums[2], sums[3]};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          vector.v[i] = block.sums[v][0][i];
+          if (kHasRests) vector.v[i] += block.rests[v][i];
+        }
       }
       store_pack(reinterpret_cast<float*>(own + (kBlock * Shape::kSumVectors + v) * kVectorBytes),
                  vector);
