@@ -15,6 +15,7 @@ struct ReduceArgs {
   int padded_states;
   BackwardWorkspace workspace;
   int64_t projection_items;  // of reduce_projections()'s work
+  int slice_states;          // padded, of a slice of them
 };
 
 constexpr int kReduceSteps = 32;   // of one block of reduce_projections
@@ -27,14 +28,13 @@ template <class T>
 __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, int64_t stride) {
   __shared__ T sums[2 * kReduceStates][kReduceSteps + 1];
   const BackwardParams& params = args.params;
-  const int64_t padded = args.padded_states;
-  const int64_t slice_states = padded / args.workspace.slices;
+  const int slice_states = args.slice_states;
   const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * slice_states;
   const int64_t step_blocks = ceil_div(params.seqlen, kReduceSteps);
   const int64_t state_blocks = ceil_div(params.dstate, kReduceStates);
   for (int64_t index = first_item; index < args.projection_items; index += stride) {
     const int64_t first_step = index % step_blocks * kReduceSteps;
-    const int64_t first_state = index / step_blocks % state_blocks * kReduceStates;
+    const int first_state = static_cast<int>(index / step_blocks % state_blocks) * kReduceStates;
     const int64_t sequence = index / (step_blocks * state_blocks);  // batch · groups + group
     // What a thread adds up, all tiles' values of several sums on their way at a time.
     constexpr int kSums = 2 * kReduceStates * kReduceSteps / kReduceThreads;
@@ -44,7 +44,7 @@ __device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, i
     constexpr int kStride = kReduceThreads / (2 * kReduceStates);
     const T* source =
         static_cast<const T*>(args.workspace.projections) +
-        first_state / slice_states * args.geometry.round_tiles * tile_stride +
+        first_state / slice_states * (args.geometry.round_tiles * tile_stride) +
         ((sequence * params.seqlen + first_step + first_t) * 2 + kind) * slice_states +
         first_state % slice_states + n;
     T sum[kSums] = {};
@@ -159,7 +159,7 @@ template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
                              int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream) {
-  ReduceArgs args{params, geometry, padded_states, workspace, 0};
+  ReduceArgs args{params, geometry, padded_states, workspace, 0, padded_states / workspace.slices};
   if (workspace.projections != nullptr) {
     args.projection_items = params.batch * params.groups * ceil_div(params.seqlen, kReduceSteps) *
                             ceil_div(params.dstate, kReduceStates);

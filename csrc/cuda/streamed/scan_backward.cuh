@@ -204,16 +204,31 @@ struct Handover {
 };
 
 /// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
-/// are those of the warp's first channel.
+/// are those of the warp's first channel. To be called by all lanes of a warp.
+///
+/// A chunk's worth of work hides these loads only where the compiler need not wait for them: it
+/// does where branches meet of which one has loaded. So the usual load is no branch, and the rare
+/// ones come behind it.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
     const char* first_channel) {
-  if (!work.exists) return {};
+  constexpr int kStates = Shape::kStates;
   const int dstate = static_cast<int>(params.dstate);
-  const T* const channels = reinterpret_cast<const T*>(first_channel);
-  return load_states<T, Shape::kStates>(channels + work.channel_in_warp * dstate, work.first_state,
-                                        dstate);
+  const int left = work.exists ? dstate - work.first_state : 0;
+  const T* const states =
+      reinterpret_cast<const T*>(first_channel) + work.channel_in_warp * dstate + work.first_state;
+  const bool in_packs = dstate % kStates == 0;
+  Pack<T, kStates> result{};
+  if (in_packs && left > 0) result = load_pack<T, kStates>(states);
+  if (!in_packs) {
+    __syncwarp();  // a real branch
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      if (s < left) result.v[s] = states[s];
+    }
+  }
+  return result;
 }
 
 /// Stores what a lane has of its channel's states at the end: the gradient of those before the
