@@ -93,12 +93,13 @@ struct LaneWork {
   }
 
   /// The largest step that a chunk must have for ExactIncrements to serve all of the lane's poles.
+  /// A pole that is no number has no say in it: it spoils its own channel either way.
   __device__ __forceinline__ float least_increment(
       const LanePoles<T, kStates, kSize, kMethod>& poles, int64_t dstate) const {
     float least = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      if (exists && first_state + s < dstate) {
+      if (exists && first_state + s < dstate && is_finite(poles.A[s])) {
         least = fmaxf(least, ScanMathFor<kSize>::least_increment(poles.constants[s]));
       }
     }
@@ -204,29 +205,20 @@ struct Handover {
 };
 
 /// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
-/// are those of the warp's first channel. To be called by all lanes of a warp.
-///
-/// A chunk's worth of work hides these loads only where the compiler need not wait for them: it
-/// does where branches meet of which one has loaded. So the usual load is no branch, and the rare
-/// ones come behind it.
+/// are those of the warp's first channel. One by one: a branch for whole vectors would have the
+/// compiler wait, where its ways meet, for loads that a chunk's work is to hide.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
     const char* first_channel) {
-  constexpr int kStates = Shape::kStates;
   const int dstate = static_cast<int>(params.dstate);
   const int left = work.exists ? dstate - work.first_state : 0;
   const T* const states =
       reinterpret_cast<const T*>(first_channel) + work.channel_in_warp * dstate + work.first_state;
-  const bool in_packs = dstate % kStates == 0;
-  Pack<T, kStates> result{};
-  if (in_packs && left > 0) result = load_pack<T, kStates>(states);
-  if (!in_packs) {
-    __syncwarp();  // a real branch
+  Pack<T, Shape::kStates> result{};
 #pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      if (s < left) result.v[s] = states[s];
-    }
+  for (int s = 0; s < Shape::kStates; ++s) {
+    if (s < left) result.v[s] = states[s];
   }
   return result;
 }

@@ -14,6 +14,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
+__device__ __forceinline__ bool is_finite(float x) {
+  return fabsf(x) < __int_as_float(0x7f800000);
+}
+__device__ __forceinline__ bool is_finite(Complex<float> x) {
+  return is_finite(x.re) && is_finite(x.im);
+}
+
 /// exp(x), with what rounding x·log2(e) loses put back. That matters for |x| above 1, and is hidden
 /// by the rounding of 2-byte results.
 template <int kSize>
