@@ -218,7 +218,7 @@ def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
     return h
 
 
-@pytest.mark.parametrize(("dim", "dstate", "factor"), [(8, 4, 4), (256, 1, 8)])
+@pytest.mark.parametrize(("dim", "dstate", "factor"), [(8, 4, 4), (256, 1, 12)])
 def test_phases_do_not_drift(dim, dstate, factor, device):
     """`factor` times what rounding theta and the rotation once costs: sums over many channels are
     rounded themselves, in proportion to the square root of their number."""

@@ -95,6 +95,7 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
         name: value.detach().to(cuda_device).clone() for name, value in make(case).tensors.items()
     }
     tensors["delta_bias"] = None
+    tensors["delta"].abs_()  # or states would grow, in some channels beyond what fp32 holds
     tensors["delta"][..., 5:20] = 0.0
 
     def gradient(scan, **others):
