@@ -1,0 +1,248 @@
+// What the streamed backward kernels have in common: what a lane works on, a tile's two parts, the
+// states that a chunk begins with, and the results at the end.
+#pragma once
+
+#include "../scan_common.cuh"
+#include "backward_rows.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// What a lane works on: all kernels begin with it.
+template <class Shape, class T, int kSize, Method kMethod>
+struct LaneWork {
+  static constexpr int kStates = Shape::kStates;
+  WorkItem item;
+  int lane, warp;
+  int slices;  // of the states, each with a warp of its own
+  int team;    // of the warps with the same channels
+  int slice;
+  int channel_in_warp, part;
+  int first_state;
+  int channels;           // of the warp, that exist
+  int64_t first_channel;  // of the warp
+  int64_t channel;
+  bool exists;
+  int steps;            // of the segment
+  int chunks;           // likewise
+  int64_t channel_row;  // of (segment, batch, channel) arrays
+  int64_t segment_row;  // of (segment, batch, channel, padded state) arrays
+
+  __device__ __forceinline__ LaneWork(const BackwardArgs& args, const WorkItem& block_item,
+                                      int slices = 1)
+      : item(block_item),
+        lane(threadIdx.x % kWarpSize),
+        warp(__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0)),
+        slices(slices),
+        team(warp / slices),
+        slice(warp % slices),
+        channel_in_warp(lane & (Shape::kChannels - 1)),
+        part(lane >> Shape::kChannelBits),
+        first_state(slice * Shape::kPadded + part * kStates) {
+    const int left = item.channels - team * Shape::kChannels;
+    channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
+    first_channel = item.first_channel + team * Shape::kChannels;
+    channel = first_channel + channel_in_warp;
+    exists = channel_in_warp < channels;
+    steps = static_cast<int>(item.end - item.begin);
+    chunks = (steps + kChunk - 1) / kChunk;
+    channel_row = (item.segment * args.params.batch + item.batch) * args.params.dim + channel;
+    segment_row = channel_row * (slices * Shape::kPadded) + first_state;
+  }
+
+  __device__ __forceinline__ LanePoles<T, kStates, kSize, kMethod> load_poles(
+      const ScanParams& params) const {
+    LanePoles<T, kStates, kSize, kMethod> poles{};
+    const auto load = [&](const ArrayView& view) {
+      Pack<T, kStates> states{};
+      if (exists) {
+        states = load_states<T, kStates>(view, channel * view.channel, first_state, params.dstate);
+      }
+      return states;
+    };
+    const Pack<T, kStates> A = load(params.A);
+    if (!params.variable_B) poles.B = load(params.B);
+    if (!params.variable_C) poles.C = load(params.C);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      T pole = A.v[s];
+      if constexpr (kHasIncrements<Shape, kMethod>) pole = ScanMath::invertible(pole);
+      poles.A[s] = pole_scale<kMethod, T> * pole;
+      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
+    }
+    return poles;
+  }
+
+  /// The largest step that a chunk must have for ExactIncrements to serve all of the lane's poles.
+  /// A pole that is no number has no say in it: it spoils its own channel either way.
+  __device__ __forceinline__ float least_increment(
+      const LanePoles<T, kStates, kSize, kMethod>& poles, int64_t dstate) const {
+    float least = 0;
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      if (exists && first_state + s < dstate && is_finite(poles.A[s])) {
+        least = fmaxf(least, ScanMathFor<kSize>::least_increment(poles.constants[s]));
+      }
+    }
+    return least;
+  }
+  /// The largest |Δ| of the lane's channel in a chunk. `row` is the channel's row.
+  __device__ __forceinline__ float largest_step(int row) const {
+    constexpr int kHeld = kChunk / Shape::kParts;
+    constexpr int kVector = kHeld < 4 ? kHeld : 4;
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; i += kVector) {
+      const auto delta = shared_load<float, kVector>(row + Shape::kDelta + (part * kHeld + i) * 4);
+      for (const float value : delta.v) largest = fmaxf(largest, fabsf(value));
+    }
+#pragma unroll
+    for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, mask));
+    }
+    return largest;
+  }
+
+  /// The ring through which the segment's chunks come, last one first.
+  __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
+                                                                const BackwardLayout& layout,
+                                                                bool variable) const {
+    return ring(args, layout.ring, variable);
+  }
+  __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args, int at,
+                                                                bool variable) const {
+    const int chunk_bytes = slices * Shape::kChunkBytes;
+    const char* const first = args.projections +
+                              (item.batch * args.params.groups + item.group) * args.sequence_bytes +
+                              item.begin / kChunk * chunk_bytes;
+    return {*reinterpret_cast<RingBarriers<kBackwardRingSlots>*>(shared_memory()),
+            shared_memory() + at,
+            first + static_cast<int64_t>(chunks - 1) * chunk_bytes,
+            -chunk_bytes,
+            chunk_bytes,
+            variable ? chunks : 0};
+  }
+};
+
+/// A block's part of a tile, where tiles do not fill the multiprocessors evenly.
+///
+/// With s multiprocessors and more than s tiles, the first s of these, the split ones, are worked
+/// on in two parts: of tile k the last k/s of its steps, by block k, and the others by one of the
+/// last s blocks. Between these blocks come the whole tiles. Multiprocessors take blocks in order:
+/// first a part, the longer the later it ends; the first to end it take whole tiles, and the
+/// longest of the rests that are left goes to who is free first. Thus all end at the same time.
+///
+/// The second part of a tile is handed the states' gradients and the sums so far by the first,
+/// which has begun long before; blocks wait for blocks with lower numbers only.
+struct Handover {
+  const BackwardArgs& args;
+
+  __device__ __forceinline__ bool is_used() const { return args.handed_on != nullptr; }
+  __device__ __forceinline__ WorkItem item() const {
+    if (!is_used()) return work_item(args.params, args.geometry, blockIdx.x);
+    const int split = args.split_tiles;
+    const int tiles = static_cast<int>(args.geometry.work_items);
+    const int index = static_cast<int>(blockIdx.x);
+    const int tile = index < tiles ? index : index - tiles;
+    WorkItem item = work_item(args.params, args.geometry, tile);
+    if (tile < split) {
+      const int64_t chunks = (args.params.seqlen + kChunk - 1) / kChunk;
+      const int64_t cut = (chunks - chunks * tile / split) * kChunk;
+      if (index < tiles) {
+        item.begin = cut;
+      } else if (cut < item.end) {
+        item.end = cut;
+      }
+    }
+    return item;
+  }
+  __device__ __forceinline__ bool is_second(const WorkItem& item) const {
+    return is_used() && item.end < args.params.seqlen;
+  }
+  __device__ __forceinline__ bool is_first(const WorkItem& item) const {
+    return is_used() && item.begin > 0;
+  }
+
+  /// Called by all threads of the block: the one before it reads what it is handed, the other after
+  /// it has written what it hands on.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x == 0) {
+      const int* const flag = args.handed_on + (blockIdx.x - args.geometry.work_items);
+      int done;
+      do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(done) : "l"(flag) : "memory");
+      } while (done == 0);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void hand_on() const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(args.handed_on + blockIdx.x), "r"(1)
+                   : "memory");
+    }
+  }
+};
+
+/// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
+/// are those of the warp's first channel. One by one: a branch for whole vectors would have the
+/// compiler wait, where its ways meet, for loads that a chunk's work is to hide.
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
+    const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
+    const char* first_channel) {
+  const int dstate = static_cast<int>(params.dstate);
+  const int left = work.exists ? dstate - work.first_state : 0;
+  const T* const states =
+      reinterpret_cast<const T*>(first_channel) + work.channel_in_warp * dstate + work.first_state;
+  Pack<T, Shape::kStates> result{};
+#pragma unroll
+  for (int s = 0; s < Shape::kStates; ++s) {
+    if (s < left) result.v[s] = states[s];
+  }
+  return result;
+}
+
+/// Stores what a lane has of its channel's states at the end: the gradient of those before the
+/// first step, or what the second part of a tile is handed, and its sums over the steps.
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ void store_results(
+    const BackwardArgs& args, const Handover& handover,
+    const LaneWork<Shape, T, kSize, kMethod>& work,
+    const LanePoles<T, Shape::kStates, kSize, kMethod>& poles, const Pack<T, Shape::kStates>& carry,
+    const LaneSums<T, Shape::kStates>& lane_sums) {
+  constexpr int kStates = Shape::kStates;
+  if (!work.exists) return;
+  const BackwardParams& params = args.params;
+  const WorkItem& item = work.item;
+  if (handover.is_first(item)) {
+    store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
+  } else if (item.begin == 0 && params.dinitial_state.present()) {
+    store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
+                         carry);
+  }
+  const bool is_second = handover.is_second(item);
+  const auto store = [&](void* array, Pack<T, kStates> states) {
+    if (array == nullptr) return;
+    T* const target = static_cast<T*>(array) + work.segment_row;
+    if (is_second) {
+      const auto before = load_pack<T, kStates>(target);
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) states.v[s] += before.v[s];
+    }
+    store_pack(target, states);
+  };
+  Pack<T, kStates> dA = lane_sums.dA;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    dA.v[s] = static_cast<float>(Formula<kMethod>::kXScale) * dA.v[s];
+    if constexpr (kHasIncrements<Shape, kMethod>) {
+      dA.v[s] = dA.v[s] * conj(reciprocal(poles.A[s]));
+    }
+  }
+  store(args.workspace.dA, dA);
+  store(args.workspace.dB, lane_sums.dB);
+  store(args.workspace.dC, lane_sums.dC);
+}
+
+}  // namespace selective_scan::cuda::streamed
