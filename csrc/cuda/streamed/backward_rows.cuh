@@ -34,6 +34,16 @@ __device__ __forceinline__ void softplus_and_slope_in_place(Values& values, Valu
   }
 }
 
+/// Takes a gradient back through the gate z·sigmoid(z): dout becomes dy. Returns what y is
+/// multiplied with for dz, dout·s·(1 + z·(1 - s)).
+template <int kSize>
+__device__ __forceinline__ float pass_gate(float z, float& gradient) {
+  const float s = reciprocal(1.0f + exp_for<kSize>(-z));
+  const float part = gradient * s;
+  gradient = part * z;
+  return part + gradient * (1.0f - s);
+}
+
 /// A warp's rows of one chunk.
 template <class Shape, int kSize, LaneMap kMap>
 class WarpRows {
@@ -196,10 +206,7 @@ class WarpRows {
       Values gate;
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) {
-        const float s = reciprocal(1.0f + exp_for<kSize>(-z.v[i]));
-        const float part = dy.v[i] * s;
-        dy.v[i] = part * z.v[i];
-        gate.v[i] = part + dy.v[i] * (1.0f - s);  // dout·s·(1 + z·(1 - s))
+        gate.v[i] = pass_gate<kSize>(z.v[i], dy.v[i]);
       }
       if constexpr (kGradients) keep_gate(gate);
     }

@@ -182,10 +182,7 @@ class TeamRows {
       const Values z = values_of(Row::kZ, raw_z_);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const float s = reciprocal(1.0f + exp_for<kSize>(-z.v[i]));
-        const float part = dy_.v[i] * s;
-        dy_.v[i] = part * z.v[i];
-        kept_.gate.v[i] = part + dy_.v[i] * (1.0f - s);  // dout·s·(1 + z·(1 - s))
+        kept_.gate.v[i] = pass_gate<kSize>(z.v[i], dy_.v[i]);
       }
     }
   }
