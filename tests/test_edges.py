@@ -273,6 +273,50 @@ def test_poles_and_steps_of_zero(method, is_complex, device):
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 3e-5), (torch.float64, 1e-11)])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("seqlen", [70, 500])
+@pytest.mark.parametrize("dim", [4, 37])
+def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
+    """foh takes one form or another by the sizes of the poles that a vector holds."""
+    case = SMALL.with_(method="foh", complex=is_complex, dtype=dtype, dim=dim, dstate=11)
+    case = case.with_(seqlen=seqlen, groups=1, B="shared", C="shared")
+    inputs = detached(inputs_on(case, "cpu"))
+    random = generator("sizes")
+    A = inputs["A"]
+    size = 10 ** torch.empty(A.shape).uniform_(-4, 1.5, generator=random)
+    for state, power in ((0, -2), (1, -17), (2, -3), (5, -30)):
+        size[:, state] *= 10.0**power
+    size[:, 3] = 0
+    size[::3, 6] = 0
+    A.mul_((size / A.abs().clamp(min=1e-3)).to(A.dtype))
+    cotangents = [make(case).cotangents[key] for key in ("out", "last_state")]
+
+    def results(inputs, **options):
+        inputs = {key: v if v is None else v.requires_grad_() for key, v in inputs.items()}
+        outputs = scan(case, inputs, **options)
+        names = [key for key, value in inputs.items() if value is not None]
+        gradients = torch.autograd.grad(
+            outputs,
+            [inputs[key] for key in names],
+            [value.to(output.dtype) for value, output in zip(cotangents, outputs, strict=True)],
+        )
+        named = zip(("out", "last_state", *names), (*outputs, *gradients), strict=True)
+        return {key: value.detach() for key, value in named}
+
+    wide = {
+        key: v if v is None else v.to(torch.complex128 if v.is_complex() else torch.float64)
+        for key, v in inputs.items()
+    }
+    exact = results(wide, backend="reference")
+    for name, actual in results(inputs, backend="cpu").items():
+        # Every state by itself: gradients of small poles are large.
+        states = range(A.shape[1]) if name == "A" else (...,)
+        for state in states:
+            reason = complaint(actual[..., state], exact[name][..., state], Tolerance(allowed))
+            assert not reason, (name, state, reason)
+
+
 def test_growing_states_overflow_to_infinity_without_an_error(device):
     case = SMALL.with_(seqlen=500, delta_softplus=False)
     inputs = detached(inputs_on(case, device))

@@ -111,6 +111,17 @@ def test_exp_of_an_exponent(functions, random, dtype):
     assert (errors <= 2 + 2 * np.abs(x)).all()
 
 
+@pytest.mark.parametrize("dtype", REAL)
+def test_growth_of_an_exponent(functions, random, dtype):
+    """Likewise, as exact around 0 as anywhere."""
+    high = largest_exponent(dtype) - 1
+    x = np.concatenate(
+        [arguments(random, dtype, 2 - high, high), random.uniform(-1, 1, 4000).astype(dtype)]
+    )
+    errors = exact.ulps(functions.growth_of(x), [mpmath.expm1(exact.number(v)) for v in x])
+    assert (errors <= 4 + 2 * np.maximum(x, 0)).all()
+
+
 inf, nan = np.inf, np.nan
 SPECIAL = {
     "exp": {0: 1, inf: inf, -inf: 0, 1e4: inf, -1e4: 0},
@@ -121,6 +132,7 @@ SPECIAL = {
     "softplus": {inf: inf, -inf: 0, 1e4: 1e4, -1e4: 0},
     "sigmoid": {0: 0.5, inf: 1, -inf: 0, 1e4: 1, -1e4: 0},
     "exp_of": {0: 1, inf: inf, -inf: 0, 1e4: inf, -1e4: 0},
+    "growth_of": {0: 0, inf: inf, -inf: -1, 1e4: inf, -1e4: -1},
 }
 
 

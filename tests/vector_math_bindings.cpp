@@ -64,6 +64,9 @@ void define(py::module_& m) {
   m.def("exp_of", [](const Array<T>& x) {
     return map(x, [](R v) { return VectorMath::exp_of(VectorMath::exponent(v)); });
   });
+  m.def("growth_of", [](const Array<T>& x) {
+    return map(x, [](R v) { return VectorMath::growth_of(VectorMath::exponent(v)); });
+  });
 }
 
 }  // namespace

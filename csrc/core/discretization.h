@@ -374,6 +374,15 @@ struct ExactIncrements {
     kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
     return multiply_add(kept.growth, kept.w, H);
   }
+  /// Of h instead, for scans that may take another form at any step: w, and with it the `x` of
+  /// step_back, is divided by A. Then
+  ///   dΔ = Re Σ x·conj(A)       dA = Σ Δ·x − dB·conj(B/A)
+  template <class T>
+  static SELECTIVE_SCAN_HD T advance_state(T growth, real_t<T> u, T inverse, T h, T B,
+                                           Kept<T>& kept) {
+    kept = {growth, multiply_add(u * inverse, B, h), inverse};
+    return multiply_add(growth, kept.w, h);
+  }
 
   /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
   template <class T>

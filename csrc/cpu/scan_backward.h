@@ -49,13 +49,13 @@ struct CompensatedState<Complex<R>> {
 };
 
 /// What a walk through a chunk keeps for the way back: (step, state in registers). The way back
-/// leaves its products for dC in the place of h and those for dB in that of a, so that all of it
-/// stays in the first-level cache.
+/// leaves its products for dC in the place of h and those for dB in that of the first of each
+/// KeptStep, so that all of it stays in the first-level cache.
 template <class State>
 struct KeptSteps {
   State* h;  // one more step: the state before the chunk comes first
-  State* a;
-  State* b;  // only of methods whose bbar depends on A; bbar itself where !kHasHold
+  State* first;
+  State* second;  // not of forms without
 };
 
 template <class State>
@@ -102,8 +102,8 @@ struct BackwardScratch {
     dC_tile = arena.take<T>(params.variable_C ? tile : 0);
     states = arena.take<State>(params.dstate);
     kept.h = arena.take<State>(kKept + kStatesInRegisters);
-    kept.a = arena.take<State>(kKept);
-    kept.b = arena.take<State>(kKept);
+    kept.first = arena.take<State>(kKept);
+    kept.second = arena.take<State>(kKept);
     for (R** steps : {&biased_delta, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
       *steps = arena.take<R>(kStateChunk);
     }
@@ -141,7 +141,6 @@ template <class State, Method kMethod>
 struct BackwardKernel {
   using R = real_t<State>;
   using T = scalar_t<State>;
-  using F = Formula<kMethod>;
   using Scratch = BackwardScratch<State>;
 
   static int64_t scratch_bytes(const BackwardParams& params, const Block& block) {
@@ -259,14 +258,19 @@ struct BackwardKernel {
     }
     load_states_before(params, block, lanes, chunk, scratch.states);
 
-    const bool is_bounded = scratch.inputs.exponents_are_bounded(scratch.delta, steps, vector);
-    with_usual_case(scratch.inputs.B(params, lanes, vector),
-                    scratch.inputs.C(params, lanes, vector), is_bounded,
-                    [&]<class Math>(const auto& B, const auto& C, Math) {
-                      for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-                        scan_states<Math, kStates>(params, lanes, B, C, scratch, vector, n, steps);
-                      });
-                    });
+    const R largest = largest_step(scratch.delta, steps);
+    const bool is_bounded = scratch.inputs.exponents_are_bounded(largest, vector);
+    const R least_norm = ByIncrements<State>::least_norm(largest);
+    const Pole<State>* poles = scratch.inputs.poles + vector * params.dstate;
+    with_usual_case(
+        scratch.inputs.B(params, lanes, vector), scratch.inputs.C(params, lanes, vector),
+        is_bounded, [&]<class Math>(const auto& B, const auto& C, Math) {
+          for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
+            with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
+              scan_states<Form, Math, kStates>(params, lanes, B, C, scratch, vector, n, steps);
+            });
+          });
+        });
     clear_steps_beyond(lanes, chunk, scratch.ddelta);
 
     CompensatedSum<R>& dD = scratch.dD[vector];
@@ -298,7 +302,7 @@ struct BackwardKernel {
   }
 
   /// kStates states from n on, forward and back through a chunk.
-  template <class Math, int kStates, bool kIsShared>
+  template <class Form, class Math, int kStates, bool kIsShared>
   static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Lanes& lanes,
                                             const Projection<State, kIsShared>& B,
                                             const Projection<State, kIsShared>& C,
@@ -310,79 +314,50 @@ struct BackwardKernel {
 
     for (int j = 0; j < kStates; ++j) kept.h[j] = scratch.states[n + j];
     const ChunkSteps<R> chunk{steps, scratch.delta, scratch.u};
-    advance<kMethod, Math, kStates>(
+    advance<Form, Math, kStates>(
         chunk, poles, B, C, n, scratch.states, scratch.y,
-        [&](int64_t t, int j, const State& h, const Hold<State>& factors) {
+        [&](int64_t t, int j, const State& h, const KeptStep<State>& step) {
           kept.h[(t + 1) * kStates + j] = h;
-          kept.a[t * kStates + j] = factors.a;
-          if constexpr (F::kBbarDependsOnA) kept.b[t * kStates + j] = factors.b;
+          kept.first[t * kStates + j] = step.first;
+          if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
         });
 
-    State carry[kStates], dA[kStates];
+    State carry[kStates];
+    typename Form::PoleGradient dA[kStates];
     for (int j = 0; j < kStates; ++j) {
       carry[j] = scratch.carry[of_vector + n + j];
-      dA[j] = State{};
+      dA[j] = {};
     }
     for (int64_t t = steps - 1; t >= 0; --t) {
       const R delta = scratch.delta[t];
       const R u = scratch.u[t];
       const R dy = constant<State>(kOutputScale<State>) * scratch.dy[t];
-      R du = scratch.du[t];
-      R ddelta = scratch.ddelta[t];
-      const R gain = kHasHold<F, State> ? u * delta : u;
-      R dgain(T(0));
+      const R gain = Form::gain(delta, u);
+      StepGradients<State> gradients{{}, {}, R(T(0)), scratch.ddelta[t]};
       for (int j = 0; j < kStates; ++j) {
+        const int64_t i = t * kStates + j;
         const State g = carry[j] + dy * conj(C.at(n + j, t));  // gradient of h[t]
-        const State before = kept.h[t * kStates + j];
-        const State dC = dy * conj(kept.h[(t + 1) * kStates + j]);
-        const State a = kept.a[t * kStates + j];
-        const State g_conj_B = g * conj(B.at(n + j, t));
-        const State A = poles[n + j].A;
-        carry[j] = g * conj(a);
-        const State da_conj_a = carry[j] * conj(before);
-        State dB;
-        if constexpr (!F::kBbarDependsOnA) {
-          dB = gain * g;
-          dgain += real(g_conj_B);
-          ddelta += real_of_product_conj(da_conj_a, A);  // exp' = exp
-          dA[j] += delta * da_conj_a;
-        } else {
-          const State b = kept.b[t * kStates + j];
-          dB = gain * (g * conj(b));
-          dgain += real(g_conj_B * conj(b));
-          const State db = gain * g_conj_B;
-          if constexpr (kHasHold<F, State>) {
-            const State dx = F::template gradient_of_x<VectorMath>(delta, A, Hold<State>{a, b},
-                                                                   g * conj(before), da_conj_a, db);
-            ddelta += real_of_product_conj(dx, A);
-            dA[j] += delta * dx;
-          } else {
-            static_assert(F::kAbarIsExponential);
-            const Derivatives<State> d =
-                F::template derivatives<VectorMath>(delta, poles[n + j], Coefficients<State>{a, b});
-            ddelta += real_of_product_conj(da_conj_a, A) + real_of_product_conj(db, d.bbar_delta);
-            dA[j] += delta * da_conj_a + db * conj(d.bbar_A);
-          }
-        }
-        kept.a[t * kStates + j] = dB;
-        kept.h[(t + 1) * kStates + j] = dC;
+        const State dC = dy * conj(kept.h[i + kStates]);
+        KeptStep<State> step{kept.first[i], {}};
+        if constexpr (Form::kKeepsSecond) step.second = kept.second[i];
+        Form::step_back(delta, gain, poles[n + j], B.at(n + j, t), kept.h[i], step, g, gradients,
+                        dA[j]);
+        carry[j] = gradients.before;
+        kept.first[i] = gradients.B;
+        kept.h[i + kStates] = dC;
       }
-      if constexpr (kHasHold<F, State>) {
-        du += delta * dgain;
-        ddelta += u * dgain;
-      } else {
-        du += dgain;
-      }
+      R du = scratch.du[t];
+      Form::return_gain(delta, u, gradients.gain, du, gradients.delta);
       scratch.du[t] = du;
-      scratch.ddelta[t] = ddelta;
+      scratch.ddelta[t] = gradients.delta;
     }
 
     for (int j = 0; j < kStates; ++j) {
       const int64_t i = of_vector + n + j;
       scratch.carry[i] = carry[j];
-      scratch.dA[i].add(dA[j]);
+      scratch.dA[i].add(dA[j].value(poles[n + j]));
     }
-    add_products<kStates>(params, lanes, B, kept.a, n, steps, scratch.dB_tile,
+    add_products<kStates>(params, lanes, B, kept.first, n, steps, scratch.dB_tile,
                           scratch.dB + of_vector + n);
     add_products<kStates>(params, lanes, C, kept.h + kStates, n, steps, scratch.dC_tile,
                           scratch.dC + of_vector + n);

@@ -12,6 +12,7 @@
 #include "../core/discretization.h"
 #include "../core/params.h"
 #include "lanes.h"
+#include "step_forms.h"
 #include "tile.h"
 #include "vector.h"
 #include "vector_math.h"
@@ -36,6 +37,15 @@ SELECTIVE_SCAN_HD R add_real_of_product(R a, R b, R c) {
 template <class R>
 SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
   return (c + a.re * b.re) - a.im * b.im;
+}
+
+template <class R>
+SELECTIVE_SCAN_HD R& real_part(R& a) {
+  return a;
+}
+template <class R>
+SELECTIVE_SCAN_HD R& real_part(Complex<R>& a) {
+  return a.re;
 }
 
 /// y = kOutputScale·Re(Σ C·h)
@@ -343,6 +353,10 @@ struct BlockInputs {
                   dstate, states);
     };
     load(params.A, staging);
+    // Lanes that do not exist: poles of 0 would keep ByIncrements from all others.
+    for (int64_t lane = lanes.count; lane < R::kWidth; ++lane) {
+      for (int64_t n = 0; n < dstate; ++n) real_part(staging[n]).set_lane(lane, T(-1));
+    }
     R largest(T(0));
     for (int64_t n = 0; n < dstate; ++n) {
       const Pole<State> pole = make_pole<VectorMath>(staging[n]);
@@ -367,11 +381,9 @@ struct BlockInputs {
 
   /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range. NaN may pass: it stays
   /// what it is without clamps.
-  SELECTIVE_SCAN_HD bool exponents_are_bounded(const R* delta, int64_t steps,
-                                               int64_t vector) const {
-    R largest(T(0));
-    for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
-    return all(largest * largest_exponents[vector] < R(T(MathConstants<T>::kExponentBias - 1)));
+  SELECTIVE_SCAN_HD bool exponents_are_bounded(R largest_step, int64_t vector) const {
+    const R largest = largest_step * largest_exponents[vector];
+    return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
   SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,
@@ -448,6 +460,14 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
     delta[t] = params.delta_softplus ? VectorMath::softplus(biased_delta[t]) : biased_delta[t];
   }
   clear_steps_beyond(lanes, chunk, delta);
+}
+
+/// The largest |Δ| of each lane; what is no number does not count.
+template <class R>
+SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
+  R largest(scalar_t<R>(0));
+  for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
+  return largest;
 }
 
 /// softplus'(x) = sigmoid(x) = 1 − exp(−softplus(x)), which needs no division.

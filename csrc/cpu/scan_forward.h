@@ -23,34 +23,15 @@ struct ChunkSteps {
   const R* u;
 };
 
-/// Whether a method's b in bbar = Δ·b is at hand, so that the factor Δ, which all states share,
-/// goes into the input. Else the kernels work with bbar.
-template <class Formula, class State>
-constexpr bool kHasHold = requires(real_t<State> delta, Pole<State> pole) {
-  Formula::template hold<VectorMath>(delta, pole);
-};
-
-/// abar and b, or bbar where !kHasHold.
-template <class Formula, class Math, class State>
-SELECTIVE_SCAN_HD Hold<State> factors_of_step(real_t<State> delta, const Pole<State>& pole) {
-  if constexpr (kHasHold<Formula, State>) {
-    return Formula::template hold<Math>(delta, pole);
-  } else {
-    const Coefficients<State> value = Formula::template value<Math>(delta, pole);
-    return {value.abar, value.bbar};
-  }
-}
-
 /// Walks kStates states through a chunk from states[n] on, leaving the last states there, and adds
-/// Re(Σ C·h) to y if kHasOutput. keep(t, j, h, factors) sees every step.
-template <Method kMethod, class Math, int kStates, bool kHasOutput = true, class State,
-          bool kIsShared, class Keep>
+/// Re(Σ C·h) to y if kHasOutput. keep(t, j, h, kept) sees every step.
+template <class Form, class Math, int kStates, bool kHasOutput = true, class State, bool kIsShared,
+          class Keep>
 SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pole<State>* poles,
                                const Projection<State, kIsShared>& B,
                                const Projection<State, kIsShared>& C, int64_t n, State* states,
                                real_t<State>* y, const Keep& keep) {
   using R = real_t<State>;
-  using F = Formula<kMethod>;
   State h[kStates];
   Pole<State> pole[kStates];
   for (int j = 0; j < kStates; ++j) {
@@ -60,16 +41,14 @@ SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pol
   for (int64_t t = 0; t < chunk.steps; ++t) {
     const R delta = chunk.delta[t];
     const R u = chunk.u[t];
-    const R gain_of_all = kHasHold<F, State> ? delta * u : u;
+    const R gain = Form::gain(delta, u);
     R sum;
     if constexpr (kHasOutput) sum = y[t];
     for (int j = 0; j < kStates; ++j) {
-      const Hold<State> factors = factors_of_step<F, Math>(delta, pole[j]);
-      State input = gain_of_all * B.at(n + j, t);
-      if constexpr (F::kBbarDependsOnA) input = factors.b * input;
-      h[j] = multiply_add(factors.a, h[j], input);
+      typename Form::Kept kept;
+      h[j] = Form::template advance<Math>(delta, gain, pole[j], B.at(n + j, t), h[j], kept);
       if constexpr (kHasOutput) sum = add_real_of_product(C.at(n + j, t), h[j], sum);
-      keep(t, j, h[j], factors);
+      keep(t, j, h[j], kept);
     }
     if constexpr (kHasOutput) y[t] = sum;
   }
@@ -155,12 +134,15 @@ struct ForwardKernel {
     const Projection<State> C = scratch.inputs.C(params, lanes, vector);
     const Pole<State>* poles = scratch.inputs.poles + vector * dstate;
     State* states = scratch.states + vector * dstate;
-    const auto keep_nothing = [](int64_t, int, const State&, const Hold<State>&) {};
+    const auto keep_nothing = [](int64_t, int, const State&, const KeptStep<State>&) {};
     const bool is_bounded =
-        scratch.inputs.exponents_are_bounded(scratch.delta, steps.steps, vector);
+        scratch.inputs.exponents_are_bounded(largest_step(scratch.delta, steps.steps), vector);
+    const R least_norm = ByIncrements<State>::least_norm();
     with_usual_case(B, C, is_bounded, [&]<class Math>(const auto& B, const auto& C, Math) {
       for_each_state_group(dstate, [&]<int kStates>(int64_t n) {
-        advance<kMethod, Math, kStates>(chunk, poles, B, C, n, states, scratch.y, keep_nothing);
+        with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
+          advance<Form, Math, kStates>(chunk, poles, B, C, n, states, scratch.y, keep_nothing);
+        });
       });
     });
 

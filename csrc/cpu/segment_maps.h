@@ -126,14 +126,17 @@ struct SegmentMaps {
     const Pole<State>* poles = scratch.inputs.poles + vector * params.dstate;
     State* offsets = scratch.offsets + vector * params.dstate;
     State* factors = scratch.factors + vector * params.dstate;
+    const R least_norm = ByIncrements<State>::least_norm();
     for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
       State factor[kStates];
       for (int j = 0; j < kStates; ++j) factor[j] = factors[n + j];
-      advance<kMethod, VectorMath, kStates, false>(
-          steps, poles, B, B, n, offsets, static_cast<R*>(nullptr),
-          [&](int64_t, int j, const State&, const Hold<State>& factors_of_step) {
-            if constexpr (!F::kAbarIsExponential) factor[j] = factors_of_step.a * factor[j];
-          });
+      with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
+        advance<Form, VectorMath, kStates, false>(
+            steps, poles, B, B, n, offsets, static_cast<R*>(nullptr),
+            [&](int64_t, int j, const State&, const KeptStep<State>& kept) {
+              if constexpr (!F::kAbarIsExponential) factor[j] = kept.first * factor[j];
+            });
+      });
       for (int j = 0; j < kStates; ++j) factors[n + j] = factor[j];
     });
   }

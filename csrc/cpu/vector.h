@@ -310,9 +310,9 @@ constexpr bool kLooksUp<float, Avx2> = true;
 template <>
 constexpr bool kLooksUp<float, Avx512> = true;
 
-/// Lane i of the result is the entry that the low bits of lane i of `index` name.
-template <class K>
-SELECTIVE_SCAN_HD Bits<float, K> look_up(const int32_t (&entries)[Vec<float, K>::kWidth],
+/// Lane i of the result is the entry, of 32 bits, that the low bits of lane i of `index` name.
+template <class Entry, class K>
+SELECTIVE_SCAN_HD Bits<float, K> look_up(const Entry (&entries)[Vec<float, K>::kWidth],
                                          Bits<float, K> index) {
   using Native = typename Bits<float, K>::Native;
   if constexpr (Vec<float, K>::kBytes == 64) {

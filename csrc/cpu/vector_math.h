@@ -165,18 +165,29 @@ struct ReducedExp2 {
   }
 
   SELECTIVE_SCAN_HD R value() const { return (R(1) + f * slope) * power; }
+  /// 2^y - 1
+  SELECTIVE_SCAN_HD R growth() const {
+    const R result = (f * power) * slope + (power - R(1));
+    if constexpr (kIsBounded) return result;
+    return select(n > R(Constants::kExponentBias), power, result);
+  }
 };
 
-/// 2^(i/kEntries) as the bits of a number, less i at the place that exp2_by_table adds it to; and
-/// the polynomial (2^f - 1)/f, |f| <= 1/(2·kEntries).
+/// 2^(i/kEntries) as the bits of a number, less i at the place that PowerByTable adds it to; how
+/// much the rounded number's logarithm lacks; and polynomials for |f| <= 1/(2·kEntries): (2^f -
+/// 1)/f as exactly as 2^f needs, and as 2^f - 1 does.
 template <int kEntries>
 struct Exp2Table;
 template <>
 struct Exp2Table<8> {
   static constexpr int32_t kBits[] = {0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
                                       0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
+  static constexpr float kLacking[] = {0.f,        -1.7301e-8f, 4.6071e-8f,  -4.471e-8f,
+                                       2.4691e-8f, 7.5501e-9f,  -2.1236e-8f, -8.8412e-9f};
   static constexpr float kPolynomial[] = {0.69314717213215430565f, 0.2402576333531912231f,
                                           0.055511474832634743733f};
+  static constexpr float kGrowthPolynomial[] = {0.69314717800718272f, 0.24022650843390019f,
+                                                0.055509327225469096f, 0.0096181290862956819f};
 };
 template <>
 struct Exp2Table<16> {
@@ -184,34 +195,57 @@ struct Exp2Table<16> {
                                       0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
                                       0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
                                       0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+  static constexpr float kLacking[] = {0.f,         6.6776e-8f,  -1.7301e-8f, 6.8236e-8f,
+                                       4.6071e-8f,  5.2241e-8f,  -4.471e-8f,  -1.0784e-8f,
+                                       2.4691e-8f,  -4.3969e-8f, 7.5501e-9f,  8.8114e-9f,
+                                       -2.1236e-8f, -7.5868e-9f, -8.8412e-9f, 7.4163e-9f};
   static constexpr float kPolynomial[] = {0.69314718003327698022f, 0.2402342882371435169f,
                                           0.055505950091402383938f};
+  static constexpr float kGrowthPolynomial[] = {0.69314718040038075f, 0.24022650705127654f,
+                                                0.055505413312140018f, 0.0096181291026569277f};
 };
 
 /// 2^y by a table in one register, W entries for W lanes: y = n + f, n a multiple of 1/W. A third
 /// less work than ReducedExp2 and, what counts more, half the steps that wait for each other.
-/// Infinite from n = 128 on, 0 below n = -126; kIsBounded as there.
-template <class K, bool kIsBounded>
-SELECTIVE_SCAN_HD Vec<float, K> exp2_by_table(Vec<float, K> y) {
+template <class K>
+struct PowerByTable {
   using R = Vec<float, K>;
   using Table = Exp2Table<R::kWidth>;
-  constexpr int kEntriesLog2 = R::kWidth == 8 ? 3 : 4;
-  static_assert(R::kWidth == 1 << kEntriesLog2);
-  // y costs a multiplication of its own, but two of the three sums go to units of their own.
-  if constexpr (R::kBytes == 64) y = kept_apart(y);
-  const R round(MathConstants<float>::kRound / R::kWidth);
-  const R rounded = y + round;
-  const R n = rounded - round;
-  const R f = y - n;
-  // The low bits of n·W name the entry, the others are the exponent.
-  const Bits<float, K> low = bits_of(rounded);
-  const R power = as_number(look_up(Table::kBits, low) +
-                            (low << (MathConstants<float>::kMantissaBits - kEntriesLog2)));
-  const R result = power + (power * f) * polynomial(f, Table::kPolynomial);
-  if constexpr (kIsBounded) return result;
-  const R beyond = select(n < R(0.f), R(0.f), R(std::numeric_limits<float>::infinity()));
-  return select(n < R(-126.f) || n > R(127.95f), beyond, result);
-}
+
+  R n;
+  R f;
+  R power;  // 2^n
+  Bits<float, K> low;
+
+  SELECTIVE_SCAN_HD explicit PowerByTable(R y) {
+    constexpr int kEntriesLog2 = R::kWidth == 8 ? 3 : 4;
+    static_assert(R::kWidth == 1 << kEntriesLog2);
+    // y costs a multiplication of its own, but two of the three sums go to units of their own.
+    if constexpr (R::kBytes == 64) y = kept_apart(y);
+    const R round(MathConstants<float>::kRound / R::kWidth);
+    const R rounded = y + round;
+    n = rounded - round;
+    f = y - n;
+    // The low bits of n·W name the entry, the others are the exponent.
+    low = bits_of(rounded);
+    power = as_number(look_up(Table::kBits, low) +
+                      (low << (MathConstants<float>::kMantissaBits - kEntriesLog2)));
+  }
+
+  SELECTIVE_SCAN_HD R value() const {
+    return power + (power * f) * polynomial(f, Table::kPolynomial);
+  }
+  /// 2^y - 1. Where n = 0 nothing cancels; elsewhere what the rounded power lacks would show.
+  SELECTIVE_SCAN_HD R growth() const {
+    const R exact = f + as_number(look_up(Table::kLacking, low));
+    return (power * exact) * polynomial(exact, Table::kGrowthPolynomial) + (power - R(1.f));
+  }
+  /// `result`, but `below` from n = -126 down and infinite from n = 128 up.
+  SELECTIVE_SCAN_HD R within_range(R result, float below) const {
+    const R beyond = select(n < R(0.f), R(below), R(std::numeric_limits<float>::infinity()));
+    return select(n < R(-126.f) || n > R(127.95f), beyond, result);
+  }
+};
 
 /// 2^n of n + kExponentBias in the low bits.
 template <class T, class K>
@@ -380,7 +414,8 @@ struct VectorMathOf {
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> exp_of(Vec<T, K> y) {
     if constexpr (kLooksUp<T, K>) {
-      return exp2_by_table<K, kIsBounded>(y);
+      const PowerByTable<K> reduced(y);
+      return kIsBounded ? reduced.value() : reduced.within_range(reduced.value(), 0.f);
     } else {
       return ReducedExp2<T, K, kIsBounded>(y).value();
     }
@@ -391,6 +426,24 @@ struct VectorMathOf {
     R sine, cosine;
     sincos(y.im, sine, cosine);
     return {modulus * cosine, modulus * sine};
+  }
+
+  /// exp(x) - 1 from x = Δ·A in the unit of exp_of; -1 and infinite where that is 0 and infinite.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> growth_of(Vec<T, K> y) {
+    if constexpr (kLooksUp<T, K>) {
+      const PowerByTable<K> reduced(y);
+      return kIsBounded ? reduced.growth() : reduced.within_range(reduced.growth(), -1.f);
+    } else {
+      return ReducedExp2<T, K, kIsBounded>(y).growth();
+    }
+  }
+  template <class R>
+  static SELECTIVE_SCAN_HD Complex<R> growth_of(Complex<R> y) {
+    const R growth = growth_of(y.re);
+    const R modulus = constant<R>(1) + growth;
+    const Turn<R> turn(y.im);
+    return {growth - modulus * turn.versine, modulus * turn.sine};
   }
 
   /// exp(x) and (exp(x) - 1)/A, x = Δ·A, from one reduction of x. Where x reduces to itself,
@@ -404,7 +457,6 @@ struct VectorMathOf {
     const R small = (delta * R(static_cast<T>(kLog2e))) * reduced.slope;
     return {abar, select(reduced.n == R(0), small, (abar - R(1)) * pole.inverse)};
   }
-  /// Likewise, with sin and cos of half the angle as in expm1 (core/math.h).
   template <class T, class K>
   static SELECTIVE_SCAN_HD Coefficients<Complex<Vec<T, K>>> exact_hold(
       Vec<T, K> delta, const Pole<Complex<Vec<T, K>>>& pole) {
@@ -413,16 +465,28 @@ struct VectorMathOf {
     const ReducedExp2<T, K, kIsBounded> reduced(y.re);
     const R modulus = reduced.value();
     const R growth = select(reduced.n == R(0), reduced.f * reduced.slope, modulus - R(1));
-    R sine, cosine;
-    sincos(R(T(0.5)) * y.im, sine, cosine);
-    const R versine = (sine + sine) * sine;
-    const R full_sine = (sine + sine) * cosine;
-    const Complex<R> abar = {modulus * (R(1) - versine), modulus * full_sine};
-    const Complex<R> difference = {growth - modulus * versine, abar.im};
+    const Turn<R> turn(y.im);
+    const Complex<R> abar = {modulus * (R(1) - turn.versine), modulus * turn.sine};
+    const Complex<R> difference = {growth - modulus * turn.versine, abar.im};
     const Complex<R> x = delta * pole.A;
     const Complex<R> limit = delta * (R(1) + R(T(0.5)) * x);
     return {abar, select(norm(x) < R(T(kTinyNorm)), limit, difference * pole.inverse)};
   }
+
+ private:
+  /// exp(i·angle) - 1 = -versine + i·sine, by half the angle as in expm1 (core/math.h).
+  template <class R>
+  struct Turn {
+    R versine;
+    R sine;
+    SELECTIVE_SCAN_HD explicit Turn(R angle) {
+      R half_sine, half_cosine;
+      sincos(constant<R>(0.5) * angle, half_sine, half_cosine);
+      const R twice = half_sine + half_sine;
+      versine = twice * half_sine;
+      sine = twice * half_cosine;
+    }
+  };
 };
 
 using VectorMath = VectorMathOf<false>;
