@@ -147,5 +147,35 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
             assert rows.max() < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS)
+def test_constant_projections_of_any_size(method, cuda_device):
+    """The sweeps divide states by a constant B, which may be 0."""
+    case = KINDS["constant"].with_(method=method)
+    tensors = {
+        name: value if value is None else value.detach().to(cuda_device).clone()
+        for name, value in make(case).tensors.items()
+    }
+    for state, size in enumerate((0.0, 1e-30, 1e-12, 1e-4, 1e4)):
+        tensors["B"][:, state] *= size
+    names = ("A", "B", "C", "initial_state")
+
+    def gradients(scan, inputs):
+        leaves = {name: inputs[name].requires_grad_() for name in names}
+        y = scan(**(inputs | leaves), delta_softplus=True, discretization_method=method)
+        return torch.autograd.grad(y.sum(), leaves.values())
+
+    exact = gradients(
+        selective_scan_ref,
+        {n: None if v is None else v.detach().to(wide(v.dtype)) for n, v in tensors.items()},
+    )
+    actual = gradients(selective_scan_fn, tensors)
+    for name, gradient, expected in zip(names, actual, exact, strict=True):
+        # Every state has its own size.
+        along = tuple(range(expected.dim() - 1))
+        errors = (gradient - expected).norm(dim=along) / expected.norm(dim=along)
+        assert errors.max() < 1e-5, (name, errors)
+
+
 def wide(dtype):
     return torch.complex128 if dtype.is_complex else torch.float64

@@ -35,10 +35,12 @@ struct BackwardShape {
   static constexpr int kChunkBytes = kChunk * kRow;
 
   // What a warp leaves of a group for the sum over warps: see channel_sums.cuh.
-  static constexpr int kSumVectors = 2;  // of 16 bytes, per lane and block
+  static constexpr bool kHalves = kChannelBits == 3;   // a lane leaves one of dB and dC
+  static constexpr int kSumVectors = kHalves ? 1 : 2;  // of 16 bytes, per lane and block
   static constexpr int kSumBytes = kGroupBlocks * kSumVectors * kWarpSize * 16;
-  static constexpr int kTurnBlocks = 1;  // that a warp adds up in its turn
-  static constexpr int kSumUnroll = 4;   // warps whose sums are loaded at a time
+  static constexpr int kSumSlots = kHalves ? 4 : 2;
+  static constexpr int kTurnBlocks = kHalves ? kGroupBlocks : 1;  // that a warp adds up in its turn
+  static constexpr int kSumUnroll = 4;  // warps whose sums are loaded at a time
   /// Whether exact sums have registers of their own for what is cut off of products.
   static constexpr bool kSumsRestsApart = kChannelBits == 3;
 
@@ -70,8 +72,7 @@ struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kWarps = kTeamWarps;
   static constexpr int kRowChannels = kChannels / kWarps;  // whose rows a warp moves
 
-  // Few warps have sums to add, and turns come often.
-  static constexpr int kTurnBlocks = kGroupBlocks;
+  // Few warps have sums to add.
   static constexpr int kSumUnroll = kMaxWarps / 4;
   static constexpr bool kSumsRestsApart = false;
 
@@ -114,9 +115,9 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
-  static constexpr int kSlots = 2;
-  uint64_t full[kSlots];
-  uint64_t empty[kSlots];
+  static constexpr int kMostSlots = 4;
+  uint64_t full[kMostSlots];
+  uint64_t empty[kMostSlots];
 };
 
 /// Of a team, a phase per chunk each.
@@ -138,7 +139,7 @@ struct BackwardLayout {
     BackwardLayout layout;
     layout.ring = static_cast<int>(sizeof(RingBarriers<kBackwardRingSlots>) + sizeof(SumBarriers));
     layout.sums = layout.ring + (variable ? kBackwardRingSlots * slices * Shape::kChunkBytes : 0);
-    layout.warps = layout.sums + (variable ? SumBarriers::kSlots * warps * Shape::kSumBytes : 0);
+    layout.warps = layout.sums + (variable ? Shape::kSumSlots * warps * Shape::kSumBytes : 0);
     layout.bytes = layout.warps + warps * Shape::kWarpBytes;
     return layout;
   }
@@ -165,7 +166,7 @@ struct TeamLayout {
     layout.team_barriers = layout.sum_barriers + Shape::kWarps * kSumBarriers;
     layout.ring = layout.team_barriers + teams * kTeamBarriers;
     layout.sums = layout.ring + kBackwardRingSlots * Shape::kWarps * Shape::kChunkBytes;
-    layout.teams = layout.sums + SumBarriers::kSlots * warps * Shape::kSumBytes;
+    layout.teams = layout.sums + Shape::kSumSlots * warps * Shape::kSumBytes;
     layout.warps = layout.teams + teams * Shape::kTeamBytes;
     layout.bytes = layout.warps + warps * Shape::kWarpBytes;
     return layout;

@@ -36,15 +36,18 @@ template <Method kMethod, class T, int kSize>
 constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 &&
                                 Formula<kMethod>::kAbarIsExponential && kMethod != Method::kFoh;
 
-/// One lane's poles, and B and C where these are constant.
+/// One lane's poles, and B and C where these are constant. Then the sweeps go by h/B, whose input
+/// is Δ·u alone: that spares a product per update in each of them.
 template <class T, int kStates, int kSize, Method kMethod>
 struct LanePoles {
   using Math = ScanMathFor<kSize>;
   using Constants = decltype(Formula<kMethod>::template constants<Math>(T{}));
   T A[kStates];  // times pole_scale; for ExactIncrements not 0
   Constants constants[kStates];
-  Pack<T, kStates> B;
+  Pack<T, kStates> B;  // not 0
   Pack<T, kStates> C;
+  Pack<T, kStates> CB;  // C·B
+  Pack<T, kStates> AB;  // A·B, times pole_scale
 };
 
 /// What a lane sums up over all steps.
@@ -53,7 +56,24 @@ struct LaneSums {
   Pack<T, kStates> dA{};  // divided by Formula::kXScale; for ExactIncrements times conj(A)
   Pack<T, kStates> dB{};  // of a constant B
   Pack<T, kStates> dC{};
+
+  /// From what the sweeps give by h/B to what they would by h.
+  __device__ __forceinline__ void multiply_by(const Pack<T, kStates>& B) {
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      dA.v[s] = dA.v[s] * conj(B.v[s]);
+      dC.v[s] = dC.v[s] * conj(B.v[s]);
+    }
+  }
 };
+
+template <class T, int kStates>
+__device__ __forceinline__ Pack<T, kStates> ones() {
+  Pack<T, kStates> result;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) result.v[s] = one<T>();
+  return result;
+}
 
 /// Where a lane stands in shared memory, as byte offsets: in its channel's rows and in B's rows.
 struct LaneRows {
@@ -66,7 +86,8 @@ struct LaneRows {
 template <class Shape, bool kIncrements>
 constexpr int kInputRow = kIncrements ? Shape::kU : Shape::kDeltaU;
 
-/// Runs h through `blocks` blocks, keeping the state before each; kIncrements: A·h instead.
+/// Runs h, if B is constant h/B, through `blocks` blocks, keeping the state before each;
+/// kIncrements: A times that.
 template <class Shape, Method kMethod, bool kVariable, bool kIncrements, int kSize, class T,
           int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
@@ -96,7 +117,7 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
     const auto input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      Pack<T, kStates> B = poles.B;
+      auto B = ones<T, kStates>();
       if constexpr (kVariable) B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
@@ -132,14 +153,13 @@ struct BlockInputs {
 };
 
 template <class Shape, bool kVariable, bool kIncrements, class T, int kStates>
-__device__ __forceinline__ void load_block(const LaneRows& at, const Pack<T, kStates>& constant_B,
-                                           BlockInputs<T, kStates>& inputs) {
+__device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kStates>& inputs) {
   inputs.delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
   inputs.input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
   inputs.dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
-    inputs.B[j] = constant_B;
+    inputs.B[j] = ones<T, kStates>();
     if constexpr (kVariable) inputs.B[j] = shared_load<T, kStates>(at.projection + j * Shape::kRow);
   }
 }
@@ -186,6 +206,8 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
     if constexpr (kVariable) {
       C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     }
+    const Pack<T, kStates>& weights_of_w = kVariable ? B[j] : poles.B;
+    const Pack<T, kStates>& weights_of_y = kVariable ? C : poles.CB;
     const float scaled_dy = kOutputScale<T> * dy.v[j];
     const float scaled_input =
         kIncrements ? input.v[j] : static_cast<float>(F::kInputScale) * input.v[j];
@@ -210,20 +232,30 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
         const T w_b = back.input * conj(B[j].v[s]);
         lane_sums.dA.v[s] += delta.v[j] * back.x;
         lane_sums.dA.v[s] += -input.v[j] * w_b;
-        parts.x_A.v[j] += real(back.x);
-        parts.w_b.v[j] += real(w_b);
+        if constexpr (kVariable) {
+          parts.x_A.v[j] += real(back.x);
+          parts.w_b.v[j] += real(w_b);
+        } else {
+          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.B.v[s], parts.x_A.v[j]);
+          parts.w_b.v[j] = add_real_of_product_conj(w_b, poles.B.v[s], parts.w_b.v[j]);
+        }
       } else {
         if constexpr (kHasIncrements<Shape, kMethod>) {
           const T x_A = back.x * conj(poles.A[s]);
           lane_sums.dA.v[s] += delta.v[j] * x_A;
-          parts.x_A.v[j] += real(x_A);
+          if constexpr (kVariable) {
+            parts.x_A.v[j] += real(x_A);
+          } else {
+            parts.x_A.v[j] = add_real_of_product_conj(x_A, poles.B.v[s], parts.x_A.v[j]);
+          }
         } else {
           lane_sums.dA.v[s] += delta.v[j] * back.x;
-          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.A[s], parts.x_A.v[j]);
+          parts.x_A.v[j] = add_real_of_product_conj(back.x, kVariable ? poles.A[s] : poles.AB.v[s],
+                                                    parts.x_A.v[j]);
         }
-        parts.w_b.v[j] = add_real_of_product_conj(back.input, B[j].v[s], parts.w_b.v[j]);
+        parts.w_b.v[j] = add_real_of_product_conj(back.input, weights_of_w.v[s], parts.w_b.v[j]);
       }
-      parts.y.v[j] = add_real_of_product(C.v[s], after, parts.y.v[j]);
+      parts.y.v[j] = add_real_of_product(weights_of_y.v[s], after, parts.y.v[j]);
     }
     if constexpr (kWeighted) {
       const float weight_of_dB = kIncrements ? input.v[j] : Sums::to_be_cut(scaled_input);

@@ -7,6 +7,9 @@
 
 namespace selective_scan::cuda::streamed {
 
+/// In place of a constant B that is smaller: sweeps divide by it, and h keeps its digits.
+constexpr float kLeastB = 1e-18f;
+
 /// What a lane works on: all kernels begin with it.
 template <class Shape, class T, int kSize, Method kMethod>
 struct LaneWork {
@@ -67,6 +70,11 @@ struct LaneWork {
       T pole = A.v[s];
       if constexpr (kHasIncrements<Shape, kMethod>) pole = ScanMath::invertible(pole);
       poles.A[s] = pole_scale<kMethod, T> * pole;
+      if (!params.variable_B) {
+        if (norm(poles.B.v[s]) < kLeastB * kLeastB) poles.B.v[s] = T{kLeastB};
+        poles.CB.v[s] = poles.C.v[s] * poles.B.v[s];
+        poles.AB.v[s] = poles.A[s] * poles.B.v[s];
+      }
       poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
     }
     return poles;
@@ -185,14 +193,15 @@ struct Handover {
 };
 
 /// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
-/// are those of the warp's first channel. One by one: a branch for whole vectors would have the
-/// compiler wait, where its ways meet, for loads that a chunk's work is to hide.
+/// are those of the warp's first channel; if not `wanted`, zeros. One by one: a branch, for whole
+/// vectors or around all, would have the compiler wait, where its ways meet, for loads that a
+/// chunk's work is to hide.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
-    const char* first_channel) {
+    const char* first_channel, bool wanted) {
   const int dstate = static_cast<int>(params.dstate);
-  const int left = work.exists ? dstate - work.first_state : 0;
+  const int left = work.exists && wanted ? dstate - work.first_state : 0;
   const T* const states =
       reinterpret_cast<const T*>(first_channel) + work.channel_in_warp * dstate + work.first_state;
   Pack<T, Shape::kStates> result{};

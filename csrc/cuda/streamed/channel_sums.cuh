@@ -18,11 +18,17 @@
 // it loses on average is given back. For fp32 gradients what is cut off of the products goes
 // through a second mma, which leaves an error of 2^-22.
 //
-// A warp leaves its sums of a group of blocks in one of two slots; warps take turns at adding the
-// warps' sums of a block, in their order, and writing them to the tile's partial sums in global
-// memory. They do so a block later, when the slower warps have left theirs too. At the slots'
-// barriers every lane arrives for itself: that is as fast as one for its warp, and tools that look
-// for races can follow it.
+// The third bit of eight channels, bit 2 of the lane, says which of dB and dC a lane keeps, and
+// gets from the lane that differs in it: one shuffle adds both. Then a warp's sums take half the
+// room, and there are twice as many slots for them.
+//
+// A warp leaves its sums of a group of blocks in one of these slots; warps take turns at adding the
+// warps' sums, in their order, and writing them to the tile's partial sums in global memory. They
+// do so later, when half of the slots are filled: so a warp seldom waits for slower ones to fill
+// the slot that it is to add up, nor for others to add up the one that it is to fill. The further
+// warps may be apart, the less do they all do at the same time what leaves the multiprocessor idle:
+// fill rows, say. At the slots' barriers every lane arrives for itself: that is as fast as one for
+// its warp, and tools that look for races can follow it.
 #pragma once
 
 #include <cstddef>
@@ -51,9 +57,11 @@ __device__ __forceinline__ float tf32_part(float x) {
 template <class Shape, bool kExact, bool kCutsInput>
 class ChannelSums {
   static_assert(Shape::kChannelBits == 2 || Shape::kChannelBits == 3);
-  /// Of eight channels a lane's bit 2 is the third bit; the sum over it is left to the last sum.
-  static constexpr bool kHalves = Shape::kChannelBits == 3;
-  static constexpr int kSlots = SumBarriers::kSlots;
+  static constexpr bool kHalves = Shape::kHalves;
+  static constexpr int kSlots = Shape::kSumSlots;
+  /// Groups between the one that is put and the one that is added up.
+  static constexpr unsigned kDelay = kSlots / 2;
+  static_assert(kSlots <= SumBarriers::kMostSlots);
   static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
   static constexpr int kGroupTurns = kGroupBlocks / kTurnBlocks;
@@ -93,24 +101,19 @@ class ChannelSums {
         steps_(steps),
         has_z_(has_z),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
-        own_change_(own_ ^ (own_ + warps * Shape::kSumBytes)),
-        turns_to_wait_(warp + kGroupTurns) {
+        turns_to_wait_(warp + static_cast<int>(kDelay) * kGroupTurns) {
     const int lane = threadIdx.x % kWarpSize;
     const int column = lane / 4;
 #pragma unroll
     for (int i = 0; i < kSelectors; ++i) {
-      if constexpr (kWeighted) {
-        // The compiler, which would build it again for every use, cannot know what a shuffle gives.
-        const bool is_own = (kHalves ? column / 2 : column) == i;
-        select_[i] = __shfl_sync(kFullMask, is_own ? 0xffffffffu : 0u, lane);
-      } else {
-        select_[i] = column == i ? bit_cast<uint32_t>(1.0f) : 0u;
-        asm volatile("" : "+r"(select_[i]));
-      }
+      const bool is_own = (kWeighted && kHalves ? column / 2 : column) == i;
+      const uint32_t value = kWeighted ? 0xffffffffu : bit_cast<uint32_t>(1.0f);
+      // ptxas, which would build it again for every use, cannot know what a shuffle gives.
+      select_[i] = __shfl_sync(kFullMask, is_own ? value : 0u, lane);
     }
     if (warp == 0 && lane == 0) {
       for (int slot = 0; slot < kSlots; ++slot) {
-        const Barrier full{full_ + slot * kBarrierBytes};
+        const Barrier full = full_of(slot);
         full.initialize(warps * kWarpSize);
         empty_of(full).initialize(kGroupTurns * kWarpSize);
       }
@@ -165,49 +168,44 @@ class ChannelSums {
   /// one first.
   template <int kBlock>
   __device__ __forceinline__ void put(const Block& block, int first_step) {
-    const Barrier full{full_};
+    const Barrier full = full_of(count_);
     if constexpr (kBlock == kGroupBlocks - 1) {
       // At first the phase before the first one counts as complete.
       empty_of(full).wait((count_ / kSlots & 1) ^ 1);
     }
-    char* const own = shared_memory() + own_;
-    const bool is_odd = threadIdx.x & 4;
+    char* const own = shared_memory() + own_ + slot_offset(count_);
 #pragma unroll
     for (int v = 0; v < Shape::kSumVectors; ++v) {
       Pack<float, 4> vector;
-      if constexpr (kWeighted && kHalves) {
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const float* const pair = block.sums[v][s / 2] + s % 2 * 2;
-          vector.v[s] = is_odd ? pair[1] : pair[0];
-        }
-      } else if constexpr (kWeighted) {
-#pragma unroll
-        for (int s = 0; s < 4; ++s) vector.v[s] = block.sums[0][s / 2][s % 2 * 2 + v];
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          vector.v[i] = block.sums[v][0][i];
-          if (kHasRests) vector.v[i] += block.rests[v][i];
+      for (int s = 0; s < 4; ++s) {
+        const bool is_odd = threadIdx.x & 4;
+        if constexpr (kHalves) {
+          const float other = is_odd ? sum_of(block, 0, s, 1) : sum_of(block, 1, s, 0);
+          vector.v[s] = (is_odd ? sum_of(block, 1, s, 1) : sum_of(block, 0, s, 0)) +
+                        __shfl_xor_sync(kFullMask, other, 4);
+        } else {
+          vector.v[s] = sum_of(block, v, s, 0);
         }
       }
       store_pack(reinterpret_cast<float*>(own + (kBlock * Shape::kSumVectors + v) * kVectorBytes),
                  vector);
     }
     if constexpr (kBlock == kGroupBlocks - 1) {
-      add_warps_in_turn(first_step + kBlockSteps);
+      add_warps_in_turn(kDelay, first_step + kBlockSteps);
     }
     if constexpr (kBlock == 0) {
       __syncwarp();  // for who reads the warp's planes next
       full.arrive();
       ++count_;
-      own_ ^= own_change_;
-      full_ ^= kBarrierBytes;
     }
   }
 
   /// Adds up what is left, which begins with `first_step`.
-  __device__ __forceinline__ void finish(int first_step) { add_warps_in_turn(first_step); }
+  __device__ __forceinline__ void finish(int first_step) {
+#pragma unroll 1
+    for (unsigned delay = kDelay; delay > 0; --delay) add_warps_in_turn(delay, first_step);
+  }
 
  private:
   static constexpr int kVectorBytes = kWarpSize * 16;
@@ -221,19 +219,36 @@ class ChannelSums {
     return kWeighted && cuts_weights ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
 
-  // Two slots: an exclusive or leads from what belongs to one to what belongs to the other.
-  static_assert(kSlots == 2 && alignof(SumBarriers) == 2 * sizeof(uint64_t));
-  static constexpr uint32_t kBarrierBytes = sizeof(uint64_t);
+  /// A kind's sum for one of the lane's quad of states, as a lane with `bit` as its bit 2 finds it.
+  static __device__ __forceinline__ float sum_of(const Block& block, int kind, int state, int bit) {
+    if constexpr (kWeighted) {
+      const auto& pairs = block.sums[kHalves ? kind : 0];
+      return pairs[state / 2][state % 2 * 2 + (kHalves ? bit : kind)];
+    } else {
+      const float sum = block.sums[kind][0][state];
+      return kHasRests ? sum + block.rests[kind][state] : sum;
+    }
+  }
+
+  /// Of the group with this number.
+  __device__ __forceinline__ Barrier full_of(unsigned group) const {
+    return {full_ + group % kSlots * static_cast<uint32_t>(sizeof(uint64_t))};
+  }
+  __device__ __forceinline__ int slot_offset(unsigned group) const {
+    return static_cast<int>(group % kSlots) * warps_ * Shape::kSumBytes;
+  }
   static __device__ __forceinline__ Barrier empty_of(const Barrier& full) {
     return {full.address + static_cast<uint32_t>(offsetof(SumBarriers, empty))};
   }
 
-  /// Adds those blocks of the group put last for which it is this warp's turn.
-  __device__ __forceinline__ void add_warps_in_turn(int first_step) {
+  /// Adds those blocks for which it is this warp's turn, of the group `delay` groups before the
+  /// next one; the group put last begins with `first_step`.
+  __device__ __forceinline__ void add_warps_in_turn(unsigned delay, int first_step) {
+    first_step += (static_cast<int>(delay) - 1) * kGroupSteps;
 #pragma unroll 1
     for (; turns_to_wait_ < kGroupTurns; turns_to_wait_ += warps_) {
       const int block = turns_to_wait_ * kTurnBlocks;
-      add_warps(count_ - 1, block, first_step + block * kBlockSteps);
+      add_warps(count_ - delay, block, first_step + block * kBlockSteps);
       if (kGroupTurns == 1) {
         turns_to_wait_ += warps_;
         break;
@@ -246,24 +261,18 @@ class ChannelSums {
   struct TurnSums {
     Pack<float, 4> blocks[kTurnBlocks] = {};
   };
-  __device__ __forceinline__ TurnSums sum_over_warps(int at, int stride, int at_too,
-                                                     float scale) const {
+  __device__ __forceinline__ TurnSums sum_over_warps(int at, float scale) const {
     TurnSums sums;
 #pragma unroll(Shape::kSumUnroll)
     for (int w = 0; w < warps_; ++w) {
 #pragma unroll
       for (int b = 0; b < kTurnBlocks; ++b) {
-        const auto add = [&](int address) {
-          const auto other = load_pack<float, 4>(reinterpret_cast<const float*>(
-              shared_memory() + address + b * Shape::kSumVectors * kVectorBytes));
+        const auto other = load_pack<float, 4>(reinterpret_cast<const float*>(
+            shared_memory() + at + b * Shape::kSumVectors * kVectorBytes));
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sums.blocks[b].v[i] += other.v[i];
-        };
-        add(at);
-        if constexpr (kHalves) add(at_too);
+        for (int i = 0; i < 4; ++i) sums.blocks[b].v[i] += other.v[i];
       }
-      at += stride;
-      at_too += stride;
+      at += Shape::kSumBytes;
     }
 #pragma unroll
     for (int b = 0; b < kTurnBlocks; ++b) {
@@ -273,13 +282,12 @@ class ChannelSums {
     return sums;
   }
 
-  __device__ __forceinline__ void add_warps(unsigned index, int block, int first_step) {
+  __device__ __forceinline__ void add_warps(unsigned group, int block, int first_step) {
     const int lane = threadIdx.x % kWarpSize;
-    const int slot = static_cast<int>(index % kSlots);
-    const Barrier full{full_ ^ kBarrierBytes};
-    full.wait(index / kSlots & 1);
-    add_block(slots_ + slot * warps_ * Shape::kSumBytes + block * Shape::kSumVectors * kVectorBytes,
-              first_step, lane);
+    const Barrier full = full_of(group);
+    full.wait(group / kSlots & 1);
+    add_block(slots_ + slot_offset(group) + block * Shape::kSumVectors * kVectorBytes, first_step,
+              lane);
     empty_of(full).arrive();
   }
 
@@ -291,13 +299,9 @@ class ChannelSums {
       if (step < steps_) store_pack(target_ + step * kStepFloats + at, values);
     };
     if constexpr (kHalves) {
-      // Lane (kind, part, tig); neighbouring parts begin with different halves: no bank conflicts.
-      const int kind = lane >> 4;
-      const int part = g & 3;
-      const int at = slot_at + kind * kVectorBytes + (part * 8 + tig) * 16;
-      const int odd = (part & 1) * 64;
-      const TurnSums sums =
-          sum_over_warps(at + odd, Shape::kSumBytes, at + (64 - odd), cut_correction(kind));
+      const int kind = g & 1;
+      const int part = g >> 1;
+      const TurnSums sums = sum_over_warps(slot_at + lane * 16, cut_correction(kind));
 #pragma unroll
       for (int b = 0; b < kTurnBlocks; ++b) {
         store(b * kBlockSteps + tig, kind * kHalfFloats + part * 4, sums.blocks[b]);
@@ -306,8 +310,8 @@ class ChannelSums {
 #pragma unroll
       for (int kind = 0; kind < 2; ++kind) {
         static_assert(kTurnBlocks == 1);
-        const TurnSums sums = sum_over_warps(slot_at + kind * kVectorBytes + lane * 16,
-                                             Shape::kSumBytes, 0, cut_correction(kind));
+        const TurnSums sums =
+            sum_over_warps(slot_at + kind * kVectorBytes + lane * 16, cut_correction(kind));
         Pack<float, 4> sum = sums.blocks[0];
         if constexpr (kWeighted && kConjugates) {
           if (kind == 1) sum = {sum.v[0], -sum.v[1], sum.v[2], -sum.v[3]};
@@ -317,16 +321,15 @@ class ChannelSums {
     }
   }
 
-  uint32_t full_;  // the barrier of the slot that is filled next
+  uint32_t full_;  // the first slot's barrier
   int slots_;
   int warp_;
   int warps_;
   float* target_;
   int steps_;
   bool has_z_;
-  unsigned count_ = 0;
-  int own_;  // where this lane's sums go in that slot
-  int own_change_;
+  unsigned count_ = 0;  // of groups
+  int own_;             // where this lane's sums go in the first slot
   int turns_to_wait_;
   uint32_t select_[kSelectors];  // a mask of weights, or the B operand itself
 };

@@ -89,10 +89,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
 
-  // The state before the chunk that the rows fetch next; the first one starts from the initial
-  // state.
+  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
+  // the initial state.
   const auto fetch_start = [&](int chunk) {
-    if (item.begin > 0 || chunk > 0) return load_saved_states(work, params, rows.saved_states());
+    if (item.begin > 0 || chunk != 0) {
+      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
+    }
     return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
                                            work.first_state, params.dstate);
   };
@@ -114,6 +116,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                 own + Shape::kCheckpoints + work.lane * 16};
     const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
       States before = start;
+      if constexpr (!kVariable) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] = before.v[s] * reciprocal(poles.B.v[s]);
+      }
       if constexpr (kIncrements) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
@@ -124,7 +130,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       at.projection += last_block * kBlockSteps * Shape::kRow;
       at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
       BlockInputs<T, kStates> inputs;
-      load_block<Shape, kVariable, kIncrements>(at, poles.B, inputs);
+      load_block<Shape, kVariable, kIncrements>(at, inputs);
       const auto work_on_block = [&]<int kBlock>(int group) {
         typename Sums::Block block_sums;
         const BlockParts parts = sweep_block_backward<Shape, kMethod, kVariable, kIncrements>(
@@ -135,7 +141,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         if (kBlock > 0 || group > 0) {
           before = shared_load<T, kStates>(at.checkpoint);
           at.checkpoint -= Shape::kCheckpoint;
-          load_block<Shape, kVariable, kIncrements>(at, poles.B, inputs);
+          load_block<Shape, kVariable, kIncrements>(at, inputs);
         }
         planes.template put<kBlock>(parts, has_z);
         if constexpr (kVariable) {
@@ -167,14 +173,20 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
     steps = kChunk;
-    if (chunk > 0) {
-      rows.template fetch<true>(steps);
+    // Not behind a branch: where its ways meet, the compiler would wait for what is loaded. With
+    // registers to spare it does not, and the branch is the better way.
+    if (kVariable || chunk > 0) {
+      rows.template fetch<true>(chunk > 0 ? steps : 0);
       start = fetch_start(chunk - 1);
     }
     rows.store(stored_steps);
     __syncwarp();
   }
-  if constexpr (kVariable) channel_sums.finish(0);
+  if constexpr (kVariable) {
+    channel_sums.finish(0);
+  } else {
+    lane_sums.multiply_by(poles.B);
+  }
 
   store_results(args, handover, work, poles, carry, lane_sums);
 #pragma unroll

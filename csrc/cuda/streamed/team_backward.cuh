@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   Sums channel_sums(
       *reinterpret_cast<SumBarriers*>(shared_memory() + layout.sum_barriers +
                                       work.slice * static_cast<int>(sizeof(SumBarriers))),
-      layout.sums + work.slice * SumBarriers::kSlots * teams * Shape::kSumBytes, work.team, teams,
+      layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
       static_cast<float*>(args.workspace.projections) + target_row * Shape::kRow / 4, work.steps,
       has_z);
   // What lies behind the last step is added up, if not used, and has to be numbers.
@@ -87,7 +87,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   const GroupSums<Shape> group_sums(own, work.lane, has_z);
   const auto fetch_start = [&](int chunk) {
-    if (item.begin > 0 || chunk > 0) return load_saved_states(work, params, rows.saved_states());
+    if (item.begin > 0 || chunk > 0) {
+      return load_saved_states(work, params, rows.saved_states(), true);
+    }
     return load_channel_states<float, kStates>(params.initial_state, item, work.channel,
                                                work.exists, work.first_state, params.dstate);
   };
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     at.projection += last_block * kBlockSteps * Shape::kRow;
     at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
     BlockInputs<float, kStates> inputs;
-    load_block<Shape, true, false>(at, poles.B, inputs);
+    load_block<Shape, true, false>(at, inputs);
     const auto work_on_block = [&]<int kBlock>(int group) {
       typename Sums::Block block_sums;
       const BlockParts parts = sweep_block_backward<Shape, kMethod, true, false>(
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       if (kBlock > 0 || group > 0) {
         before = shared_load<float, kStates>(at.checkpoint);
         at.checkpoint -= Shape::kCheckpoint;
-        load_block<Shape, true, false>(at, poles.B, inputs);
+        load_block<Shape, true, false>(at, inputs);
       }
       planes.template put<kBlock>(parts, has_z);
       channel_sums.template put<kBlock>(
