@@ -456,8 +456,9 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
                      R* delta) {
   load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
   for (int64_t t = 0; t < chunk.steps; ++t) {
-    biased_delta[t] = biased_delta[t] + delta_bias;
-    delta[t] = params.delta_softplus ? VectorMath::softplus(biased_delta[t]) : biased_delta[t];
+    const R biased = biased_delta[t] + delta_bias;
+    if (biased_delta != delta) biased_delta[t] = biased;
+    delta[t] = params.delta_softplus ? VectorMath::softplus(biased) : biased;
   }
   clear_steps_beyond(lanes, chunk, delta);
 }

@@ -6,8 +6,10 @@
 // single elements.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "../core/dtype.h"
 #include "../core/element.h"
@@ -41,6 +43,10 @@ template <class R, class Element>
 struct Converter {
   static constexpr int kWidth = R::kWidth;
   using T = typename R::Scalar;
+
+  /// Whether a lane of R has room for two consecutive elements, the first in its low bits.
+  static constexpr bool kPairs = kWidth > 1 && sizeof(T) == 4 &&
+                                 sizeof(Element) == 2 && std::endian::native == std::endian::little;
 
   static SELECTIVE_SCAN_HD R load(const Element* source) {
     if constexpr (std::is_same_v<Element, T>) {
@@ -77,6 +83,17 @@ struct Converter {
       const auto packed = __builtin_convertvector(value.native, native_t<Element, kWidth>);
       memcpy(target, &packed, sizeof(packed));
     }
+  }
+
+  /// The first and the second elements of pairs as numbers, and back.
+  static SELECTIVE_SCAN_HD void unpack(R pairs, R& first, R& second) {
+    const Words words = bit_cast<Words>(pairs.native);
+    first = R::from(widen(words & 0xffffu, Element{}));
+    second = R::from(widen(words >> 16, Element{}));
+  }
+  static SELECTIVE_SCAN_HD R pack(R first, R second) {
+    const Words words = narrow(first.native, Element{}) | narrow(second.native, Element{}) << 16;
+    return R::from(bit_cast<typename R::Native>(words));
   }
 
   static SELECTIVE_SCAN_HD T scalar(Element value) {
@@ -188,16 +205,16 @@ struct TileMover {
   /// A number of lanes known when a kernel is compiled: all loops unroll.
   using WholeVector = std::integral_constant<int64_t, kWidth>;
 
-  /// The first of kWidth rows from `row` on in memory, and where the tile has that one.
+  /// The first of `count` rows from `row` on in memory, and where the tile has that one.
   struct Rows {
     int64_t element;
     int64_t tile;
     int64_t pitch;
 
-    SELECTIVE_SCAN_HD Rows(const Section& section, int64_t row, int64_t tile_pitch) {
+    SELECTIVE_SCAN_HD Rows(const Section& section, int64_t row, int64_t count, int64_t tile_pitch) {
       const bool forward = section.row_stride == 1;
-      element = forward ? row : -(row + kWidth - 1);
-      tile = (forward ? row : row + kWidth - 1) * tile_pitch;
+      element = forward ? row : -(row + count - 1);
+      tile = (forward ? row : row + count - 1) * tile_pitch;
       pitch = forward ? tile_pitch : -tile_pitch;
     }
   };
@@ -218,52 +235,108 @@ struct TileMover {
                                            std::index_sequence<kIndices...>) {
     (rows[kIndices].store(tile + int64_t{kIndices} * pitch), ...);
   }
+  template <size_t... kIndices>
+  static SELECTIVE_SCAN_HD void load_pairs(R* pairs, const T* tile, int64_t pitch,
+                                           std::index_sequence<kIndices...>) {
+    ((pairs[kIndices] = Convert::pack(R::load(tile + int64_t{2 * kIndices} * pitch),
+                                      R::load(tile + int64_t{2 * kIndices + 1} * pitch))),
+     ...);
+  }
+  template <size_t... kIndices>
+  static SELECTIVE_SCAN_HD void store_pairs(const R* pairs, T* tile, int64_t pitch,
+                                            std::index_sequence<kIndices...>) {
+    const auto store = [&](R both, int64_t row) {
+      R first, second;
+      Convert::unpack(both, first, second);
+      first.store(tile + row * pitch);
+      second.store(tile + (row + 1) * pitch);
+    };
+    (store(pairs[kIndices], int64_t{2 * kIndices}), ...);
+  }
 
-  /// Moves sections whose rows are contiguous, kWidth of them at a time; returns how many.
+  /// Moves sections whose rows are contiguous, as many at a time as a vector of a lane's elements
+  /// has; returns how many. Narrow elements are transposed as pairs, which takes half the shuffles.
   template <class Lanes>
   static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
                                                 Lanes lanes) {
-    const Element* source = static_cast<const Element*>(section.data);
-    const int64_t ahead = bytes_ahead(section);
     int64_t row = 0;
-    for (; row + kWidth <= section.rows; row += kWidth) {
-      const Rows rows(section, row, pitch);
-      const Element* block = source + rows.element;
-      R columns[kWidth];
-      for (int lane = 0; lane < kWidth; ++lane) {
-        columns[lane] = R(T(0));
-        if (lane < lanes) {
-          columns[lane] = Convert::load(block + lane * section.lane_stride);
-          // The lanes' rows are too many streams for the processor to foresee.
-          prefetch(block + lane * section.lane_stride, ahead);
-        }
+    if constexpr (Convert::kPairs) {
+      for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
+        load_block<true>(section, row, tile, pitch, lanes);
       }
-      transpose(columns);
-      store_rows(columns, tile + rows.tile, rows.pitch, kRows);
+    }
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      load_block<false>(section, row, tile, pitch, lanes);
     }
     return row;
   }
   template <class Lanes>
   static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
                                                  int64_t pitch, Lanes lanes) {
-    Element* target = static_cast<Element*>(section.data);
-    const int64_t ahead = bytes_ahead(section);
     int64_t row = 0;
-    for (; row + kWidth <= section.rows; row += kWidth) {
-      const Rows rows(section, row, pitch);
-      Element* block = target + rows.element;
-      R columns[kWidth];
-      load_rows(columns, tile + rows.tile, rows.pitch, kRows);
-      transpose(columns);
-      for (int lane = 0; lane < kWidth; ++lane) {
-        if (lane < lanes) {
-          Convert::store(columns[lane], block + lane * section.lane_stride);
-          // Else the stores wait for their lines, and everything in time for the stores.
-          prefetch(block + lane * section.lane_stride, ahead);
-        }
+    if constexpr (Convert::kPairs) {
+      for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
+        store_block<true>(section, row, tile, pitch, lanes);
       }
     }
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      store_block<false>(section, row, tile, pitch, lanes);
+    }
     return row;
+  }
+
+  template <bool kPairs, class Lanes>
+  static SELECTIVE_SCAN_HD void load_block(const Section& section, int64_t row, T* tile,
+                                           int64_t pitch, Lanes lanes) {
+    const Rows rows(section, row, kPairs ? 2 * kWidth : kWidth, pitch);
+    const Element* block = static_cast<const Element*>(section.data) + rows.element;
+    const int64_t ahead = bytes_ahead(section);
+    R columns[kWidth];
+    for (int lane = 0; lane < kWidth; ++lane) {
+      columns[lane] = R(T(0));
+      if (lane < lanes) {
+        const Element* source = block + lane * section.lane_stride;
+        if constexpr (kPairs) {
+          memcpy(&columns[lane], source, sizeof(R));
+        } else {
+          columns[lane] = Convert::load(source);
+        }
+        // The lanes' rows are too many streams for the processor to foresee.
+        prefetch(source, ahead);
+      }
+    }
+    transpose(columns);
+    if constexpr (kPairs) {
+      store_pairs(columns, tile + rows.tile, rows.pitch, kRows);
+    } else {
+      store_rows(columns, tile + rows.tile, rows.pitch, kRows);
+    }
+  }
+  template <bool kPairs, class Lanes>
+  static SELECTIVE_SCAN_HD void store_block(const Section& section, int64_t row, const T* tile,
+                                            int64_t pitch, Lanes lanes) {
+    const Rows rows(section, row, kPairs ? 2 * kWidth : kWidth, pitch);
+    Element* block = static_cast<Element*>(section.data) + rows.element;
+    const int64_t ahead = bytes_ahead(section);
+    R columns[kWidth];
+    if constexpr (kPairs) {
+      load_pairs(columns, tile + rows.tile, rows.pitch, kRows);
+    } else {
+      load_rows(columns, tile + rows.tile, rows.pitch, kRows);
+    }
+    transpose(columns);
+    for (int lane = 0; lane < kWidth; ++lane) {
+      if (lane < lanes) {
+        Element* target = block + lane * section.lane_stride;
+        if constexpr (kPairs) {
+          memcpy(target, &columns[lane], sizeof(R));
+        } else {
+          Convert::store(columns[lane], target);
+        }
+        // Else the stores wait for their lines, and everything in time for the stores.
+        prefetch(target, ahead);
+      }
+    }
   }
 };
 

@@ -301,6 +301,20 @@ SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
   return x;
 }
 
+/// 1/x of a normal x whose reciprocal is normal.
+template <class T, class K>
+SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
+  using R = Vec<T, K>;
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  if constexpr (R::kBytes == 64 && sizeof(T) == 4) {
+    // To 14 bits and by Newton's method to all, in half the time of a division.
+    const R estimate = R::from(_mm512_maskz_rcp14_ps(-1, x.native));
+    return estimate + estimate * (R(1.f) - x * estimate);
+  }
+#endif
+  return R(T(1)) / x;
+}
+
 /// Whether one instruction looks numbers up in a table of as many as there are lanes.
 template <class T, class K>
 constexpr bool kLooksUp = false;
