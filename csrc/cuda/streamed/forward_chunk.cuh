@@ -11,9 +11,7 @@ namespace selective_scan::cuda::streamed {
 /// rows that are not aligned, whose sequences often end early in a chunk.
 template <class T, int kStates, LaneMap kMap, Method kMethod>
 constexpr int kUnrolledBlocks =
-    kHasOwnMaps<T, kStates> && kMap != LaneMap::kElements && kMethod != Method::kFoh
-        ? kBlocksPerChunk
-        : kBlocksPerChunk / 2;
+    kHasOwnMaps<T, kStates> && kMap != LaneMap::kElements ? kBlocksPerChunk : kBlocksPerChunk / 2;
 
 /// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
 template <Method kMethod>

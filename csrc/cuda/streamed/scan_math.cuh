@@ -124,13 +124,13 @@ struct ScanMathFor : DeviceMath {
 
   static constexpr float kBalance = 1.9e-8f;  // see DeviceMath::exp_of()
 
-  /// cos πr and sin πr, |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the
-  /// lowest bit of `half_turns`, is a sign.
+  /// exp(iπr), |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the lowest bit of
+  /// `half_turns`, is a sign. By the half of the angle that takes fewer terms, and 1 − cos comes
+  /// with all its digits: cos πr = 1 − sine² and sin πr = sine·cosine.
   struct Turn {
     float half_turns;  // + kShift
-    float cosine;
-    float cosine_minus_1;
-    float sine;
+    float sine;        // √2·sin(πr/2)
+    float cosine;      // √2·cos(πr/2)
 
     static constexpr float kShift = 12582912.0f;  // 1.5·2^23
     __device__ __forceinline__ bool is_none() const { return half_turns == kShift; }
@@ -139,7 +139,7 @@ struct ScanMathFor : DeviceMath {
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
     }
   };
-  /// Of exp(Δ·A). Polynomials by Remez, to 5e-9 and 2e-10.
+  /// Of exp(Δ·A). Polynomials by Remez, to 3e-9 and 5e-8, the latter vanishing with the angle.
   static __device__ __forceinline__ Turn turn_at(float delta, const ComplexRate& rate) {
     Turn turn;
     turn.half_turns = fmaf(delta, rate.angle, Turn::kShift);
@@ -147,16 +147,12 @@ struct ScanMathFor : DeviceMath {
     float r = fmaf(delta, rate.angle, -n);
     if constexpr (kSize == 4) r = fmaf(delta, rate.angle_low, r);
     const float r2 = r * r;
-    float sine = fmaf(r2, 0.07756039500236511f, -0.5982421040534973f);
-    sine = fmaf(r2, sine, 2.550069808959961f);
-    sine = fmaf(r2, sine, -5.167709827423096f);
-    turn.sine = fmaf(r2, sine, 3.1415927410125732f) * r;
-    float cosine = fmaf(r2, -0.024396715685725212f, 0.23493756353855133f);
-    cosine = fmaf(r2, cosine, -1.3352121114730835f);
-    cosine = fmaf(r2, cosine, 4.058709144592285f);
-    cosine = fmaf(r2, cosine, -4.934802055358887f);
-    turn.cosine = fmaf(r2, cosine, 1.0f);
-    turn.cosine_minus_1 = r2 * cosine;
+    float sine = fmaf(r2, -0.00650772700189f, 0.112684583008f);
+    sine = fmaf(r2, sine, -0.913530286263f);
+    turn.sine = fmaf(r2, sine, 2.22144146189f) * r;
+    float cosine = fmaf(r2, -0.0289000751502f, 0.358658780899f);
+    cosine = fmaf(r2, cosine, -1.74471288107f);
+    turn.cosine = fmaf(r2, cosine, 1.41421356237f);
     return turn;
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ShortRate& rate) {
@@ -167,7 +163,8 @@ struct ScanMathFor : DeviceMath {
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
     const Turn turn = turn_at(delta, rate);
     const float modulus = turn.with_sign(exp2_approx(fmaf(delta, rate.log2_modulus, kBalance)));
-    return {modulus * turn.cosine, modulus * turn.sine};
+    const float sine = modulus * turn.sine;
+    return {fmaf(-sine, turn.sine, modulus), sine * turn.cosine};
   }
 
   // The exact hold: abar = exp(x) and φ1 = (exp(x) − 1)/x.
@@ -185,22 +182,32 @@ struct ScanMathFor : DeviceMath {
   /// A pole as small as this is 0 to every fp32 number.
   static constexpr float kTinyPole = 1e-15f;
 
-  /// 2^y − 1 for |y| below a limit beyond which 2^y less 1 has digits enough. By Remez, relative
-  /// error 1e-7 for 2-byte results and 5e-9.
-  static constexpr float kSmallGrowth = kSize == 2 ? 1.0f / 7 : 0.5f;
-  static __device__ __forceinline__ float small_growth(float y) {
+  /// 2^y − 1 from `power`, which is 2^y to a rounding error. For small |y| that cancels and a
+  /// polynomial serves: by Remez, relative error 2e-7, for 2-byte results 1e-6. Its last factor
+  /// overwrites the difference by predicate: a selection would be one instruction more.
+  static __device__ __forceinline__ float growth_of(float y, float power) {
+    float series;
     if constexpr (kSize == 2) {
-      float growth = fmaf(y, 0.009618128945783493f, 0.05553131894882936f);
-      growth = fmaf(y, growth, 0.24022654705510893f);
-      return fmaf(y, growth, 0.6931471111945606f) * y;
+      series = fmaf(y, 0.0555041087449f, 0.240261853815f);
+      series = fmaf(y, series, 0.693147192565f);
     } else {
-      float growth = fmaf(y, 0.00015408096078317612f, 0.0013390866806730628f);
-      growth = fmaf(y, growth, 0.009618226438760757f);
-      growth = fmaf(y, growth, 0.05550357326865196f);
-      growth = fmaf(y, growth, 0.24022649228572845f);
-      return fmaf(y, growth, 0.6931471824645996f) * y;
+      series = fmaf(y, 0.00961812944339f, 0.055542640542f);
+      series = fmaf(y, series, 0.240226587349f);
+      series = fmaf(y, series, 0.693147041508f);
     }
+    float growth = power - 1.0f;
+    asm("{\n"
+        ".reg .pred is_small;\n"
+        ".reg .f32 size;\n"
+        "abs.f32 size, %1;\n"
+        "setp.lt.f32 is_small, size, %3;\n"
+        "@is_small mul.f32 %0, %1, %2;\n"
+        "}"
+        : "+f"(growth)
+        : "f"(y), "f"(series), "f"(kSmallGrowth));
+    return growth;
   }
+  static constexpr float kSmallGrowth = kSize == 2 ? 0.07f : 0.17f;
 
   /// A pole that has an inverse, the same to every fp32 number.
   static __device__ __forceinline__ float invertible(float A) {
@@ -243,9 +250,8 @@ struct ScanMathFor : DeviceMath {
 
   /// exp(x) − 1
   static __device__ __forceinline__ float growth(float delta, const RealHold& hold) {
-    const float y = 2.0f * delta * hold.half_rate;
-    const float away = exp2_approx(y + kBalance) - 1.0f;
-    return fabsf(y) < kSmallGrowth ? small_growth(y) : away;
+    const float y = delta * (2.0f * hold.half_rate);
+    return growth_of(y, exp2_approx(y));
   }
 
   struct ComplexHold {
@@ -275,21 +281,18 @@ struct ScanMathFor : DeviceMath {
     Complex<float> abar;
     Complex<float> expm1;  // abar − 1
   };
-  /// With m = exp(Re x) the real part of expm1(x) is (m − 1)·cos − (1 − cos), where expm1(Re x) and
-  /// 1 − cos come from their own series; from abar where nothing cancels, outside the right
-  /// half-plane or where m is not near 1.
+  /// With m = exp(Re x) and the half angle's sine, the real part of expm1(x) is (m − 1) − m·sine²,
+  /// where nothing cancels in the left half-plane; after half turns m has a sign.
   static __device__ __forceinline__ ComplexGrowth growth_at(float delta, const ComplexRate& rate) {
     const Turn turn = turn_at(delta, rate);
     const float y = delta * rate.log2_modulus;
-    const float modulus = exp2_approx(y + kBalance);
-    const float growth = small_growth(y);
-    const float signed_modulus = turn.with_sign(modulus);
-    const Complex<float> abar{signed_modulus * turn.cosine, signed_modulus * turn.sine};
-    const float near = fmaf(growth, turn.cosine, turn.cosine_minus_1);
-    // Not &&: that would be a branch.
-    const bool is_near =
-        static_cast<int>(turn.is_none()) & static_cast<int>(fabsf(y) < kSmallGrowth);
-    return {abar, {is_near ? near : abar.re - 1.0f, abar.im}};
+    const float power = exp2_approx(y + kBalance);
+    const float modulus = turn.with_sign(power);
+    const float sine = modulus * turn.sine;
+    const float growth_of_modulus = growth_of(y, power);
+    const float growth = turn.is_none() ? growth_of_modulus : modulus - 1.0f;
+    const float im = sine * turn.cosine;
+    return {{fmaf(-sine, turn.sine, modulus), im}, {fmaf(-sine, turn.sine, growth), im}};
   }
   static __device__ __forceinline__ Complex<float> growth(float delta, const ComplexHold& hold) {
     return growth_at(delta, hold.rate).expm1;
