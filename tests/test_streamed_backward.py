@@ -65,6 +65,21 @@ def test_runs_agree_bit_by_bit(case, cuda_device):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dim", [64, 96, 500, 800, 1700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_tiles(dim, dtype, cuda_device):
+    """From one tile on, whole batches of them and more; a part of a step block at the end."""
+    check(REAL.with_(batch=1, dim=dim, seqlen=300, dtype=dtype), cuda_device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["real", "four warps a channel", "complex"])
+def test_sums_of_many_sequences(kind, cuda_device):
+    """More work than the blocks that convert B and C, and that add up tiles, are launched for."""
+    check(KINDS[kind].with_(batch=48, dim=128, groups=64, seqlen=40), cuda_device)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_in_two_parts(kind, dtype, cuda_device):

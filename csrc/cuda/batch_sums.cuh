@@ -34,6 +34,7 @@ __device__ T sum_rows(const void* partial, int64_t rows, int64_t row_stride, int
 #pragma unroll 4
     for (int64_t row = slice; row < rows; row += kRowSlices) {
       const T* source = static_cast<const T*>(partial) + row * row_stride + offset;
+#pragma unroll 1
       for (int i = 0; i < length; ++i) add(source[i]);
     }
   }

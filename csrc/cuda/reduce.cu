@@ -1,5 +1,7 @@
 // What follows a scan kernel: the summaries of segments are combined, the partial sums of the
 // backward pass added up in a fixed order.
+#include <algorithm>
+
 #include "batch_sums.cuh"
 #include "dependent_launch.cuh"
 #include "launch_tools.h"
@@ -9,92 +11,185 @@
 namespace selective_scan::cuda {
 namespace {
 
+constexpr int kReduceSteps = 32;   // whose dB and dC a block adds up at a time
+constexpr int kReduceStates = 16;  // likewise
+constexpr int kBatchBytes = 64;    // of a thread's loads on their way at a time
+constexpr int kReduceBlocks = 5;   // on a multiprocessor, where T is float
+
 struct ReduceArgs {
   BackwardParams params;
-  Geometry geometry;
-  int padded_states;
   BackwardWorkspace workspace;
-  int64_t projection_items;  // of reduce_projections()'s work
-  int slice_states;          // padded, of a slice of them
+  int padded_states;
+  int slice_states;  // padded, of a slice of them
+  int tiles = 0;
+  int64_t tile_stride = 0;  // of partial sums, and that of slices
+  int64_t slice_stride = 0;
+  // Work items of dB and dC: how many there are, and of one (batch, group).
+  int64_t projection_items = 0;
+  int64_t step_items = 1;
+  int64_t state_items = 1;
 };
 
-constexpr int kReduceSteps = 32;   // of one block of reduce_projections
-constexpr int kReduceStates = 16;  // likewise
-
-/// dB and dC: adds the tiles. A block takes kReduceSteps steps and kReduceStates states of one
-/// (batch, group); it reads along states and writes along steps, through shared memory. Bound by
-/// memory.
-template <class T>
-__device__ void reduce_projections(const ReduceArgs& args, int64_t first_item, int64_t stride) {
-  __shared__ T sums[2 * kReduceStates][kReduceSteps + 1];
-  const BackwardParams& params = args.params;
-  const int slice_states = args.slice_states;
-  const int64_t tile_stride = params.batch * params.groups * params.seqlen * 2 * slice_states;
-  const int64_t step_blocks = ceil_div(params.seqlen, kReduceSteps);
-  const int64_t state_blocks = ceil_div(params.dstate, kReduceStates);
-  for (int64_t index = first_item; index < args.projection_items; index += stride) {
-    const int64_t first_step = index % step_blocks * kReduceSteps;
-    const int first_state = static_cast<int>(index / step_blocks % state_blocks) * kReduceStates;
-    const int64_t sequence = index / (step_blocks * state_blocks);  // batch · groups + group
-    // What a thread adds up, all tiles' values of several sums on their way at a time.
-    constexpr int kSums = 2 * kReduceStates * kReduceSteps / kReduceThreads;
-    const int n = threadIdx.x % kReduceStates;
-    const int kind = threadIdx.x / kReduceStates % 2;
-    const int first_t = threadIdx.x / (2 * kReduceStates);
-    constexpr int kStride = kReduceThreads / (2 * kReduceStates);
-    const T* source =
-        static_cast<const T*>(args.workspace.projections) +
-        first_state / slice_states * (args.geometry.round_tiles * tile_stride) +
-        ((sequence * params.seqlen + first_step + first_t) * 2 + kind) * slice_states +
-        first_state % slice_states + n;
-    T sum[kSums] = {};
-    if (first_state + n < params.dstate) {
-#pragma unroll 4
-      for (int64_t tile = 0; tile < args.geometry.round_tiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) {
-          if (first_step + first_t + i * kStride < params.seqlen) {
-            sum[i] += source[i * kStride * 2 * slice_states];
-          }
-        }
-        source += tile_stride;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      sums[kind * kReduceStates + n][first_t + i * kStride] = sum[i];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 2 * kReduceStates * kReduceSteps; i += kReduceThreads) {
-      const int t = i % kReduceSteps;
-      const int n = i / kReduceSteps % kReduceStates;
-      const int kind = i / (kReduceSteps * kReduceStates);
-      const ArrayView& view = kind == 0 ? params.dB : params.dC;
-      const bool wanted = kind == 0 ? params.variable_B : params.variable_C;
-      if (wanted && first_step + t < params.seqlen && first_state + n < params.dstate) {
-        store_component(view,
-                        sequence / params.groups * view.batch +
-                            sequence % params.groups * view.group + (first_state + n) * view.state +
-                            (first_step + t) * view.step,
-                        sums[kind * kReduceStates + n][t]);
-      }
-    }
-    __syncthreads();
+/// Values that nobody reads again.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
+  if constexpr (sizeof(T) * kCount == sizeof(float4)) {
+    return bit_cast<Pack<T, kCount>>(__ldcs(reinterpret_cast<const float4*>(source)));
+  } else {
+    return load_pack<T, kCount>(source);
   }
 }
 
-/// Two sorts of work: see sum_batches(), for the first `batch_blocks` blocks, and
-/// reduce_projections().
-template <class T>
-__global__ void __launch_bounds__(kReduceThreads)
+/// dB and dC: adds the tiles. A block takes kReduceSteps steps and kReduceStates states of one
+/// (batch, group) at a time. A thread adds kVector states of a step, which lie together; results
+/// are written along steps, through shared memory.
+///
+/// Bound by memory, if only enough loads are on their way. So these are batches: of tiles, or where
+/// there is one tile only, of as many times kReduceSteps steps, which then make up a work item. All
+/// loads of a whole batch come without a branch or predicate, or the compiler would have each wait
+/// for the one before.
+template <class T, int kVector>
+struct TileSums {
+  static constexpr int kVectors = kReduceStates / kVector;  // of a step's dB or dC
+  static constexpr int kStride = kReduceThreads / (2 * kVectors);
+  static constexpr int kSums = kReduceSteps / kStride;  // of a thread
+  static constexpr int kBatch = kBatchBytes / (kSums * kVector * static_cast<int>(sizeof(T)));
+  using Terms = Pack<T, kVector>[kSums];
+  using Results = T[2 * kReduceStates][kReduceSteps + 1];
+
+  static SELECTIVE_SCAN_HD int item_steps(int tiles) {
+    return tiles == 1 ? kBatch * kReduceSteps : kReduceSteps;
+  }
+
+  const ReduceArgs& args;
+  Results& results;
+  // Of the work item:
+  const T* source;  // of the first tile
+  int64_t dB, dC;   // where they begin
+  int steps;        // that exist
+  int states;
+  // Of the thread:
+  int n = threadIdx.x % kVectors * kVector;
+  int kind = threadIdx.x / kVectors % 2;
+  int first_t = threadIdx.x / (2 * kVectors);
+
+  __device__ TileSums(const ReduceArgs& args, Results& results, int64_t item)
+      : args(args), results(results) {
+    const BackwardParams& params = args.params;
+    const int64_t block = item / args.step_items;
+    const int64_t sequence = block / args.state_items;  // batch · groups + group
+    const int first_state = static_cast<int>(block % args.state_items) * kReduceStates;
+    const int most = item_steps(args.tiles);
+    const int64_t first_step = item % args.step_items * most;
+    const int64_t left = params.seqlen - first_step;
+    steps = left < most ? static_cast<int>(left) : most;
+    states = static_cast<int>(params.dstate) - first_state;
+    source = static_cast<const T*>(args.workspace.projections) +
+             first_state / args.slice_states * args.slice_stride +
+             (sequence * params.seqlen + first_step) * 2 * args.slice_states +
+             first_state % args.slice_states;
+    const auto target = [&](const ArrayView& view) {
+      return sequence / params.groups * view.batch + sequence % params.groups * view.group +
+             first_state * view.state + first_step * view.step;
+    };
+    dB = target(params.dB);
+    dC = target(params.dC);
+  }
+
+  /// To be called by all threads of the block together, as is write().
+  __device__ void add() {
+    const int step_sums = 2 * args.slice_states;
+    const T* own = source + first_t * step_sums + kind * args.slice_states + n;
+    const bool has_terms = n < states && first_t < steps;
+    const auto load = [&](Terms& terms, int first) {  // by threads that have terms
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (first + i == 0 || first + first_t + i * kStride < steps) {
+          terms[i] = load_once<T, kVector>(own + (first + i * kStride) * step_sums);
+        }
+      }
+    };
+    if (args.tiles == 1) {
+      Terms terms[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (has_terms) load(terms[k], k * kReduceSteps);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) write(terms[k], k * kReduceSteps);
+      return;
+    }
+    Terms sums = {};
+    const auto add_batch = [&](int count) {
+      Terms terms[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (k < count) load(terms[k], 0);
+        own += args.tile_stride;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) sums[i].v[v] += terms[k][i].v[v];
+        }
+      }
+    };
+    if (has_terms) {
+      int left = args.tiles;
+#pragma unroll 1
+      for (; left >= kBatch; left -= kBatch) add_batch(kBatch);
+      add_batch(left);
+    }
+    write(sums, 0);
+  }
+
+  /// Stores what threads have of kReduceSteps steps, which begin with the item's step `first`.
+  __device__ void write(const Terms& sums, int first) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        results[kind * kReduceStates + n + v][first_t + i * kStride] = sums[i].v[v];
+      }
+    }
+    __syncthreads();
+    const int t = threadIdx.x % kReduceSteps;
+    const auto store = [&](const ArrayView& view, int64_t begin, int kind) {
+      const int64_t at = begin + (first + t) * view.step;
+#pragma unroll
+      for (int n = threadIdx.x / kReduceSteps; n < kReduceStates;
+           n += kReduceThreads / kReduceSteps) {
+        if (n < states) {
+          store_component(view, at + n * view.state, results[kind * kReduceStates + n][t]);
+        }
+      }
+    };
+    if (first + t < steps) {
+      if (args.params.variable_B) store(args.params.dB, dB, 0);
+      if (args.params.variable_C) store(args.params.dC, dC, 1);
+    }
+    __syncthreads();
+  }
+};
+
+/// Two sorts of work: see TileSums, for the first `projection_blocks` blocks, and sum_batches().
+template <class T, int kVector>
+__global__ void __launch_bounds__(kReduceThreads, kVector == 4 ? kReduceBlocks : 3)
     reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
-                  unsigned batch_blocks) {
+                  unsigned projection_blocks) {
+  __shared__ typename TileSums<T, kVector>::Results results;
   wait_for_primary();
-  if (blockIdx.x >= batch_blocks) {
-    reduce_projections<T>(args, blockIdx.x - batch_blocks, gridDim.x - batch_blocks);
+  if (blockIdx.x < projection_blocks) {
+    for (int64_t item = blockIdx.x; item < args.projection_items; item += projection_blocks) {
+      TileSums<T, kVector>(args, results, item).add();
+    }
     return;
   }
-  for (int64_t index = blockIdx.x; index < sums.work_items(); index += batch_blocks) {
+  const unsigned batch_blocks = gridDim.x - projection_blocks;
+  for (int64_t index = blockIdx.x - projection_blocks; index < sums.work_items();
+       index += batch_blocks) {
     sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
   }
 }
@@ -159,21 +254,37 @@ template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
                              int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream) {
-  ReduceArgs args{params, geometry, padded_states, workspace, 0, padded_states / workspace.slices};
-  if (workspace.projections != nullptr) {
-    args.projection_items = params.batch * params.groups * ceil_div(params.seqlen, kReduceSteps) *
-                            ceil_div(params.dstate, kReduceStates);
-  }
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  ReduceArgs args{params, workspace, padded_states, padded_states / workspace.slices};
   const BatchSums sums(params, workspace, geometry.segments * params.batch);
-  constexpr int64_t kMostBlocks = 1 << 30;  // of either sort
-  const auto blocks_for = [&](int64_t items) {
-    return static_cast<unsigned>(items < kMostBlocks ? items : kMostBlocks);
+  const auto launch = [&]<int kVector>() {
+    if (workspace.projections != nullptr) {
+      const int64_t sequences = params.batch * params.groups;
+      args.tiles = static_cast<int>(geometry.round_tiles);
+      args.tile_stride = sequences * params.seqlen * 2 * args.slice_states;
+      args.slice_stride = args.tiles * args.tile_stride;
+      args.step_items = ceil_div(params.seqlen, TileSums<T, kVector>::item_steps(args.tiles));
+      args.state_items = ceil_div(params.dstate, kReduceStates);
+      args.projection_items = sequences * args.step_items * args.state_items;
+    }
+    // Where there are many items of few tiles each, it would take long for as many blocks to begin.
+    const int64_t resident = int64_t{kReduceBlocks} * device.multiprocessors;
+    const int64_t projection_blocks =
+        args.projection_items > 4 * resident ? resident : args.projection_items;
+    constexpr int64_t kMostBlocks = 1 << 30;
+    const int64_t batch_blocks = std::min(sums.work_items(), kMostBlocks);
+    // Its launch may overlap the end of the scan; the work begins when that is complete.
+    const LaunchShape shape{projection_blocks + batch_blocks, kReduceThreads, 0, true};
+    return launch_kernel(reduce_kernel<T, kVector>, shape, stream, args, sums,
+                         static_cast<unsigned>(projection_blocks));
   };
-  const unsigned batch_blocks = blocks_for(sums.work_items());
-  const unsigned projection_blocks = blocks_for(args.projection_items);
-  // Its launch may overlap the end of the scan; the work begins when that is complete.
-  const LaunchShape shape{batch_blocks + projection_blocks, kReduceThreads, 0, true};
-  return launch_kernel(reduce_kernel<T>, shape, stream, args, sums, batch_blocks);
+  constexpr int kVector = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
+  if constexpr (kVector > 2) {
+    if (args.slice_states % kVector != 0) return launch.template operator()<1>();
+  }
+  return launch.template operator()<kVector>();
 }
 
 template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,

@@ -316,13 +316,12 @@ std::optional<cudaError_t> streamed_backward(const BackwardParams& params,
   const auto reduce_type = [&](auto type) {
     using T = decltype(type);
     cudaError_t error = cudaSuccess;
-    if (args.split_tiles > 0) {
-      error = cudaMemsetAsync(args.handed_on, 0, args.split_tiles * sizeof(int), stream);
-      if (error != cudaSuccess) return error;
-    }
     if (projections != nullptr) {
-      error = streamed::convert_projections(params, plan.padded_states, projections, stream,
-                                            args.workspace.slices);
+      error =
+          streamed::convert_projections(params, plan.padded_states, projections, stream,
+                                        args.workspace.slices, {args.handed_on, args.split_tiles});
+    } else if (args.split_tiles > 0) {
+      error = cudaMemsetAsync(args.handed_on, 0, args.split_tiles * sizeof(int), stream);
     }
     if (error == cudaSuccess && args.geometry.segments > 1) {
       streamed::BackwardArgs summary = args;

@@ -30,10 +30,16 @@ struct ProjectionStream {
   }
 };
 
+/// Words that are to be 0 before kernels behind the conversion use them.
+struct ClearedWords {
+  int* words = nullptr;
+  int count = 0;
+};
+
 /// Writes B and C of a scan in fp32 to `stream`, aligned to 16 bytes. A kernel launched behind this
 /// one may be a dependent launch (see bulk_copy.cuh). 16 real states are the least that a slice
 /// has.
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
-                                cudaStream_t stream, int slices = 1);
+                                cudaStream_t stream, int slices = 1, ClearedWords cleared = {});
 
 }  // namespace selective_scan::cuda::streamed
