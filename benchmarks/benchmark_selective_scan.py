@@ -324,10 +324,21 @@ def measure_host(settings: Settings, seed: int, calls: int) -> list[dict[str, ob
         out = _NoWork.apply(inputs.dout, *leaves.values())
         torch.autograd.grad(out, list(leaves.values()), inputs.dout)
 
+    def on_this_thread(call: Callable[[], None]) -> Callable[[], None]:
+        """Autograd otherwise wakes a thread of its own, one per GPU, for every backward pass."""
+
+        def run() -> None:
+            with torch.autograd.set_multithreading_enabled(False):
+                call()
+
+        return run
+
     rows = {
         "no_grad call": inference,
         "forward + backward through autograd": training,
         "of that autograd without any work": autograd,
+        "forward + backward, autograd on the calling thread": on_this_thread(training),
+        "of that autograd without any work, likewise": on_this_thread(autograd),
     }
     return [
         {
