@@ -7,11 +7,12 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Blocks of steps that the scan unrolls: a whole chunk where that is short enough, but not for
-/// rows that are not aligned, whose sequences often end early in a chunk.
-template <class T, int kStates, LaneMap kMap, Method kMethod>
+/// Blocks of steps that the scan unrolls: a whole chunk where that is short enough, but not around
+/// single elements of 4 bytes, which gains nothing there.
+template <class T, int kStates, int kSize, LaneMap kMap>
 constexpr int kUnrolledBlocks =
-    kHasOwnMaps<T, kStates> && kMap != LaneMap::kElements ? kBlocksPerChunk : kBlocksPerChunk / 2;
+    kHasOwnMaps<T, kStates> && (kMap != LaneMap::kElements || kSize == 2) ? kBlocksPerChunk
+                                                                          : kBlocksPerChunk / 2;
 
 /// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
 template <Method kMethod>
@@ -57,8 +58,8 @@ struct StepProjections {
 ///
 /// The compiler moves no load across a store. A block of steps is therefore stored behind the loads
 /// of the next one, so that the one's last steps and the other's first exponentials overlap.
-template <class T, int kStates, int kLaneBits, LaneMap kMap, Method kMethod, bool kVariable,
-          bool kBackward, class Constants>
+template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
+          bool kVariable, bool kBackward, class Constants>
 __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* input_row,
                                            const T* projections, int steps,
                                            const Constants (&constants)[kStates],
@@ -66,7 +67,9 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
                                            const T (&constant_C)[kStates], T (&h)[kStates],
                                            float* y_row) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
-  constexpr int kStride = kUnrolledBlocks<T, kStates, kMap, kMethod> * kBlockSteps;
+  constexpr int kStride = kUnrolledBlocks<T, kStates, kSize, kMap> * kBlockSteps;
+  // Sequences whose rows are not aligned often end early in a chunk.
+  constexpr int kLastSteps = 2 * kBlockSteps;
   constexpr int kFirst = kBackward ? kChunk - kBlockSteps : 0;
   constexpr int kSign = kBackward ? -1 : 1;
   constexpr int kAhead = kBlockSteps / Shape::kQuads;  // steps of B and C loaded before that store
@@ -99,11 +102,10 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
     }
     return y;
   };
-#pragma unroll 1
-  for (; steps > 0; steps -= kStride) {
+  const auto scan_blocks = [&]<int kSteps>(std::integral_constant<int, kSteps>) {
     Pack<float, kBlockSteps> y;
 #pragma unroll
-    for (int t = 0; t < kStride; t += kBlockSteps) {
+    for (int t = 0; t < kSteps; t += kBlockSteps) {
       const int block = kFirst + kSign * t;
       const auto delta = load_pack<float, kBlockSteps>(delta_row + block);
       const auto input = load_pack<float, kBlockSteps>(input_row + block);
@@ -113,12 +115,19 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
       if (t > 0) store_pack(y_row + block - kSign * kBlockSteps, y);
       y = scan_block(t, delta, input, projected);
     }
-    store_pack(y_row + kFirst + kSign * (kStride - kBlockSteps), y);
-    delta_row += kSign * kStride;
-    input_row += kSign * kStride;
-    y_row += kSign * kStride;
-    projections += kStride * 2 * Shape::kPadded;
+    store_pack(y_row + kFirst + kSign * (kSteps - kBlockSteps), y);
+    delta_row += kSign * kSteps;
+    input_row += kSign * kSteps;
+    y_row += kSign * kSteps;
+    projections += kSteps * 2 * Shape::kPadded;
+  };
+  if (kMap == LaneMap::kElements && steps < kChunk) {
+#pragma unroll 1
+    for (; steps > 0; steps -= kLastSteps) scan_blocks(std::integral_constant<int, kLastSteps>{});
+    return;
   }
+#pragma unroll 1
+  for (; steps > 0; steps -= kStride) scan_blocks(std::integral_constant<int, kStride>{});
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(kDense ? kDenseResidentThreads : kResidentThre
     const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
     const int steps = steps_left < kChunk ? steps_left : kChunk;
     const auto scan_towards = [&](auto backward) {
-      scan_chunk<T, kStates, kLaneBits, kMap, kMethod, kVariable, decltype(backward)::value>(
+      scan_chunk<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, decltype(backward)::value>(
           delta_row, input_row, projections, steps, constants, constant_B, constant_C, h, y_row);
     };
     if (kMap == LaneMap::kSteps && slice.is_backward) {
