@@ -299,7 +299,8 @@ struct Projection {
 };
 
 /// Calls run(B, C, math). In the usual case, exponents that are bounded and B and C that the lanes
-/// share, the types of its arguments say so.
+/// share, the types of its arguments say so. In fp64 exponents are always clamped: the compiler
+/// fuses other operations there without the clamps, and no lane may tell by its neighbours' bits.
 template <class State, class Run>
 SELECTIVE_SCAN_HD void with_usual_case(const Projection<State>& B, const Projection<State>& C,
                                        bool exponents_are_bounded, const Run& run) {
@@ -307,8 +308,9 @@ SELECTIVE_SCAN_HD void with_usual_case(const Projection<State>& B, const Project
     return Projection<State, true>{any.data,      any.imaginary,    any.is_variable,
                                    any.is_shared, any.state_stride, any.step_stride};
   };
-  if (B.is_shared && C.is_shared && exponents_are_bounded) {
-    run(known(B), known(C), BoundedVectorMath{});
+  constexpr bool kAlwaysClamps = sizeof(scalar_t<State>) == 8;
+  if (B.is_shared && C.is_shared && (exponents_are_bounded || kAlwaysClamps)) {
+    run(known(B), known(C), VectorMathOf<!kAlwaysClamps>{});
   } else {
     run(B, C, VectorMath{});
   }

@@ -45,8 +45,8 @@ SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pol
     R sum;
     if constexpr (kHasOutput) sum = y[t];
     for (int j = 0; j < kStates; ++j) {
-      typename Form::Kept kept;
-      h[j] = Form::template advance<Math>(delta, gain, pole[j], B.at(n + j, t), h[j], kept);
+      auto kept = Form::template prepare<Math>(delta, pole[j]);
+      h[j] = Form::advance(gain, pole[j], B.at(n + j, t), h[j], kept);
       if constexpr (kHasOutput) sum = add_real_of_product(C.at(n + j, t), h[j], sum);
       keep(t, j, h[j], kept);
     }

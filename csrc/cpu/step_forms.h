@@ -3,8 +3,9 @@
 // select, but not all poles can go by it.
 //
 // A form has, for all states together, the gain of the input and return_gain, which passes on the
-// gains' gradient; for each state advance, from h[t-1] to h[t], and step_back, from g, the gradient
-// of h[t]; two numbers Kept from the one for the other; and a PoleGradient, of A through a chunk.
+// gains' gradient; for each state prepare and advance, from h[t-1] to h[t], and step_back, from g,
+// the gradient of h[t]; two numbers Kept from the one for the other; and a PoleGradient, of A
+// through a chunk.
 #pragma once
 
 #include "../core/discretization.h"
@@ -49,9 +50,16 @@ struct ByFactors {
   }
 
   template <class Math>
-  static SELECTIVE_SCAN_HD State advance(R delta, R gain, const Pole<State>& pole, State B, State h,
-                                         Kept& kept) {
-    kept = factors<Math>(delta, pole);
+  static SELECTIVE_SCAN_HD Kept prepare(R delta, const Pole<State>& pole) {
+    if constexpr (kHasHold) {
+      const Hold<State> hold = F::template hold<Math>(delta, pole);
+      return {hold.a, hold.b};
+    } else {
+      const Coefficients<State> value = F::template value<Math>(delta, pole);
+      return {value.abar, value.bbar};
+    }
+  }
+  static SELECTIVE_SCAN_HD State advance(R gain, const Pole<State>&, State B, State h, Kept& kept) {
     State input = gain * B;
     if constexpr (F::kBbarDependsOnA) input = kept.second * input;
     return multiply_add(kept.first, h, input);
@@ -94,18 +102,6 @@ struct ByFactors {
       }
     }
   }
-
- private:
-  template <class Math>
-  static SELECTIVE_SCAN_HD Kept factors(R delta, const Pole<State>& pole) {
-    if constexpr (kHasHold) {
-      const Hold<State> hold = F::template hold<Math>(delta, pole);
-      return {hold.a, hold.b};
-    } else {
-      const Coefficients<State> value = F::template value<Math>(delta, pole);
-      return {value.abar, value.bbar};
-    }
-  }
 };
 
 template <class State>
@@ -140,12 +136,14 @@ struct ByIncrements {
   }
 
   template <class Math>
-  static SELECTIVE_SCAN_HD State advance(R delta, R gain, const Pole<State>& pole, State B, State h,
+  static SELECTIVE_SCAN_HD Kept prepare(R delta, const Pole<State>& pole) {
+    return {Math::growth_of(delta * pole.exponent), {}};
+  }
+  static SELECTIVE_SCAN_HD State advance(R gain, const Pole<State>& pole, State B, State h,
                                          Kept& kept) {
     ExactIncrements::Kept<State> increment;
-    const State growth = Math::growth_of(delta * pole.exponent);
-    h = ExactIncrements::advance_state(growth, gain, pole.inverse, h, B, increment);
-    kept = {increment.growth, increment.w};
+    h = ExactIncrements::advance_state(kept.first, gain, pole.inverse, h, B, increment);
+    kept.second = increment.w;
     return h;
   }
 
