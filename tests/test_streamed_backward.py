@@ -31,6 +31,10 @@ def cases():
         yield base.with_(reverse=True, dtype=torch.bfloat16)
         yield from (base.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS)
         yield base.with_(layout="sliced", dtype=torch.bfloat16)
+        # Some arrays' channels are neighbours, others' steps; rows aligned to one element only.
+        for dtype in FLOATS[::2]:
+            yield base.with_(layout="channel_last", layout_of=("u", "delta"), dtype=dtype)
+            yield base.with_(layout="offset", dtype=dtype)
         yield from (base.with_(seqlen=seqlen) for seqlen in (1, 8, 9, 32, 33))
         yield base.with_(z=False, D=False)
         yield base.with_(delta_softplus=False, delta_bias=False, initial_state=False)
@@ -38,6 +42,8 @@ def cases():
         # Time in segments.
         yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
         yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
+        long = base.with_(batch=1, dim=16, groups=1, seqlen=1100)
+        yield from (long.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS[::2])
     # Numbers of states that do not fill the lanes.
     few = REAL.with_(dim=30, groups=1)
     for dstate in (2, 3, 4, 5, 8, 12, 15, 17, 20, 31, 33, 40, 48, 49, 63):
@@ -58,9 +64,11 @@ def test_outputs_and_gradients(case, cuda_device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("case", list(KINDS.values()), ids=list(KINDS))
-def test_runs_agree_bit_by_bit(case, cuda_device):
-    case = case.with_(seqlen=500)
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_runs_agree_bit_by_bit(kind, dtype, layout, cuda_device):
+    case = KINDS[kind].with_(seqlen=500, dtype=dtype, layout=layout)
     check_repeatable(case, cuda_device)
 
 

@@ -1,9 +1,10 @@
-// What the streamed backward scan does per (channel, step), outside the sweeps: from global memory
-// to rows in shared memory, and from the sweeps' sums to the gradients.
+// What the streamed backward scan does per (channel, step) before and after the sweeps: from global
+// memory to rows in shared memory, and from rows to the gradients in global memory.
 #pragma once
 
 #include "backward_kernels.h"
 #include "backward_sweeps.cuh"
+#include "row_copies.cuh"
 
 namespace selective_scan::cuda::streamed {
 
@@ -44,21 +45,28 @@ __device__ __forceinline__ float pass_gate(float z, float& gradient) {
   return part + gradient * (1.0f - s);
 }
 
-/// A warp's rows of one chunk.
-template <class Shape, int kSize, LaneMap kMap>
+/// A warp's rows of one chunk, which lanes take slice by slice: a lane has consecutive steps of one
+/// channel (LaneMap::kSteps), whichever way the rows lie in memory. Without kGradients, only those
+/// of Δ and dy.
+template <class Shape, int kSize, LaneMap kMap, bool kGradients>
 class WarpRows {
-  using Cursor = RowCursor<Shape::kChannels, kSize>;
-  using Values = Slice<Shape::kChannels>;
-  using Raw = RawSlice<Shape::kChannels>;
+  static constexpr int kItems = Shape::kChannels;
+  static constexpr bool kAlongSteps = kMap == LaneMap::kSteps;
+  using Copies = RowCopies<kItems, kSize, kMap>;
+  using Cursor = RowCursor<kItems, kSize>;
+  using Values = Slice<kItems>;
+  using Raw = RawSlice<kItems>;
 
  public:
-  /// Begins with chunk `chunk` of the sequence. `shared` is the warp's part of shared memory.
+  /// Begins to fetch chunk `chunk` of the sequence, which has `steps` steps. `shared` is the warp's
+  /// part of shared memory.
   __device__ __forceinline__ WarpRows(const BackwardArgs& args, int shared, int lane, int channels,
-                                      int64_t batch, int64_t first_channel, int64_t chunk)
+                                      int64_t batch, int64_t first_channel, int64_t chunk,
+                                      int steps)
       : args_(args),
         shared_(shared),
         lane_(lane),
-        slice_(LaneSlice::make<Shape::kChannels>(kMap, args.row(Row::kU), lane, channels)) {
+        slice_(LaneSlice::make<kItems>(LaneMap::kSteps, args.row(Row::kU), lane, channels)) {
     if (lane < kRowArrays) {
       // In place of an array that is absent u: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
@@ -72,16 +80,19 @@ class WarpRows {
           first_channel;
       addresses()[lane] = static_cast<char*>(args.params.states) + row * state_bytes();
     }
-    if (lane < Shape::kChannels) {
-      const auto load = [&](const ArrayView& view, int at) {
-        const float value = lane < channels && view.present()
-                                ? load_component<float>(view, (first_channel + lane) * view.channel)
-                                : 0.0f;
-        *reinterpret_cast<float*>(shared_memory() + shared_ + Shape::kChannelValues + at +
-                                  lane * 4) = value;
-      };
-      load(args.params.D, 0);
-      load(args.params.delta_bias, Shape::kChannels * 4);
+    const auto load = [&](const ArrayView& view) {
+      return lane < channels && lane < kItems && view.present()
+                 ? load_component<float>(view, (first_channel + lane) * view.channel)
+                 : 0.0f;
+    };
+    const float D = load(args.params.D);
+    const float delta_bias = load(args.params.delta_bias);
+    __syncwarp();
+    fetch(steps);
+    fetch_late(steps);
+    if (lane < kItems) {
+      rows(Shape::kChannelValues)[lane] = D;
+      rows(Shape::kChannelValues)[kItems + lane] = delta_bias;
     }
     __syncwarp();
   }
@@ -90,7 +101,7 @@ class WarpRows {
 
   /// Moves on to the chunk before. Reads of addresses and this must be apart by a __syncwarp().
   __device__ __forceinline__ void step_back() {
-    if constexpr (kMap == LaneMap::kSteps) {
+    if constexpr (kAlongSteps) {
       steps_back_ += kChunk;
     } else if (lane_ <= kRowArrays) {
       addresses()[lane_] -=
@@ -103,112 +114,130 @@ class WarpRows {
     return address(kRowArrays) - steps_back_ / kChunk * (args_.params.dim * state_bytes());
   }
 
-  /// Starts loading the chunk; `kGradients` as in to_shared().
-  template <bool kGradients>
-  __device__ __forceinline__ void fetch(int steps) {
-    if constexpr (kMap == LaneMap::kSteps && kSize == 2) {  // fp32 has no registers for that
-      const Cursor cursors[] = {cursor(Row::kDelta), cursor(Row::kDout), cursor(Row::kZ),
-                                cursor(Row::kU)};
-      raw_delta_ = raw_dout_ = raw_z_ = raw_u_ = {};
-      if (!slice_.exists(steps)) return;
-      const auto load = [&](int i, Raw& raw) { cursors[i].load(raw); };
-      load(0, raw_delta_);
-      load(1, raw_dout_);
-      if (has_z()) load(2, raw_z_);
-      if constexpr (kGradients) load(3, raw_u_);
-      return;
-    }
-    const auto load = [&](Row which, Raw& raw) {
-      raw = cursor(which).fetch(args_.row(which), slice_, steps);
-    };
-    load(Row::kDelta, raw_delta_);
-    load(Row::kDout, raw_dout_);
-    if (has_z()) load(Row::kZ, raw_z_);
-    if constexpr (kGradients) load(Row::kU, raw_u_);
-  }
-
-  /// Brings the chunk that fetch() takes next to the L2 cache.
-  __device__ __forceinline__ void prefetch() const {
-    if constexpr (kMap == LaneMap::kSteps) {
-      const Cursor cursors[] = {cursor(Row::kDelta), cursor(Row::kDout), cursor(Row::kU),
-                                cursor(Row::kZ)};
-      if (slice_.channel < slice_.channels_left) {
-#pragma unroll
-        for (const Cursor& cursor : cursors) cursor.prefetch_here();
+  /// Starts copying the chunk to the stage. To be called when no lane needs what lies there.
+  __device__ __forceinline__ void fetch(int steps) const {
+    if constexpr (kAlongSteps) {
+      // Addresses first: copies follow each other closely then.
+      char* const delta = cursor(Row::kDelta);
+      char* const dout = cursor(Row::kDout);
+      char* const z = cursor(Row::kZ);
+      char* const u = cursor(Row::kU);
+      if (slice_.exists(steps)) {
+        Copies::copy_slice(stage(Row::kDelta), slice_, delta);
+        Copies::copy_slice(stage(Row::kDout), slice_, dout);
+        if (has_z()) Copies::copy_slice(stage(Row::kZ), slice_, z);
+        if constexpr (kGradients) {
+          if constexpr (kHasLate) {
+            Cursor(u).prefetch_here();
+          } else {
+            Copies::copy_slice(stage(Row::kU), slice_, u);
+          }
+        }
       }
-      return;
+    } else {
+      const auto copy = [&](Row which) {
+        Copies::copy(stage(which), args_.row(which), address(which), lane_, steps,
+                     slice_.channels_left);
+      };
+      copy(Row::kDelta);
+      copy(Row::kDout);
+      if (has_z()) copy(Row::kZ);
+      if constexpr (kGradients) {
+        if constexpr (kHasLate) {
+          Copies::prefetch(args_.row(Row::kU), address(Row::kU), lane_, steps,
+                           slice_.channels_left);
+        } else {
+          copy(Row::kU);
+        }
+      }
     }
-    const int64_t step = args_.row(Row::kU).step;
-    if (step == kSize || step == -kSize) {
-      prefetch_rows();
-    } else if (slice_.channels_left > 0) {
-      cursor(Row::kDelta).prefetch_here();
-      cursor(Row::kDout).prefetch_here();
-      cursor(Row::kU).prefetch_here();
-      if (has_z()) cursor(Row::kZ).prefetch_here();
+    commit_copies();
+  }
+  /// The same for what has no room in the stage before the end of a chunk, or waits in registers.
+  __device__ __forceinline__ void fetch_late(int steps) {
+    if constexpr (Copies::kHasElements) {
+      for_elements([&](Row which, Raw& raw) {
+        Copies::load_elements(args_.row(which), address(which), lane_, steps, slice_.channels_left,
+                              raw);
+      });
+    } else if constexpr (kHasLate) {
+      if constexpr (!kAlongSteps) {
+        Copies::copy(stage(Row::kU), args_.row(Row::kU), address(Row::kU), lane_, steps,
+                     slice_.channels_left);
+      } else if (slice_.exists(steps)) {
+        Copies::copy_slice(stage(Row::kU), slice_, cursor(Row::kU));
+      }
+      commit_copies();
     }
   }
 
-  /// Fills the rows from what fetch() has loaded; without kGradients, only those of Δ and dy.
-  template <bool kGradients>
+  /// Fills the rows from the stage.
   __device__ __forceinline__ void to_shared(int steps) {
+    if constexpr (Copies::kHasElements) {
+      for_elements(
+          [&](Row which, const Raw& raw) { Copies::stage_elements(stage(which), lane_, raw); });
+    }
+    wait_for_copies();
+    if constexpr (!kAlongSteps) __syncwarp();
+    Raw raw_delta, raw_dout, raw_z{}, raw_u;
+    const auto load = [&](Row which, Raw& raw) {
+      Copies::load(stage(which), slice_, args_.row(which), lane_, raw);
+    };
+    load(Row::kDelta, raw_delta);
+    load(Row::kDout, raw_dout);
+    if (has_z()) load(Row::kZ, raw_z);
+    if constexpr (kGradients) load(Row::kU, raw_u);
     if (against_memory()) {
       really_branch();
-      reverse(raw_delta_.words);
-      reverse(raw_dout_.words);
-      if (has_z()) reverse(raw_z_.words);
-      if constexpr (kGradients) reverse(raw_u_.words);
+      reverse(raw_delta.words);
+      reverse(raw_dout.words);
+      if (has_z()) reverse(raw_z.words);
+      if constexpr (kGradients) reverse(raw_u.words);
     }
     Values delta, dy, u, z, slope;
-    constexpr bool kTogether = kMap == LaneMap::kSteps;  // else that takes too many registers
-    if constexpr (kTogether) {
-      with_element_type([&](const LaneSlice& slice) {
-        delta = Cursor::to_values(args_.row(Row::kDelta), slice, raw_delta_);
-        if constexpr (kGradients) u = Cursor::to_values(args_.row(Row::kU), slice, raw_u_);
-        dy = Cursor::to_values(args_.row(Row::kDout), slice, raw_dout_);
-        z = Cursor::to_values(args_.row(Row::kZ), slice, raw_z_);
-      });
-    } else {
-      delta = Cursor::to_values(args_.row(Row::kDelta), slice_, raw_delta_);
-    }
+    with_element_type([&](const LaneSlice& slice) {
+      delta = Cursor::to_values(args_.row(Row::kDelta), slice, raw_delta);
+      if constexpr (kGradients) u = Cursor::to_values(args_.row(Row::kU), slice, raw_u);
+      dy = Cursor::to_values(args_.row(Row::kDout), slice, raw_dout);
+      z = Cursor::to_values(args_.row(Row::kZ), slice, raw_z);
+    });
+    // A step that does not exist leaves the state as it is, and nothing of it counts.
+    const bool all_exist = steps >= kChunk && slice_.channels_left >= kItems;
+    const auto for_missing = [&](const auto& function) {
+      if (all_exist) return;
+      really_branch();
 #pragma unroll
-    for (int i = 0; i < Shape::kChannels; ++i) {
-      delta.v[i] +=
-          channel_value(kMap == LaneMap::kSteps ? slice_.channel : i, Shape::kChannels * 4);
-    }
+      for (int i = 0; i < kItems; ++i) {
+        if (slice_.channel >= slice_.channels_left || slice_.step + i >= steps) function(i);
+      }
+    };
+    for_missing([&](int i) {
+      delta.v[i] = dy.v[i] = z.v[i] = 0;
+      if constexpr (kGradients) u.v[i] = 0;
+    });
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) delta.v[i] += channel_value(slice_.channel, kItems * 4);
     if (args_.params.delta_softplus) {
       softplus_and_slope_in_place<kSize>(delta, slope);
     } else {
       really_branch();
 #pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) slope.v[i] = 1;
+      for (int i = 0; i < kItems; ++i) slope.v[i] = 1;
     }
-    if (steps < kChunk || slice_.channels_left < Shape::kChannels) {
-      really_branch();
-      if (!slice_.exists(steps)) {
-        // Such a step leaves the state as it is, and nothing of it counts.
-        delta = {};
-        slope = {};
-      }
-    }
+    for_missing([&](int i) { delta.v[i] = slope.v[i] = 0; });
     to_row(delta, Shape::kDelta);
     if constexpr (kGradients) {
       to_row(slope, Shape::kSlope);
-      if constexpr (!kTogether) u = Cursor::to_values(args_.row(Row::kU), slice_, raw_u_);
       to_row(u, Shape::kU);
 #pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) u.v[i] *= delta.v[i];
+      for (int i = 0; i < kItems; ++i) u.v[i] *= delta.v[i];
       to_row(u, Shape::kDeltaU);
     }
-    if constexpr (!kTogether) dy = Cursor::to_values(args_.row(Row::kDout), slice_, raw_dout_);
     if (has_z()) {
-      if constexpr (!kTogether) z = Cursor::to_values(args_.row(Row::kZ), slice_, raw_z_);
       Values gate;
 #pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) {
-        gate.v[i] = pass_gate<kSize>(z.v[i], dy.v[i]);
-      }
-      if constexpr (kGradients) keep_gate(gate);
+      for (int i = 0; i < kItems; ++i) gate.v[i] = pass_gate<kSize>(z.v[i], dy.v[i]);
+      if constexpr (kGradients) to_row(gate, Shape::kGate);
     }
     to_row(dy, Shape::kDy);
   }
@@ -216,19 +245,12 @@ class WarpRows {
   /// Stores the gradients of the chunk behind the one that was fetched last. They lie in place of
   /// Δ·u, Δ and dy.
   __device__ __forceinline__ void store(int steps) const {
-    if constexpr (kMap == LaneMap::kSteps && kSize == 2) {
+    if constexpr (kAlongSteps && kSize == 2) {
       // All arrays together: one branch for the element type, and no array waits for another.
-      const Cursor cursors[3] = {cursor(Row::kDu), cursor(Row::kDdelta), cursor(Row::kDz)};
-      Values values[3] = {from_row(Shape::kDeltaU), from_row(Shape::kDelta)};
-      if (has_z()) {
-        values[2] = from_row(Shape::kDy);
-        apply_gate(values[2]);
-      }
+      const Cursor cursors[3] = {Cursor(cursor(Row::kDu)), Cursor(cursor(Row::kDdelta)),
+                                 Cursor(cursor(Row::kDz))};
       typename Cursor::Words words[3];
-      with_element_type([&](const LaneSlice& slice) {
-#pragma unroll
-        for (int i = 0; i < 3; ++i) words[i] = Cursor::to_words(slice, values[i]);
-      });
+      words_of_gradients(words);
       if (against_memory()) {
         really_branch();
 #pragma unroll
@@ -238,43 +260,60 @@ class WarpRows {
       cursors[0].store_words(words[0]);
       cursors[1].store_words(words[1]);
       if (has_z()) cursors[2].store_words(words[2]);
-      return;
-    }
-    const auto move = [&](Row which, int at, bool gated) {
-      Values values = from_row(at);
-      if (gated) apply_gate(values);
-      if constexpr (kMap == LaneMap::kSteps) {
+    } else if constexpr (kAlongSteps) {
+      const auto move = [&](Row which, int at, bool gated) {
+        Values values = from_row(at);
+        if (gated) apply_gate(values);
         auto words = Cursor::to_words(slice_, values);
         if (against_memory()) {
           really_branch();
           reverse(words.v);
         }
-        if (slice_.exists(steps)) cursor(which).store_words(words);
-      } else {
-        cursor(which).store(args_.row(which), slice_, steps, values);
+        if (slice_.exists(steps)) Cursor(cursor(which)).store_words(words);
+      };
+      move(Row::kDu, Shape::kDeltaU, false);
+      move(Row::kDdelta, Shape::kDelta, false);
+      if (has_z()) move(Row::kDz, Shape::kDy, true);
+    } else {
+      if constexpr (Copies::kTransposes) {
+        if (args_.row(Row::kDu).has_vectors && args_.row(Row::kDdelta).has_vectors &&
+            (!has_z() || args_.row(Row::kDz).has_vectors)) {
+          typename Cursor::Words words[3];
+          words_of_gradients(words);
+          const auto move = [&](Row which, const typename Cursor::Words& words) {
+            Copies::store_transposed(args_.row(which), address(which), lane_, steps,
+                                     slice_.channels_left, words);
+          };
+          move(Row::kDu, words[0]);
+          move(Row::kDdelta, words[1]);
+          if (has_z()) move(Row::kDz, words[2]);
+          return;
+        }
       }
-    };
-    move(Row::kDu, Shape::kDeltaU, false);
-    move(Row::kDdelta, Shape::kDelta, false);
-    if (has_z()) move(Row::kDz, Shape::kDy, true);
+      const auto move = [&](Row which, int at, const float* gate) {
+        Copies::store(args_.row(which), address(which), lane_, steps, slice_, rows(at), gate);
+      };
+      move(Row::kDu, Shape::kDeltaU, nullptr);
+      move(Row::kDdelta, Shape::kDelta, nullptr);
+      if (has_z()) move(Row::kDz, Shape::kDy, rows(Shape::kGate));
+    }
   }
 
  private:
+  /// Whether the stage has no room for u before the end of a chunk.
+  static constexpr bool kHasLate = kGradients && 4 * Copies::kStageBytes > Shape::kStageBytes;
+
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
-  /// Where channels are not neighbours but steps are, lanes that lie along steps would all ask for
-  /// the same lines. Here a lane takes one row of one array.
-  __device__ __forceinline__ void prefetch_rows() const {
-    constexpr int kLoaded = 4;  // the first ones
-    constexpr int kSector = 32;
-    const int which = lane_ / Shape::kChannels;
-    const int channel = lane_ % Shape::kChannels;
-    if (which >= kLoaded || channel >= slice_.channels_left) return;
-    const RowArray& array = args_.rows[which];
-    char* const row = address(which) + channel * static_cast<int>(array.channel);
-    const int step = static_cast<int>(array.step);
-#pragma unroll
-    for (int i = 0; i < kChunk; i += kSector / kSize) Cursor(row + i * step).prefetch_here();
-    Cursor(row + (kChunk - 1) * step).prefetch_here();
+  /// Calls function(array, its raw elements) for what comes through registers.
+  template <class Function>
+  __device__ __forceinline__ void for_elements(const Function& function) {
+    const auto call = [&](Row which, Raw& raw) {
+      if (!args_.row(which).has_vectors) function(which, raw);
+    };
+    call(Row::kDelta, elements_[0]);
+    call(Row::kDout, elements_[1]);
+    if (has_z()) call(Row::kZ, elements_[2]);
+    if constexpr (kGradients) call(Row::kU, elements_[3]);
   }
   /// Calls `work` with the lane's slice, whose element type the compiler then knows: one branch for
   /// several arrays.
@@ -293,6 +332,17 @@ class WarpRows {
       work(slice_);
     }
   }
+  __device__ __forceinline__ void words_of_gradients(typename Cursor::Words (&words)[3]) const {
+    Values values[3] = {from_row(Shape::kDeltaU), from_row(Shape::kDelta)};
+    if (has_z()) {
+      values[2] = from_row(Shape::kDy);
+      apply_gate(values[2]);
+    }
+    with_element_type([&](const LaneSlice& slice) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) words[i] = Cursor::to_words(slice, values[i]);
+    });
+  }
   /// Of a channel's saved states.
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * (16 / Shape::kStates);
@@ -300,14 +350,14 @@ class WarpRows {
   /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
   /// slices are turned round as packed words on their way from and to memory.
   __device__ __forceinline__ bool against_memory() const {
-    return kMap == LaneMap::kSteps && slice_.is_backward;
+    return kAlongSteps && slice_.is_backward;
   }
   /// Keeps the compiler from executing the instructions of a rare case always, under a predicate.
   /// To be called by all lanes of a warp together.
   static __device__ __forceinline__ void really_branch() { __syncwarp(); }
   template <int kWords>
   static __device__ __forceinline__ void reverse(uint32_t (&words)[kWords]) {
-    constexpr int kUsed = Shape::kChannels * kSize / 4;
+    constexpr int kUsed = kItems * kSize / 4;
 #pragma unroll
     for (int i = 0; i < kUsed / 2; ++i) {
       const uint32_t word = words[i];
@@ -331,18 +381,22 @@ class WarpRows {
     __builtin_assume(__isGlobal(result));
     return result;
   }
-  /// What is added to a warp's address fits 32 bits, see backward.cu.
-  __device__ __forceinline__ Cursor cursor(Row which) const {
-    const RowArray& array = args_.row(which);
-    int offset;
-    if constexpr (kMap == LaneMap::kSteps) {
-      const int step = slice_.step - steps_back_;
-      offset = slice_.channel * static_cast<int>(array.channel) +
-               (slice_.is_backward ? -(step + Shape::kChannels - 1) : step) * kSize;
-    } else {
-      offset = slice_.step * static_cast<int>(array.step);
-    }
-    return Cursor(address(static_cast<int>(which)) + offset);
+  __device__ __forceinline__ char* address(Row which) const {
+    return address(static_cast<int>(which));
+  }
+  /// Of the lane's slice of a chunk. What is added to a warp's address fits 32 bits, see
+  /// backward.cu.
+  __device__ __forceinline__ char* cursor(Row which) const {
+    static_assert(kAlongSteps);
+    const int step = slice_.step - steps_back_;
+    const int offset = slice_.channel * static_cast<int>(args_.row(which).channel) +
+                       (slice_.is_backward ? -(step + kItems - 1) : step) * kSize;
+    return address(which) + offset;
+  }
+  /// Where an array lies in the stage.
+  __device__ __forceinline__ int stage(Row which) const {
+    if (kHasLate && which == Row::kU) return shared_ + Shape::kLateStage;
+    return shared_ + Shape::kStage + (static_cast<int>(which) + 3) % 4 * Copies::kStageBytes;
   }
   __device__ __forceinline__ float* rows(int at) const {
     return reinterpret_cast<float*>(shared_memory() + shared_ + at);
@@ -352,45 +406,17 @@ class WarpRows {
   }
   /// Between a slice, in the order of the scan, and a row.
   __device__ __forceinline__ void to_row(const Values& values, int at) const {
-    float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
-    if constexpr (kMap == LaneMap::kSteps) {
-      store_pack(row, bit_cast<Pack<float, Shape::kChannels>>(values));
-    } else {
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) row[i * kRowStride] = values.v[i];
-    }
+    store_pack(rows(at) + slice_.channel * kRowStride + slice_.step,
+               bit_cast<Pack<float, kItems>>(values));
   }
   __device__ __forceinline__ Values from_row(int at) const {
-    const float* const row = rows(at) + slice_.channel * kRowStride + slice_.step;
-    if constexpr (kMap == LaneMap::kSteps) {
-      return bit_cast<Values>(load_pack<float, Shape::kChannels>(row));
-    } else {
-      Values values;
-#pragma unroll
-      for (int i = 0; i < Shape::kChannels; ++i) values.v[i] = row[i * kRowStride];
-      return values;
-    }
-  }
-
-  /// The gate as the lane holds it: 16 bytes of all lanes side by side.
-  static constexpr int kGateAccess = Shape::kChannels < 4 ? Shape::kChannels : 4;
-  __device__ __forceinline__ void keep_gate(const Values& gate) const {
-#pragma unroll
-    for (int i = 0; i < Shape::kChannels; i += kGateAccess) {
-      Pack<float, kGateAccess> pack;
-#pragma unroll
-      for (int k = 0; k < kGateAccess; ++k) pack.v[k] = gate.v[i + k];
-      store_pack(rows(Shape::kGate) + i * kWarpSize + lane_ * kGateAccess, pack);
-    }
+    return bit_cast<Values>(
+        load_pack<float, kItems>(rows(at) + slice_.channel * kRowStride + slice_.step));
   }
   __device__ __forceinline__ void apply_gate(Values& values) const {
+    const Values gate = from_row(Shape::kGate);
 #pragma unroll
-    for (int i = 0; i < Shape::kChannels; i += kGateAccess) {
-      const auto gate =
-          load_pack<float, kGateAccess>(rows(Shape::kGate) + i * kWarpSize + lane_ * kGateAccess);
-#pragma unroll
-      for (int k = 0; k < kGateAccess; ++k) values.v[i + k] *= gate.v[k];
-    }
+    for (int i = 0; i < kItems; ++i) values.v[i] *= gate.v[i];
   }
 
   const BackwardArgs& args_;
@@ -398,111 +424,7 @@ class WarpRows {
   int lane_;
   LaneSlice slice_;
   int steps_back_ = 0;  // from `addresses`
-  Raw raw_u_{}, raw_delta_{}, raw_z_{}, raw_dout_{};
-};
-
-/// Where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring lanes have
-/// their quads of steps in another order, which spreads them over the banks.
-template <class Shape>
-struct GroupPlanes {
-  static constexpr int kSwizzle = 4;  // lanes
-
-  static __device__ __forceinline__ int quad_slot(int planes, int lane, int quad) {
-    return planes + lane * Shape::kPlaneRow + ((quad ^ lane / kSwizzle) & 1) * 16;
-  }
-
-  int own[kGroupBlocks];  // where this lane puts block b of the group
-
-  __device__ __forceinline__ GroupPlanes(int planes, int lane) {
-    own[0] = opaque(quad_slot(planes, lane, 0));
-    own[1] = opaque(quad_slot(planes, lane, 1));
-  }
-
-  template <int kBlock>
-  __device__ __forceinline__ void put(const BlockParts& parts, bool has_z) const {
-    shared_store(own[kBlock], parts.w_b);
-    shared_store(own[kBlock] + Shape::kPlane, parts.x_A);
-    if (has_z) shared_store(own[kBlock] + 2 * Shape::kPlane, parts.y);
-  }
-};
-
-/// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
-/// Δ·u, Δ and dy. A lane takes some steps of its own channel.
-template <class T, class Shape, Method kMethod>
-class GroupFinish {
-  static constexpr int kHeld = kGroupSteps / Shape::kParts;
-  using Values = Pack<float, kHeld>;
-
- public:
-  __device__ __forceinline__ GroupFinish(int planes, int lane, float D, bool has_z)
-      : D_(D), has_z_(has_z) {
-    const int channel = lane & (Shape::kChannels - 1);
-    const int step = (lane >> Shape::kChannelBits) * kHeld;
-    row_ = opaque(step * 4);
-    const int quad = step / kBlockSteps & 1;
-    const int within = step % kBlockSteps * 4;
-    from_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad) + within);
-    from_swizzled_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad ^ 1) + within);
-  }
-
-  /// `row` is the lane's row at the first step of the group. kIncrements: the sums are what
-  /// ExactIncrements gives.
-  template <bool kIncrements>
-  __device__ __forceinline__ void run(int row) {
-    row += row_;
-    Values sums[3] = {};
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
-      const int at =
-          (swizzled ? from_swizzled_ : from_) + part * Shape::kChannels * Shape::kPlaneRow;
-#pragma unroll
-      for (int k = 0; k < 3; ++k) {
-        if (k == 2 && !has_z_) break;
-        const auto values = shared_load<float, kHeld>(at + k * Shape::kPlane);
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
-        }
-      }
-    }
-    const auto delta = shared_load<float, kHeld>(row + Shape::kDelta);
-    const auto dy = shared_load<float, kHeld>(row + Shape::kDy);
-    const auto u = shared_load<float, kHeld>(row + Shape::kU);
-    const auto slope = shared_load<float, kHeld>(row + Shape::kSlope);
-    using F = Formula<kMethod>;
-    constexpr float kFromInput = static_cast<float>(F::kInputScale);
-    constexpr float kFromPoles = static_cast<float>(F::kXScale) / pole_scale<kMethod, T>;
-    Values du, ddelta, y;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const float w_b = kFromInput * sums[0].v[i];
-      if constexpr (kIncrements) {
-        du.v[i] = w_b + D_ * dy.v[i];
-        ddelta.v[i] = sums[1].v[i] * slope.v[i];
-      } else {
-        du.v[i] = delta.v[i] * w_b + D_ * dy.v[i];
-        ddelta.v[i] = (u.v[i] * w_b + kFromPoles * sums[1].v[i]) * slope.v[i];
-      }
-      y.v[i] = kOutputScale<T> * sums[2].v[i] + D_ * u.v[i];
-      dD += dy.v[i] * u.v[i];
-      ddelta_bias += ddelta.v[i];
-    }
-    shared_store(row + Shape::kDeltaU, du);
-    shared_store(row + Shape::kDelta, ddelta);
-    if (has_z_) shared_store(row + Shape::kDy, y);
-  }
-
-  // The lane's sums over all of its steps.
-  float dD = 0;
-  float ddelta_bias = 0;
-
- private:
-  float D_;
-  bool has_z_;
-  int row_;
-  int from_;
-  int from_swizzled_;
+  Raw elements_[4]{};   // see RowCopies::kHasElements
 };
 
 }  // namespace selective_scan::cuda::streamed

@@ -44,10 +44,10 @@ struct BackwardShape {
   /// Whether exact sums have registers of their own for what is cut off of products.
   static constexpr bool kSumsRestsApart = kChannelBits == 3;
 
-  // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u and softplus'
-  // slope; what y is multiplied with for dz, as lanes hold it; the state before all blocks of steps
-  // but the last; planes [du | ddelta | y][lane][step]; D and delta_bias [channel]; addresses of
-  // the arrays that rows come from and go to.
+  // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u, softplus'
+  // slope and what y is multiplied with for dz; the state before all blocks of steps but the last;
+  // planes [du | ddelta | y][lane][step]; D and delta_bias [channel]; addresses of the arrays that
+  // rows come from and go to.
   static constexpr int kRowSet = kChannels * kRowStride * static_cast<int>(sizeof(float));
   static constexpr int kDelta = 0;
   static constexpr int kDeltaU = kDelta + kRowSet;
@@ -55,7 +55,7 @@ struct BackwardShape {
   static constexpr int kU = kDy + kRowSet;
   static constexpr int kSlope = kU + kRowSet;
   static constexpr int kGate = kSlope + kRowSet;
-  static constexpr int kCheckpoints = kGate + kChannels * kChunk * static_cast<int>(sizeof(float));
+  static constexpr int kCheckpoints = kGate + kRowSet;
   static constexpr int kCheckpoint = kWarpSize * 16;
   static constexpr int kPlanes = kCheckpoints + (kBlocksPerChunk - 1) * kCheckpoint;
   static constexpr int kPlaneRow = kGroupSteps * static_cast<int>(sizeof(float));
@@ -63,6 +63,13 @@ struct BackwardShape {
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + (2 * kChannels * 4 + 15) / 16 * 16;
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
+
+  // What is copied for the next chunk comes in place of checkpoints when kStageGroup groups are
+  // left to do, the rest in place of planes when none is left.
+  static constexpr int kStageGroup = 1;
+  static constexpr int kStage = kCheckpoints + (kStageGroup * kGroupBlocks - 1) * kCheckpoint;
+  static constexpr int kStageBytes = kPlanes - kStage;
+  static constexpr int kLateStage = kPlanes;
 };
 
 /// Of real states that kWarps warps share, a team: see team_backward.cuh. They have the rows of Δ,
@@ -109,7 +116,9 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
   static constexpr int kDy = Base::kRowSet;
   static constexpr int kChannelValues = 2 * Base::kRowSet;
   static constexpr int kAddresses = kChannelValues + Base::kAddresses - Base::kChannelValues;
-  static constexpr int kWarpBytes = kAddresses + Base::kWarpBytes - Base::kAddresses;
+  static constexpr int kStage = kAddresses + Base::kWarpBytes - Base::kAddresses;
+  static constexpr int kStageBytes = 3 * Base::kChannels * kChunk * static_cast<int>(sizeof(float));
+  static constexpr int kWarpBytes = kStage + kStageBytes;
   static constexpr int kSumBytes = 0;
 };
 

@@ -4,6 +4,7 @@
 
 #include "../scan_common.cuh"
 #include "backward_rows.cuh"
+#include "group_finish.cuh"
 
 namespace selective_scan::cuda::streamed {
 

@@ -12,8 +12,8 @@
 // states again in registers and sweeps backwards through them (backward_sweeps.cuh). The parts of
 // du, ddelta and y that a lane holds go to planes in shared memory and are added over the channel's
 // lanes every kGroupSteps steps; the gradients replace rows that are not needed any more and are
-// stored at the end of the chunk. The next chunk is brought to the L2 cache while this one is
-// worked on, and loaded into registers before this one's gradients are stored.
+// stored at the end of the chunk. The next chunk's rows are copied to shared memory meanwhile, in
+// place of states that are not needed any more (row_copies.cuh).
 //
 // Sums over tiles, batches and segments of time follow in reduce.cu. Every sum has a fixed order.
 //
@@ -65,8 +65,20 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
        at += kWarpSize * 16) {
     shared_store(at, Pack<float, 4>{});
   }
-  WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, item.batch,
-                                    work.first_channel, item.begin / kChunk + work.chunks - 1);
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  WarpRows<Shape, kSize, kMap, true> rows(args, own, work.lane, work.channels, item.batch,
+                                          work.first_channel, item.begin / kChunk + work.chunks - 1,
+                                          steps);
+  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
+  // the initial state.
+  const auto fetch_start = [&](int chunk) {
+    if (item.begin > 0 || chunk != 0) {
+      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
+    }
+    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
+                                           work.first_state, params.dstate);
+  };
+  States start = fetch_start(work.chunks - 1);
   const float D = rows.D(work.channel_in_warp);
   const auto poles = work.load_poles(params);
 
@@ -89,29 +101,17 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
 
-  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
-  // the initial state.
-  const auto fetch_start = [&](int chunk) {
-    if (item.begin > 0 || chunk != 0) {
-      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
-    }
-    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
-                                           work.first_state, params.dstate);
-  };
-
-  int steps = work.steps - (work.chunks - 1) * kChunk;
-  rows.template fetch<true>(steps);
-  States start = fetch_start(work.chunks - 1);
   __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
     rows.step_back();
-    rows.template to_shared<true>(steps);
+    rows.to_shared(steps);
     __syncwarp();
-    if (chunk > 0) rows.prefetch();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
     const int groups = static_cast<int>((steps + kGroupSteps - 1u) / kGroupSteps);
     const int last_block = groups * kGroupBlocks - 1;
+    // Behind which group the next chunk is fetched; none if there is no next one.
+    const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
     LaneRows at{own + work.channel_in_warp * kRowStride * 4, slot + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
     const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         work_on_block.template operator()<1>(group);
         work_on_block.template operator()<0>(group);
         __syncwarp();
+        if (group == fetch_behind) rows.fetch(kChunk);
       }
     };
     if constexpr (kHasIncrements<Shape, kMethod>) {
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     // Not behind a branch: where its ways meet, the compiler would wait for what is loaded. With
     // registers to spare it does not, and the branch is the better way.
     if (kVariable || chunk > 0) {
-      rows.template fetch<true>(chunk > 0 ? steps : 0);
+      rows.fetch_late(chunk > 0 ? steps : 0);
       start = fetch_start(chunk - 1);
     }
     rows.store(stored_steps);
@@ -223,22 +224,25 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
     ring.start();
   }
-  WarpRows<Shape, kSize, kMap> rows(args, own, work.lane, work.channels, work.item.batch,
-                                    work.first_channel, work.item.begin / kChunk + work.chunks - 1);
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  WarpRows<Shape, kSize, kMap, false> rows(args, own, work.lane, work.channels, work.item.batch,
+                                           work.first_channel,
+                                           work.item.begin / kChunk + work.chunks - 1, steps);
   const auto poles = work.load_poles(args.params);
   States carry{};
   States factor;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
 
-  int steps = work.steps - (work.chunks - 1) * kChunk;
-  rows.template fetch<false>(steps);
   __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
     rows.step_back();
-    rows.template to_shared<false>(steps);
+    rows.to_shared(steps);
     __syncwarp();
-    if (chunk > 0) rows.template fetch<false>(kChunk);
+    if (chunk > 0) {
+      rows.fetch(kChunk);
+      rows.fetch_late(kChunk);
+    }
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
     const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;

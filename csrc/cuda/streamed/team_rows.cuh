@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backward_rows.cuh"
+#include "group_finish.cuh"
 
 namespace selective_scan::cuda::streamed {
 

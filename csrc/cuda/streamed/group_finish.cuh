@@ -1,0 +1,113 @@
+// From the sweeps' sums of a group of steps, which lie in planes, one for each lane of a channel,
+// to the gradients.
+#pragma once
+
+#include "backward_sweeps.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// Where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring lanes have
+/// their quads of steps in another order, which spreads them over the banks.
+template <class Shape>
+struct GroupPlanes {
+  static constexpr int kSwizzle = 4;  // lanes
+
+  static __device__ __forceinline__ int quad_slot(int planes, int lane, int quad) {
+    return planes + lane * Shape::kPlaneRow + ((quad ^ lane / kSwizzle) & 1) * 16;
+  }
+
+  int own[kGroupBlocks];  // where this lane puts block b of the group
+
+  __device__ __forceinline__ GroupPlanes(int planes, int lane) {
+    own[0] = opaque(quad_slot(planes, lane, 0));
+    own[1] = opaque(quad_slot(planes, lane, 1));
+  }
+
+  template <int kBlock>
+  __device__ __forceinline__ void put(const BlockParts& parts, bool has_z) const {
+    shared_store(own[kBlock], parts.w_b);
+    shared_store(own[kBlock] + Shape::kPlane, parts.x_A);
+    if (has_z) shared_store(own[kBlock] + 2 * Shape::kPlane, parts.y);
+  }
+};
+
+/// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
+/// Δ·u, Δ and dy. A lane takes some steps of its own channel.
+template <class T, class Shape, Method kMethod>
+class GroupFinish {
+  static constexpr int kHeld = kGroupSteps / Shape::kParts;
+  using Values = Pack<float, kHeld>;
+
+ public:
+  __device__ __forceinline__ GroupFinish(int planes, int lane, float D, bool has_z)
+      : D_(D), has_z_(has_z) {
+    const int channel = lane & (Shape::kChannels - 1);
+    const int step = (lane >> Shape::kChannelBits) * kHeld;
+    row_ = opaque(step * 4);
+    const int quad = step / kBlockSteps & 1;
+    const int within = step % kBlockSteps * 4;
+    from_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad) + within);
+    from_swizzled_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad ^ 1) + within);
+  }
+
+  /// `row` is the lane's row at the first step of the group. kIncrements: the sums are what
+  /// ExactIncrements gives.
+  template <bool kIncrements>
+  __device__ __forceinline__ void run(int row) {
+    row += row_;
+    Values sums[3] = {};
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
+      const int at =
+          (swizzled ? from_swizzled_ : from_) + part * Shape::kChannels * Shape::kPlaneRow;
+#pragma unroll
+      for (int k = 0; k < 3; ++k) {
+        if (k == 2 && !has_z_) break;
+        const auto values = shared_load<float, kHeld>(at + k * Shape::kPlane);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
+        }
+      }
+    }
+    const auto delta = shared_load<float, kHeld>(row + Shape::kDelta);
+    const auto dy = shared_load<float, kHeld>(row + Shape::kDy);
+    const auto u = shared_load<float, kHeld>(row + Shape::kU);
+    const auto slope = shared_load<float, kHeld>(row + Shape::kSlope);
+    using F = Formula<kMethod>;
+    constexpr float kFromInput = static_cast<float>(F::kInputScale);
+    constexpr float kFromPoles = static_cast<float>(F::kXScale) / pole_scale<kMethod, T>;
+    Values du, ddelta, y;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const float w_b = kFromInput * sums[0].v[i];
+      if constexpr (kIncrements) {
+        du.v[i] = w_b + D_ * dy.v[i];
+        ddelta.v[i] = sums[1].v[i] * slope.v[i];
+      } else {
+        du.v[i] = delta.v[i] * w_b + D_ * dy.v[i];
+        ddelta.v[i] = (u.v[i] * w_b + kFromPoles * sums[1].v[i]) * slope.v[i];
+      }
+      y.v[i] = kOutputScale<T> * sums[2].v[i] + D_ * u.v[i];
+      dD += dy.v[i] * u.v[i];
+      ddelta_bias += ddelta.v[i];
+    }
+    shared_store(row + Shape::kDeltaU, du);
+    shared_store(row + Shape::kDelta, ddelta);
+    if (has_z_) shared_store(row + Shape::kDy, y);
+  }
+
+  // The lane's sums over all of its steps.
+  float dD = 0;
+  float ddelta_bias = 0;
+
+ private:
+  float D_;
+  bool has_z_;
+  int row_;
+  int from_;
+  int from_swizzled_;
+};
+
+}  // namespace selective_scan::cuda::streamed
