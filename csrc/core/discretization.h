@@ -154,54 +154,74 @@ struct TruncatedHold {
     }
   }
 
-  /// What a step is made of: a, b and b'/kSlopeScale. b without its second highest power takes one
-  /// multiplication less, and b' comes with it:
-  ///   1 + x/2 + x²/6 = v² + 5/8                   v = (x + 3/2)/√6    b' = √(2/3)·v
-  ///   1 + x/2 + x²/6 + x³/24 = v³ + p·v + 43/81   v = c·(x + 4/3)     b' = 3c·(v² + p/3)
-  /// with c = 1/∛24 and p = 5/(18c).
+  /// What a step is made of. With k = kInputScale and s = k·Δ·u·B,
+  ///   h[t] = a·h[t-1] + s·b/k        its derivative by x is a·h[t-1] + s·b'/k
+  /// b/k and b'/k take few operations where they are polynomials of the right v:
+  ///   b                        k    v          b/k                          b'/k
+  ///   1 + x/2                  1/2  1 + x      1 + v                        1
+  ///   1 + x/2 + x²/6           2/3  3/4 + x/2  v² + 15/16                   v
+  ///   1 + x/2 + x²/6 + x³/24   9/8  4/9 + x/3  v·(v² + 20/27) + 344/729     v² + 20/81
   template <class T>
   struct Kept {
     T a;
-    T b;
-    T slope;
+    T v;
+    T b;      // divided by k
+    T slope;  // b'/k
+    T by_x;   // the derivative of h[t] by x
   };
+  static constexpr double kInputScale = kTerms == 1   ? 1
+                                        : kTerms == 2 ? 0.5
+                                        : kTerms == 3 ? 2.0 / 3
+                                                      : 9.0 / 8;
+  static constexpr double kPoleScale = kTerms == 3 ? 0.5 : kTerms == 4 ? 1.0 / 3 : 1;
+  static constexpr double kXScale = 1;
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T A, const Constants<Math, T>& constants) {
-    Kept<T> kept{Math::exp_at(delta, constants.rate), one<T>(), one<T>()};
-    if constexpr (kTerms == 2) {
-      kept.b = constant<T>(1) + (constant<T>(0.5) * delta) * A;
+  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T scaled_A,
+                                        const Constants<Math, T>& constants) {
+    const T a = Math::exp_at(delta, constants.rate);
+    if constexpr (kTerms == 1) {
+      return {a, {}, {}, {}, {}};
+    } else if constexpr (kTerms == 2) {
+      return {a, constant<T>(1) + delta * scaled_A, {}, {}, {}};
     } else if constexpr (kTerms == 3) {
-      const T v = constant<T>(0.61237243569579452) + (constant<T>(0.40824829046386302) * delta) * A;
-      kept.b = multiply_add(v, v, constant<T>(0.625) * one<T>());
-      kept.slope = v;
-    } else if constexpr (kTerms == 4) {
-      constexpr double p = 5 / (18 * kCubicScale);
-      const T v = constant<T>(4 * kCubicScale / 3) + (constant<T>(kCubicScale) * delta) * A;
-      const T factor = multiply_add(v, v, constant<T>(p) * one<T>());
-      kept.b = multiply_add(v, factor, constant<T>(43.0 / 81) * one<T>());
-      kept.slope = factor - constant<T>(2 * p / 3) * one<T>();
+      const T v = constant<T>(0.75) + delta * scaled_A;
+      return {a, v, multiply_add(v, v, constant<T>(15.0 / 16) * one<T>()), v, {}};
+    } else {
+      static_assert(kTerms == 4);
+      const T v = constant<T>(4.0 / 9) + delta * scaled_A;
+      const T slope = multiply_add(v, v, constant<T>(20.0 / 81) * one<T>());
+      const T factor = constant<T>(40.0 / 81) + slope;
+      return {a, v, multiply_add(v, factor, constant<T>(344.0 / 729) * one<T>()), slope, {}};
     }
-    return kept;
   }
 
   template <class T>
-  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
-    return kept.a * h + delta_u * (kTerms == 1 ? B : kept.b * B);
+  static SELECTIVE_SCAN_HD T advance(Kept<T>& kept, real_t<T> input, T h, T B) {
+    if constexpr (kTerms == 1) {
+      return kept.a * h + input * B;
+    } else {
+      const T s = input * B;
+      if constexpr (kTerms == 2) {
+        kept.by_x = multiply_add(kept.a, h, s);
+        return multiply_add(kept.v, s, kept.by_x);
+      } else {
+        const T carried = kept.a * h;
+        kept.by_x = multiply_add(kept.slope, s, carried);
+        return multiply_add(kept.b, s, carried);
+      }
+    }
   }
 
-  static constexpr double kInputScale = 1;
-  static constexpr double kXScale = 1;
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> delta_u, const Kept<T>& kept, T before,
-                                                 T /*after*/, T B, T g) {
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
+                                                 T before, T /*after*/, T /*B*/, T g) {
     const T carry = g * conj(kept.a);
     if constexpr (kTerms == 1) {
       return {carry, g, carry * conj(before)};
+    } else if constexpr (kTerms == 2) {
+      return {carry, multiply_add(g, conj(kept.v), g), g * conj(kept.by_x)};
     } else {
-      T dx = g * conj(B);
-      if constexpr (kTerms > 2) dx = dx * conj(kept.slope);
-      return {carry, g * conj(kept.b),
-              carry * conj(before) + (constant<T>(kSlopeScale) * delta_u) * dx};
+      return {carry, g * conj(kept.b), g * conj(kept.by_x)};
     }
   }
 
@@ -234,11 +254,6 @@ struct TruncatedHold {
   }
 
  private:
-  static constexpr double kCubicScale = 0.34668063717531733;  // 1/∛24
-  static constexpr double kSlopeScale = kTerms == 2   ? 0.5
-                                        : kTerms == 3 ? 0.81649658092772603
-                                                      : 3 * kCubicScale;
-
   /// Σ_{kFirst ≤ k < kEnd} k·x^(k-kFirst)/(k+1)!
   template <int kFirst, int kEnd, class T>
   static SELECTIVE_SCAN_HD T slope_terms(T x) {
@@ -325,6 +340,7 @@ struct ExactHold {
   }
 
   static constexpr double kInputScale = 1;
+  static constexpr double kPoleScale = 1;
   static constexpr double kXScale = 1;
   template <class Math, class T>
   static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> delta_u, const Kept<T>& kept, T before,
@@ -436,12 +452,13 @@ struct Tustin {
   }
 
   template <class T>
-  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
-    return multiply_add(kept.r, h + (constant<T>(0.5) * delta_u) * B, -h);
+  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> input, T h, T B) {
+    return multiply_add(kept.r, h + input * B, -h);
   }
 
   /// dr/dx = r²/4, and r·(h[t-1] + Δ·u/2·B) = h[t] + h[t-1].
   static constexpr double kInputScale = 0.5;
+  static constexpr double kPoleScale = 1;
   static constexpr double kXScale = 0.25;
   template <class Math, class T>
   static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
@@ -470,8 +487,9 @@ struct Tustin {
 
 /// The formula of a method: value<Math>(Δ, pole) and derivatives<Math>(Δ, pole, value); where that
 /// is no more work, hold<Math>(Δ, pole) too; and for scans that prepare more, constants<Math>(A),
-/// step<Math>(Δ, Δ·u, constants), and to go back through steps keep<Math>(Δ, A, constants),
-/// advance(kept, Δ·u, h[t-1], B) and step_back<Math>(Δ·u, kept, h[t-1], h[t], B, g).
+/// step<Math>(Δ, Δ·u, constants), and to go back through steps
+/// keep<Math>(Δ, kPoleScale·A, constants), advance(kept, kInputScale·Δ·u, h[t-1], B) and
+/// step_back<Math>(Δ·u, kept, h[t-1], h[t], B, g).
 template <Method kMethod>
 struct Formula;
 template <>

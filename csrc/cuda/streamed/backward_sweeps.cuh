@@ -19,12 +19,27 @@ __device__ __forceinline__ void shared_store(int at, const Pack<T, kCount>& valu
 }
 
 /// Where the poles' exponents in units of exp2 are all that the formulas need, the lanes hold A in
-/// these units alone.
+/// these units alone, else as keep() takes it.
 template <Method kMethod, class T>
 constexpr float pole_scale =
     is_complex_v<T> || Formula<kMethod>::kBbarDependsOnA || !Formula<kMethod>::kAbarIsExponential
-        ? 1.0f
+        ? static_cast<float>(Formula<kMethod>::kPoleScale)
         : ScanMath::kLog2e;
+
+/// The same number. The compiler does not know that, so it keeps nothing that is made from it.
+__device__ __forceinline__ float made_anew(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+__device__ __forceinline__ Complex<float> made_anew(Complex<float> x) {
+  return {made_anew(x.re), made_anew(x.im)};
+}
+
+/// Whether the way forward makes its constants anew for every chunk: the way back, which needs the
+/// rate alone, has no registers for the coefficients of a truncated hold.
+template <Method kMethod>
+constexpr bool kHasCoefficients = Formula<kMethod>::kAbarIsExponential &&
+                                  Formula<kMethod>::kBbarDependsOnA && kMethod != Method::kFoh;
 
 /// Whether warps go by ExactIncrements where they can. Those of a team would have to agree.
 template <class Shape, Method kMethod>
@@ -96,8 +111,11 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
   constexpr bool kShort = kHasShortSweep<kMethod, T, kSize>;
   using Math = ScanMathFor<kSize, kShort>;
   const auto constants_of = [&](int s) {
-    if constexpr (kShort) {
-      return Formula<kMethod>::template constants<Math>(poles.A[s]);
+    if constexpr (kShort || kHasCoefficients<kMethod>) {
+      constexpr float kInverse = 1 / pole_scale<kMethod, T>;
+      auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]));
+      if constexpr (!kShort) constants.rate = poles.constants[s].rate;
+      return constants;
     } else {
       return poles.constants[s];
     }
@@ -184,6 +202,10 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
   Pack<T, kStates> h[kBlockSteps + 1];
   Kept kept[kBlockSteps][kStates];
   h[0] = before;
+  auto scaled_input = input;
+  if constexpr (!kIncrements) {
+    for (float& value : scaled_input.v) value *= static_cast<float>(F::kInputScale);
+  }
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
 #pragma unroll
@@ -194,7 +216,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
       } else {
         kept[j][s] =
             F::template keep<ScanMathFor<kSize>, T>(delta.v[j], poles.A[s], poles.constants[s]);
-        h[j + 1].v[s] = F::advance(kept[j][s], input.v[j], h[j].v[s], B[j].v[s]);
+        h[j + 1].v[s] = F::advance(kept[j][s], scaled_input.v[j], h[j].v[s], B[j].v[s]);
       }
     }
   }
@@ -209,8 +231,6 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
     const Pack<T, kStates>& weights_of_w = kVariable ? B[j] : poles.B;
     const Pack<T, kStates>& weights_of_y = kVariable ? C : poles.CB;
     const float scaled_dy = kOutputScale<T> * dy.v[j];
-    const float scaled_input =
-        kIncrements ? input.v[j] : static_cast<float>(F::kInputScale) * input.v[j];
     Pack<T, kStates> dB, dC;  // if weighted, unweighted
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
@@ -226,7 +246,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
                                                             after, B[j].v[s], g);
       }
       carry.v[s] = back.state;
-      dB.v[s] = kWeighted ? back.input : scaled_input * back.input;
+      dB.v[s] = kWeighted ? back.input : scaled_input.v[j] * back.input;
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
       if constexpr (kIncrements) {
         const T w_b = back.input * conj(B[j].v[s]);
@@ -258,7 +278,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
       parts.y.v[j] = add_real_of_product(weights_of_y.v[s], after, parts.y.v[j]);
     }
     if constexpr (kWeighted) {
-      const float weight_of_dB = kIncrements ? input.v[j] : Sums::to_be_cut(scaled_input);
+      const float weight_of_dB = kIncrements ? input.v[j] : Sums::to_be_cut(scaled_input.v[j]);
       channel_sums.add_weighted(
           block_sums, j, {weight_of_dB, scaled_dy},
           {bit_cast<Pack<float, Shape::kQuad>>(dB), bit_cast<Pack<float, Shape::kQuad>>(dC)});
