@@ -337,9 +337,12 @@ def measure_host(settings: Settings, seed: int, calls: int) -> list[dict[str, ob
         "no_grad call": inference,
         "forward + backward through autograd": training,
         "of that autograd without any work": autograd,
-        "forward + backward, autograd on the calling thread": on_this_thread(training),
-        "of that autograd without any work, likewise": on_this_thread(autograd),
     }
+    if settings.device.type == "cuda":
+        rows |= {
+            "forward + backward, autograd on the calling thread": on_this_thread(training),
+            "of that autograd without any work, likewise": on_this_thread(autograd),
+        }
     return [
         {
             "what": what,
