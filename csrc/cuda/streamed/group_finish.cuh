@@ -31,6 +31,28 @@ struct GroupPlanes {
   }
 };
 
+/// Sums a group's parts over the lanes of each channel; the third of them, y's, only if `has_y`.
+/// `from` is where the first part of the caller's kHeld steps lies, `from_swizzled` where it would
+/// among lanes whose quads of steps have the other order.
+template <class Shape, int kHeld>
+__device__ __forceinline__ void sum_parts(int from, int from_swizzled, bool has_y,
+                                          Pack<float, kHeld> (&sums)[3]) {
+#pragma unroll
+  for (int part = 0; part < Shape::kParts; ++part) {
+    const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
+    const int at = (swizzled ? from_swizzled : from) + part * Shape::kChannels * Shape::kPlaneRow;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      if (k == 2 && !has_y) break;
+      const auto values = shared_load<float, kHeld>(at + k * Shape::kPlane);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
+      }
+    }
+  }
+}
+
 /// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
 /// Δ·u, Δ and dy. A lane takes some steps of its own channel.
 template <class T, class Shape, Method kMethod>
@@ -56,21 +78,7 @@ class GroupFinish {
   __device__ __forceinline__ void run(int row) {
     row += row_;
     Values sums[3] = {};
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
-      const int at =
-          (swizzled ? from_swizzled_ : from_) + part * Shape::kChannels * Shape::kPlaneRow;
-#pragma unroll
-      for (int k = 0; k < 3; ++k) {
-        if (k == 2 && !has_z_) break;
-        const auto values = shared_load<float, kHeld>(at + k * Shape::kPlane);
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
-        }
-      }
-    }
+    sum_parts<Shape>(from_, from_swizzled_, has_z_, sums);
     const auto delta = shared_load<float, kHeld>(row + Shape::kDelta);
     const auto dy = shared_load<float, kHeld>(row + Shape::kDy);
     const auto u = shared_load<float, kHeld>(row + Shape::kU);

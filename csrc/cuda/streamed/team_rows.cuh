@@ -37,21 +37,7 @@ class GroupSums {
   /// To be called when all lanes have put their parts. They may put those of the next group then.
   __device__ __forceinline__ void run(int group) const {
     Pair sums[3];
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      const bool swizzled = part * Shape::kChannels / GroupPlanes<Shape>::kSwizzle % 2 != 0;
-      const int at =
-          (swizzled ? from_swizzled_ : from_) + part * Shape::kChannels * Shape::kPlaneRow;
-#pragma unroll
-      for (int k = 0; k < 3; ++k) {
-        if (k == 2 && !has_y_) break;
-        const auto values = shared_load<float, 2>(at + k * Shape::kPlane);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          sums[k].v[i] = part == 0 ? values.v[i] : sums[k].v[i] + values.v[i];
-        }
-      }
-    }
+    sum_parts<Shape>(from_, from_swizzled_, has_y_, sums);
     __syncwarp();
     const int to = to_ - group * Shape::kGroupParts;
 #pragma unroll
