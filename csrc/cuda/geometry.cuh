@@ -79,13 +79,18 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
     round = index / geometry.work_items;
     index -= round * geometry.work_items;
   }
-  item.tile_in_round = index % geometry.round_tiles;
+  // A round's items are no more than blocks, which 31 bits count. Division takes long with more.
+  auto rest = static_cast<uint32_t>(index);
+  const auto take = [&](int64_t count) {
+    const uint32_t digit = rest % static_cast<uint32_t>(count);
+    rest /= static_cast<uint32_t>(count);
+    return static_cast<int64_t>(digit);
+  };
+  item.tile_in_round = take(geometry.round_tiles);
   item.tile = item.tile_in_round + round * geometry.round_tiles;
-  index /= geometry.round_tiles;
-  item.group = index % params.groups;
-  index /= params.groups;
-  item.batch = index % params.batch;
-  item.segment = index / params.batch;
+  item.group = take(params.groups);
+  item.batch = take(params.batch);
+  item.segment = rest;
   const int64_t offset = item.tile * geometry.tile_channels();
   const int64_t left = geometry.group_channels - offset;  // none for the last round's last blocks
   item.first_channel = item.group * geometry.group_channels + offset;

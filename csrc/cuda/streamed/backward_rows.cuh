@@ -85,14 +85,17 @@ class WarpRows {
                  ? load_component<float>(view, (first_channel + lane) * view.channel)
                  : 0.0f;
     };
-    const float D = load(args.params.D);
-    const float delta_bias = load(args.params.delta_bias);
     __syncwarp();
     fetch(steps);
     fetch_late(steps);
-    if (lane < kItems) {
-      rows(Shape::kChannelValues)[lane] = D;
-      rows(Shape::kChannelValues)[kItems + lane] = delta_bias;
+    loaded_D_ = load(args.params.D);
+    loaded_delta_bias_ = load(args.params.delta_bias);
+  }
+  /// To be called once before anything else: the channels' values have been loaded meanwhile.
+  __device__ __forceinline__ void keep_channel_values() {
+    if (lane_ < kItems) {
+      rows(Shape::kChannelValues)[lane_] = loaded_D_;
+      rows(Shape::kChannelValues)[kItems + lane_] = loaded_delta_bias_;
     }
     __syncwarp();
   }
@@ -424,7 +427,9 @@ class WarpRows {
   int lane_;
   LaneSlice slice_;
   int steps_back_ = 0;  // from `addresses`
-  Raw elements_[4]{};   // see RowCopies::kHasElements
+  float loaded_D_;      // for keep_channel_values(), as is
+  float loaded_delta_bias_;
+  Raw elements_[4]{};  // see RowCopies::kHasElements
 };
 
 }  // namespace selective_scan::cuda::streamed

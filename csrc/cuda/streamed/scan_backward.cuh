@@ -44,6 +44,27 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   const bool has_z = args.row(Row::kZ).present();
 
+  // Parts of steps behind the last one are added up, if not used, and have to be numbers.
+  for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
+       at += kWarpSize * 16) {
+    shared_store(at, Pack<float, 4>{});
+  }
+  __syncwarp();
+  // Rows take long to arrive. Meanwhile barriers are set up, of which each takes a hundred cycles.
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  WarpRows<Shape, kSize, kMap, true> rows(args, own, work.lane, work.channels, item.batch,
+                                          work.first_channel, item.begin / kChunk + work.chunks - 1,
+                                          steps);
+  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
+  // the initial state.
+  const auto fetch_start = [&](int chunk) {
+    if (item.begin > 0 || chunk != 0) {
+      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
+    }
+    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
+                                           work.first_state, params.dstate);
+  };
+
   auto ring = work.ring(args, layout, kVariable);
   if constexpr (kVariable) {
     // Of what is read here the kernel in front of this one writes B and C alone; those before it
@@ -60,24 +81,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       layout.sums, work.warp, warps,
       static_cast<float*>(args.workspace.projections) + target_row * kStepFloats, work.steps,
       has_z);
-  // Parts of steps behind the last one are added up, if not used, and have to be numbers.
-  for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
-       at += kWarpSize * 16) {
-    shared_store(at, Pack<float, 4>{});
-  }
-  int steps = work.steps - (work.chunks - 1) * kChunk;
-  WarpRows<Shape, kSize, kMap, true> rows(args, own, work.lane, work.channels, item.batch,
-                                          work.first_channel, item.begin / kChunk + work.chunks - 1,
-                                          steps);
-  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
-  // the initial state.
-  const auto fetch_start = [&](int chunk) {
-    if (item.begin > 0 || chunk != 0) {
-      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
-    }
-    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
-                                           work.first_state, params.dstate);
-  };
+  rows.keep_channel_values();
   States start = fetch_start(work.chunks - 1);
   const float D = rows.D(work.channel_in_warp);
   const auto poles = work.load_poles(params);
@@ -228,6 +232,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   WarpRows<Shape, kSize, kMap, false> rows(args, own, work.lane, work.channels, work.item.batch,
                                            work.first_channel,
                                            work.item.begin / kChunk + work.chunks - 1, steps);
+  rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
   States carry{};
   States factor;
