@@ -178,7 +178,11 @@ struct TruncatedHold {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T scaled_A,
                                         const Constants<Math, T>& constants) {
-    const T a = Math::exp_at(delta, constants.rate);
+    return keep_with(Math::exp_at(delta, constants.rate), delta, scaled_A);
+  }
+  /// Where abar is known.
+  template <class T>
+  static SELECTIVE_SCAN_HD Kept<T> keep_with(T a, real_t<T> delta, T scaled_A) {
     if constexpr (kTerms == 1) {
       return {a, {}, {}, {}, {}};
     } else if constexpr (kTerms == 2) {

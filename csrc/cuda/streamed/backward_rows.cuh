@@ -72,13 +72,13 @@ class WarpRows {
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
       // Gradients of a chunk are stored after the one before it was fetched.
       const int64_t first_chunk = chunk + (lane >= static_cast<int>(Row::kDu) ? 1 : 0);
-      addresses()[lane] = array.data + batch * array.batch + first_channel * array.channel +
-                          first_chunk * (kChunk * array.step);
+      address_at(lane) = array.data + batch * array.batch + first_channel * array.channel +
+                         first_chunk * (kChunk * array.step);
     } else if (lane == kRowArrays) {
       const int64_t row =
           (batch * num_saved_states(args.params.seqlen) + chunk - 1) * args.params.dim +
           first_channel;
-      addresses()[lane] = static_cast<char*>(args.params.states) + row * state_bytes();
+      address_at(lane) = static_cast<char*>(args.params.states) + row * state_bytes();
     }
     const auto load = [&](const ArrayView& view) {
       return lane < channels && lane < kItems && view.present()
@@ -107,7 +107,7 @@ class WarpRows {
     if constexpr (kAlongSteps) {
       steps_back_ += kChunk;
     } else if (lane_ <= kRowArrays) {
-      addresses()[lane_] -=
+      address_at(lane_) -=
           lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * state_bytes();
     }
   }
@@ -376,11 +376,13 @@ class WarpRows {
   /// the saved states. They are kept where all lanes find them: in registers they would crowd out
   /// the sweeps' values. They are those of the first chunk, from where all arrays are as far, or,
   /// where arrays have steps of their own, of the present one: one lane each moves them on.
-  __device__ __forceinline__ char** addresses() const {
-    return reinterpret_cast<char**>(shared_memory() + shared_ + Shape::kAddresses);
+  __device__ __forceinline__ char*& address_at(int array) const {
+    const int at =
+        Shape::kAddressPair == 16 ? array * 8 : array / 2 * Shape::kAddressPair + array % 2 * 8;
+    return *reinterpret_cast<char**>(shared_memory() + shared_ + Shape::kAddresses + at);
   }
   __device__ __forceinline__ char* address(int array) const {
-    char* const result = addresses()[array];
+    char* const result = address_at(array);
     __builtin_assume(__isGlobal(result));
     return result;
   }

@@ -1,6 +1,8 @@
 // How the streamed backward kernels divide work among lanes, and what lies where in shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "../../core/complex.h"
 #include "../config.cuh"
 #include "bulk_copy.cuh"
@@ -62,6 +64,7 @@ struct BackwardShape {
   static constexpr int kPlane = kWarpSize * kPlaneRow;
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + (2 * kChannels * 4 + 15) / 16 * 16;
+  static constexpr int kAddressPair = 16;  // from two addresses to the next two
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
 
   // What is copied for the next chunk comes in place of checkpoints when kStageGroup groups are
@@ -71,6 +74,35 @@ struct BackwardShape {
   static constexpr int kStageBytes = kPlanes - kStage;
   static constexpr int kLateStage = kPlanes;
 };
+
+/// Of constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the way forward
+/// keeps lies in records, one for each group: abar of the steps of its first block, then the states
+/// before its blocks. That of the last group lies in place of planes, since it is read before the
+/// first parts come there.
+template <class T, int kLaneBits>
+struct ConstantShape : BackwardShape<T, kLaneBits> {
+  using Base = BackwardShape<T, kLaneBits>;
+  static constexpr int kGroups = kChunk / kGroupSteps;
+  static constexpr int kRecords = Base::kCheckpoints;
+  static constexpr int kStepStates = Base::kCheckpoint;
+  static constexpr int kRecordStates = kBlockSteps * kStepStates;
+  static constexpr int kRecord = kRecordStates + kGroupBlocks * kStepStates;
+  static constexpr int kPlanes = kRecords + (kGroups - 1) * kRecord;
+  static constexpr int kChannelValues = kPlanes + 3 * Base::kPlane;
+  static_assert(kRecord <= 3 * Base::kPlane);
+  // Two addresses each behind rows of u. With these elsewhere there would be no room for two blocks
+  // of six warps.
+  static constexpr int kAddresses = Base::kU + kChunk * static_cast<int>(sizeof(float));
+  static constexpr int kAddressPair = kRowStride * static_cast<int>(sizeof(float));
+  static constexpr int kWarpBytes = kChannelValues + Base::kAddresses - Base::kChannelValues;
+  static constexpr int kStage = kRecords + Base::kStageGroup * kRecord;
+  static constexpr int kStageBytes = kPlanes - kStage;
+  static constexpr int kLateStage = kPlanes;
+};
+
+template <class T, int kLaneBits, bool kVariable>
+using StreamedShape =
+    std::conditional_t<kVariable, BackwardShape<T, kLaneBits>, ConstantShape<T, kLaneBits>>;
 
 /// Of real states that kWarps warps share, a team: see team_backward.cuh. They have the rows of Δ,
 /// Δ·u and dy in common; what else there is of a (channel, step) belongs to the lane that moves it.

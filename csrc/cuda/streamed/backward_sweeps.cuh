@@ -51,18 +51,13 @@ template <Method kMethod, class T, int kSize>
 constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 &&
                                 Formula<kMethod>::kAbarIsExponential && kMethod != Method::kFoh;
 
-/// One lane's poles, and B and C where these are constant. Then the sweeps go by h/B, whose input
-/// is Δ·u alone: that spares a product per update in each of them.
+/// One lane's poles.
 template <class T, int kStates, int kSize, Method kMethod>
 struct LanePoles {
   using Math = ScanMathFor<kSize>;
   using Constants = decltype(Formula<kMethod>::template constants<Math>(T{}));
   T A[kStates];  // times pole_scale; for ExactIncrements not 0
   Constants constants[kStates];
-  Pack<T, kStates> B;  // not 0
-  Pack<T, kStates> C;
-  Pack<T, kStates> CB;  // C·B
-  Pack<T, kStates> AB;  // A·B, times pole_scale
 };
 
 /// What a lane sums up over all steps.
@@ -71,15 +66,6 @@ struct LaneSums {
   Pack<T, kStates> dA{};  // divided by Formula::kXScale; for ExactIncrements times conj(A)
   Pack<T, kStates> dB{};  // of a constant B
   Pack<T, kStates> dC{};
-
-  /// From what the sweeps give by h/B to what they would by h.
-  __device__ __forceinline__ void multiply_by(const Pack<T, kStates>& B) {
-#pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      dA.v[s] = dA.v[s] * conj(B.v[s]);
-      dC.v[s] = dC.v[s] * conj(B.v[s]);
-    }
-  }
 };
 
 template <class T, int kStates>
@@ -101,28 +87,52 @@ struct LaneRows {
 template <class Shape, bool kIncrements>
 constexpr int kInputRow = kIncrements ? Shape::kU : Shape::kDeltaU;
 
-/// Runs h, if B is constant h/B, through `blocks` blocks, keeping the state before each;
-/// kIncrements: A times that.
-template <class Shape, Method kMethod, bool kVariable, bool kIncrements, int kSize, class T,
-          int kStates>
+/// A pole's constants for the way forward through a chunk.
+template <Method kMethod, class Math, int kSize, class T, int kStates>
+__device__ __forceinline__ auto forward_constants(
+    const LanePoles<T, kStates, kSize, kMethod>& poles, int s) {
+  constexpr bool kShort = kHasShortSweep<kMethod, T, kSize>;
+  if constexpr (kShort || kHasCoefficients<kMethod>) {
+    constexpr float kInverse = 1 / pole_scale<kMethod, T>;
+    auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]));
+    if constexpr (!kShort) constants.rate = poles.constants[s].rate;
+    return constants;
+  } else {
+    return poles.constants[s];
+  }
+}
+
+/// A step forwards of h; kIncrements: of A·h. Returns abar where that is what comes of it first.
+template <Method kMethod, bool kIncrements, class Math, int kSize, class T, int kStates,
+          class Constants>
+__device__ __forceinline__ Pack<T, kStates> step_forward(
+    float delta, float input, const LanePoles<T, kStates, kSize, kMethod>& poles,
+    const Constants (&constants)[kStates], const Pack<T, kStates>& B, Pack<T, kStates>& h) {
+  Pack<T, kStates> abar{};
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    if constexpr (kIncrements) {
+      ExactIncrements::Kept<T> kept;
+      h.v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(delta, input, poles.constants[s],
+                                                               h.v[s], B.v[s], kept);
+    } else {
+      const auto step = Formula<kMethod>::template step<Math, T>(delta, input, constants[s]);
+      abar.v[s] = abar_of(step);
+      h.v[s] = advance(step, h.v[s], B.v[s]);
+    }
+  }
+  return abar;
+}
+
+/// Runs h through `blocks` blocks, keeping the state before each; kIncrements: A·h.
+template <class Shape, Method kMethod, bool kIncrements, int kSize, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kSize, kMethod>& poles,
                                               Pack<T, kStates>& h) {
-  constexpr bool kShort = kHasShortSweep<kMethod, T, kSize>;
-  using Math = ScanMathFor<kSize, kShort>;
-  const auto constants_of = [&](int s) {
-    if constexpr (kShort || kHasCoefficients<kMethod>) {
-      constexpr float kInverse = 1 / pole_scale<kMethod, T>;
-      auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]));
-      if constexpr (!kShort) constants.rate = poles.constants[s].rate;
-      return constants;
-    } else {
-      return poles.constants[s];
-    }
-  };
-  decltype(constants_of(0)) constants[kStates];
+  using Math = ScanMathFor<kSize, kHasShortSweep<kMethod, T, kSize>>;
+  decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
-  for (int s = 0; s < kStates; ++s) constants[s] = constants_of(s);
+  for (int s = 0; s < kStates; ++s) constants[s] = forward_constants<kMethod, Math>(poles, s);
   constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
   // Loaded one block ahead: behind a store of the state loads would have to be waited for.
   auto next_delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
@@ -135,20 +145,8 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
     const auto input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      auto B = ones<T, kStates>();
-      if constexpr (kVariable) B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        if constexpr (kIncrements) {
-          ExactIncrements::Kept<T> kept;
-          h.v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(
-              delta.v[j], input.v[j], poles.constants[s], h.v[s], B.v[s], kept);
-        } else {
-          h.v[s] = advance(
-              Formula<kMethod>::template step<Math, T>(delta.v[j], input.v[j], constants[s]),
-              h.v[s], B.v[s]);
-        }
-      }
+      const auto B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
+      step_forward<kMethod, kIncrements, Math>(delta.v[j], input.v[j], poles, constants, B, h);
     }
     at.row += kNextBlock;
     at.projection += kBlockSteps * Shape::kRow;
@@ -182,115 +180,127 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
   }
 }
 
-/// One block of steps: its states again from the one before it, then backwards through them.
-/// `carry` is the gradient of the state behind the block on entry and of the one before it on
-/// return. See StepBack for the formulas.
-template <class Shape, Method kMethod, bool kVariable, bool kIncrements, int kSize, class T,
-          int kStates>
+/// The states of a block of steps, from the one before it, and what its steps are made of.
+template <Method kMethod, bool kIncrements, class T, int kStates>
+struct BlockStates {
+  using F = Formula<kMethod>;
+  using Kept =
+      std::conditional_t<kIncrements, ExactIncrements::Kept<T>, typename F::template Kept<T>>;
+
+  Pack<T, kStates> h[kBlockSteps + 1];
+  Kept kept[kBlockSteps][kStates];
+  Pack<float, kBlockSteps> scaled_input;
+
+  /// `abar` is that of all steps or null.
+  template <int kSize>
+  __device__ __forceinline__ BlockStates(const BlockInputs<T, kStates>& inputs,
+                                         const LanePoles<T, kStates, kSize, kMethod>& poles,
+                                         const Pack<T, kStates>& before,
+                                         const Pack<T, kStates>* abar = nullptr)
+      : scaled_input(inputs.input) {
+    const auto& [delta, input, dy, B] = inputs;
+    h[0] = before;
+    if constexpr (!kIncrements) {
+      for (float& value : scaled_input.v) value *= static_cast<float>(F::kInputScale);
+    }
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        if constexpr (kIncrements) {
+          h[j + 1].v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(
+              delta.v[j], input.v[j], poles.constants[s], h[j].v[s], B[j].v[s], kept[j][s]);
+        } else {
+          kept[j][s] = kept_of(delta.v[j], poles, s, abar == nullptr ? nullptr : &abar[j].v[s]);
+          h[j + 1].v[s] = F::advance(kept[j][s], scaled_input.v[j], h[j].v[s], B[j].v[s]);
+        }
+      }
+    }
+  }
+  /// One state's way back through step j. `after` is the state behind the step on return.
+  template <int kSize>
+  __device__ __forceinline__ StepBack<T> step_back(const BlockInputs<T, kStates>& inputs, int j,
+                                                   int s, T g, T& after) const {
+    after = h[j + 1].v[s];
+    if constexpr (kIncrements) {
+      after = kept[j][s].inverse * after;
+      return ExactIncrements::step_back(kept[j][s], g);
+    } else {
+      return F::template step_back<ScanMathFor<kSize>, T>(inputs.input.v[j], kept[j][s], h[j].v[s],
+                                                          after, inputs.B[j].v[s], g);
+    }
+  }
+
+ private:
+  template <int kSize>
+  static __device__ __forceinline__ Kept kept_of(float delta,
+                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
+                                                 int s, const T* abar) {
+    if constexpr (requires { F::keep_with(T{}, delta, T{}); }) {
+      if (abar != nullptr) return F::keep_with(*abar, delta, poles.A[s]);
+    }
+    return F::template keep<ScanMathFor<kSize>, T>(delta, poles.A[s], poles.constants[s]);
+  }
+};
+
+/// One block of steps with variable B and C: its states again from the one before it, then
+/// backwards through them. `carry` is the gradient of the state behind the block on entry and of
+/// the one before it on return. See StepBack for the formulas.
+template <class Shape, Method kMethod, bool kIncrements, int kSize, class T, int kStates>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
     const LanePoles<T, kStates, kSize, kMethod>& poles, const Pack<T, kStates>& before,
     Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
     const ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>& channel_sums,
     typename ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>::Block& block_sums) {
-  using F = Formula<kMethod>;
   using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>;
-  constexpr bool kWeighted = kVariable && Sums::kWeighted;
-  using Kept =
-      std::conditional_t<kIncrements, ExactIncrements::Kept<T>, typename F::template Kept<T>>;
+  constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;
-  Pack<T, kStates> h[kBlockSteps + 1];
-  Kept kept[kBlockSteps][kStates];
-  h[0] = before;
-  auto scaled_input = input;
-  if constexpr (!kIncrements) {
-    for (float& value : scaled_input.v) value *= static_cast<float>(F::kInputScale);
-  }
-#pragma unroll
-  for (int j = 0; j < kBlockSteps; ++j) {
-#pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      if constexpr (kIncrements) {
-        h[j + 1].v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(
-            delta.v[j], input.v[j], poles.constants[s], h[j].v[s], B[j].v[s], kept[j][s]);
-      } else {
-        kept[j][s] =
-            F::template keep<ScanMathFor<kSize>, T>(delta.v[j], poles.A[s], poles.constants[s]);
-        h[j + 1].v[s] = F::advance(kept[j][s], scaled_input.v[j], h[j].v[s], B[j].v[s]);
-      }
-    }
-  }
+  const BlockStates<kMethod, kIncrements, T, kStates> states(inputs, poles, before);
 
   BlockParts parts;
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
-    Pack<T, kStates> C = poles.C;
-    if constexpr (kVariable) {
-      C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
-    }
-    const Pack<T, kStates>& weights_of_w = kVariable ? B[j] : poles.B;
-    const Pack<T, kStates>& weights_of_y = kVariable ? C : poles.CB;
+    const auto C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     const float scaled_dy = kOutputScale<T> * dy.v[j];
     Pack<T, kStates> dB, dC;  // if weighted, unweighted
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      T after = h[j + 1].v[s];
-      StepBack<T> back;
-      if constexpr (kIncrements) {
-        after = kept[j][s].inverse * after;
-        back = ExactIncrements::step_back(kept[j][s], g);
-      } else {
-        back = F::template step_back<ScanMathFor<kSize>, T>(input.v[j], kept[j][s], h[j].v[s],
-                                                            after, B[j].v[s], g);
-      }
+      T after;
+      const StepBack<T> back = states.template step_back<kSize>(inputs, j, s, g, after);
       carry.v[s] = back.state;
-      dB.v[s] = kWeighted ? back.input : scaled_input.v[j] * back.input;
+      dB.v[s] = kWeighted ? back.input : states.scaled_input.v[j] * back.input;
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
       if constexpr (kIncrements) {
         const T w_b = back.input * conj(B[j].v[s]);
         lane_sums.dA.v[s] += delta.v[j] * back.x;
         lane_sums.dA.v[s] += -input.v[j] * w_b;
-        if constexpr (kVariable) {
-          parts.x_A.v[j] += real(back.x);
-          parts.w_b.v[j] += real(w_b);
-        } else {
-          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.B.v[s], parts.x_A.v[j]);
-          parts.w_b.v[j] = add_real_of_product_conj(w_b, poles.B.v[s], parts.w_b.v[j]);
-        }
+        parts.x_A.v[j] += real(back.x);
+        parts.w_b.v[j] += real(w_b);
       } else {
         if constexpr (kHasIncrements<Shape, kMethod>) {
           const T x_A = back.x * conj(poles.A[s]);
           lane_sums.dA.v[s] += delta.v[j] * x_A;
-          if constexpr (kVariable) {
-            parts.x_A.v[j] += real(x_A);
-          } else {
-            parts.x_A.v[j] = add_real_of_product_conj(x_A, poles.B.v[s], parts.x_A.v[j]);
-          }
+          parts.x_A.v[j] += real(x_A);
         } else {
           lane_sums.dA.v[s] += delta.v[j] * back.x;
-          parts.x_A.v[j] = add_real_of_product_conj(back.x, kVariable ? poles.A[s] : poles.AB.v[s],
-                                                    parts.x_A.v[j]);
+          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.A[s], parts.x_A.v[j]);
         }
-        parts.w_b.v[j] = add_real_of_product_conj(back.input, weights_of_w.v[s], parts.w_b.v[j]);
+        parts.w_b.v[j] = add_real_of_product_conj(back.input, B[j].v[s], parts.w_b.v[j]);
       }
-      parts.y.v[j] = add_real_of_product(weights_of_y.v[s], after, parts.y.v[j]);
+      parts.y.v[j] = add_real_of_product(C.v[s], after, parts.y.v[j]);
     }
     if constexpr (kWeighted) {
-      const float weight_of_dB = kIncrements ? input.v[j] : Sums::to_be_cut(scaled_input.v[j]);
+      const float weight_of_dB =
+          kIncrements ? input.v[j] : Sums::to_be_cut(states.scaled_input.v[j]);
       channel_sums.add_weighted(
           block_sums, j, {weight_of_dB, scaled_dy},
           {bit_cast<Pack<float, Shape::kQuad>>(dB), bit_cast<Pack<float, Shape::kQuad>>(dC)});
-    } else if constexpr (kVariable) {
+    } else {
       channel_sums.add(block_sums, 0, j, bit_cast<Pack<float, Shape::kQuad>>(dB));
       channel_sums.add(block_sums, 1, j, bit_cast<Pack<float, Shape::kQuad>>(dC));
-    } else {
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        lane_sums.dB.v[s] += dB.v[s];
-        lane_sums.dC.v[s] += dC.v[s];
-      }
     }
   }
   return parts;
@@ -300,12 +310,13 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
 template <class Shape, Method kMethod, bool kVariable, int kSize, class T, int kStates>
 __device__ __forceinline__ void summarize_block(const LaneRows& at,
                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
+                                                const Pack<T, kStates>& constant_C,
                                                 Pack<T, kStates>& carry, Pack<T, kStates>& factor) {
   const auto delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
   const auto dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
-    Pack<T, kStates> C = poles.C;
+    Pack<T, kStates> C = constant_C;
     if constexpr (kVariable) {
       C = shared_load<T, kStates>(at.projection + j * Shape::kRow + Shape::kHalfRow);
     }

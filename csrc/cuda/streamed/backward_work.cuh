@@ -4,12 +4,10 @@
 
 #include "../scan_common.cuh"
 #include "backward_rows.cuh"
+#include "constant_sweeps.cuh"
 #include "group_finish.cuh"
 
 namespace selective_scan::cuda::streamed {
-
-/// In place of a constant B that is smaller: sweeps divide by it, and h keeps its digits.
-constexpr float kLeastB = 1e-18f;
 
 /// What a lane works on: all kernels begin with it.
 template <class Shape, class T, int kSize, Method kMethod>
@@ -53,32 +51,32 @@ struct LaneWork {
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
 
+  /// The lane's of a (channel, state) array.
+  __device__ __forceinline__ Pack<T, kStates> load_parameters(const ArrayView& view,
+                                                              int64_t dstate) const {
+    Pack<T, kStates> states{};
+    if (exists) {
+      states = load_states<T, kStates>(view, channel * view.channel, first_state, dstate);
+    }
+    return states;
+  }
   __device__ __forceinline__ LanePoles<T, kStates, kSize, kMethod> load_poles(
       const ScanParams& params) const {
     LanePoles<T, kStates, kSize, kMethod> poles{};
-    const auto load = [&](const ArrayView& view) {
-      Pack<T, kStates> states{};
-      if (exists) {
-        states = load_states<T, kStates>(view, channel * view.channel, first_state, params.dstate);
-      }
-      return states;
-    };
-    const Pack<T, kStates> A = load(params.A);
-    if (!params.variable_B) poles.B = load(params.B);
-    if (!params.variable_C) poles.C = load(params.C);
+    const Pack<T, kStates> A = load_parameters(params.A, params.dstate);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       T pole = A.v[s];
       if constexpr (kHasIncrements<Shape, kMethod>) pole = ScanMath::invertible(pole);
       poles.A[s] = pole_scale<kMethod, T> * pole;
-      if (!params.variable_B) {
-        if (norm(poles.B.v[s]) < kLeastB * kLeastB) poles.B.v[s] = T{kLeastB};
-        poles.CB.v[s] = poles.C.v[s] * poles.B.v[s];
-        poles.AB.v[s] = poles.A[s] * poles.B.v[s];
-      }
       poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
     }
     return poles;
+  }
+  __device__ __forceinline__ ConstantProjections<kStates> load_projections(
+      const BackwardParams& params) const {
+    return {load_parameters(params.B, params.dstate), load_parameters(params.C, params.dstate),
+            params.dlast_state.present()};
   }
 
   /// The largest step that a chunk must have for ExactIncrements to serve all of the lane's poles.
@@ -211,6 +209,57 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
     if (s < left) result.v[s] = states[s];
   }
   return result;
+}
+
+/// Adds to a constant C's gradient what a chunk makes of it, which is B times `sums`: where that is
+/// done chunk by chunk.
+template <class Shape, int kSize, Method kMethod>
+__device__ __forceinline__ void add_to_dC(const BackwardArgs& args,
+                                          const LaneWork<Shape, float, kSize, kMethod>& work,
+                                          const Pack<float, Shape::kStates>& sums) {
+  if (!work.exists) return;
+  const auto B = work.load_projections(args.params).B;
+  float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
+  auto dC = load_pack<float, Shape::kStates>(target);
+#pragma unroll
+  for (int s = 0; s < Shape::kStates; ++s) dC.v[s] += B.v[s] * sums.v[s];
+  store_pack(target, dC);
+}
+
+/// From what sweeps by h/B and g/C sum up to what they would by h and g, and so with `carry` in
+/// front of the first step: see constant_sweeps.cuh.
+template <class Shape, int kSize, Method kMethod>
+__device__ __forceinline__ void finish_constant_sums(
+    const BackwardArgs& args, const LaneWork<Shape, float, kSize, kMethod>& work, bool is_second,
+    Pack<float, Shape::kStates>& carry, LaneSums<float, Shape::kStates>& lane_sums) {
+  using States = Pack<float, Shape::kStates>;
+  const BackwardParams& params = args.params;
+  const auto [B, C] = work.load_projections(params);
+  const bool is_start = work.item.begin == 0;
+  const bool has_dC = params.dlast_state.present();
+  const bool has_rest = is_start && params.initial_state.present();
+  States initial{};
+  if (has_rest) {
+    initial =
+        load_channel_states<float, Shape::kStates>(params.initial_state, work.item, work.channel,
+                                                   work.exists, work.first_state, params.dstate);
+  }
+#pragma unroll
+  for (int s = 0; s < Shape::kStates; ++s) {
+    lane_sums.dC.v[s] = B.v[s] * lane_sums.dB.v[s];
+    if (has_rest) lane_sums.dC.v[s] += carry.v[s] * initial.v[s];
+    lane_sums.dB.v[s] *= C.v[s];
+    lane_sums.dA.v[s] *= B.v[s] * C.v[s];
+    if (is_start) carry.v[s] *= C.v[s];
+  }
+  if (has_dC) {
+    lane_sums.dC = States{};
+    // The other part's is there too, to which this one's is going to be added.
+    if (work.exists && !is_second) {
+      lane_sums.dC = load_pack<float, Shape::kStates>(static_cast<const float*>(args.workspace.dC) +
+                                                      work.segment_row);
+    }
+  }
 }
 
 /// Stores what a lane has of its channel's states at the end: the gradient of those before the

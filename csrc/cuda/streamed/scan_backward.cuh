@@ -15,6 +15,8 @@
 // stored at the end of the chunk. The next chunk's rows are copied to shared memory meanwhile, in
 // place of states that are not needed any more (row_copies.cuh).
 //
+// Constant B and C have sweeps of their own (constant_sweeps.cuh).
+//
 // Sums over tiles, batches and segments of time follow in reduce.cu. Every sum has a fixed order.
 //
 // Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
@@ -29,7 +31,7 @@ namespace selective_scan::cuda::streamed {
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
-  using Shape = BackwardShape<T, kLaneBits>;
+  using Shape = StreamedShape<T, kLaneBits, kVariable>;
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<T, kStates>;
@@ -97,6 +99,21 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                     work.segment_row);
     }
   }
+  [[maybe_unused]] const auto weights = [&] {
+    if constexpr (kVariable) {
+      return 0;
+    } else {
+      const auto projections = work.load_projections(params);
+      if (params.dlast_state.present() && !handover.is_second(item)) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) carry.v[s] *= reciprocal(projections.C.v[s]);
+        if (work.exists) {
+          store_pack(static_cast<T*>(args.workspace.dC) + work.segment_row, States{});
+        }
+      }
+      return ConstantWeights<kStates>(projections, poles);
+    }
+  }();
   [[maybe_unused]] float least_increment = 0;
   if constexpr (kHasIncrements<Shape, kMethod>) {
     least_increment = work.least_increment(poles, params.dstate);
@@ -116,58 +133,129 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const int last_block = groups * kGroupBlocks - 1;
     // Behind which group the next chunk is fetched; none if there is no next one.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
-    LaneRows at{own + work.channel_in_warp * kRowStride * 4, slot + work.part * 16,
-                own + Shape::kCheckpoints + work.lane * 16};
+    const int first_row = own + work.channel_in_warp * kRowStride * 4;
     const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
-      States before = start;
-      if constexpr (!kVariable) {
+      if constexpr (kVariable) {
+        LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
+        States before = start;
+        if constexpr (kIncrements) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) before.v[s] = before.v[s] * reciprocal(poles.B.v[s]);
-      }
-      if constexpr (kIncrements) {
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
-      }
-      sweep_forward<Shape, kMethod, kVariable, kIncrements>(at, last_block, poles, before);
-
-      at.row += last_block * kBlockSteps * 4;
-      at.projection += last_block * kBlockSteps * Shape::kRow;
-      at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
-      BlockInputs<T, kStates> inputs;
-      load_block<Shape, kVariable, kIncrements>(at, inputs);
-      const auto work_on_block = [&]<int kBlock>(int group) {
-        typename Sums::Block block_sums;
-        const BlockParts parts = sweep_block_backward<Shape, kMethod, kVariable, kIncrements>(
-            at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
-        const int row = at.row;
-        at.row -= kBlockSteps * 4;
-        at.projection -= kBlockSteps * Shape::kRow;
-        if (kBlock > 0 || group > 0) {
-          before = shared_load<T, kStates>(at.checkpoint);
-          at.checkpoint -= Shape::kCheckpoint;
-          load_block<Shape, kVariable, kIncrements>(at, inputs);
+          for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
         }
-        planes.template put<kBlock>(parts, has_z);
-        if constexpr (kVariable) {
+        sweep_forward<Shape, kMethod, kIncrements>(at, last_block, poles, before);
+
+        at.row += last_block * kBlockSteps * 4;
+        at.projection += last_block * kBlockSteps * Shape::kRow;
+        at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+        BlockInputs<T, kStates> inputs;
+        load_block<Shape, true, kIncrements>(at, inputs);
+        const auto work_on_block = [&]<int kBlock>(int group) {
+          typename Sums::Block block_sums;
+          const BlockParts parts = sweep_block_backward<Shape, kMethod, kIncrements>(
+              at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+          const int row = at.row;
+          at.row -= kBlockSteps * 4;
+          at.projection -= kBlockSteps * Shape::kRow;
+          if (kBlock > 0 || group > 0) {
+            before = shared_load<T, kStates>(at.checkpoint);
+            at.checkpoint -= Shape::kCheckpoint;
+            load_block<Shape, true, kIncrements>(at, inputs);
+          }
+          planes.template put<kBlock>(parts, has_z);
           channel_sums.template put<kBlock>(
               block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
-        }
-        if (kBlock == 0) {
-          if (!kVariable) __syncwarp();
-          group_finish.template run<kIncrements>(row);
-        }
-      };
-      static_assert(kGroupBlocks == 2);
+          if (kBlock == 0) group_finish.template run<kIncrements>(row);
+        };
+        static_assert(kGroupBlocks == 2);
 #pragma unroll 1
-      for (int group = groups - 1; group >= 0; --group) {
-        work_on_block.template operator()<1>(group);
-        work_on_block.template operator()<0>(group);
-        __syncwarp();
-        if (group == fetch_behind) rows.fetch(kChunk);
+        for (int group = groups - 1; group >= 0; --group) {
+          work_on_block.template operator()<1>(group);
+          work_on_block.template operator()<0>(group);
+          __syncwarp();
+          if (group == fetch_behind) rows.fetch(kChunk);
+        }
+      } else {
+        int row = first_row;
+        int record = own + Shape::kRecords + work.lane * 16;
+        ConstantInputs<kStates> inputs;
+        States& before = inputs.before;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] = weights.inverse_B.v[s] * start.v[s];
+        if constexpr (kIncrements) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
+        }
+        States sums{};
+        if (params.dlast_state.present()) {
+          sweep_constant_forward<Shape, kMethod, kIncrements, true>(row, record, groups, poles,
+                                                                    before, sums);
+          add_to_dC(args, work, sums);
+        } else {
+          sweep_constant_forward<Shape, kMethod, kIncrements, false>(row, record, groups, poles,
+                                                                     before, sums);
+        }
+
+        row += last_block * kBlockSteps * 4;
+        record += (groups - 1) * Shape::kRecord;
+        load_constant_rows<Shape, kIncrements>(row, inputs);
+        const auto sweep_back = [&]<int kBlock>() {
+          return sweep_constant_backward<Shape, kMethod, kIncrements, kBlock>(
+              inputs, poles, weights, carry, lane_sums);
+        };
+        const auto load_first = [&] {
+          row -= kBlockSteps * 4;
+          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_record<Shape, kMethod, 0>(record, inputs);
+          record -= Shape::kRecord;
+        };
+        const auto load_last = [&] {
+          row -= kBlockSteps * 4;
+          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_record<Shape, kMethod, 1>(record, inputs);
+        };
+        // A group is finished beside the next one's first sweep: neither has to wait for the other.
+        // Lanes along channels have no registers left for that.
+        constexpr bool kOverlaps = kMap == LaneMap::kSteps;
+        BlockParts last;
+        if constexpr (kOverlaps) {
+          last = sweep_back.template operator()<1>();
+          load_first();
+        }
+        int group = groups - 1;
+#pragma unroll 1
+        while (true) {
+          if constexpr (!kOverlaps) {
+            last = sweep_back.template operator()<1>();
+            load_first();
+          }
+          __syncwarp();
+          planes.template put<1>(last, has_z);
+          const BlockParts first = sweep_back.template operator()<0>();
+          const int group_row = row;
+          if (group > 0) load_last();
+          planes.template put<0>(first, has_z);
+          __syncwarp();
+          if constexpr (!kOverlaps) {
+            group_finish.template run<kIncrements>(group_row);
+            __syncwarp();
+          }
+          if (group == fetch_behind) rows.fetch(kChunk);
+          if (group == 0) break;
+          if constexpr (kOverlaps) {
+            last = sweep_back.template operator()<1>();
+            load_first();
+            group_finish.template run<kIncrements>(group_row);
+          }
+          --group;
+        }
+        if constexpr (kOverlaps) {
+          group_finish.template run<kIncrements>(first_row);
+          __syncwarp();
+        }
       }
     };
     if constexpr (kHasIncrements<Shape, kMethod>) {
-      if (__all_sync(kFullMask, work.largest_step(at.row) >= least_increment)) {
+      if (__all_sync(kFullMask, work.largest_step(first_row) >= least_increment)) {
         scan(std::true_type{});
       } else {
         scan(std::false_type{});
@@ -190,7 +278,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if constexpr (kVariable) {
     channel_sums.finish(0);
   } else {
-    lane_sums.multiply_by(poles.B);
+    finish_constant_sums(args, work, handover.is_second(item), carry, lane_sums);
   }
 
   store_results(args, handover, work, poles, carry, lane_sums);
@@ -234,6 +322,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
                                            work.item.begin / kChunk + work.chunks - 1, steps);
   rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
+  // Without a gradient of the last state the scan goes by what C is multiplied with.
+  auto C = ones<T, kStates>();
+  if (!kVariable && args.params.dlast_state.present()) {
+    C = work.load_parameters(args.params.C, args.params.dstate);
+  }
   States carry{};
   States factor;
 #pragma unroll
@@ -257,7 +350,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
                 0};
 #pragma unroll 2
     for (int block = blocks - 1; block >= 0; --block) {
-      summarize_block<Shape, kMethod, kVariable>(at, poles, carry, factor);
+      summarize_block<Shape, kMethod, kVariable>(at, poles, C, carry, factor);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
     }
@@ -276,7 +369,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(
     const Geometry& geometry) {
-  return BackwardLayout::make<BackwardShape<T, kLaneBits>>(geometry.warps(), kVariable).bytes;
+  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  return BackwardLayout::make<Shape>(geometry.warps(), kVariable).bytes;
 }
 
 /// The first of the kernels that are launched behind the conversion of B and C is its dependent.

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                 slot + work.slice * Shape::kChunkBytes + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
     States before = start;
-    sweep_forward<Shape, kMethod, true, false>(at, last_block, poles, before);
+    sweep_forward<Shape, kMethod, false>(at, last_block, poles, before);
 
     at.row += last_block * kBlockSteps * 4;
     at.projection += last_block * kBlockSteps * Shape::kRow;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     load_block<Shape, true, false>(at, inputs);
     const auto work_on_block = [&]<int kBlock>(int group) {
       typename Sums::Block block_sums;
-      const BlockParts parts = sweep_block_backward<Shape, kMethod, true, false>(
+      const BlockParts parts = sweep_block_backward<Shape, kMethod, false>(
           at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
