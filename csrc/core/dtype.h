@@ -16,7 +16,7 @@ namespace selective_scan {
 /// The type of a real element, or of one component of a complex element.
 enum class DType : int8_t { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
-SELECTIVE_SCAN_HD int64_t element_size(DType dtype) {
+SELECTIVE_SCAN_HD constexpr int64_t element_size(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 

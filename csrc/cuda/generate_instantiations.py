@@ -76,8 +76,9 @@ RELAY_STORAGES = ["Vectors<2>", "Vectors<4>", "Elements"]
 RELAY_FORWARD = [
     ((4, 16, 1), RELAY_STORAGES),
     ((4, 16, 4), RELAY_STORAGES),
-    ((1, 32, 1), RELAY_STORAGES[:2]),
 ]
+# Element types of its kernels for vectors, one state a lane.
+RELAY_ROUNDS = ["kFloat32", "kFloat16", "kBFloat16"]
 
 
 def source(folder, headers, instantiations):
@@ -167,8 +168,13 @@ def relay_sources():
             instantiation("RelayForward", *shape, storage, name)
             for shape, storages in RELAY_FORWARD
             for storage in storages
-        ] + [instantiation("RelayBackward", storage, name) for storage in RELAY_STORAGES]
-        yield f"relay_{method.lower()}.cu", source("relay", ["backward", "forward"], texts)
+        ]
+        texts += [instantiation("RoundsForward", f"DType::{kind}", name) for kind in RELAY_ROUNDS]
+        texts += [instantiation("RelayBackward", storage, name) for storage in RELAY_STORAGES]
+        yield (
+            f"relay_{method.lower()}.cu",
+            source("relay", ["backward", "forward", "rounds"], texts),
+        )
 
 
 def sources():

@@ -53,6 +53,8 @@ struct LaunchShape {
   int shared_bytes = 0;
   bool is_dependent = false;  // on the kernel in front of it
   int cluster = 1;            // blocks
+  int64_t rows = 1;           // of `blocks` blocks each
+  int64_t layers = 1;         // of rows
 };
 
 /// Launches a kernel. One that is dependent may begin before the kernel in front of it in the
@@ -75,7 +77,8 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows),
+                        static_cast<unsigned>(shape.layers));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;

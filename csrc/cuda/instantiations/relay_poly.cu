@@ -1,6 +1,7 @@
 // Written by generate_instantiations.py; do not edit.
 #include "../relay/backward.cuh"
 #include "../relay/forward.cuh"
+#include "../relay/rounds.cuh"
 
 namespace selective_scan::cuda::relay {
 
@@ -10,8 +11,9 @@ template struct RelayForward<4, 16, 1, Elements, Method::kPoly>;
 template struct RelayForward<4, 16, 4, Vectors<2>, Method::kPoly>;
 template struct RelayForward<4, 16, 4, Vectors<4>, Method::kPoly>;
 template struct RelayForward<4, 16, 4, Elements, Method::kPoly>;
-template struct RelayForward<1, 32, 1, Vectors<2>, Method::kPoly>;
-template struct RelayForward<1, 32, 1, Vectors<4>, Method::kPoly>;
+template struct RoundsForward<DType::kFloat32, Method::kPoly>;
+template struct RoundsForward<DType::kFloat16, Method::kPoly>;
+template struct RoundsForward<DType::kBFloat16, Method::kPoly>;
 template struct RelayBackward<Vectors<2>, Method::kPoly>;
 template struct RelayBackward<Vectors<4>, Method::kPoly>;
 template struct RelayBackward<Elements, Method::kPoly>;

@@ -1,5 +1,5 @@
 // The relay's backward scan, for problems that are short too: chunks from the last to the first.
-// Mapping and shared memory: shape.cuh.
+// Mapping: place.cuh.
 //
 // A chunk of kChunk steps begins with a saved state, so all that warps have to hand on is the
 // gradient of the state that leaves the chunk before. A warp's turn: the states of all steps and
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   constexpr bool kKeepBbar = Formula<kMethod>::kBbarDependsOnA;
   const BackwardParams& params = args.params;
   char* const shared = shared_memory();
-  const Place<S> place(args.geometry, params.groups);
+  const Place<S> place(args.geometry);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
   const bool has_gate = params.z.present() && params.dout.present();
@@ -71,10 +71,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   float* const handed = reinterpret_cast<float*>(shared + kMaxRelayWarps * sizeof(Baton));
   BlockSums& sums = *reinterpret_cast<BlockSums*>(handed + kMaxRelayWarps * kWarpSize);
   float* const own = reinterpret_cast<float*>(&sums + 1) + place.warp * Layout::kSize;
-  if (threadIdx.x == 0) {
-    for (int w = 0; w < warps; ++w) batons[w].initialize();
-  }
-  __syncthreads();
+  if (lane == 0) batons[place.warp].initialize();
 
   const int64_t chunks = (params.seqlen + kChunk - 1) / kChunk;
   const auto origin = [&](int array) {
@@ -112,6 +109,13 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     __pipeline_commit();
   };
 
+  float dA = 0;
+  float dD = 0;
+  float ddelta_bias = 0;
+  Chunk chunk = chunk_at((chunks - 1 - place.warp) * kChunk);
+  if (chunk.first_step >= 0) copy(chunk);
+
+  // While this is on its way:
   const float D = place.item_component(params.D);
   const float bias = place.item_component(params.delta_bias);
   Pole<float> poles[1];
@@ -126,12 +130,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const float* const dy_row = own + Layout::kDy + row;
   const float* const B_row = own + Layout::kTile + part * S::kRow;
   const float* const C_row = B_row + kPaddedStates * S::kRow;
-
-  float dA = 0;
-  float dD = 0;
-  float ddelta_bias = 0;
-  Chunk chunk = chunk_at((chunks - 1 - place.warp) * kChunk);
-  if (chunk.first_step >= 0) copy(chunk);
+  __syncthreads();  // batons are ready
   int parity = 0;
   while (chunk.first_step >= 0) {
     float state = 0;  // that enters the chunk
@@ -349,9 +348,10 @@ cudaError_t RelayBackward<Storage, kMethod>::launch(RelayBackwardArgs args, cuda
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, 1, geometry, bytes);
   if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(geometry.blocks), geometry.warps * kWarpSize, bytes, stream>>>(
-      args);
-  return cudaGetLastError();
+  LaunchShape shape{geometry.tiles, geometry.warps * kWarpSize, bytes};
+  shape.rows = args.params.groups;
+  shape.layers = args.params.batch;
+  return launch_kernel(kernel, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

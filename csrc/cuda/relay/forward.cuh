@@ -1,4 +1,4 @@
-// The relay's forward scan. Mapping and shared memory: shape.cuh.
+// The relay's forward scan. Mapping: place.cuh.
 //
 // A warp's turn: the raw input of its chunk has arrived; Δ, the held input and B, C go to shared
 // memory in fp32; copies of its next chunk start. First pass: abar of every step and state into
@@ -26,24 +26,18 @@ __device__ __forceinline__ float held_value(float input, const Coefficients<floa
 /// Arrays of one warp, in floats from the start of its shared memory.
 template <class S, class Storage>
 struct ForwardLayout {
-  using Projection = typename Storage::template Projection<S>;
   static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
 
   static constexpr int kDelta = 0;
   static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
-  static constexpr int kTile = kInput + S::kChannels * S::kRow;
-  // Two tiles of B and C where they come as tiles.
-  /// A lane's part of y, [channel][lane of the channel][step]. It takes the place of B and C where
-  /// these are rows along time: what a lane overwrites only lanes of its state read.
-  static constexpr int kPlanes = kTile + (S::kStepMajor ? 2 * S::kTile : 0);
+  static constexpr int kTile = kInput + S::kChannels * S::kRow;   // B and C, of two chunks
+  /// A lane's part of y, [channel][lane of the channel][step].
+  static constexpr int kPlanes = kTile + 2 * S::kTile;
   static constexpr int kRawU = kPlanes + kWarpSize * S::kRow;  // of two chunks
   static constexpr int kRawDelta = kRawU + 2 * kItemsSize;
   static constexpr int kRawZ = kRawDelta + kItemsSize;
-  static constexpr int kRawB = kRawZ + kItemsSize;
-  static constexpr int kRaw = S::kStepMajor ? 0 : kPaddedStates * Projection::kRowBytes / 4;
-  static constexpr int kRawC = kRawB + kRaw;
-  static constexpr int kOrigins = kRawC + kRaw;
-  static constexpr int kSize = kOrigins + 6 * kWarpSize * 2;
+  static constexpr int kOrigins = kRawZ + kItemsSize;
+  static constexpr int kSize = kOrigins + 4 * kWarpSize * 2;
   static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
 };
 
@@ -106,37 +100,13 @@ struct alignas(16) GroupPrefixes {
   Lanes offsets[2][kMaxRelayWarps];
 };
 
-/// How B and C of a warp's chunks come to its shared memory: as rows along time, or as tiles that
-/// have been written in global memory before.
-template <class S, class Projection, bool kAsTiles = S::kStepMajor>
+/// Brings B and C of a warp's chunks to its shared memory, as they have been written in global
+/// memory before.
+template <class S>
 class TileCopies {
  public:
   __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place<S>& place,
-                                        float* tile, float* raw_B, float* raw_C, char** origin_B,
-                                        char** origin_C)
-      : tile_(tile),
-        B_(args.params.B, place, args.params.dstate, reinterpret_cast<char*>(raw_B), origin_B),
-        C_(args.params.C, place, args.params.dstate, reinterpret_cast<char*>(raw_C), origin_C) {}
-  __device__ __forceinline__ void copy(const Chunk& chunk, int /*buffer*/) const {
-    B_.copy(chunk);
-    C_.copy(chunk);
-  }
-  template <class Storage>
-  __device__ __forceinline__ void convert(int lane) const {
-    convert_projections<S, Storage>(B_, C_, lane, tile_);
-  }
-  __device__ __forceinline__ const float* tile(int /*buffer*/) const { return tile_; }
-
- private:
-  float* tile_;
-  Projection B_;
-  Projection C_;
-};
-template <class S, class Projection>
-class TileCopies<S, Projection, true> {
- public:
-  __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place<S>& place,
-                                        float* tiles, float*, float*, char**, char**)
+                                        float* tiles)
       : tiles_(tiles),
         at_(place.lane * kAccess),
         source_(args.projections +
@@ -150,8 +120,6 @@ class TileCopies<S, Projection, true> {
       __pipeline_memcpy_async(target + at, source + at, kAccess);
     }
   }
-  template <class Storage>
-  __device__ __forceinline__ void convert(int) const {}
   __device__ __forceinline__ const float* tile(int buffer) const {
     return tiles_ + buffer * S::kTile;
   }
@@ -170,13 +138,12 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   using S = Shape<kStates, kSteps>;
   using Layout = ForwardLayout<S, Storage>;
   using Items = typename Storage::template Items<S>;
-  using Projection = typename Storage::template Projection<S>;
   using Values = Pack<float, S::kItems>;
   using States = Pack<float, kStates>;
   constexpr bool kKeepDelta = Formula<kMethod>::kBbarDependsOnA;
   const ForwardParams& params = args.params;
   char* const shared = shared_memory();
-  const Place<S> place(args.geometry, params.groups);
+  const Place<S> place(args.geometry, kGroup > 1 ? args.geometry.cluster : 1);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
   const bool has_output = params.out.present();
@@ -188,13 +155,21 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   float* const own =
       (kIsGrouped ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
       place.warp * Layout::kSize;
-  if (threadIdx.x < 2 * handover.kGroups) (&handover.state_batons[0][0])[threadIdx.x].initialize();
-  if (threadIdx.x < 2 * kMaxRelayWarps) (&handover.prefix_batons[0][0])[threadIdx.x].initialize();
-  if constexpr (kIsGrouped) {
-    sync_cluster();
-  } else {
-    __syncthreads();
+  // Every warp one or two of them: the lanes of a warp would have to take turns.
+  if (lane == 0) {
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      // The first group is handed its state by another block.
+      if (place.warp % kGroup == 0) {
+        handover.state_batons[which][place.warp / kGroup].initialize(
+            kIsGrouped && place.warp == 0 ? 1 : kWarpSize);
+      }
+      if constexpr (kIsGrouped) handover.prefix_batons[which][place.warp].initialize();
+    }
+    if constexpr (kIsGrouped) Baton::publish_in_cluster();
   }
+  __syncwarp();
+  if constexpr (kIsGrouped) arrive_at_cluster();
   const int cluster = kIsGrouped ? args.geometry.cluster : 1;
   const int rank = kIsGrouped ? static_cast<int>(blockIdx.x) % cluster : 0;
   const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
@@ -212,8 +187,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const Items delta = items(params.delta, Layout::kRawDelta, 1);
   const Items z = items(params.z, Layout::kRawZ, 2);
   const Items out = items(params.out, Layout::kRawZ, 3);
-  TileCopies<S, Projection> tiles(args, place, own + Layout::kTile, own + Layout::kRawB,
-                                  own + Layout::kRawC, origin(4), origin(5));
+  const TileCopies<S> tiles(args, place, own + Layout::kTile);
   const auto chunk_at = [&](int64_t first_step) {
     const int64_t left = params.seqlen - first_step;
     return Chunk{first_step, static_cast<int>(left < kSteps ? left : kSteps)};
@@ -227,24 +201,28 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     delta.copy(chunk, exists);
   };
 
-  const float D = place.item_component(params.D);
-  const float bias = place.item_component(params.delta_bias);
-  Pole<float> poles[kStates];
-  load_poles<float>(params, place.channel(), place.exists(), place.first_state(), poles);
-
   const float* const delta_row = own + Layout::kDelta + place.role.channel * S::kRow;
   const float* const input_row = own + Layout::kInput + place.role.channel * S::kRow;
-  // Where the parts of y replace B and C, those of a state lie in its rows.
   const auto plane = [&](int channel, int part) {
-    return own + Layout::kPlanes +
-           (S::kStepMajor ? channel * S::kLanes + part : channel * kPaddedStates + part) * S::kRow;
+    return own + Layout::kPlanes + (channel * S::kLanes + part) * S::kRow;
   };
 
   Chunk chunk = chunk_at((static_cast<int64_t>(rank) * warps + place.warp) * kSteps);
   if (chunk.steps > 0) copy_rows(chunk, 0);
-  if constexpr (S::kStepMajor) wait_for_primary();
+  // While these are on their way:
+  const float D = place.item_component(params.D);
+  const float bias = place.item_component(params.delta_bias);
+  Pole<float> poles[kStates];
+  load_poles<float>(params, place.channel(), place.exists(), place.first_state(), poles);
+  wait_for_primary();
   if (chunk.steps > 0) tiles.copy(chunk, 0);
   __pipeline_commit();
+  // Batons are ready.
+  if constexpr (kIsGrouped) {
+    wait_for_cluster();
+  } else {
+    __syncthreads();
+  }
   for (int round = 0; chunk.steps > 0; ++round) {
     const int buffer = round & 1;
     const bool is_last = chunk.first_step + kSteps >= params.seqlen;
@@ -267,7 +245,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       const int at = place.item_channel() * S::kRow + place.item_step();
       store_pack(own + Layout::kDelta + at, delta_values);
       store_pack(own + Layout::kInput + at, u_values);
-      tiles.template convert<Storage>(lane);
     }
     __syncwarp();
     const TileReader<S> projections(tiles.tile(buffer), place.role.part);
@@ -310,7 +287,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     } else {
       const int wait = is_first_group ? round - 1 : round;  // how many went before
-      handover.state_batons[wait & 1][group].template wait<kIsGrouped>(wait >> 1 & 1);
+      Baton& baton = handover.state_batons[wait & 1][group];
+      if (kIsGrouped && threadIdx.x == 0) baton.expect(sizeof(handover.states[0][0]));
+      baton.wait(wait >> 1 & 1);
       h = load_pack<float, kStates>(handover.states[wait & 1][group][lane].v);
     }
     if (member + 1 == kGroup && !is_last) {
@@ -325,9 +304,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (kIsGrouped && next == 0) {
         const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
         if constexpr (kIsGrouped) {
-          store_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving);
+          send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
+                          address_in_cluster(shared_address(&baton), next_rank));
         }
-        Baton::pass_on_in_cluster(address_in_cluster(shared_address(&baton), next_rank));
       } else {
         store_pack(target.v, leaving);
         baton.pass_on();
@@ -367,7 +346,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         }
         y.v[j] = sum;
       }
-      if constexpr (!S::kStepMajor) __syncwarp();
       store_pack(plane(place.role.channel, place.role.part) + t, y);
       const int64_t steps = chunk.first_step + t + kBlockSteps;
       if ((t + kBlockSteps) % kChunk == 0 || (kSteps < kChunk && t + kBlockSteps == kSteps)) {
@@ -408,7 +386,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
       out.write(chunk, has_items(chunk), y);
     }
-    if constexpr (!S::kStepMajor) __syncwarp();
     chunk = next_chunk;
   }
   // Nobody leaves while others may hand it something.
@@ -427,10 +404,11 @@ cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(Rela
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kGroup, geometry, bytes);
   if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  return launch_kernel(kernel,
-                       {geometry.blocks * geometry.cluster, geometry.warps * kWarpSize, bytes,
-                        args.is_dependent, geometry.cluster},
-                       stream, args);
+  LaunchShape shape{geometry.tiles * geometry.cluster, geometry.warps * kWarpSize, bytes,
+                    args.is_dependent, geometry.cluster};
+  shape.rows = args.params.groups;
+  shape.layers = args.params.batch;
+  return launch_kernel(kernel, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -36,25 +36,40 @@ __device__ __forceinline__ uint32_t address_in_cluster(uint32_t address, int ran
   return result;
 }
 
+/// Stores without waiting; the baton at address `baton` of the same block counts the bytes that
+/// have arrived. An ordinary store would need a fence before the other block may be told of it.
 template <int kCount>
-__device__ __forceinline__ void store_in_cluster(uint32_t address,
-                                                 const Pack<float, kCount>& values) {
+__device__ __forceinline__ void send_in_cluster(uint32_t address, const Pack<float, kCount>& values,
+                                                uint32_t baton) {
   if constexpr (kHasClusters) {
-    static_assert(kCount == 4);
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3])
-                 : "memory");
+    if constexpr (kCount == 2) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+              "r"(address),
+          "f"(values.v[0]), "f"(values.v[1]), "r"(baton)
+          : "memory");
+    } else {
+      static_assert(kCount == 4);
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
+          "{%1, %2, %3, %4}, [%5];" ::"r"(address),
+          "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]), "r"(baton)
+          : "memory");
+    }
   }
 }
 
-/// Meets all threads of the cluster.
+/// Meets all threads of the cluster, at once or by two calls. Nothing but batons that have been
+/// published is promised to be seen by other blocks: that would take a fence for all of the GPU.
+__device__ __forceinline__ void arrive_at_cluster() {
+  if constexpr (kHasClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  if constexpr (kHasClusters) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void sync_cluster() {
-  if constexpr (kHasClusters) {
-    asm volatile(
-        "barrier.cluster.arrive.aligned;\n"
-        "barrier.cluster.wait.aligned;" ::
-            : "memory");
-  }
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 
 /// An mbarrier at which all lanes of a warp arrive, each for what it has written itself: that takes
@@ -62,9 +77,23 @@ __device__ __forceinline__ void sync_cluster() {
 /// phase.
 class Baton {
  public:
-  __device__ __forceinline__ void initialize() {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(kWarpSize)
+  __device__ __forceinline__ void initialize(int arrivals = kWarpSize) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals)
                  : "memory");
+  }
+  /// To be called by who has called initialize(), before arrive_at_cluster().
+  static __device__ __forceinline__ void publish_in_cluster() {
+    if constexpr (kHasClusters) {
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+  }
+  /// Arrives, and has the phase wait for so many bytes of send_in_cluster() too.
+  __device__ __forceinline__ void expect(int bytes) {
+    if constexpr (kHasClusters) {
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                   "r"(bytes)
+                   : "memory");
+    }
   }
   /// To be called by all lanes.
   __device__ __forceinline__ void pass_on() {
@@ -75,28 +104,10 @@ class Baton {
         "}" ::"r"(shared_address(this))
         : "memory");
   }
-  /// The same for the baton that lies there in another block of the cluster.
-  static __device__ __forceinline__ void pass_on_in_cluster(uint32_t address) {
-    if constexpr (kHasClusters) {
-      asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address)
-                   : "memory");
-    }
-  }
-  template <bool kFromCluster = false>
   __device__ __forceinline__ void wait(int parity) {
     uint32_t done;
     do {
-      if constexpr (kFromCluster && kHasClusters) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(shared_address(this)), "r"(parity)
-            : "memory");
-      } else if constexpr (kHasSuspendedWait) {
+      if constexpr (kHasSuspendedWait) {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"

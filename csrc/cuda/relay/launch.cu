@@ -8,6 +8,7 @@
 #include "../paths.h"
 #include "../streamed/projections.h"
 #include "place.cuh"
+#include "rounds.h"
 
 namespace selective_scan::cuda {
 namespace relay {
@@ -79,28 +80,32 @@ RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
 // --- tables of instantiations -------------------------------------------------------------------
 
 /// Calls visit with the Storage that suits arrays of vectors of `size` bytes an element, or of
-/// none where kHasElements.
-template <bool kHasElements, class Visit>
+/// none.
+template <class Visit>
 cudaError_t visit_storage(int size, const Visit& visit) {
   if (size == 2) return visit.template operator()<Vectors<2>>();
   if (size == 4) return visit.template operator()<Vectors<4>>();
-  if constexpr (kHasElements) return visit.template operator()<Elements>();
-  return cudaErrorInvalidValue;
+  return visit.template operator()<Elements>();
 }
 
 /// Kernel<kMethod>::launch for a method found out at run time.
 template <template <Method> class Kernel, class Args>
-cudaError_t launch_method(const Args& args, cudaStream_t stream) {
+cudaError_t launch_method(Method method, const Args& args, cudaStream_t stream) {
   static constexpr auto kTable = []<int... kMethods>(std::integer_sequence<int, kMethods...>) {
     return std::array{&Kernel<static_cast<Method>(kMethods)>::launch...};
   }(std::make_integer_sequence<int, kNumMethods>());
-  return kTable[static_cast<size_t>(args.params.method)](args, stream);
+  return kTable[static_cast<size_t>(method)](args, stream);
 }
 
 template <class S, int kGroup, class Storage>
 struct ForwardKernels {
   template <Method kMethod>
   struct Kernel : RelayForward<S::kStates, S::kSteps, kGroup, Storage, kMethod> {};
+};
+template <DType kType>
+struct RoundsKernels {
+  template <Method kMethod>
+  struct Kernel : RoundsForward<kType, kMethod> {};
 };
 template <class Storage>
 struct BackwardKernels {
@@ -122,6 +127,9 @@ constexpr int64_t kFewSteps = 1024;
 /// Shorter sequences are better streamed, by the blocks of the wide shape that a multiprocessor
 /// has: with more of these, all below kSegmentSteps.
 constexpr int64_t kFewestSteps[] = {72, 200, 900};
+/// The narrow shape is the better one where all of its blocks are there at once, and no more than
+/// so many on a multiprocessor, unless the sequence is too short for the wide one.
+constexpr int64_t kMostNarrowBlocks = 2;
 constexpr int64_t kManySteps = 16384;
 /// From so many on, time in segments (streamed/) is better where the last wave of blocks leaves
 /// more multiprocessors idle than this part of them all.
@@ -147,6 +155,7 @@ bool is_streamable(const ForwardParams& params) {
 /// What a forward launch settles before it needs scratch memory.
 struct ForwardPlan {
   bool is_narrow;
+  RoundsForwardArgs rounds;  // where it is narrow
   bool is_clustered;
   int64_t warps;     // at most
   int element_size;  // of vectors, or 0: see vector_size()
@@ -160,21 +169,25 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
   if (blocks > kMostForwardBlocks * multiprocessors) return false;
   const bool is_short = params.seqlen < kFewSteps;
   constexpr int64_t kNarrowPerWide = Wide::kChannels / Narrow::kChannels;
-  plan.element_size = vector_size<Narrow>(params, rows_of(params));
-  plan.is_narrow =
-      kNarrowPerWide * blocks <= multiprocessors && (plan.element_size != 0 || !is_short);
+  const int64_t round_warps = params.seqlen <= 4 * kChunk   ? 4
+                              : params.seqlen <= 8 * kChunk ? 8
+                                                            : kMaxRelayWarps;
+  const int64_t narrow_blocks = kNarrowPerWide * blocks;
+  const bool are_few =
+      narrow_blocks * round_warps <= kMaxRelayWarps * multiprocessors &&
+      (narrow_blocks <= kMostNarrowBlocks * multiprocessors || params.seqlen < kFewestSteps[0]);
+  plan.is_narrow = are_few && vector_size<Narrow>(params, rows_of(params)) != 0 &&
+                   make_rounds_args(params, plan.rounds);
   plan.is_clustered = !plan.is_narrow && params.seqlen >= kClusterSteps && device.major >= 9 &&
                       kCluster * blocks <= multiprocessors;
-  if (!plan.is_narrow) plan.element_size = vector_size<Wide>(params, rows_of(params));
+  plan.element_size = vector_size<Wide>(params, rows_of(params));
   // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
   // last blocks of all run alone.
   const bool is_shared =
       !plan.is_clustered && blocks > multiprocessors && params.seqlen < kManySteps;
-  plan.warps = plan.is_narrow ? (is_short ? 8 : 12)
-               : is_shared    ? kMaxRelayWarps / 2
-                              : kMaxRelayWarps;
+  plan.warps = is_shared ? kMaxRelayWarps / 2 : kMaxRelayWarps;
   if (!is_streamable(params) || (is_short && plan.is_narrow)) return is_short;
-  if (!is_short && plan.element_size == 0) return false;
+  if (!is_short && (are_few ? !plan.is_narrow : plan.element_size == 0)) return false;
   const int64_t rounds = ceil_div(blocks, multiprocessors);
   if (params.seqlen >= kSegmentSteps) {
     const auto places = static_cast<double>(rounds * multiprocessors);
@@ -183,26 +196,34 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
   return rounds <= std::ssize(kFewestSteps) && params.seqlen >= kFewestSteps[rounds - 1];
 }
 
-template <class S, int kGroup>
+template <int kGroup>
 cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
                            const ScratchMemory& memory, cudaStream_t stream) {
-  RelayForwardArgs args{params, make_geometry<S>(params, plan.warps)};
-  if (S::kStepMajor) {
-    const streamed::ProjectionStream layout(params, kPaddedStates);
-    void* const projections = memory(layout.bytes(params));
-    args.projections = static_cast<const char*>(projections);
-    args.sequence_bytes = layout.sequence_bytes();
-    args.is_dependent = true;
-    const cudaError_t error =
-        streamed::convert_projections(params, kPaddedStates, projections, stream);
-    if (error != cudaSuccess) return error;
-  }
+  RelayForwardArgs args{params, make_geometry<Wide>(params, plan.warps)};
+  const streamed::ProjectionStream layout(params, kPaddedStates);
+  void* const projections = memory(layout.bytes(params));
+  args.projections = static_cast<const char*>(projections);
+  args.sequence_bytes = layout.sequence_bytes();
+  args.is_dependent = true;
+  const cudaError_t error =
+      streamed::convert_projections(params, kPaddedStates, projections, stream);
+  if (error != cudaSuccess) return error;
   args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
   args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
-  constexpr bool kHasElements = S::kStepMajor;  // see make_plan()
-  return visit_storage<kHasElements>(plan.element_size, [&]<class Storage>() {
-    return launch_method<ForwardKernels<S, kGroup, Storage>::template Kernel>(args, stream);
+  return visit_storage(plan.element_size, [&]<class Storage>() {
+    return launch_method<ForwardKernels<Wide, kGroup, Storage>::template Kernel>(params.method,
+                                                                                 args, stream);
   });
+}
+
+cudaError_t launch_rounds(const RoundsForwardArgs& args, const ForwardParams& params,
+                          cudaStream_t stream) {
+  const auto launch = [&]<DType kType>() {
+    return launch_method<RoundsKernels<kType>::template Kernel>(params.method, args, stream);
+  };
+  if (params.u.dtype == DType::kFloat32) return launch.template operator()<DType::kFloat32>();
+  if (params.u.dtype == DType::kFloat16) return launch.template operator()<DType::kFloat16>();
+  return launch.template operator()<DType::kBFloat16>();
 }
 
 void take_workspace(RelayBackwardArgs& args, Scratch& scratch) {
@@ -229,9 +250,8 @@ std::optional<cudaError_t> relay_forward(const ForwardParams& params, const Scra
   if (current_device(device) != cudaSuccess || !make_plan(params, device, plan)) {
     return std::nullopt;
   }
-  const auto launch = plan.is_narrow      ? &launch_forward<Narrow, 1>
-                      : plan.is_clustered ? &launch_forward<Wide, kGroupWarps>
-                                          : &launch_forward<Wide, 1>;
+  if (plan.is_narrow) return launch_rounds(plan.rounds, params, stream);
+  const auto launch = plan.is_clustered ? &launch_forward<kGroupWarps> : &launch_forward<1>;
   return launch(params, plan, memory, stream);
 }
 
@@ -254,8 +274,8 @@ std::optional<cudaError_t> relay_backward(const BackwardParams& params, const Sc
   args.geometry = make_geometry<Narrow>(params, kMaxRelayWarps / share);
   lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
   const int size = vector_size<Narrow>(params, rows_of(params));
-  const cudaError_t error = visit_storage<true>(size, [&]<class Storage>() {
-    return launch_method<BackwardKernels<Storage>::template Kernel>(args, stream);
+  const cudaError_t error = visit_storage(size, [&]<class Storage>() {
+    return launch_method<BackwardKernels<Storage>::template Kernel>(params.method, args, stream);
   });
   return error == cudaSuccess ? relay_reduce(args, stream) : error;
 }

@@ -1,11 +1,13 @@
 // Who computes what on the relay path, and what lies where in shared memory.
 //
 // The path is for problems of few channels, whose warps could not fill the device if each walked
-// through time alone. A block owns the few channels that one warp can hold, and its warps take
-// turns in time: warp w has chunks w, w + W, w + 2W, ... of W warps. What a chunk does to the state
-// that enters it, x → factor·x + offset, it learns on its own; then it waits for that state, hands
-// the next warp the state that leaves, and only then computes y. So one hand-over through shared
-// memory is all that is serial, and there is one barrier for it per warp and no other.
+// through time alone. A block owns the few channels that one warp can hold, and its warps divide
+// time in chunks. What a chunk does to the state that enters it, x → factor·x + offset, a warp
+// learns on its own. In forward.cuh and backward.cuh warps take turns, warp w with chunks w, w + W,
+// w + 2W,
+// ... of W warps: it waits for that state, hands the next warp the state that leaves, and only then
+// computes y. So one hand-over through shared memory is all that is serial. rounds.cuh goes about
+// it differently.
 #pragma once
 
 #include "../launch_tools.h"
@@ -66,15 +68,14 @@ struct Place {
   int64_t first_channel;
   int channels;  // of the tile that exist
 
-  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry, int64_t groups)
+  /// For a grid of tiles (of `cluster` blocks each), groups and batches.
+  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry, unsigned cluster = 1)
       : lane(threadIdx.x % kWarpSize),
         warp(threadIdx.x / kWarpSize),
-        role(lane_role(lane, S::kLaneBits)) {
-    const int64_t index = blockIdx.x / geometry.cluster;
-    tile = index % geometry.tiles;
-    const int64_t sequence = index / geometry.tiles;
-    group = sequence % groups;
-    batch = sequence / groups;
+        role(lane_role(lane, S::kLaneBits)),
+        batch(blockIdx.z),
+        group(blockIdx.y),
+        tile(blockIdx.x / cluster) {
     first_channel = group * geometry.group_channels + tile * S::kChannels;
     const int64_t left = geometry.group_channels - tile * S::kChannels;
     channels = static_cast<int>(left < S::kChannels ? left : S::kChannels);
@@ -100,30 +101,25 @@ struct Place {
   }
 };
 
-/// The lane's rows of B and C in shared memory.
+/// The lane's states of B and C in shared memory, of a shape that has them by steps.
 template <class S>
 struct TileReader {
   const float* tile;
 
   __device__ __forceinline__ TileReader(const float* tile, int part)
-      : tile(tile + (S::kStepMajor ? part * S::kStates : part * S::kRow)) {}
+      : tile(tile + part * S::kStates) {
+    static_assert(S::kStepMajor);
+  }
 
   /// kBlockSteps steps of B (or C) from `step` on.
   template <bool kIsC>
   __device__ __forceinline__ void load(int step, float (&values)[kBlockSteps][S::kStates]) const {
-    if constexpr (S::kStepMajor) {
 #pragma unroll
-      for (int j = 0; j < kBlockSteps; ++j) {
-        const auto pack =
-            load_pack<float, S::kStates>(tile + ((step + j) * 2 + kIsC) * kPaddedStates);
-#pragma unroll
-        for (int s = 0; s < S::kStates; ++s) values[j][s] = pack.v[s];
-      }
-    } else {
+    for (int j = 0; j < kBlockSteps; ++j) {
       const auto pack =
-          load_pack<float, kBlockSteps>(tile + (kIsC ? kPaddedStates * S::kRow : 0) + step);
+          load_pack<float, S::kStates>(tile + ((step + j) * 2 + kIsC) * kPaddedStates);
 #pragma unroll
-      for (int j = 0; j < kBlockSteps; ++j) values[j][0] = pack.v[j];
+      for (int s = 0; s < S::kStates; ++s) values[j][s] = pack.v[s];
     }
   }
 };
