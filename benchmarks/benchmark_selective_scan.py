@@ -246,8 +246,6 @@ def run_siblings(
     """The rows of the other operators; what goes wrong is added to `failures`."""
     device = settings.device
     is_cuda = device.type == "cuda"
-    if not is_cuda:
-        keep_freed_memory()
     anchors = SiblingAnchors(torch.cuda.get_device_name(device) if is_cuda else "")
     problems = select_siblings(operators, device.type, options.dtype, quick=options.quick)
     rows = []
@@ -381,6 +379,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     device: torch.device = options.device
     is_cuda = device.type == "cuda"
+    if not is_cuda and arguments is None:  # else the program is not ours to start anew
+        keep_freed_memory()
     all_threads = torch.get_num_threads()
 
     def default(value, usual, quick):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import statistics
 import sys
 import time
@@ -39,19 +40,31 @@ class Timing:
         return cls(statistics.median(samples), q1, q3, min(samples), len(samples))
 
 
+# Blocks of a size that were freed are kept apart for the thread, and neighbours cannot join them.
+_NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
+
+
 def keep_freed_memory() -> None:
-    """Has glibc keep the memory that one run frees for the next.
+    """Has glibc keep the memory that one run frees for the next; may start the program anew.
 
     Else it may hand megabytes back to the system after every run, or after none, depending on what
-    else lies where; to get pages again costs as much as a scan of them.
+    else lies where; to get pages again costs as much as a scan of them. Nor does it find the memory
+    of a large tensor again, which PyTorch wants aligned to a page, once the thread's cache has
+    taken a few bytes beside it. That cache is set by the environment alone, when a program starts.
     """
     if sys.platform != "linux":
         return
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(trim_threshold, 1 << 30)
-        mallopt(mmap_threshold, 1 << 25)  # the most that it takes
+    if mallopt is None:
+        return
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "tcache_count" not in tunables:
+        os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_NO_THREAD_CACHE}".lstrip(":")
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    mallopt(trim_threshold, 1 << 30)
+    mallopt(mmap_threshold, 1 << 25)  # the most that it takes
 
 
 def _host_ms(call: Callable[[], object], repeats: int) -> float:
