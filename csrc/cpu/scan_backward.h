@@ -76,6 +76,7 @@ struct BackwardScratch {
   State* states;  // (state)
   KeptSteps<State> kept;
   R* biased_delta;  // (step)
+  R* decay;         // exp(-|biased_delta|), if softplus takes it
   R* delta;
   R* u;
   R* z;
@@ -104,7 +105,7 @@ struct BackwardScratch {
     kept.h = arena.take<State>(kKept + kStatesInRegisters);
     kept.first = arena.take<State>(kKept);
     kept.second = arena.take<State>(kKept);
-    for (R** steps : {&biased_delta, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
+    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
       *steps = arena.take<R>(kStateChunk);
     }
   }
@@ -247,7 +248,7 @@ struct BackwardKernel {
     const int64_t steps = chunk.steps;
     const R D = scratch.inputs.D[vector];
     load_step_sizes(params, block, lanes, chunk, -kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.biased_delta, scratch.delta);
+                    scratch.biased_delta, scratch.decay, scratch.delta);
     load_sequence(params.u, block, lanes, chunk, -kStateChunk, scratch.u);
     load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
                          scratch.dy);
@@ -281,8 +282,8 @@ struct BackwardKernel {
       const R dy = scratch.dy[t];
       scratch.du[t] = scratch.du[t] + D * dy;
       if (params.delta_softplus) {
-        scratch.ddelta[t] =
-            scratch.ddelta[t] * softplus_derivative(scratch.biased_delta[t], scratch.delta[t]);
+        scratch.ddelta[t] = scratch.ddelta[t] * VectorMath::softplus_derivative(
+                                                    scratch.biased_delta[t], scratch.decay[t]);
       }
       dD_of_chunk += dy * u;
       ddelta_bias_of_chunk += scratch.ddelta[t];

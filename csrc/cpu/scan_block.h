@@ -451,16 +451,26 @@ void store_sequence(const ArrayView& view, const Block& block, const Lanes& lane
                  reinterpret_cast<const scalar_t<R>*>(tile));
 }
 
-/// Reads delta and makes of it the steps Δ, 0 where a segment has none.
+/// Reads delta and makes of it the steps Δ, 0 where a segment has none. biased_delta may be the
+/// place of delta, decay is of biased_delta, if softplus takes it.
 template <class R>
 void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
                      const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
-                     R* delta) {
+                     R* decay, R* delta) {
   load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
-  for (int64_t t = 0; t < chunk.steps; ++t) {
-    const R biased = biased_delta[t] + delta_bias;
-    if (biased_delta != delta) biased_delta[t] = biased;
-    delta[t] = params.delta_softplus ? VectorMath::softplus(biased) : biased;
+  if (params.delta_softplus) {
+    // Two loops: an exponential and a logarithm, one waiting for the other, are so long a chain
+    // that too few steps are on their way at a time.
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      const R biased = biased_delta[t] + delta_bias;
+      biased_delta[t] = biased;
+      decay[t] = VectorMath::decay(biased);
+    }
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      delta[t] = VectorMath::softplus(biased_delta[t], decay[t]);
+    }
+  } else {
+    for (int64_t t = 0; t < chunk.steps; ++t) delta[t] = biased_delta[t] + delta_bias;
   }
   clear_steps_beyond(lanes, chunk, delta);
 }
@@ -471,13 +481,6 @@ SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
   R largest(scalar_t<R>(0));
   for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
   return largest;
-}
-
-/// softplus'(x) = sigmoid(x) = 1 − exp(−softplus(x)), which needs no division.
-template <class R>
-SELECTIVE_SCAN_HD R softplus_derivative(R biased_delta, R delta) {
-  return select(biased_delta > constant<R>(kSoftplusThreshold), constant<R>(1),
-                -VectorMath::expm1(-delta));
 }
 
 /// Calls advance.operator()<kStates>(first) for groups of states that together are all of dstate.

@@ -125,7 +125,7 @@ struct ForwardKernel {
       load_sequence(view, block, lanes, steps, kStateChunk, tile);
     };
     load_step_sizes(params, block, lanes, steps, kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.delta);
+                    scratch.delta, scratch.y, scratch.delta);
     load(params.u, scratch.u);
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 

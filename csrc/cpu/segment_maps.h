@@ -117,7 +117,7 @@ struct SegmentMaps {
   static void advance_offsets(const ForwardParams& params, const Block& block, const Lanes& lanes,
                               const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     load_step_sizes(params, block, lanes, chunk, kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.delta);
+                    scratch.delta, scratch.u, scratch.delta);
     load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
     add_steps(params, chunk, scratch, vector);
 
@@ -144,7 +144,7 @@ struct SegmentMaps {
   static void return_offsets(const BackwardParams& params, const Block& block, const Lanes& lanes,
                              const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     load_step_sizes(params, block, lanes, chunk, -kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.delta);
+                    scratch.delta, scratch.dy, scratch.delta);
     load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
                          scratch.dy);
     add_steps(params, chunk, scratch, vector);

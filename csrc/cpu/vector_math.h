@@ -136,11 +136,27 @@ struct VectorMathOf {
   /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), x itself above the threshold.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> softplus(Vec<T, K> x) {
+    return softplus(x, decay(x));
+  }
+  /// exp(-|x|), which softplus and its derivative are made of.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> decay(Vec<T, K> x) {
+    return exp_of_negative(negative_magnitude(x));
+  }
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> softplus(Vec<T, K> x, Vec<T, K> decay) {
     using R = Vec<T, K>;
-    const R t = exp_of_negative(negative_magnitude(x));
-    const R sum = greater(R(T(0)), x) + log1p_of_fraction(t);
+    const R sum = greater(R(T(0)), x) + log1p_of_fraction(decay);
     if constexpr (sizeof(T) == 4) return sum;  // above the threshold it rounds to x
     return select(x > R(T(kSoftplusThreshold)), x, sum);
+  }
+  /// 1/(1 + exp(-x)), 1 above the threshold.
+  template <class T, class K>
+  static SELECTIVE_SCAN_HD Vec<T, K> softplus_derivative(Vec<T, K> x, Vec<T, K> decay) {
+    using R = Vec<T, K>;
+    const R result = select(x > R(T(0)), R(T(1)), decay) * reciprocal_of_normal(R(T(1)) + decay);
+    if constexpr (sizeof(T) == 4) return result;  // above the threshold it rounds to 1
+    return select(x > R(T(kSoftplusThreshold)), R(T(1)), result);
   }
 
   /// Accurate up to |x| = 6000 (fp32; fp64 10^6). Beyond, the error grows with x.
