@@ -215,8 +215,9 @@ struct PowerByTable {
 
   PowerByTable() = default;
   SELECTIVE_SCAN_HD explicit PowerByTable(R y) {
-    // y costs a multiplication of its own, but two of the three sums go to units of their own.
-    if constexpr (R::kBytes == 64) y = kept_apart(y);
+    // y costs a multiplication of its own, but two of the three sums go to units of their own. And
+    // it is rounded once, alike with and without within_range, whatever the compiler would fuse.
+    y = kept_apart(y);
     take(y + R(kRound));
     f = y - n;
   }
