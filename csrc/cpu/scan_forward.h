@@ -4,9 +4,9 @@
 // block's B and C are staged once as (state, step); then each vector of channels stages its steps
 // as (step, lane) and walks the chunk with kStatesInRegisters states at a time in registers, adding
 // to the outputs, which stay in the first-level cache as everything else does. Bound by arithmetic:
-// about 15 vector operations per vector of state updates (zoh, real; x86-64), 11 of them in exp and
-// one more with AVX-512, and with 16 states half as many again for softplus, the gate and the
-// transpositions.
+// about 16 vector operations per vector of state updates (zoh, real; AVX2, AVX-512), 12 of them in
+// exp, and with 16 states half as many again for softplus, the gate and the transpositions. Where
+// the table's shuffle takes two slots of the multipliers (AMD's Zen 3), those are what is short.
 #pragma once
 
 #include <cstdint>
