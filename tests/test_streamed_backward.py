@@ -210,8 +210,9 @@ def test_constant_projections_of_any_size(method, scaled, has_last_state, seqlen
         # Every state has its own size.
         along = tuple(range(expected.dim() - 1))
         errors = (gradient - expected).norm(dim=along)
-        # For 0 the sweeps take a number that is as good as 0.
-        assert (errors <= 1e-5 * expected.norm(dim=along) + 1e-13).all(), (name, errors)
+        # For a C of 0 the sweeps then take a number that is as good as 0.
+        slack = 1e-13 if scaled == "C" and has_last_state else 0
+        assert (errors <= 1e-5 * expected.norm(dim=along) + slack).all(), (name, errors)
 
 
 def wide(dtype):
