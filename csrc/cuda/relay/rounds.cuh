@@ -418,7 +418,8 @@ cudaError_t RoundsForward<kType, kMethod>::launch(RoundsForwardArgs args, cudaSt
   Device device;
   cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  const int chunks = (args.seqlen + kChunk - 1) / kChunk;
+  const auto divide = [](int a, int b) { return static_cast<int>(ceil_div(a, b)); };
+  const int chunks = divide(args.seqlen, kChunk);
   constexpr int kMapBytes = sizeof(RoundMaps);
   const auto slot_bytes = [](int pairs, int buffers) {
     return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
@@ -432,7 +433,6 @@ cudaError_t RoundsForward<kType, kMethod>::launch(RoundsForwardArgs args, cudaSt
   args.pairs = is_clustered ? kMostPairs : 1;
   const int most = most_slots(args.pairs);
   if (most == 0) return cudaErrorInvalidConfiguration;
-  const auto divide = [](int a, int b) { return (a + b - 1) / b; };
   args.rounds = divide(chunks, most * args.pairs);
   args.slots = divide(divide(chunks, args.rounds * args.pairs), kRoundsGroup) * kRoundsGroup;
   const int bytes = kMapBytes + args.slots * slot_bytes(args.pairs, args.rounds > 1 ? 2 : 1);

@@ -428,7 +428,7 @@ class WarpRows {
   int shared_;
   int lane_;
   LaneSlice slice_;
-  int steps_back_ = 0;  // from `addresses`
+  int steps_back_ = 0;  // from what lies at address_at()
   float loaded_D_;      // for keep_channel_values(), as is
   float loaded_delta_bias_;
   Raw elements_[4]{};  // see RowCopies::kHasElements
