@@ -100,7 +100,11 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
 
 def test_module_prints_a_report():
     result = subprocess.run(
-        [sys.executable, "-m", "selective_scan"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "selective_scan"],
+        cwd=Path(selective_scan.__file__).resolve().parents[1],  # -m looks there first
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()

@@ -27,7 +27,7 @@ fi
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 for tool in "${tools[@]}"; do
-  options=(--tool "$tool" --error-exitcode 1)
+  options=(--tool "$tool" --error-exitcode 1 --launch-timeout 300)
   # Barriers of a block: these two count too few by themselves where they are set up in PTX.
   [[ "$tool" != racecheck && "$tool" != synccheck ]] || options+=(--num-cuda-barriers 65536)
   echo "== compute-sanitizer ${options[*]}"

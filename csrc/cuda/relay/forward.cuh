@@ -159,19 +159,25 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   if (lane == 0) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      // The first group is handed its state by another block.
+      // Two have a say in when the first group of a cluster's block goes on: the block that hands
+      // it a state, and the last warp of its own block. The latter is always earlier; but so it is
+      // ordered within the block that nothing is overwritten before it has been read.
       if (place.warp % kGroup == 0) {
         handover.state_batons[which][place.warp / kGroup].initialize(
-            kIsGrouped && place.warp == 0 ? 1 : kWarpSize);
+            kIsGrouped && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
       }
       if constexpr (kIsGrouped) handover.prefix_batons[which][place.warp].initialize();
     }
     if constexpr (kIsGrouped) Baton::publish_in_cluster();
   }
   __syncwarp();
-  if constexpr (kIsGrouped) arrive_at_cluster();
   const int cluster = kIsGrouped ? args.geometry.cluster : 1;
   const int rank = kIsGrouped ? static_cast<int>(blockIdx.x) % cluster : 0;
+  if constexpr (kIsGrouped) {
+    arrive_at_cluster();
+    // In round 0 there is nothing yet to wait for in the own block.
+    if (rank > 0 && place.warp == 0) handover.state_batons[0][0].pass_on();
+  }
   const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
   const int group = place.warp / kGroup;
   const int member = place.warp % kGroup;
@@ -306,6 +312,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         if constexpr (kIsGrouped) {
           send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
                           address_in_cluster(shared_address(&baton), next_rank));
+          handover.state_batons[rank == 0 ? buffer : buffer ^ 1][0].pass_on();
         }
       } else {
         store_pack(target.v, leaving);

@@ -23,7 +23,8 @@
 
 namespace selective_scan::cuda::relay {
 
-constexpr int kRoundsGroup = 4;  // warps
+constexpr int kRoundsGroup = 4;                             // warps
+constexpr int kMostGroups = kMaxRelayWarps / kRoundsGroup;  // of a block
 /// Of channels that a block has, and blocks of a cluster.
 constexpr int kMostPairs = 2;
 
@@ -32,9 +33,10 @@ using LaneMaps = Pack<float, 2>[kWarpSize];
 
 /// Maps of a round, two of each for rounds in turn: a warp may be late by one.
 struct alignas(16) RoundMaps {
-  LaneMaps chunks[2][kMaxRelayWarps];                             // of the block
-  LaneMaps groups[2][kMostPairs][kMaxRelayWarps / kRoundsGroup];  // of the cluster
+  LaneMaps chunks[2][kMaxRelayWarps];           // of the block
+  LaneMaps groups[2][kMostPairs][kMostGroups];  // of the cluster
   Baton groups_arrived[2];
+  Baton chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
 };
 
 /// The map that applies `first` and then `second`.
@@ -135,9 +137,13 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   char* const own =
       slots + args.slots * Layout::slot_bytes(buffers) + warp * Layout::warp_bytes(buffers);
   if (pairs > 1) {
-    if (threadIdx.x == 0) {
-      maps.groups_arrived[0].initialize(1);
-      maps.groups_arrived[1].initialize(1);
+    // A warp each, of which there are eight at least: one after the other they would take long.
+    if (lane == 0 && warp < 2 + kMostGroups) {
+      if (warp < 2) {
+        maps.groups_arrived[warp].initialize(1);
+      } else {
+        maps.chunks_arrived[warp - 2].initialize(kRoundsGroup * kWarpSize);
+      }
       Baton::publish_in_cluster();
     }
     __syncwarp();
@@ -308,10 +314,17 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     }
 
+    if (round == 0 && pairs > 1) wait_for_cluster();  // its blocks have begun, batons are ready
     // What the chunks before this one in its group do; the last one leaves what the group does.
     store_pack(maps.chunks[buffer][warp][lane].v, map);
     const int member = slot % kRoundsGroup;
-    sync_warps(kFirstGroupBarrier + warp / (kRoundsGroup * pairs) * pairs + pair, kRoundsGroup);
+    if (pairs == 1) {
+      sync_warps(kFirstGroupBarrier + slot / kRoundsGroup, kRoundsGroup);
+    } else {
+      Baton& arrived = maps.chunks_arrived[slot / kRoundsGroup * pairs + pair];
+      arrived.pass_on();
+      arrived.wait(round & 1);
+    }
     Pack<float, 2> before{1, 0};
 #pragma unroll
     for (int k = 0; k < kRoundsGroup - 1; ++k) {
@@ -320,7 +333,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
             before, load_pack<float, 2>(maps.chunks[buffer][warp - (member - k) * pairs][lane].v));
       }
     }
-    if (round == 0 && pairs > 1) wait_for_cluster();  // its blocks have begun, batons are ready
     if (pairs > 1 && threadIdx.x == 0) {
       maps.groups_arrived[buffer].expect(pairs * round_chunks / kRoundsGroup * sizeof(LaneMaps));
     }
@@ -344,7 +356,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
     float h = 0;  // that enters the group, then the chunk
 #pragma unroll
-    for (int k = 0; k < kMaxRelayWarps / kRoundsGroup; ++k) {
+    for (int k = 0; k < kMostGroups; ++k) {
       if (k * kRoundsGroup < round_chunks) {
         if (k == place / kRoundsGroup) h = entering;
         const auto whole = load_pack<float, 2>(maps.groups[buffer][pair][k][lane].v);

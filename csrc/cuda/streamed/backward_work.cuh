@@ -211,21 +211,6 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
   return result;
 }
 
-/// Adds to a constant C's gradient what a chunk makes of it, which is B times `sums`: where that is
-/// done chunk by chunk.
-template <class Shape, int kSize, Method kMethod>
-__device__ __forceinline__ void add_to_dC(const BackwardArgs& args,
-                                          const LaneWork<Shape, float, kSize, kMethod>& work,
-                                          const Pack<float, Shape::kStates>& sums) {
-  if (!work.exists) return;
-  const auto B = work.load_projections(args.params).B;
-  float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
-  auto dC = load_pack<float, Shape::kStates>(target);
-#pragma unroll
-  for (int s = 0; s < Shape::kStates; ++s) dC.v[s] += B.v[s] * sums.v[s];
-  store_pack(target, dC);
-}
-
 /// From what sweeps by h/B and g/C sum up to what they would by h and g, and so with `carry` in
 /// front of the first step: see constant_sweeps.cuh.
 template <class Shape, int kSize, Method kMethod>

@@ -187,9 +187,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         }
         States sums{};
         if (params.dlast_state.present()) {
+          // Read before the sweep, behind which nothing would hide that it takes long.
+          float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
+          auto dC = work.exists ? load_pack<float, kStates>(target) : States{};
           sweep_constant_forward<Shape, kMethod, kIncrements, true>(row, record, groups, poles,
                                                                     before, sums);
-          add_to_dC(args, work, sums);
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) {
+            dC.v[s] += reciprocal(weights.inverse_B.v[s]) * sums.v[s];
+          }
+          if (work.exists) store_pack(target, dC);
         } else {
           sweep_constant_forward<Shape, kMethod, kIncrements, false>(row, record, groups, poles,
                                                                      before, sums);
