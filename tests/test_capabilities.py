@@ -66,6 +66,7 @@ def run(capability, *arguments, variable=VARIABLE):
     folders = (Path(selective_scan.__file__).parents[1], Path(__file__).parent)
     return subprocess.run(
         [sys.executable, *arguments],
+        cwd=folders[0],  # -c looks there first
         env=os.environ | {variable: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
