@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from problem import LAYOUTS, METHODS, Case, check, check_repeatable
+from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Several tiles of channels to a group, the last one not full; whole vectors of steps.
 BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
@@ -39,3 +40,21 @@ def test_outputs_and_gradients(case, device):
 def test_runs_agree_bit_by_bit(dtype, device):
     case = BASE.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
     check_repeatable(case, device)
+
+
+def test_what_an_unstable_system_does_to_nothing(device):
+    """Steps may grow by a factor that overflows while the state, or its gradient, is still 0."""
+    shape = (1, 144, 2048)
+    u = torch.zeros(shape, device=device)
+    u[..., -2:] = 1
+    u.requires_grad_()
+    delta = torch.ones(shape, device=device)
+    A = torch.full((144, 1), 6.0, device=device)
+    B, C = torch.ones(2, 1, 1, 2048, device=device)
+    cotangent = torch.zeros(shape, device=device)
+    cotangent[..., :2] = 1
+    results = []
+    for function in (selective_scan_fn, selective_scan_ref):
+        out = function(u, delta, A, B, C)
+        results.append((out, *torch.autograd.grad(out, u, cotangent)))
+    torch.testing.assert_close(*results)

@@ -35,23 +35,4 @@ struct BackwardStep {
   static SELECTIVE_SCAN_HD T offset(T a, T dh) { return conj(a) * dh; }
 };
 
-/// What a stretch of steps does to the state: h -> product·h + offset.
-template <class T>
-struct AffineMap {
-  T product;
-  T offset;
-
-  static SELECTIVE_SCAN_HD AffineMap identity() { return {one<T>(), T{}}; }
-  SELECTIVE_SCAN_HD T operator()(T state) const { return multiply_add(product, state, offset); }
-};
-
-/// First `first`, then `second`.
-struct Compose {
-  template <class T>
-  SELECTIVE_SCAN_HD AffineMap<T> operator()(const AffineMap<T>& first,
-                                            const AffineMap<T>& second) const {
-    return {second.product * first.product, second(first.offset)};
-  }
-};
-
 }  // namespace selective_scan

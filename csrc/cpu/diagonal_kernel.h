@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "../core/diagonal_params.h"
+#include "../core/affine_map.h"
 #include "../core/diagonal_step.h"
 #include "tile.h"
 #include "vector.h"

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "../core/diagonal_step.h"
+#include "../core/affine_map.h"
 #include "../core/element.h"
 #include "work.h"
 

@@ -2,6 +2,7 @@
 // time of a row where rows are few.
 #pragma once
 
+#include "../core/affine_map.h"
 #include "../core/diagonal_step.h"
 #include "diagonal_access.cuh"
 

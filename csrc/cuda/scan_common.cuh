@@ -1,6 +1,7 @@
-// Device functions that the forward and the backward scan share.
+// What the forward and the backward scan share, on the device and for their launches.
 #pragma once
 
+#include "../core/affine_map.h"
 #include "device_math.cuh"
 #include "projections.cuh"
 #include "rows.cuh"
@@ -32,20 +33,6 @@ __device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {
 template <class R>
 __device__ __forceinline__ R real_of_product(R a, R b) {
   return a * b;
-}
-
-/// What becomes of `entering` in a part of the sequence that maps x to factor·x + offset. Such a
-/// part may grow by a factor that overflows while what enters is still 0.
-__device__ __forceinline__ float apply_map(float factor, float offset, float entering) {
-  return entering == 0 ? offset : factor * entering + offset;
-}
-__device__ __forceinline__ double apply_map(double factor, double offset, double entering) {
-  return entering == 0 ? offset : factor * entering + offset;
-}
-template <class R>
-__device__ __forceinline__ Complex<R> apply_map(Complex<R> factor, Complex<R> offset,
-                                                Complex<R> entering) {
-  return entering.re == 0 && entering.im == 0 ? offset : factor * entering + offset;
 }
 
 /// Complex states stand for themselves and their conjugates, so y = 2·Re Σ C·h.

@@ -12,7 +12,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../core/diagonal_step.h"
+#include "../core/affine_map.h"
 #include "../core/rotation.h"
 #include "config.cuh"
 #include "device_math.cuh"

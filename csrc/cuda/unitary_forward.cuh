@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
 #pragma unroll
       for (int w = 0; w < kWarps<T>; ++w) {
         if (w == place.warp) entering = h;
-        h = maps[w][thread_lane](h);
+        h = multiply_add(maps[w][thread_lane].product, h, maps[w][thread_lane].offset);
       }
       carried[s] = h;
       if (has_state) {

@@ -235,7 +235,7 @@ class BackwardTile {
     B_.read(shared_.B, window, record.B, B);
     C_.read(shared_.C, window, record.C, C);
     Coefficients<float> value[kItems];
-    StepMap map;
+    StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       value[i] = coefficients<kMethod>(delta[i], pole);
@@ -268,7 +268,7 @@ class BackwardTile {
       store(args_.dz, z);
     }
 
-    StepMap back;
+    StepMap back = StepMap::identity();
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
       back.offset = value[i].abar * (back.offset + C[i] * dy[i]);

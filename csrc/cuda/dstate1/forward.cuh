@@ -103,7 +103,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
 
     B.read(shared.B, window, constant_B, held);
-    StepMap map;
+    StepMap map = StepMap::identity();
     Items abar;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {

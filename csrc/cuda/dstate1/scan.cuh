@@ -1,18 +1,14 @@
 // Device functions that the forward and the backward kernel share.
 #pragma once
 
+#include "../../core/affine_map.h"
 #include "../scan_common.cuh"
 #include "rows.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
-/// h -> product·h + offset: what a number of steps do to the state.
-struct StepMap {
-  float product = 1.0f;
-  float offset = 0.0f;
-
-  __device__ float operator()(float state) const { return product * state + offset; }
-};
+/// What a number of steps do to the state.
+using StepMap = AffineMap<float>;
 
 /// Carries `state` through the lanes of a team, from its first lane to its last, or from the last
 /// to the first. Returns what enters this lane; `state` becomes what leaves the team.
@@ -27,10 +23,7 @@ __device__ __forceinline__ float carry_through_team(StepMap own, float& state) {
 #pragma unroll
   for (int distance = 1; distance < kTeam; distance *= 2) {
     const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
-    if (position >= distance) {
-      own.offset = own(before.offset);
-      own.product *= before.product;
-    }
+    if (position >= distance) own = Compose()(before, own);
   }
   const float left = own(state);
   const float entered = from_before(left, 1);
