@@ -203,7 +203,7 @@ __device__ __forceinline__ void finish_block(const BackwardParams& params, const
   const int at = t + held_step<kHeld>(part);
   auto du = sum_over_parts<kHeld>(du_parts, part, geometry.lane_bits);
   auto ddelta = sum_over_parts<kHeld>(ddelta_parts, part, geometry.lane_bits);
-  Pack<R, kHeld> y;
+  Pack<R, kHeld> y{};
   if (params.z.present()) y = sum_over_parts<kHeld>(y_parts, part, geometry.lane_bits);
   const bool first_warp = role.state_warp == 0;
   const R skip = first_warp ? rows.D[role.in_warp.channel] : R(0);

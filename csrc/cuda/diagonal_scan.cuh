@@ -18,6 +18,7 @@
 #include "diagonal_columns.cuh"
 #include "diagonal_rows.cuh"
 #include "diagonal_scan.h"
+#include "launch_tools.h"
 
 namespace selective_scan::cuda::diagonal {
 
@@ -216,16 +217,14 @@ inline bool is_contiguous_in_time(const RowArray& array) {
 
 /// A function of the sizes, the layout of `x` (b or dh) and the device.
 inline Segmentation make_segmentation(const DiagonalScanParams& params, const RowArray& x) {
-  int device = 0;
-  int multiprocessors = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  Device device;
+  current_device(device);  // what went wrong the launch reports
 
   Segmentation split;
   split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
   const int64_t warps =
       split.is_columns ? (params.rows + kWarpSize - 1) / kWarpSize * kColumnWarps : params.rows;
-  const int64_t wanted = multiprocessors * kWantedWarps / warps;
+  const int64_t wanted = device.multiprocessors * kWantedWarps / warps;
   // A row's first tile may begin before the row.
   const int64_t positions = params.seqlen + kMaxItems;
   const int64_t segments =

@@ -10,7 +10,6 @@
 namespace selective_scan::cuda {
 
 /// Into how many segments of time the kernels split every row on the current device.
-int64_t num_segments(const DiagonalForwardParams& params);
 int64_t num_segments(const DiagonalBackwardParams& params);
 
 int64_t workspace_bytes(const DiagonalForwardParams& params);

@@ -2,10 +2,6 @@
 
 namespace selective_scan::cuda {
 
-int64_t num_segments(const DiagonalForwardParams& params) {
-  return diagonal::make_segmentation(params, params.b).segments;
-}
-
 int64_t workspace_bytes(const DiagonalForwardParams& params) {
   return diagonal::workspace_bytes(params, diagonal::make_segmentation(params, params.b));
 }

@@ -71,6 +71,9 @@ struct WorkItem {
   int64_t end;    // behind the last step
 };
 
+/// `Count` counts a round's items; division takes long with 64 bits. Where every item has a block
+/// of its own, there are no more than 31 bits count.
+template <class Count = uint32_t>
 __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                               int64_t index) {
   WorkItem item;
@@ -79,11 +82,10 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
     round = index / geometry.work_items;
     index -= round * geometry.work_items;
   }
-  // A round's items are no more than blocks, which 31 bits count. Division takes long with more.
-  auto rest = static_cast<uint32_t>(index);
+  auto rest = static_cast<Count>(index);
   const auto take = [&](int64_t count) {
-    const uint32_t digit = rest % static_cast<uint32_t>(count);
-    rest /= static_cast<uint32_t>(count);
+    const Count digit = rest % static_cast<Count>(count);
+    rest /= static_cast<Count>(count);
     return static_cast<int64_t>(digit);
   };
   item.tile_in_round = take(geometry.round_tiles);
@@ -100,6 +102,12 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
   item.end = item.begin + geometry.segment_steps;
   if (geometry.segments == 1 || item.end > params.seqlen) item.end = params.seqlen;
   return item;
+}
+
+__device__ __forceinline__ WorkItem any_work_item(const ScanParams& params,
+                                                  const Geometry& geometry, int64_t index) {
+  return geometry.work_items >> 32 == 0 ? work_item(params, geometry, index)
+                                        : work_item<uint64_t>(params, geometry, index);
 }
 
 /// Which of its warp's channels a lane works on, and which part of that channel's states it holds.

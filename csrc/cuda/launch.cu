@@ -185,7 +185,7 @@ cudaError_t choose_geometry(const ScanParams& params, const Variant& variant, in
     if (largest.segments > 1) best = largest;
     return cudaSuccess;
   }
-  return cudaErrorInvalidConfiguration;
+  return cudaErrorLaunchOutOfResources;
 }
 
 /// Many states leave a block few channels, and each tile's partial sum of dB and dC is as long as B

@@ -10,7 +10,8 @@
 
 namespace selective_scan::cuda {
 
-/// Largest dstate the kernels take.
+/// Largest dstate the kernels take, but for complex128 states where a block has less shared memory
+/// than on Hopper: the passes return cudaErrorLaunchOutOfResources if there is not enough of it.
 constexpr int64_t kMaxDstate = 256;
 
 /// Gives a pass its scratch memory, of which it asks at most once: that many bytes, aligned to 256,

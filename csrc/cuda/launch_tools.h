@@ -19,33 +19,13 @@ struct Device {
   int block_shared_bytes = 48 * 1024;  // that a block may have
   int shared_bytes = 48 * 1024;        // of a multiprocessor
   int registers = 65536;               // likewise
-  int major = 0;                       // compute capability
+  /// Compute capability of the code that runs: what is compiled for an earlier one, and on this
+  /// device from PTX, has nothing of what came later.
+  int major = 0;
 };
 
 /// The current device, asked for its figures once per thread and change of device.
-inline cudaError_t current_device(Device& device) {
-  thread_local int known_id = -1;
-  thread_local Device known;
-  int id = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  if (error != cudaSuccess) return error;
-  if (id != known_id) {
-    Device found;
-    const auto query = [&](int& value, cudaDeviceAttr attribute) {
-      if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
-    };
-    query(found.multiprocessors, cudaDevAttrMultiProcessorCount);
-    query(found.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    query(found.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    query(found.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
-    query(found.major, cudaDevAttrComputeCapabilityMajor);
-    if (error != cudaSuccess) return error;
-    known = found;
-    known_id = id;
-  }
-  device = known;
-  return cudaSuccess;
-}
+cudaError_t current_device(Device& device);
 
 struct LaunchShape {
   int64_t blocks;
@@ -58,7 +38,7 @@ struct LaunchShape {
 };
 
 /// Launches a kernel. One that is dependent may begin before the kernel in front of it in the
-/// stream is complete (programmatic dependent launch): devices before Hopper do not have that.
+/// stream is complete (programmatic dependent launch): code before Hopper's does not wait for it.
 template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shape,
                           cudaStream_t stream,

@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   const int64_t work_items = geometry.work_items * geometry.rounds;
   for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
-    const WorkItem item = work_item(params, geometry, index);
+    const WorkItem item = any_work_item(params, geometry, index);
     if (item.channels <= 0) continue;
     if (summarize && item.segment == 0) continue;  // nothing comes before it
     const int64_t channel = item.first_channel + role.channel_in_tile;

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
              (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
 
   for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
-    const WorkItem item = work_item(params, geometry, index);
+    const WorkItem item = any_work_item(params, geometry, index);
     const int64_t channel = item.first_channel + role.channel_in_tile;
     const bool exists = role.channel_in_tile < item.channels;
     const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,

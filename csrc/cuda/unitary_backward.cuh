@@ -218,6 +218,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
         }
       }
     }
+    __syncwarp();  // other owners of these steps write the next round's dy
     for (Steps* sequence : {&u_steps, &dt_steps, &z_steps, &dout_steps, &ddt_steps, &dz_steps}) {
       sequence->move(-kRound);
     }
