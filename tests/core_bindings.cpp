@@ -155,10 +155,10 @@ void define_common(py::module_& m) {
   const auto x = py::arg("x").noconvert();
   const auto delta = py::arg("delta").noconvert();
   const auto A = py::arg("A").noconvert();
-  m.def("phi1", [](const Array<T>& x) { return map<T, T>(x, phi1<StandardMath, T>); }, x);
   m.def(
-      "phi1_derivative",
-      [](const Array<T>& x) { return map<T, T>(x, phi1_derivative<StandardMath, T>); }, x);
+      "phi1_derivative_series",
+      [](const Array<T>& x) { return map<T, T>(x, [](T v) { return phi1_derivative_series(v); }); },
+      x);
   m.def("coefficients", &coefficients<T>, py::arg("method"), delta, A);
   m.def("derivatives", &derivatives<T>, py::arg("method"), delta, A);
   m.def("step_gradient", &step_gradient<T>, py::arg("method"), delta, A,
@@ -170,9 +170,6 @@ template <class R>
 void define_real(py::module_& m) {
   const auto x = py::arg("x").noconvert();
   m.def("softplus", [](const Array<R>& x) { return map<R, R>(x, softplus<StandardMath, R>); }, x);
-  m.def(
-      "softplus_derivative",
-      [](const Array<R>& x) { return map<R, R>(x, softplus_derivative<StandardMath, R>); }, x);
   m.def("silu", [](const Array<R>& x) { return map<R, R>(x, silu<StandardMath, R>); }, x);
   m.def(
       "silu_derivative",

@@ -87,83 +87,15 @@ SELECTIVE_SCAN_HD Complex<R> reciprocal(Complex<R> x) {
   return {x.re * scale, constant<R>(0) - x.im * scale};
 }
 
-/// a/b with fewer roundings than a·reciprocal(b).
-template <class R>
-SELECTIVE_SCAN_HD R divide(R a, R b) {
-  return a / b;
-}
-template <class R>
-SELECTIVE_SCAN_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
-  const Complex<R> product = a * conj(b);
-  const R scale = norm(b);
-  return {product.re / scale, product.im / scale};
-}
-
-/// a·b + c·d, rounded almost once.
-template <std::floating_point R>
-SELECTIVE_SCAN_HD R sum_of_products(R a, R b, R c, R d) {
-  const R product = c * d;
-  return std::fma(a, b, product) + std::fma(c, d, -product);
-}
-template <std::floating_point R>
-SELECTIVE_SCAN_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
-  const R scale = sum_of_products(b.re, b.re, b.im, b.im);
-  return {sum_of_products(a.re, b.re, a.im, b.im) / scale,
-          sum_of_products(a.im, b.re, -a.re, b.im) / scale};
-}
-
-/// a·b, for complex numbers with fewer roundings than the operator.
-template <class T>
-SELECTIVE_SCAN_HD T multiply(T a, T b) {
-  return a * b;
-}
-template <std::floating_point R>
-SELECTIVE_SCAN_HD Complex<R> multiply(Complex<R> a, Complex<R> b) {
-  return {sum_of_products(a.re, b.re, -a.im, b.im), sum_of_products(a.re, b.im, a.im, b.re)};
-}
-
 /// Below this |x|², φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
 constexpr double kTinyNorm = 1e-18;
-
-/// φ1(x) = (exp(x) − 1)/x, φ1(0) = 1.
-template <class Math, class T>
-SELECTIVE_SCAN_HD T phi1(T x) {
-  const auto is_tiny = norm(x) < constant<T>(kTinyNorm);
-  return select(is_tiny, constant<T>(1) + constant<T>(0.5) * x, divide(expm1<Math>(x), x));
-}
-
-/// Σ_k c_k h^k = s(h) + s'(h), s(h) = sinh(h)/h: c_k = 1/(k+1)! for even, (k+1)/(k+2)! for odd k.
-template <class T>
-SELECTIVE_SCAN_HD T sinhc_plus_derivative(T h) {
-  constexpr int kTerms = sizeof(scalar_t<T>) == 4 ? 12 : 20;  // an even number; enough for |h| < 1
-  double inverse_factorial = 1;                               // 1/(k+2)!
-  for (int k = 2; k <= kTerms + 1; ++k) inverse_factorial /= k;
-  T sum = T{};
-  for (int k = kTerms - 1; k >= 0; --k) {
-    const double coefficient = (k % 2 == 0 ? k + 2 : k + 1) * inverse_factorial;
-    sum = constant<T>(coefficient) + h * sum;
-    inverse_factorial *= k + 2;
-  }
-  return sum;
-}
-
-/// φ1'(x) = (exp(x)(x − 1) + 1)/x². Within |x| < 2 that cancels; there φ1(x) = exp(h) sinh(h)/h
-/// with h = x/2 gives φ1'(x) = exp(h)/2 · (s(h) + s'(h)), s(h) = sinh(h)/h.
-template <class Math, class T>
-SELECTIVE_SCAN_HD T phi1_derivative(T x) {
-  const T h = constant<T>(0.5) * x;
-  const T inside = constant<T>(0.5) * (Math::exp(h) * sinhc_plus_derivative(h));
-  const T numerator = constant<T>(1) + multiply(Math::exp(x), x - one<T>());
-  const T outside = multiply(numerator, divide(one<T>(), multiply(x, x)));
-  return select(norm(x) < constant<T>(4), inside, outside);
-}
 
 constexpr double factorial(int n) {
   return n > 1 ? n * factorial(n - 1) : 1;
 }
 
-/// Of φ1'(x) for |x| < 1: where x is complex the series' (k+1)/(k+2)!, where it is real a minimax
-/// fit (relative error 4e-8 in fp32, 5e-18 in fp64), which needs fewer.
+/// Of φ1'(x), φ1(x) = (exp(x) − 1)/x, for |x| < 1: where x is complex the series' (k+1)/(k+2)!,
+/// where it is real a minimax fit (relative error 4e-8 in fp32, 5e-18 in fp64), which needs fewer.
 template <class T>
 struct Phi1DerivativePolynomial {
   static constexpr bool kIsSingle = sizeof(scalar_t<T>) == 4;
@@ -243,11 +175,6 @@ SELECTIVE_SCAN_HD R softplus(R x) {
 template <class Math, class R>
 SELECTIVE_SCAN_HD R sigmoid(R x) {
   return constant<R>(1) / (constant<R>(1) + Math::exp(constant<R>(0) - x));
-}
-
-template <class Math, class R>
-SELECTIVE_SCAN_HD R softplus_derivative(R x) {
-  return select(x > constant<R>(kSoftplusThreshold), constant<R>(1), sigmoid<Math>(x));
 }
 
 template <class Math, class R>

@@ -50,10 +50,10 @@ struct DeviceMath {
   }
 
   static __device__ __forceinline__ float expm1(float x) { return ::expm1f(x); }
-  static __device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
+  static __device__ __forceinline__ double expm1(double x) { return outlined::expm1(x); }
 
   static __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
-  static __device__ __forceinline__ double log1p(double x) { return ::log1p(x); }
+  static __device__ __forceinline__ double log1p(double x) { return outlined::log1p(x); }
 
   /// In units of π no argument needs the slow reduction of sincosf. Rounding x/π moves the angle by
   /// no more than the rounding of x itself did.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes instantiations/: one small source per entry of the tables below.
 
-Separate sources compile in parallel. launch.cu chooses among the entries; one that is missing here
-is an undefined symbol there.
+Separate sources compile in parallel. The launchers choose among the entries; one that is missing
+here is an undefined symbol there.
 
     python csrc/cuda/generate_instantiations.py            write the sources
     python csrc/cuda/generate_instantiations.py --check    fail unless they are up to date

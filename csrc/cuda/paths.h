@@ -18,14 +18,14 @@ using Path = std::optional<cudaError_t>(const Params& params, const ScratchMemor
 Path<ForwardParams> dstate1_forward;
 Path<BackwardParams> dstate1_backward;
 
-/// Real A of up to 16 states in fp32 with few channels: warps take turns in time.
+/// Real A of 5 to 16 states in fp32, variable B and C, few channels: warps divide time.
 Path<ForwardParams> relay_forward;
 Path<BackwardParams> relay_backward;
 
 /// Problems that fill the device: fp32 arithmetic, 3 to 64 states (complex: 2 to 16), u, delta, z
 /// and out of one dtype, B and C both variable or, with up to 16 states, both constant.
 Path<ForwardParams> streamed_forward;
-/// Likewise, with 2 to 64 states (complex: 2 to 16).
+/// Likewise, with 2 to 64 states (complex: 2 to 16, B and C variable) and a gradient of out.
 Path<BackwardParams> streamed_backward;
 
 }  // namespace selective_scan::cuda

@@ -12,7 +12,7 @@ namespace selective_scan::cuda {
 /// every segment but the last of its direction, how it maps what enters it to what leaves it, x →
 /// factor·x + offset; combining these gives what enters each segment, and the full run starts from
 /// there. Arrays (segment, batch, channel, padded state) of the states' type; null where there is
-/// one segment.
+/// one segment, but for what a tile's parts hand on: see Handover in streamed/backward_work.cuh.
 struct SegmentStates {
   void* factors = nullptr;
   void* offsets = nullptr;  // after combining: what enters the segment

@@ -46,8 +46,9 @@ struct SharedLayout {
 /// Products lie this many lanes apart, which spreads neighbouring steps over the banks.
 constexpr int kProductRow = kWarpSize + 4;
 
-enum class ForwardRow { kDelta, kU, kGate, kCount };
-enum class BackwardRow { kDelta, kU, kDy, kDzFactor, kCount };
+/// Rows of a channel: forward Δ, u and the gate; backward Δ, u, dy and what y gives dz.
+constexpr int kForwardRows = 3;
+constexpr int kBackwardRows = 4;
 
 /// Sizes of an instantiation's types.
 struct TypeSizes {
@@ -122,8 +123,7 @@ inline Cursor warp_layout(const ScanParams& params, const Geometry& geometry, Ty
 inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geometry,
                                    TypeSizes sizes) {
   SharedLayout layout = block_layout(params, geometry, sizes, 2);
-  Cursor cursor =
-      warp_layout(params, geometry, sizes, static_cast<int>(ForwardRow::kCount), layout);
+  Cursor cursor = warp_layout(params, geometry, sizes, kForwardRows, layout);
   // The only lane of a channel may put y in place of Δ, which it has just read.
   layout.planes =
       geometry.lanes() == 1 ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
@@ -135,8 +135,7 @@ inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geo
 inline SharedLayout backward_layout(const ScanParams& params, const ArrayView& dout,
                                     const Geometry& geometry, TypeSizes sizes) {
   SharedLayout layout = block_layout(params, geometry, sizes, 1);
-  Cursor cursor =
-      warp_layout(params, geometry, sizes, static_cast<int>(BackwardRow::kCount), layout);
+  Cursor cursor = warp_layout(params, geometry, sizes, kBackwardRows, layout);
   const int lane_bytes = sizes.states * sizes.state_bytes;
   layout.raw_dout = cursor.take(
       dout.present() ? geometry.warp_channels() * kChunk * element_size(dout.dtype) : 0);

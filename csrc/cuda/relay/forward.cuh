@@ -8,9 +8,9 @@
 // Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
 #pragma once
 
+#include "../dependent_launch.cuh"
 #include "../launch_tools.h"
 #include "../scan_common.cuh"
-#include "../streamed/bulk_copy.cuh"
 #include "../streamed/scan_math.cuh"
 #include "copies.cuh"
 #include "handover.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ float held_value(float input, const Coefficients<floa
 }
 
 /// Arrays of one warp, in floats from the start of its shared memory.
-template <class S, class Storage>
+template <class S>
 struct ForwardLayout {
   static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
 
@@ -136,7 +136,7 @@ template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
   using S = Shape<kStates, kSteps>;
-  using Layout = ForwardLayout<S, Storage>;
+  using Layout = ForwardLayout<S>;
   using Items = typename Storage::template Items<S>;
   using Values = Pack<float, S::kItems>;
   using States = Pack<float, kStates>;
@@ -403,7 +403,7 @@ template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
 cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(RelayForwardArgs args,
                                                                             cudaStream_t stream) {
   const auto kernel = relay_forward_kernel<kStates, kSteps, kGroup, Storage, kMethod>;
-  constexpr int kWarpBytes = ForwardLayout<Shape<kStates, kSteps>, Storage>::kSize * 4;
+  constexpr int kWarpBytes = ForwardLayout<Shape<kStates, kSteps>>::kSize * 4;
   constexpr int kBlockBytes =
       sizeof(Handover<kStates, kGroup>) + (kGroup > 1 ? sizeof(GroupPrefixes<kStates>) : 0);
   RelayGeometry& geometry = args.geometry;

@@ -6,6 +6,7 @@
 
 #include "../config.cuh"
 #include "../elements.cuh"
+#include "../mbarrier.cuh"
 
 namespace selective_scan::cuda::relay {
 
@@ -13,14 +14,6 @@ namespace selective_scan::cuda::relay {
 constexpr bool kHasClusters = true;
 #else
 constexpr bool kHasClusters = false;
-#endif
-
-// A wait that the hardware may suspend; -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper poll as others
-// do.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
-constexpr bool kHasSuspendedWait = true;
-#else
-constexpr bool kHasSuspendedWait = false;
 #endif
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -104,32 +97,7 @@ class Baton {
         "}" ::"r"(shared_address(this))
         : "memory");
   }
-  __device__ __forceinline__ void wait(int parity) {
-    uint32_t done;
-    do {
-      if constexpr (kHasSuspendedWait) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(shared_address(this)), "r"(parity)
-            : "memory");
-      } else {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(shared_address(this)), "r"(parity)
-            : "memory");
-      }
-    } while (done == 0);
-  }
+  __device__ __forceinline__ void wait(int parity) { wait_for_phase(shared_address(this), parity); }
 
  private:
   uint64_t state_;

@@ -12,6 +12,7 @@
 
 #include "../config.cuh"
 #include "../dependent_launch.cuh"
+#include "../mbarrier.cuh"
 
 namespace selective_scan::cuda::streamed {
 
@@ -19,13 +20,6 @@ namespace selective_scan::cuda::streamed {
 constexpr bool kHasBulkCopy = true;
 #else
 constexpr bool kHasBulkCopy = false;
-#endif
-
-/// Waiting for an mbarrier with the thread asleep meanwhile.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kHasTryWait = true;
-#else
-constexpr bool kHasTryWait = false;
 #endif
 
 /// An mbarrier in shared memory, known by its address there. Phases count from 0; a wait names the
@@ -40,32 +34,7 @@ struct Barrier {
   __device__ __forceinline__ void arrive() const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
   }
-  __device__ __forceinline__ void wait(int parity) const {
-    uint32_t done;
-    do {
-      if constexpr (kHasTryWait) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(address), "r"(parity)
-            : "memory");
-      } else {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(address), "r"(parity)
-            : "memory");
-      }
-    } while (done == 0);
-  }
+  __device__ __forceinline__ void wait(int parity) const { wait_for_phase(address, parity); }
   /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.
   __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const Handover handover{args};
   const LaneWork<Shape, T, kSize, kMethod> work(args, handover.item());
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) return;
+  if (work.chunks <= 0) return;  // the part of a tile that got no steps leaves it all to the other
   const int warps = blockDim.x / kWarpSize;
   const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
