@@ -8,9 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._autograd import (
+    are_transforms_active,
+    below_autograd,
+    call_backward,
+    refuse_double_backward,
+    transformable,
+    transformable_gradient,
+)
 from ._diagonal_validation import check_dh, check_diagonal_inputs, state_dtype
 from ._forward_mode import refuse_tangents
-from ._ops import _below_autograd, _refuse_double_backward
 
 _FORWARD = "selective_scan::diagonal_scan_fwd"
 _BACKWARD = "selective_scan::diagonal_scan_bwd"
@@ -21,19 +28,21 @@ def register() -> None:
     torch.library.register_fake(_FORWARD, _forward_fake)
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
-    torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+    torch.library.register_autograd(_BACKWARD, refuse_double_backward)
 
 
 def scan(a: Tensor, b: Tensor, initial_state: Tensor | None, reverse: bool) -> Tensor:
     """The forward op; in plain eager mode without the detour of register_autograd."""
     refuse_tangents((a, b, initial_state), "diagonal_scan_ref")
     arguments = (a, b, initial_state, reverse)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return torch.ops.selective_scan.diagonal_scan_fwd.default(*arguments)
+    if are_transforms_active():
+        return _TransformableScan.apply(*arguments)
     tensors = (a, b) if initial_state is None else (a, b, initial_state)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _EagerScan.apply(*arguments)
-    return _below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
+    return below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
 
 
 class _EagerScan(torch.autograd.Function):
@@ -41,7 +50,7 @@ class _EagerScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        h = _below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
+        h = below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
         _save_for_backward(ctx, arguments, h)
         return h
 
@@ -88,7 +97,10 @@ def _backward(ctx, dh: Tensor | None):
         return (None,) * 4
     arguments = (dh, *ctx.saved_tensors, *ctx.options)
     op = torch.ops.selective_scan.diagonal_scan_bwd.default
-    # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-    results = op(*arguments) if torch.is_grad_enabled() else _below_autograd(op, arguments)
+    results = call_backward(op, _TransformableGradient, arguments)
     needed = ctx.needs_input_grad
     return (*(g if n else None for g, n in zip(results, needed, strict=False)), None)
+
+
+_TransformableScan = transformable("diagonal_scan_fwd", _save_for_backward, _backward)
+_TransformableGradient = transformable_gradient("diagonal_scan_bwd")

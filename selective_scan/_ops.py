@@ -9,9 +9,15 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
+from ._autograd import (
+    are_transforms_active,
+    call_backward,
+    refuse_double_backward,
+    transformable,
+    transformable_gradient,
+)
 from ._dtypes import compute_dtype, num_saved_values, state_dtype
 from ._validation import METHODS, are_plain_tensors, check_gradients, check_inputs
 
@@ -34,7 +40,7 @@ def register() -> None:
     torch.library.register_fake(_FORWARD, _forward_fake)
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
-    torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+    torch.library.register_autograd(_BACKWARD, refuse_double_backward)
     global _eager
     ops = torch.ops.selective_scan
     _eager = SimpleNamespace(
@@ -53,15 +59,9 @@ def scan(*arguments) -> tuple[Tensor, Tensor]:
         isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
     )
     op = torch.ops.selective_scan.selective_scan_fwd.default
-    if not torch.compiler.is_compiling() and _are_functorch_transforms_active():
+    if not torch.compiler.is_compiling() and are_transforms_active():
         op = _TransformableScan.apply
     return op(*arguments, save_states)[:2]
-
-
-def _below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor, ...]:
-    """Calls an op whose results need no gradient; torch.library does the same."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
 
 
 # --- the short way --------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def is_plain_eager() -> bool:
         torch.compiler.is_compiling()
         or _is_tracing()
         or _len_torch_dispatch_stack()
-        or _are_functorch_transforms_active()
+        or are_transforms_active()
         or forward_ad._current_level >= 0
     )
 
@@ -125,45 +125,6 @@ class _EagerScan(torch.autograd.Function):
 # Function.apply without its preparations for transforms of torch.func, which cost more than the
 # rest of it.
 _apply_eager_scan = super(torch.autograd.Function, _EagerScan).apply
-
-
-# --- torch.func -----------------------------------------------------------------------------------
-
-
-class _TransformableScan(torch.autograd.Function):
-    """The forward op for the transforms of torch.func, which register_autograd does not support."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return torch.ops.selective_scan.selective_scan_fwd.default(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _save_for_backward(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return _backward(ctx, *gradients)
-
-
-class _TransformableGradient(torch.autograd.Function):
-    """The backward op for torch.func, which always wants to differentiate once more."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return torch.ops.selective_scan.selective_scan_bwd.default(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return _refuse_double_backward(ctx, *gradients)
 
 
 # --- fake kernels: the outputs' shapes, dtypes and strides ----------------------------------------
@@ -249,14 +210,7 @@ def _gradients(ctx, method: str, dout: Tensor | None, dlast_state: Tensor | None
         return (None,) * len(ctx.needs_input_grad)
     op = torch.ops.selective_scan.selective_scan_bwd.default
     arguments = (dout, dlast_state, *inputs, delta_softplus, method, initial_state, reverse, states)
-    # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-    if not torch.is_grad_enabled():
-        results = _below_autograd(op, arguments)
-    elif _are_functorch_transforms_active():
-        results = _TransformableGradient.apply(*arguments)
-    else:
-        results = op(*arguments)
-    *gradients, dinitial_state = results
+    *gradients, dinitial_state = call_backward(op, _TransformableGradient, arguments)
     gradients += [None, None, dinitial_state, None, None]
     return tuple(
         gradient if needed else None
@@ -264,7 +218,5 @@ def _gradients(ctx, method: str, dout: Tensor | None, dlast_state: Tensor | None
     )
 
 
-def _refuse_double_backward(ctx, *gradients: Tensor | None):
-    raise RuntimeError(
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )
+_TransformableScan = transformable("selective_scan_fwd", _save_for_backward, _backward)
+_TransformableGradient = transformable_gradient("selective_scan_bwd")

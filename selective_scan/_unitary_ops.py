@@ -8,9 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._autograd import (
+    are_transforms_active,
+    below_autograd,
+    call_backward,
+    refuse_double_backward,
+    transformable,
+    transformable_gradient,
+)
 from ._dtypes import compute_dtype
 from ._forward_mode import refuse_tangents
-from ._ops import _below_autograd, _refuse_double_backward
 from ._unitary_validation import (
     Inputs,
     check_unitary_gradients,
@@ -29,7 +36,7 @@ def register() -> None:
     torch.library.register_fake(_FORWARD, _forward_fake)
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
-    torch.library.register_autograd(_BACKWARD, _refuse_double_backward)
+    torch.library.register_autograd(_BACKWARD, refuse_double_backward)
 
 
 def scan(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,11 +46,13 @@ def scan(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         tensor is not None and tensor.requires_grad for tensor in inputs
     )
     arguments = (*inputs, needs_gradient)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return torch.ops.selective_scan.adaptive_unitary_scan_fwd.default(*arguments)
+    if are_transforms_active():
+        return _TransformableScan.apply(*arguments)
     if needs_gradient:
         return _EagerScan.apply(*arguments)
-    return _below_autograd(torch.ops.selective_scan.adaptive_unitary_scan_fwd.default, arguments)
+    return below_autograd(torch.ops.selective_scan.adaptive_unitary_scan_fwd.default, arguments)
 
 
 class _EagerScan(torch.autograd.Function):
@@ -52,7 +61,7 @@ class _EagerScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
         op = torch.ops.selective_scan.adaptive_unitary_scan_fwd.default
-        output = _below_autograd(op, arguments)
+        output = below_autograd(op, arguments)
         _save_for_backward(ctx, arguments, output)
         return output
 
@@ -127,7 +136,10 @@ def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: No
         return (None,) * 10
     op = torch.ops.selective_scan.adaptive_unitary_scan_bwd.default
     arguments = (dout, dlast_state, *ctx.saved_tensors)
-    # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-    results = op(*arguments) if torch.is_grad_enabled() else _below_autograd(op, arguments)
+    results = call_backward(op, _TransformableGradient, arguments)
     needed = ctx.needs_input_grad
     return (*(g if n else None for g, n in zip(results, needed, strict=False)), None)
+
+
+_TransformableScan = transformable("adaptive_unitary_scan_fwd", _save_for_backward, _backward)
+_TransformableGradient = transformable_gradient("adaptive_unitary_scan_bwd")

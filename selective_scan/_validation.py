@@ -140,8 +140,6 @@ def check_gradients(
         check("dlast_state", dlast_state, dtype, "batch", "dim", "dstate")
     if states is not None and states.numel() > 0:
         check("states", states, dtype, "saved values")
-        if not states.is_contiguous():
-            fail("states must be contiguous")
 
 
 def _check_dtypes(

@@ -33,9 +33,9 @@ def adaptive_unitary_scan_ref(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The adaptive unitary scan, step by step in plain PyTorch.
 
-    Arguments, results and errors are those of :func:`adaptive_unitary_scan_fn`. It runs on any
-    device and can be differentiated any number of times. Time and, with gradients, memory grow as
-    batch·dim·dstate·seqlen.
+    Arguments but for `backend`, results and errors are those of :func:`adaptive_unitary_scan_fn`.
+    It runs on any device and can be differentiated any number of times. Time and, with gradients,
+    memory grow as batch·dim·dstate·seqlen.
 
     Example:
         >>> import torch
@@ -65,7 +65,8 @@ def adaptive_unitary_scan_ref(
         h = initial_state.to(h_dtype, copy=True)
     y_steps = []
     for t in range(seqlen):
-        theta = torch.einsum("dnr,br->bdn", x, u_steps[t]) + x_bias
+        with torch.autocast(u.device.type, enabled=False):
+            theta = torch.einsum("dnr,br->bdn", x, u_steps[t]) + x_bias
         rotation = torch.polar(torch.ones_like(theta), theta)
         h = rotation * h + b_steps[t] * v_steps[t][..., None]
         y_steps.append((c_steps[t] * h).real.sum(-1))
@@ -135,7 +136,7 @@ def adaptive_unitary_scan_fn(
     Args:
         u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
         dt: step sizes, (batch, dim, seqlen), positive as they come; any of these dtypes.
-        x: how the input turns the states, (dim, dstate, dim).
+        x: how the input turns the states, (dim, dstate, dim); on CUDA dstate is at most 256.
         x_bias: rotation without input, in radians per step, (dim, dstate).
         B: input weights, complex64 or complex128: constant (dstate,); or variable, (batch, dstate,
             seqlen) or (batch, groups, dstate, seqlen), where channel d belongs to group

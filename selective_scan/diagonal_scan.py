@@ -24,8 +24,8 @@ def diagonal_scan_ref(
 ) -> Tensor:
     """The diagonal scan, step by step in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`diagonal_scan_fn`. It runs on any device and
-    can be differentiated any number of times.
+    Arguments but for `backend`, result and errors are those of :func:`diagonal_scan_fn`. It runs on
+    any device and can be differentiated any number of times.
 
     Example:
         >>> import torch

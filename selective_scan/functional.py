@@ -75,6 +75,8 @@ def selective_scan_fn(
         u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
         delta: step sizes, (batch, dim, seqlen), any of these dtypes.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128. Stable where Re A < 0.
+            On CUDA dstate is at most 256, and less for complex128 on GPUs with less shared memory
+            than Hopper.
         B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or
             (batch, groups, dstate, seqlen), where channel d belongs to group d // (dim/groups). For
             complex A a constant one is complex; a variable one is either complex or real with a

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._autograd import are_transforms_active
 from ._discretization import DISCRETIZATIONS
 from ._dtypes import compute_dtype, state_dtype
 from ._validation import check_backend, check_inputs, check_types
@@ -92,7 +93,9 @@ def selective_scan_ref(
         y = y + D.to(dtype)[:, None] * x
     if z is not None:
         y = y * F.silu(z.to(dtype))
-    out = torch.empty_like(u).copy_(y)  # in u's dtype, and laid out as u is
+    out = y.to(u.dtype)
+    if not are_transforms_active():  # which allow no copy of a mapped tensor into another
+        out = torch.empty_like(u).copy_(out)  # laid out as u is
     return (out, h) if return_last_state else out
 
 

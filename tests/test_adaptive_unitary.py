@@ -334,7 +334,16 @@ def test_compile(dynamic, device):
         )
 
 
-@pytest.mark.parametrize("empty", [{"seqlen": 0}, {"batch": 0}, {"batch": 0, "seqlen": 0}], ids=str)
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"seqlen": 0},
+        {"batch": 0},
+        {"batch": 0, "seqlen": 0},
+        {"dim": 0, "B": "shared", "C": "shared", "groups": 1},
+    ],
+    ids=str,
+)
 def test_empty(empty, device):
     case = Case(**empty)
     inputs = make(case, device)
@@ -347,6 +356,48 @@ def test_empty(empty, device):
         assert results[f"d{name}"].shape == tensor.shape
         if name != "initial_state":
             assert not results[f"d{name}"].any(), name
+
+
+AUTOCAST = [Case(), Case(dtype=HALF), Case(parameter_dtype=F64), Case(B="grouped", dim=20)]
+
+
+@pytest.mark.parametrize("case", AUTOCAST, ids=str)
+def test_autocast_casts_nothing(case, device):
+    inputs = make(case, device)
+    cotangents = [c.to(device) for c in make_cotangents(case)]
+    expected = differentiate(adaptive_unitary_scan_fn, inputs, cotangents)
+    with torch.autocast(device, BF16):
+        actual = differentiate(adaptive_unitary_scan_fn, inputs, cotangents)
+        reference = adaptive_unitary_scan_ref(**inputs, return_last_state=True)
+    for name, wanted in expected.items():
+        assert torch.equal(actual[name], wanted), name
+    tolerance = 1e-2 if case.dtype == HALF else 1e-4
+    for name, tensor in zip(("out", "last_state"), reference, strict=True):
+        assert tensor.dtype == expected[name].dtype
+        assert Error.of(tensor, expected[name]).relative_l2 < tolerance, name
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_torch_func(device):
+    """Gradients for each of several u, also mapped over; and no second derivative."""
+    inputs = {k: v.detach() for k, v in make(Case(seqlen=9), device).items()}
+    us = torch.stack([inputs["u"], 2 * inputs["u"]])
+
+    def loss(u, x):
+        out, last_state = adaptive_unitary_scan_fn(
+            **(inputs | {"u": u, "x": x}), return_last_state=True
+        )
+        return out.square().sum() + last_state.abs().square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs["x"])
+    for i, u in enumerate(us):
+        leaves = [u.clone().requires_grad_(), inputs["x"].clone().requires_grad_()]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(gradient(u, inputs["x"]), expected)
+        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs["x"])
 
 
 # --- bad calls ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from problem import Case, check, inputs_on
-from selective_scan import S6, _ops, selective_scan_fn
+from selective_scan import S6, _ops, selective_scan_fn, selective_scan_ref
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
 SMALL = Case(dim=4, seqlen=70, dstate=3, delta_softplus=False)
@@ -225,6 +225,16 @@ def test_transforms_of_torch_func(device):
         torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
     with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
         torch.func.jacrev(torch.func.grad(loss))(us[0], inputs[2])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("function", [selective_scan_fn, selective_scan_ref])
+def test_a_parameter_alone_is_mapped_over(function, device):
+    u, delta, A, B, C = [x.detach() for x in list(inputs_on(MINIMAL, device).values())[:5]]
+    poles = torch.stack([A, 2 * A])
+    outs = torch.func.vmap(lambda A: function(u, delta, A, B, C))(poles)
+    for out, A in zip(outs, poles, strict=True):
+        torch.testing.assert_close(out, function(u, delta, A, B, C))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -170,14 +170,15 @@ def test_matches_reference(case, device):
     check(case, device)
 
 
-def test_many_row_dimensions(device):
+@pytest.mark.parametrize("leading", [(), (None,)], ids=["same rank", "a lacks a dim of b"])
+def test_many_row_dimensions(leading, device):
     """More dimensions than a kernel takes, none of which can be merged with its neighbour."""
     shape = (2,) * 11 + (5,)
     order = [*range(0, 11, 2), *range(1, 11, 2), 11]
     inverse = sorted(range(12), key=order.__getitem__)
     a, b = (torch.rand(shape, device=device).permute(order) for _ in range(2))
     a = a.contiguous().permute(inverse).requires_grad_()
-    b = b.detach().requires_grad_()
+    b = b.detach()[leading].requires_grad_()
     h = diagonal_scan_fn(a, b)
     expected = diagonal_scan_ref(a, b)
     assert h.stride() == torch.empty_like(b).stride()
@@ -185,6 +186,55 @@ def test_many_row_dimensions(device):
     cotangent = torch.rand_like(h)
     actual = torch.autograd.grad(h, (a, b), cotangent)
     torch.testing.assert_close(actual, torch.autograd.grad(expected, (a, b), cotangent))
+
+
+@pytest.mark.parametrize("pole", [2.0, 1e5, -1.9])
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("rows", [3, 700])
+def test_what_an_unstable_system_does_to_nothing(rows, layout, pole, device):
+    """Steps may grow by a factor that overflows while the state, or its gradient, is still 0."""
+    shape = (1, rows, 5000)
+    a = lay_out(torch.full(shape, pole), layout).to(device).requires_grad_()
+    b = torch.zeros(shape)
+    b[..., -2:] = 1
+    b = lay_out(b, layout).to(device).requires_grad_()
+    cotangent = torch.zeros(shape, device=device)
+    cotangent[..., :2] = 1
+    results = []
+    for function in (diagonal_scan_fn, diagonal_scan_ref):
+        h = function(a, b)
+        results.append((h, *torch.autograd.grad(h, (a, b), cotangent)))
+    torch.testing.assert_close(*results)
+
+
+def test_autocast_casts_nothing(device):
+    inputs = make(Case(), device)
+    expected = diagonal_scan_fn(**inputs)
+    with torch.autocast(device, BF16):
+        for function in (diagonal_scan_fn, diagonal_scan_ref):
+            actual = function(**inputs)
+            assert actual.dtype == F32
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_torch_func(device):
+    """Gradients for each of several b, also mapped over; and no second derivative."""
+    a, b = (make(Case(initial_state=None), device)[name].detach() for name in "ab")
+    bs = torch.stack([b, 2 * b])
+
+    def loss(a, b):
+        return diagonal_scan_fn(a, b).square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    mapped = torch.func.vmap(gradient, in_dims=(None, 0))(a, bs)
+    for i, one in enumerate(bs):
+        leaves = [a.clone().requires_grad_(), one.clone().requires_grad_()]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(gradient(a, one), expected)
+        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(torch.func.grad(loss))(a, b)
 
 
 @pytest.mark.parametrize("seqlen", [65536, 2**20 + 3])

@@ -180,7 +180,8 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     backend.launch(params, workspace.data());
     Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
     if (!compact) return {da, db, dinitial_state};
-    return {laid_out_like(a, da), laid_out_like(h, db),
+    // a may lack leading dims of h.
+    return {laid_out_like(a, torch::stable::reshape(da, a.sizes())), laid_out_like(h, db),
             initial_state ? laid_out_like(*initial_state, dinitial_state) : dinitial_state};
   }
   fail("the rows of h could not be laid out");

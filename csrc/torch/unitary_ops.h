@@ -14,6 +14,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 #include <vector>
 
@@ -51,6 +52,18 @@ inline Tensor view_as_real(const Tensor& tensor) {
   std::array<StableIValue, 1> stack{torch::stable::detail::from(tensor)};
   TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+/// (..., k) times (k, n). Calls that name their output autocast leaves alone; the result of others
+/// it would give half the width, of which the kernels know nothing.
+inline Tensor product(const Tensor& rows, const Tensor& columns) {
+  std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
+  shape.back() = columns.size(1);
+  std::array<StableIValue, 3> stack{
+      torch::stable::detail::from(rows), torch::stable::detail::from(columns),
+      torch::stable::detail::from(new_tensor(rows, shape, rows.scalar_type()))};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::matmul", "out", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 inline Tensor copied_into(Tensor target, const Tensor& source) {
@@ -218,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
   const Tensor x_columns = torch::stable::contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
-    const Tensor theta = torch::stable::matmul(slab_inputs(u, slab, dtype), x_columns);
+    const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
     params.theta = layout.view(theta, slab.batches, slab.steps);
     backend.launch(params);
@@ -252,7 +265,10 @@ class WeightGradient {
       : is_variable_(is_variable),
         dtype_(float_dtype(params.is_double, false)),
         gradient_(torch::stable::empty_like(weight)) {
-    if (is_variable) return;
+    if (is_variable) {
+      if (u.numel() == 0) torch::stable::zero_(gradient_);  // there are no slabs to fill it
+      return;
+    }
     sums_ = new_zeros_of(u, {params.batch, params.dim, params.dstate, 2}, dtype_);
   }
 
@@ -324,7 +340,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
     const std::vector<Slab> slabs = make_slabs(params, layout.rows(), Backend::kThetaBytes);
     for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {
       const Tensor inputs = slab_inputs(u, *slab, dtype);
-      const Tensor theta = torch::stable::matmul(inputs, x_columns);
+      const Tensor theta = product(inputs, x_columns);
       const int64_t padded_dim = layout.groups * layout.padded_channels;
       const Tensor du_direct = new_tensor(u, {slab->batches, slab->steps, padded_dim}, dtype);
       set_slab(params, *slab);
@@ -344,12 +360,12 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
                            {slab->batches, slab->steps, layout.groups, layout.padded_channels}),
                   3, 0, layout.group_channels),
           {slab->batches, slab->steps, params.dim});
-      const Tensor du_slab = plus(torch::stable::matmul(dtheta, x_rows), direct);
+      const Tensor du_slab = plus(product(dtheta, x_rows), direct);
       copied_into(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
       const int64_t products = slab->batches * slab->steps;
       const Tensor dtheta_columns = transpose(reshaped(dtheta, {products, layout.rows()}), 0, 1);
-      dx_rows = plus(
-          dx_rows, torch::stable::matmul(dtheta_columns, reshaped(inputs, {products, params.dim})));
+      dx_rows =
+          plus(dx_rows, product(dtheta_columns, reshaped(inputs, {products, params.dim})));
       db.take_terms(layout, *slab);
       dc.take_terms(layout, *slab);
     }
