@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent
 MINIMUM_TORCH = (2, 10)
 MINIMUM_SETUPTOOLS = 77
 MINIMUM_NVCC = 12  # the first with C++20
+MINIMUM_ARCHITECTURE = 8  # the first with asynchronous copies and mbarriers
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
@@ -83,8 +84,8 @@ class Architecture:
         if match is None:
             names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
             raise ValueError(
-                "TORCH_CUDA_ARCH_LIST must hold entries such as 9.0, 9.0a, 9.0+PTX, native "
-                f"or one of {names}, got {text!r}"
+                "TORCH_CUDA_ARCH_LIST must be native or hold entries such as 9.0, 9.0a, 9.0+PTX "
+                f"or {names}, got {text!r}"
             )
         major, minor, suffix, ptx = match.groups()
         return cls(int(major), int(minor), suffix.lower(), ptx is not None)
@@ -139,6 +140,11 @@ def choose_architectures(text: str, supported: set[str], torch: ModuleType) -> l
         text = ";".join(f"{major}.{minor}" for major, minor in capabilities)
     architectures = parse_architectures(text)
     for architecture in architectures:
+        if architecture.major < MINIMUM_ARCHITECTURE:
+            raise ValueError(
+                f"TORCH_CUDA_ARCH_LIST asks for {architecture}; the kernels need "
+                f"{MINIMUM_ARCHITECTURE}.0 or later"
+            )
         if f"{architecture.major}{architecture.minor}" not in supported:
             raise ValueError(
                 f"TORCH_CUDA_ARCH_LIST asks for {architecture}, which this nvcc does not support"
@@ -510,7 +516,8 @@ def main() -> None:
             f"building needs setuptools {MINIMUM_SETUPTOOLS} or later, got "
             f"{setuptools.__version__}: run pip install --upgrade setuptools."
         )
-    if "sdist" in sys.argv:
+    # Isolated builds ask for a source distribution's needs by egg_info before they make it.
+    if "sdist" in sys.argv or "egg_info" in sys.argv:
         setuptools.setup()
         return
     torch = import_torch()

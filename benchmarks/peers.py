@@ -125,7 +125,8 @@ def textbook_scan(
             f"got {discretization_method}, reverse={reverse}"
         )
     dtype = u.dtype
-    u, delta, B, C = u.float(), delta.float() + delta_bias[:, None].float(), B.float(), C.float()
+    u, delta, B, C = (x.to(A.dtype) for x in (u, delta, B, C))
+    delta = delta + delta_bias[:, None]
     if delta_softplus:
         delta = F.softplus(delta)
     B, C = (x.repeat_interleave(u.shape[1] // x.shape[1], dim=1) for x in (B, C))
@@ -139,4 +140,4 @@ def textbook_scan(
         h = deltaA_t * h + deltaB_u_t
         ys.append(torch.einsum("bdn,bdn->bd", h, C_t))
     y = torch.stack(ys, dim=-1) + D[:, None] * u
-    return (y * F.silu(z.float())).to(dtype)
+    return (y * F.silu(z.to(A.dtype))).to(dtype)

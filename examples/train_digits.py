@@ -49,7 +49,8 @@ def train(
     model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
 ) -> list[float]:
     """Trains in place and returns the loss of every step."""
-    steps_per_epoch = len(labels) // args.batch_size
+    batch_size = min(args.batch_size, len(labels))
+    steps_per_epoch = len(labels) // batch_size
     steps = args.epochs * steps_per_epoch
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
@@ -58,7 +59,7 @@ def train(
         for epoch in range(args.epochs):
             progress.set_description(f"epoch {epoch + 1}/{args.epochs}")
             order = torch.randperm(len(labels), device=labels.device)
-            for batch in order.split(args.batch_size)[:steps_per_epoch]:
+            for batch in order.split(batch_size)[:steps_per_epoch]:
                 loss = F.cross_entropy(model(pixels[batch]), labels[batch])
                 optimizer.zero_grad()
                 loss.backward()

@@ -126,7 +126,10 @@ def test_a_failing_self_check_is_reported(monkeypatch, capsys):
     assert "self-check of cpu: WRONG" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["functional", "reference", "_library", "s6"])
+@pytest.mark.parametrize(
+    "module",
+    ["functional", "reference", "_library", "s6", "diagonal_scan", "adaptive_unitary"],
+)
 def test_docstring_examples(module):
     module = importlib.import_module(f"selective_scan.{module}")
     result = doctest.testmod(module)

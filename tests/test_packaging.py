@@ -85,7 +85,7 @@ def test_architecture_list(setup, text, expected):
 
 @pytest.mark.parametrize("text", ["9", "sm_90", "9.0b", "Hooper", "9.0+ptxas", "90"])
 def test_architecture_list_refuses(setup, text):
-    expected = "TORCH_CUDA_ARCH_LIST must hold entries such as"
+    expected = "TORCH_CUDA_ARCH_LIST must be native or hold entries such as"
     with pytest.raises(ValueError, match=expected) as caught:
         setup.parse_architectures(f"8.0;{text}")
     assert repr(text) in str(caught.value)
@@ -112,8 +112,13 @@ def test_default_architectures_are_those_nvcc_supports(setup, supported, expecte
 
 
 def test_an_architecture_nvcc_lacks_is_refused(setup):
-    with pytest.raises(ValueError, match=r"asks for 7\.0, which this nvcc does not support"):
-        setup.choose_architectures("7.0;9.0", SUPPORTED, fake_torch())
+    with pytest.raises(ValueError, match=r"asks for 11\.0, which this nvcc does not support"):
+        setup.choose_architectures("9.0;11.0", SUPPORTED, fake_torch())
+
+
+def test_an_architecture_the_kernels_lack_is_refused(setup):
+    with pytest.raises(ValueError, match=r"asks for 7\.5\+PTX; the kernels need 8\.0 or later"):
+        setup.choose_architectures("Turing", SUPPORTED, fake_torch())
 
 
 def test_native_needs_a_gpu(setup):
@@ -253,7 +258,7 @@ def test_wheel_serves_every_python(setup):
 )
 def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     code = (
-        f"import runpy, sys; {prepare}; sys.argv[1:] = ['egg_info']; "
+        f"import runpy, sys; {prepare}; sys.argv[1:] = ['build_ext']; "
         f"runpy.run_path({str(SETUP)!r}, run_name='__main__')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

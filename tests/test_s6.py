@@ -260,6 +260,7 @@ def test_output_dtype_under_autocast(device):
     expected = model(x)
     with torch.autocast(device, torch.bfloat16):
         actual = model(x)
+    assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
 
 
