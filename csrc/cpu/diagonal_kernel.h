@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "../core/diagonal_params.h"
 #include "../core/affine_map.h"
+#include "../core/diagonal_params.h"
 #include "../core/diagonal_step.h"
 #include "tile.h"
 #include "vector.h"

@@ -364,8 +364,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       copied_into(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
       const int64_t products = slab->batches * slab->steps;
       const Tensor dtheta_columns = transpose(reshaped(dtheta, {products, layout.rows()}), 0, 1);
-      dx_rows =
-          plus(dx_rows, product(dtheta_columns, reshaped(inputs, {products, params.dim})));
+      dx_rows = plus(dx_rows, product(dtheta_columns, reshaped(inputs, {products, params.dim})));
       db.take_terms(layout, *slab);
       dc.take_terms(layout, *slab);
     }
