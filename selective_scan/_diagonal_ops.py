@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._autograd import (
-    are_transforms_active,
-    below_autograd,
-    call_backward,
-    refuse_double_backward,
-    transformable,
-    transformable_gradient,
-)
+from . import _autograd
 from ._diagonal_validation import check_dh, check_diagonal_inputs, state_dtype
 from ._forward_mode import refuse_tangents
 
@@ -28,21 +21,22 @@ def register() -> None:
     torch.library.register_fake(_FORWARD, _forward_fake)
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
-    torch.library.register_autograd(_BACKWARD, refuse_double_backward)
+    torch.library.register_autograd(_BACKWARD, _autograd.refuse_double_backward)
 
 
 def scan(a: Tensor, b: Tensor, initial_state: Tensor | None, reverse: bool) -> Tensor:
     """The forward op; in plain eager mode without the detour of register_autograd."""
     refuse_tangents((a, b, initial_state), "diagonal_scan_ref")
     arguments = (a, b, initial_state, reverse)
+    op = torch.ops.selective_scan.diagonal_scan_fwd.default
     if torch.compiler.is_compiling():
-        return torch.ops.selective_scan.diagonal_scan_fwd.default(*arguments)
-    if are_transforms_active():
+        return op(*arguments)
+    if _autograd.are_transforms_active():
         return _TransformableScan.apply(*arguments)
     tensors = (a, b) if initial_state is None else (a, b, initial_state)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _EagerScan.apply(*arguments)
-    return below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
+    return _autograd.below_autograd(op, arguments)
 
 
 class _EagerScan(torch.autograd.Function):
@@ -50,7 +44,7 @@ class _EagerScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        h = below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
+        h = _autograd.below_autograd(torch.ops.selective_scan.diagonal_scan_fwd.default, arguments)
         _save_for_backward(ctx, arguments, h)
         return h
 
@@ -97,10 +91,10 @@ def _backward(ctx, dh: Tensor | None):
         return (None,) * 4
     arguments = (dh, *ctx.saved_tensors, *ctx.options)
     op = torch.ops.selective_scan.diagonal_scan_bwd.default
-    results = call_backward(op, _TransformableGradient, arguments)
+    results = _autograd.call_backward(op, _TransformableGradient, arguments)
     needed = ctx.needs_input_grad
     return (*(g if n else None for g, n in zip(results, needed, strict=False)), None)
 
 
-_TransformableScan = transformable("diagonal_scan_fwd", _save_for_backward, _backward)
-_TransformableGradient = transformable_gradient("diagonal_scan_bwd")
+_TransformableScan = _autograd.transformable("diagonal_scan_fwd", _save_for_backward, _backward)
+_TransformableGradient = _autograd.transformable_gradient("diagonal_scan_bwd")

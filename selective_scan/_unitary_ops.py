@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._autograd import (
-    are_transforms_active,
-    below_autograd,
-    call_backward,
-    refuse_double_backward,
-    transformable,
-    transformable_gradient,
-)
+from . import _autograd
 from ._dtypes import compute_dtype
 from ._forward_mode import refuse_tangents
 from ._unitary_validation import (
@@ -36,7 +29,7 @@ def register() -> None:
     torch.library.register_fake(_FORWARD, _forward_fake)
     torch.library.register_fake(_BACKWARD, _backward_fake)
     torch.library.register_autograd(_FORWARD, _backward, setup_context=_save_for_backward)
-    torch.library.register_autograd(_BACKWARD, refuse_double_backward)
+    torch.library.register_autograd(_BACKWARD, _autograd.refuse_double_backward)
 
 
 def scan(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,13 +39,14 @@ def scan(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         tensor is not None and tensor.requires_grad for tensor in inputs
     )
     arguments = (*inputs, needs_gradient)
+    op = torch.ops.selective_scan.adaptive_unitary_scan_fwd.default
     if torch.compiler.is_compiling():
-        return torch.ops.selective_scan.adaptive_unitary_scan_fwd.default(*arguments)
-    if are_transforms_active():
+        return op(*arguments)
+    if _autograd.are_transforms_active():
         return _TransformableScan.apply(*arguments)
     if needs_gradient:
         return _EagerScan.apply(*arguments)
-    return below_autograd(torch.ops.selective_scan.adaptive_unitary_scan_fwd.default, arguments)
+    return _autograd.below_autograd(op, arguments)
 
 
 class _EagerScan(torch.autograd.Function):
@@ -61,7 +55,7 @@ class _EagerScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
         op = torch.ops.selective_scan.adaptive_unitary_scan_fwd.default
-        output = below_autograd(op, arguments)
+        output = _autograd.below_autograd(op, arguments)
         _save_for_backward(ctx, arguments, output)
         return output
 
@@ -136,10 +130,12 @@ def _backward(ctx, dout: Tensor | None, dlast_state: Tensor | None, _dstates: No
         return (None,) * 10
     op = torch.ops.selective_scan.adaptive_unitary_scan_bwd.default
     arguments = (dout, dlast_state, *ctx.saved_tensors)
-    results = call_backward(op, _TransformableGradient, arguments)
+    results = _autograd.call_backward(op, _TransformableGradient, arguments)
     needed = ctx.needs_input_grad
     return (*(g if n else None for g, n in zip(results, needed, strict=False)), None)
 
 
-_TransformableScan = transformable("adaptive_unitary_scan_fwd", _save_for_backward, _backward)
-_TransformableGradient = transformable_gradient("adaptive_unitary_scan_bwd")
+_TransformableScan = _autograd.transformable(
+    "adaptive_unitary_scan_fwd", _save_for_backward, _backward
+)
+_TransformableGradient = _autograd.transformable_gradient("adaptive_unitary_scan_bwd")

@@ -93,9 +93,9 @@ def selective_scan_ref(
         y = y + D.to(dtype)[:, None] * x
     if z is not None:
         y = y * F.silu(z.to(dtype))
-    out = y.to(u.dtype)
-    if not are_transforms_active():  # which allow no copy of a mapped tensor into another
-        out = torch.empty_like(u).copy_(out)  # laid out as u is
+    # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
+    # tensor into another.
+    out = y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
     return (out, h) if return_last_state else out
 
 
