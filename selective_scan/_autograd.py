@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as are_transforms_active
+
+try:
+    from torch._C import _are_functorch_transforms_active as are_transforms_active
+except ImportError:  # a name of PyTorch's own, which a later one may lack
+
+    def are_transforms_active() -> bool:
+        """Whether calls must suit the transforms of torch.func: slower, but right without them."""
+        return True
 
 
 def below_autograd(op: torch._ops.OpOverload, arguments: tuple) -> tuple[Tensor, ...]:

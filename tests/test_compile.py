@@ -104,6 +104,8 @@ def test_the_function_and_the_registered_derivative_agree(case, return_last_stat
 def test_a_pytorch_without_the_names_that_the_short_way_needs(device, monkeypatch):
     monkeypatch.setattr(_ops, "_has_short_way", False)
     check(SMALL, device)
+    monkeypatch.setattr(_ops, "are_transforms_active", lambda: True)
+    check(SMALL, device)
 
 
 def test_a_gradient_of_a_subclass_of_tensor(device):

@@ -1,4 +1,4 @@
-// Figures that several parts share, each named once.
+// Figures that several parts share, each named once, and rounding up.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,18 @@
 #endif
 
 namespace selective_scan {
+
+/// a / b rounded up, of a >= 0 and b > 0.
+template <class A, class B>
+SELECTIVE_SCAN_HD constexpr auto ceil_div(A a, B b) {
+  return (a + b - 1) / b;
+}
+
+/// The smallest multiple that is no less than `value`.
+template <class A, class B>
+SELECTIVE_SCAN_HD constexpr auto round_up(A value, B multiple) {
+  return ceil_div(value, multiple) * multiple;
+}
 
 /// The forward pass saves the state after every kStateChunk steps (but not after the last chunk);
 /// the backward pass recomputes the states between. This bounds what is saved to

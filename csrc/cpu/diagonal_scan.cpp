@@ -24,7 +24,7 @@ constexpr int64_t kEnoughRows = 16;
 DiagonalSplit split_of(const DiagonalScanParams& params) {
   DiagonalSplit split;
   split.segments = num_segments(params);
-  split.segment_steps = (params.seqlen + split.segments - 1) / split.segments;
+  split.segment_steps = ceil_div(params.seqlen, split.segments);
   const int64_t* sizes = params.row_sizes;
   // The last of the largest: its rows are closest to each other in memory as a rule.
   for (int dim = 1; dim < params.row_dims; ++dim) {
@@ -103,11 +103,11 @@ const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
 
 int64_t num_segments(const DiagonalScanParams& params) {
   if (params.rows == 0) return 1;
-  const int64_t wanted = (kWantedChains + params.rows - 1) / params.rows;
+  const int64_t wanted = ceil_div(kWantedChains, params.rows);
   const int64_t segments = std::clamp<int64_t>(params.seqlen / kMinSegment, 1, wanted);
   // Whole segments: none may be empty, which the last ones could be.
-  const int64_t steps = (params.seqlen + segments - 1) / segments;
-  return steps == 0 ? 1 : (params.seqlen + steps - 1) / steps;
+  const int64_t steps = ceil_div(params.seqlen, segments);
+  return steps == 0 ? 1 : ceil_div(params.seqlen, steps);
 }
 
 int64_t workspace_bytes(const DiagonalScanParams& params) {

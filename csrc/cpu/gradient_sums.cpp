@@ -53,7 +53,7 @@ void sum_blocks(const BackwardParams& params, const BackwardPartials& partials, 
                 const ArrayView& gradient, int64_t batch, int64_t group, int64_t chunk) {
   const int64_t components = params.is_complex ? 2 : 1;
   const int64_t tile = components * params.dstate * kStateChunk;
-  const int64_t chunks = (params.seqlen + kStateChunk - 1) / kStateChunk;
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
   const int64_t first_step = chunk * kStateChunk;
   const int64_t steps = std::min(kStateChunk, params.seqlen - first_step);
   const T* first =

@@ -13,10 +13,6 @@
 
 namespace selective_scan::cpu {
 
-SELECTIVE_SCAN_HD int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 /// One vector's lanes.
 struct Lanes {
   int64_t channel = 0;  // of the first lane
@@ -39,7 +35,7 @@ struct Lanes {
 template <class R>
 SELECTIVE_SCAN_HD int64_t num_vectors(const Block& block) {
   return block.segmentation.present() ? block.channels
-                                      : round_up(block.channels, R::kWidth) / R::kWidth;
+                                      : ceil_div(block.channels, R::kWidth);
 }
 
 template <class R>

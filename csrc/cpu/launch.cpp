@@ -66,10 +66,6 @@ const Kernels& kernels_for(const ScanParams& params) {
       .kernels[params.is_double][params.is_complex][static_cast<int>(params.method)];
 }
 
-int64_t ceil_divide(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 Partition partition_of(const ScanParams& params, int64_t block_channels) {
   Partition partition;
   partition.batch = params.batch;
@@ -77,7 +73,7 @@ Partition partition_of(const ScanParams& params, int64_t block_channels) {
   partition.group_channels = params.dim / params.groups;
   partition.block_channels = std::min(block_channels, partition.group_channels);
   partition.blocks_per_group =
-      ceil_divide(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
+      ceil_div(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
   return partition;
 }
 
@@ -105,8 +101,8 @@ Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
 Partition backward_partition(const ScanParams& params) {
   const int64_t group_channels = params.dim / params.groups;
   const int64_t blocks = std::max<int64_t>(group_channels / kSmallestBackwardBlock, 1);
-  const int64_t block = ceil_divide(group_channels, blocks);
-  return partition_of(params, ceil_divide(block, kSmallestForwardBlock) * kSmallestForwardBlock);
+  const int64_t block = ceil_div(group_channels, blocks);
+  return partition_of(params, round_up(block, kSmallestForwardBlock));
 }
 
 /// The partition with the segments that the shape suggests.
@@ -152,7 +148,7 @@ struct WorkerScratch {
   int64_t bytes_each;
 
   WorkerScratch(Arena& arena, int64_t workers, int64_t bytes)
-      : bytes_each(ceil_divide(bytes, Arena::kAlignment) * Arena::kAlignment) {
+      : bytes_each(round_up(bytes, Arena::kAlignment)) {
     base = arena.take<char>(workers * bytes_each);
   }
   void* of(int64_t worker) const { return base + worker * bytes_each; }
@@ -186,7 +182,7 @@ BackwardPartials take_partials(const BackwardParams& params, const Partition& pa
   const int64_t rows = params.batch * partition.segmentation.sets();
   const int64_t channels = rows * params.dim;
   const int64_t states = channels * params.dstate * components;
-  const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
   const int64_t blocks = partition.count() * chunks * components * params.dstate * kStateChunk;
   const bool several = partition.blocks_per_group > 1;
 
@@ -269,7 +265,7 @@ void scan_backward(const BackwardParams& params, void* workspace, const ThreadPo
   run_tasks(params.dim, plan.workers, pool,
             [&](int64_t channel, int64_t) { sum_over_rows(params, plan.partials, channel); });
   if (plan.partials.dB_blocks || plan.partials.dC_blocks) {
-    const int64_t chunks = ceil_divide(params.seqlen, kStateChunk);
+    const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
     run_tasks(params.batch * params.groups * chunks, plan.workers, pool,
               [&](int64_t task, int64_t) {
                 const int64_t row = task / chunks;

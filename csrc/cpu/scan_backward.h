@@ -410,7 +410,7 @@ struct BackwardKernel {
       return;
     }
     const int64_t size = ProjectionTile<State>::values(params.dstate, false);
-    const int64_t chunks = (params.seqlen + kStateChunk - 1) / kStateChunk;
+    const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
     const int64_t index =
         ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
             chunks +

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../core/complex.h"
+#include "../core/affine_map.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -13,21 +13,6 @@ constexpr int64_t kSegmentSteps = 2 * kStateChunk;
 
 /// By how much segments must use the lanes better than channels do, since they take more work.
 constexpr int64_t kWorthwhileGain = 2;
-
-int64_t ceil_divide(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-/// factor·state + boundary. A state of 0 stays out of it: the factor of an unstable system may be
-/// infinite.
-template <class R>
-R apply(R factor, R state, R boundary) {
-  return state == R(0) ? boundary : factor * state + boundary;
-}
-template <class R>
-Complex<R> apply(Complex<R> factor, Complex<R> state, Complex<R> boundary) {
-  return state.re == R(0) && state.im == R(0) ? boundary : factor * state + boundary;
-}
 
 /// Rows of states, a whole number apart.
 template <class T>
@@ -80,7 +65,7 @@ void join(const ScanParams& params, const Segmentation& segmentation, int64_t ba
     const T* before = boundaries[forward ? segment : segment + 1];
     T* after = boundaries[forward ? segment + 1 : segment];
     const T* factor = factors[segment];
-    for (int64_t n = 0; n < dstate; ++n) after[n] = apply(factor[n], before[n], after[n]);
+    for (int64_t n = 0; n < dstate; ++n) after[n] = apply_map(factor[n], after[n], before[n]);
   }
   store_row(end, batch, channel, dstate, boundaries[forward ? count : 0]);
 }
@@ -98,12 +83,12 @@ void join(const ScanParams& params, const Segmentation& segmentation, int64_t ba
 Segmentation segmentation_of(const ScanParams& params, int64_t lanes) {
   Segmentation segmentation;
   const int64_t group_channels = params.dim / params.groups;
-  const int64_t most_segments = ceil_divide(params.seqlen, kStateChunk);
+  const int64_t most_segments = ceil_div(params.seqlen, kStateChunk);
   if (std::min(most_segments, lanes) < kWorthwhileGain * group_channels) return segmentation;
-  const int64_t sets = ceil_divide(params.seqlen, lanes * kSegmentSteps);
-  const int64_t steps = ceil_divide(params.seqlen, sets * lanes);
-  segmentation.steps = ceil_divide(steps, kStateChunk) * kStateChunk;
-  segmentation.count = ceil_divide(params.seqlen, segmentation.steps);
+  const int64_t sets = ceil_div(params.seqlen, lanes * kSegmentSteps);
+  const int64_t steps = ceil_div(params.seqlen, sets * lanes);
+  segmentation.steps = round_up(steps, kStateChunk);
+  segmentation.count = ceil_div(params.seqlen, segmentation.steps);
   segmentation.lanes = lanes;
   return segmentation;
 }

@@ -253,7 +253,7 @@ class UnitaryBackward {
  public:
   static void run(const UnitaryBackwardParams& params, const Block& block) {
     UnitaryBackward backward(params, block);
-    const int64_t chunks = (params.steps + kSteps - 1) / kSteps;
+    const int64_t chunks = ceil_div(params.steps, kSteps);
     for (int64_t i = chunks - 1; i >= 0; --i) {
       backward.run_chunk(Chunk(params, block, params.first_step + i * kSteps));
     }

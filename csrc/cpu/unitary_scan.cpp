@@ -11,7 +11,7 @@ Partition partition_of(const UnitaryScanParams& params, int64_t block_channels) 
   partition.groups = params.groups;
   partition.group_channels = params.dim / params.groups;
   partition.block_channels = block_channels;
-  partition.blocks_per_group = (partition.group_channels + block_channels - 1) / block_channels;
+  partition.blocks_per_group = ceil_div(partition.group_channels, block_channels);
   return partition;
 }
 

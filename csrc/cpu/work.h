@@ -22,7 +22,7 @@ struct Segmentation {
 
   SELECTIVE_SCAN_HD bool present() const { return steps > 0; }
   /// How many vectors a channel's segments fill.
-  SELECTIVE_SCAN_HD int64_t sets() const { return present() ? (count + lanes - 1) / lanes : 1; }
+  SELECTIVE_SCAN_HD int64_t sets() const { return present() ? ceil_div(count, lanes) : 1; }
 };
 
 /// What one task scans: channels of one group of one batch entry, through all steps or, where
@@ -76,7 +76,7 @@ struct Arena {
   template <class T>
   SELECTIVE_SCAN_HD T* take(int64_t count) {
     T* part = base ? reinterpret_cast<T*>(base + bytes) : nullptr;
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    bytes += round_up(count * static_cast<int64_t>(sizeof(T)), kAlignment);
     return part;
   }
 };
@@ -123,7 +123,7 @@ struct DiagonalSplit {
 
   /// Vectors that cover what the lanes go along.
   SELECTIVE_SCAN_HD int64_t blocks(int64_t width) const {
-    return ((lanes_are_segments ? segments : lane_rows) + width - 1) / width;
+    return ceil_div(lanes_are_segments ? segments : lane_rows, width);
   }
   SELECTIVE_SCAN_HD int64_t tasks(int64_t width) const {
     return blocks(width) * outers * (lanes_are_segments ? lane_rows : segments);

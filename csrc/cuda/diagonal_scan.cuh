@@ -84,9 +84,9 @@ struct Chains {
   static int64_t num_blocks(const Params& params, const Segmentation& split) {
     if constexpr (kTeam > 0) {
       const int64_t threads = params.rows * split.segments * kTeam;
-      return (threads + kRowThreads - 1) / kRowThreads;
+      return ceil_div(threads, kRowThreads);
     } else {
-      return (params.rows + kWarpSize - 1) / kWarpSize * split.segments;
+      return ceil_div(params.rows, kWarpSize) * split.segments;
     }
   }
 };
@@ -141,7 +141,7 @@ cudaError_t launch_chains(const Params& params, const Segmentation& split, void*
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
   const auto blocks = static_cast<unsigned>(Kind::num_blocks(params, split));
   if (split.segments > 1) {
-    const int64_t start_blocks = (params.rows * kWarpSize + kRowThreads - 1) / kRowThreads;
+    const int64_t start_blocks = ceil_div(params.rows * kWarpSize, kRowThreads);
     map_kernel<Step, Params, Storage, kTeam>
         <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
     start_kernel<Step, Params>
@@ -223,15 +223,15 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Ro
   Segmentation split;
   split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
   const int64_t warps =
-      split.is_columns ? (params.rows + kWarpSize - 1) / kWarpSize * kColumnWarps : params.rows;
+      split.is_columns ? ceil_div(params.rows, kWarpSize) * kColumnWarps : params.rows;
   const int64_t wanted = device.multiprocessors * kWantedWarps / warps;
   // A row's first tile may begin before the row.
   const int64_t positions = params.seqlen + kMaxItems;
   const int64_t segments =
       std::clamp<int64_t>(params.seqlen / kSegmentUnit, 1, std::max<int64_t>(wanted, 1));
-  const int64_t steps = (positions + segments - 1) / segments;
-  split.steps = (steps + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;
-  split.segments = (positions + split.steps - 1) / split.steps;
+  const int64_t steps = ceil_div(positions, segments);
+  split.steps = round_up(steps, kSegmentUnit);
+  split.segments = ceil_div(positions, split.steps);
   return split;
 }
 

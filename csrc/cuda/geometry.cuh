@@ -33,9 +33,9 @@ struct Geometry {
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
   /// To be called when the shape of a block is set.
   SELECTIVE_SCAN_HD void set_tiles(int64_t new_rounds = 1) {
-    tiles = (group_channels + tile_channels() - 1) / tile_channels();
+    tiles = ceil_div(group_channels, tile_channels());
     rounds = new_rounds;
-    round_tiles = (tiles + rounds - 1) / rounds;
+    round_tiles = ceil_div(tiles, rounds);
   }
   /// States of one channel that the lanes have room for; those from dstate on stay zero.
   SELECTIVE_SCAN_HD int padded_states(int states_per_lane) const {

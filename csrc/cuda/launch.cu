@@ -122,7 +122,7 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
   const int64_t wanted = ceil_div(kBlocksWanted * device.multiprocessors, geometry.work_items);
   const int64_t segments = std::min(wanted, params.seqlen / kMinSegmentSteps);
   if (segments < 2) return;
-  geometry.segment_steps = ceil_div(ceil_div(params.seqlen, segments), kChunk) * kChunk;
+  geometry.segment_steps = round_up(ceil_div(params.seqlen, segments), kChunk);
   geometry.segments = ceil_div(params.seqlen, geometry.segment_steps);
   geometry.work_items *= geometry.segments;
 }

@@ -1,4 +1,4 @@
-// What every launcher needs on the host: the device's figures, scratch memory, rounding up.
+// What every launcher needs on the host: the device's figures, scratch memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,10 +9,6 @@
 #include "../core/config.h"
 
 namespace selective_scan::cuda {
-
-SELECTIVE_SCAN_HD int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 struct Device {
   int multiprocessors = 1;
@@ -77,7 +73,7 @@ class Scratch {
     constexpr int64_t kAlignment = 256;
     if (!wanted) return;
     array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += ceil_div(count * size, kAlignment) * kAlignment;
+    bytes_ += round_up(count * size, kAlignment);
   }
   int64_t bytes() const { return bytes_; }
 

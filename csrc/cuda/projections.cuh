@@ -101,7 +101,7 @@ struct Quad {
 
   __device__ Quad(const ProjectionPlan& plan, int piece_steps, int padded_states, int q) {
     if (plan.mode == ProjectionMode::kStates) {
-      const int per_step = (padded_states + kQuad - 1) / kQuad;
+      const int per_step = ceil_div(padded_states, kQuad);
       step = q / per_step;
       state = q % per_step * kQuad;
     } else {
@@ -112,7 +112,7 @@ struct Quad {
   }
   static __device__ int count(const ProjectionPlan& plan, int piece_steps, int padded_states) {
     if (plan.mode == ProjectionMode::kStates) {
-      return piece_steps * ((padded_states + kQuad - 1) / kQuad);
+      return piece_steps * ceil_div(padded_states, kQuad);
     }
     return padded_states * (piece_steps / kQuad);
   }

@@ -244,7 +244,7 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream) {
   const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks = grid_blocks((count + kCombineThreads - 1) / kCombineThreads);
+  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
   combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
       params, initial, geometry.segments, padded_states, backwards, segments);
   return cudaGetLastError();

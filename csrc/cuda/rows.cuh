@@ -67,7 +67,7 @@ struct WarpTile {
 
   __device__ int groups() const { return kBlocksPerChunk << channel_bits; }
   /// How many groups a lane visits; where there are fewer groups than lanes, some visit none.
-  __device__ int visits() const { return (groups() + kWarpSize - 1) / kWarpSize; }
+  __device__ int visits() const { return ceil_div(groups(), kWarpSize); }
   __device__ bool is_full() const { return channels == 1 << channel_bits && steps == kChunk; }
 };
 

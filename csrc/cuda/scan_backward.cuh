@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       __syncthreads();
     };
     const auto work_on_chunk = [&](int64_t first) {
-      const int blocks = (tile.steps + kBlockSteps - 1) / kBlockSteps;
+      const int blocks = ceil_div(tile.steps, kBlockSteps);
       const int used_pieces = (blocks + piece_blocks - 1) >> piece_block_bits;
       if (summarize) {
         for (int piece = used_pieces - 1; piece >= 0; --piece) {

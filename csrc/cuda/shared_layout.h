@@ -70,7 +70,7 @@ class Cursor {
   SELECTIVE_SCAN_HD explicit Cursor(int start) : at_(start) {}
   SELECTIVE_SCAN_HD int take(int64_t bytes) {
     const int start = at_;
-    at_ += static_cast<int>((bytes + 15) / 16 * 16);
+    at_ += static_cast<int>(round_up(bytes, 16));
     return start;
   }
   SELECTIVE_SCAN_HD int at() const { return at_; }

@@ -67,7 +67,7 @@ struct Place {
 
   /// Blocks for every batch entry.
   static SELECTIVE_SCAN_HD int64_t num_blocks(const UnitaryScanParams& params) {
-    return (params.dim + kChannels - 1) / kChannels;
+    return ceil_div(params.dim, kChannels);
   }
 
   __device__ int64_t state_index(const UnitaryScanParams& params, int64_t state) const {

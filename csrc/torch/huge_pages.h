@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../core/config.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,7 +26,7 @@ inline void advise_huge_pages(void* data, int64_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
   const auto end =
-      (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes) + page - 1) / page * page;
+      round_up(reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes), page);
   // A system without huge pages refuses; nothing depends on them.
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else

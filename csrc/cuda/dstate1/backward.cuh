@@ -111,7 +111,7 @@ class BackwardTile {
     const bool any_variable = params_.variable_B || params_.variable_C;
     const int left = tile_.channels - first_channel(0);
     const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
-    const int chunks = (seqlen_ + kChunk - 1) / kChunk;
+    const int chunks = ceil_div(seqlen_, kChunk);
     BackwardWindow<Storage> next{};
     if (kFetchesAhead && slots > 0 && chunks > 0) next = fetch(0, chunks - 1);
     int buffer = 0;

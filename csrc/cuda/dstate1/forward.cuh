@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
 
 template <Method kMethod, class Storage>
 cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, cudaStream_t stream) {
-  const int64_t blocks = (args.work_items + kForwardWarps - 1) / kForwardWarps;
+  const int64_t blocks = ceil_div(args.work_items, kForwardWarps);
   forward_kernel<kMethod, Storage>
       <<<grid_blocks(blocks), kForwardWarps * kWarpSize, 0, stream>>>(args);
   return cudaGetLastError();

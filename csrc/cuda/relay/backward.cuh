@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   float* const own = reinterpret_cast<float*>(&sums + 1) + place.warp * Layout::kSize;
   if (lane == 0) batons[place.warp].initialize();
 
-  const int64_t chunks = (params.seqlen + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(params.seqlen, kChunk);
   const auto origin = [&](int array) {
     return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
   };

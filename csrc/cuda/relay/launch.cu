@@ -209,7 +209,7 @@ cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
       streamed::convert_projections(params, kPaddedStates, projections, stream);
   if (error != cudaSuccess) return error;
   args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
-  args.geometry.warps = static_cast<int>(ceil_div(args.geometry.warps, kGroup)) * kGroup;
+  args.geometry.warps = round_up(args.geometry.warps, kGroup);
   return visit_storage(plan.element_size, [&]<class Storage>() {
     return launch_method<ForwardKernels<Wide, kGroup, Storage>::template Kernel>(params.method,
                                                                                  args, stream);

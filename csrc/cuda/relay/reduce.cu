@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kReduceWarps* kWarpSize)
 
 cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
-  const int64_t step_blocks = (params.seqlen + kReduceSteps - 1) / kReduceSteps;
+  const int64_t step_blocks = ceil_div(params.seqlen, kReduceSteps);
   const BatchSums batch_sums(params, args.workspace, params.batch);
   const int64_t blocks = step_blocks * params.batch * params.groups + batch_sums.work_items();
   const LaunchShape shape{blocks, kReduceThreads, 0, true};

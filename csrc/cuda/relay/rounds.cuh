@@ -72,8 +72,9 @@ struct RoundsLayout {
   SELECTIVE_SCAN_HD static int warp_bytes(int buffers) { return kRawItems + buffers * kItems; }
 };
 
-/// Barriers of a block: 0 is for all, then come those of slots and those of groups.
-constexpr int kFirstGroupBarrier = 1 + kMaxRelayWarps / kMostPairs;
+/// The first of a block's barriers for some of its warps: those of one slot, or, with one pair of
+/// channels, those of one group.
+constexpr int kFirstBarrier = 1;
 
 /// Waits for `warps` warps that name the same barrier.
 __device__ __forceinline__ void sync_warps(int barrier, int warps) {
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (pairs == 1) {
         __syncwarp();
       } else {
-        sync_warps(1 + slot, kMostPairs);
+        sync_warps(kFirstBarrier + slot, kMostPairs);
       }
       if (next_step < args.seqlen) {
         start_copies(next_step, args.seqlen - next_step, buffer ^ 1);
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     store_pack(maps.chunks[buffer][warp][lane].v, map);
     const int member = slot % kRoundsGroup;
     if (pairs == 1) {
-      sync_warps(kFirstGroupBarrier + slot / kRoundsGroup, kRoundsGroup);
+      sync_warps(kFirstBarrier + slot / kRoundsGroup, kRoundsGroup);
     } else {
       Baton& arrived = maps.chunks_arrived[slot / kRoundsGroup * pairs + pair];
       arrived.pass_on();
@@ -430,8 +431,7 @@ cudaError_t RoundsForward<kType, kMethod>::launch(RoundsForwardArgs args, cudaSt
   Device device;
   cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  const auto divide = [](int a, int b) { return static_cast<int>(ceil_div(a, b)); };
-  const int chunks = divide(args.seqlen, kChunk);
+  const int chunks = ceil_div(args.seqlen, kChunk);
   constexpr int kMapBytes = sizeof(RoundMaps);
   const auto slot_bytes = [](int pairs, int buffers) {
     return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
@@ -445,12 +445,12 @@ cudaError_t RoundsForward<kType, kMethod>::launch(RoundsForwardArgs args, cudaSt
   args.pairs = is_clustered ? kMostPairs : 1;
   const int most = most_slots(args.pairs);
   if (most == 0) return cudaErrorInvalidConfiguration;
-  args.rounds = divide(chunks, most * args.pairs);
-  args.slots = divide(divide(chunks, args.rounds * args.pairs), kRoundsGroup) * kRoundsGroup;
+  args.rounds = ceil_div(chunks, most * args.pairs);
+  args.slots = round_up(ceil_div(chunks, args.rounds * args.pairs), kRoundsGroup);
   const int bytes = kMapBytes + args.slots * slot_bytes(args.pairs, args.rounds > 1 ? 2 : 1);
   error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
-  const int tiles = divide(args.group_channels, args.pairs * Shape<1, kChunk>::kChannels);
+  const int tiles = ceil_div(args.group_channels, args.pairs * Shape<1, kChunk>::kChannels);
   LaunchShape shape{tiles * args.pairs, args.slots * args.pairs * kWarpSize, bytes, false,
                     args.pairs};
   shape.rows = args.groups;

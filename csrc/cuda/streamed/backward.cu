@@ -199,7 +199,7 @@ bool choose_geometry(const BackwardParams& params, const Variant& variant, const
     const int64_t wanted = kBlocksWanted * device.multiprocessors / best.work_items;
     const int64_t segments = std::min(wanted, params.seqlen / kMinSegmentSteps);
     if (segments >= 2) {
-      best.segment_steps = ceil_div(ceil_div(params.seqlen, segments), kChunk) * kChunk;
+      best.segment_steps = round_up(ceil_div(params.seqlen, segments), kChunk);
       best.segments = ceil_div(params.seqlen, best.segment_steps);
       best.work_items *= best.segments;
     }

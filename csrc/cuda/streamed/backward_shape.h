@@ -63,7 +63,7 @@ struct BackwardShape {
   static constexpr int kPlaneRow = kGroupSteps * static_cast<int>(sizeof(float));
   static constexpr int kPlane = kWarpSize * kPlaneRow;
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
-  static constexpr int kAddresses = kChannelValues + (2 * kChannels * 4 + 15) / 16 * 16;
+  static constexpr int kAddresses = kChannelValues + round_up(2 * kChannels * 4, 16);
   static constexpr int kAddressPair = 16;  // from two addresses to the next two
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
 
@@ -129,13 +129,13 @@ struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kKeptArray = kWarpSize * kRowChannels * static_cast<int>(sizeof(float));
   static constexpr int kCheckpoints = 0;
   static constexpr int kPlanes =
-      ((kBlocksPerChunk - 1) * kCheckpoint + (kGroups - 1) * kGroupParts + 15) / 16 * 16;
+      round_up((kBlocksPerChunk - 1) * kCheckpoint + (kGroups - 1) * kGroupParts, 16);
   static constexpr int kKept = kPlanes + 3 * kPlane;
   static constexpr int kKeptU = 0;
   static constexpr int kKeptSlope = kKeptArray;
   static constexpr int kKeptGate = 2 * kKeptArray;
   static constexpr int kChannelValues = kKept + 3 * kKeptArray;
-  static constexpr int kAddresses = kChannelValues + (2 * kRowChannels * 4 + 15) / 16 * 16;
+  static constexpr int kAddresses = kChannelValues + round_up(2 * kRowChannels * 4, 16);
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
 };
 

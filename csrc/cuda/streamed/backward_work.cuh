@@ -46,7 +46,7 @@ struct LaneWork {
     channel = first_channel + channel_in_warp;
     exists = channel_in_warp < channels;
     steps = static_cast<int>(item.end - item.begin);
-    chunks = (steps + kChunk - 1) / kChunk;
+    chunks = ceil_div(steps, kChunk);
     channel_row = (item.segment * args.params.batch + item.batch) * args.params.dim + channel;
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
@@ -152,7 +152,7 @@ struct Handover {
     const int tile = index < tiles ? index : index - tiles;
     WorkItem item = work_item(args.params, args.geometry, tile);
     if (tile < split) {
-      const int64_t chunks = (args.params.seqlen + kChunk - 1) / kChunk;
+      const int64_t chunks = ceil_div(args.params.seqlen, kChunk);
       const int64_t cut = (chunks - chunks * tile / split) * kChunk;
       if (index < tiles) {
         item.begin = cut;

@@ -126,7 +126,7 @@ int even_shared_bytes(const Device& device, int64_t blocks, int resident, int by
   if (wanted >= resident) return bytes;
   constexpr int kUnit = 128;
   const int too_many = device.shared_bytes / (wanted + 1) - kReservedSharedBytes;
-  return std::max(bytes, static_cast<int>(ceil_div(too_many + 1, kUnit)) * kUnit);
+  return std::max(bytes, round_up(too_many + 1, kUnit));
 }
 
 /// How many warps a multiprocessor has if every channel has one place, at whatever time.

@@ -20,7 +20,7 @@ struct ProjectionStream {
   int chunk_bytes;  // these are contiguous, one chunk after another
 
   ProjectionStream(const ScanParams& params, int padded_states)
-      : chunks((params.seqlen + kChunk - 1) / kChunk),
+      : chunks(ceil_div(params.seqlen, kChunk)),
         chunk_bytes(kChunk * 2 * padded_states * (params.is_complex ? 2 : 1) *
                     static_cast<int>(sizeof(float))) {}
 

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     __syncwarp();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
-    const int groups = static_cast<int>((steps + kGroupSteps - 1u) / kGroupSteps);
+    const int groups = static_cast<int>(ceil_div(static_cast<unsigned>(steps), kGroupSteps));
     const int last_block = groups * kGroupBlocks - 1;
     // Behind which group the next chunk is fetched; none if there is no next one.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     }
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
-    const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+    const int blocks = ceil_div(steps, kBlockSteps);
     LaneRows at{own + (work.channel_in_warp * kRowStride + (blocks - 1) * kBlockSteps) * 4,
                 slot + work.slice * Shape::kChunkBytes + work.part * 16 +
                     (blocks - 1) * kBlockSteps * Shape::kRow,

@@ -210,7 +210,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
                                                                        cudaStream_t stream) {
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   const ForwardParams& params = args.params;
-  const int64_t tiles = (params.dim / params.groups + kWarpSize - 1) / kWarpSize;
+  const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   const LaunchShape shape{(args.segments - 1) * params.batch * params.groups * tiles,
                           Summary::kThreads, Summary::kBytes, false};
   const auto launch_for = [&](auto size, auto along_steps) {

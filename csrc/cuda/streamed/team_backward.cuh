@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if (!is_last) rows.prefetch();
     const int slot = static_cast<int>(ring.acquire() - shared_memory());
     filled.wait(parity);
-    const int groups = (steps + kGroupSteps - 1) / kGroupSteps;
+    const int groups = ceil_div(steps, kGroupSteps);
     const int last_block = groups * kGroupBlocks - 1;
     LaneRows at{layout.team(work.team) + work.channel_in_warp * kRowStride * 4,
                 slot + work.slice * Shape::kChunkBytes + work.part * 16,
