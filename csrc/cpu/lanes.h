@@ -34,8 +34,7 @@ struct Lanes {
 
 template <class R>
 SELECTIVE_SCAN_HD int64_t num_vectors(const Block& block) {
-  return block.segmentation.present() ? block.channels
-                                      : ceil_div(block.channels, R::kWidth);
+  return block.segmentation.present() ? block.channels : ceil_div(block.channels, R::kWidth);
 }
 
 template <class R>

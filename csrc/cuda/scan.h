@@ -12,7 +12,7 @@ namespace selective_scan::cuda {
 /// every segment but the last of its direction, how it maps what enters it to what leaves it, x →
 /// factor·x + offset; combining these gives what enters each segment, and the full run starts from
 /// there. Arrays (segment, batch, channel, padded state) of the states' type; null where there is
-/// one segment, but for what a tile's parts hand on: see Handover in streamed/backward_work.cuh.
+/// one segment, but for what a tile's parts hand on: see streamed/block_order.cuh.
 struct SegmentStates {
   void* factors = nullptr;
   void* offsets = nullptr;  // after combining: what enters the segment
@@ -20,8 +20,9 @@ struct SegmentStates {
 
 /// Scratch memory of the backward pass, all of the compute type; null where not needed.
 struct BackwardWorkspace {
-  void* projections = nullptr;  // dB, dC: (slice of states, tile, batch, group, step, B|C, state)
-  int slices = 1;               // of the padded states
+  void* projections =
+      nullptr;     // dB, dC: (slice of states, tile of a round, batch, group, step, B|C, state)
+  int slices = 1;  // of the padded states
   // Sums over the steps of a segment: (segment, batch, channel, padded state)
   void* dA = nullptr;
   void* dB = nullptr;  // of a constant B

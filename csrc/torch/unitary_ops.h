@@ -84,8 +84,7 @@ struct ThetaLayout {
   ThetaLayout(const UnitaryScanParams& params, bool channels_last, int64_t lanes)
       : groups(params.groups),
         group_channels(params.dim / params.groups),
-        padded_channels(channels_last ? round_up(group_channels, lanes)
-                                      : group_channels),
+        padded_channels(channels_last ? round_up(group_channels, lanes) : group_channels),
         dim(params.dim),
         dstate(params.dstate),
         channels_last(channels_last) {}

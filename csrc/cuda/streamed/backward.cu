@@ -133,16 +133,33 @@ constexpr int64_t kMinSegmentSteps = 512;
 /// With at least so many warps a multiprocessor has registers for one block only.
 constexpr int kFewestWarpsAlone = 7;
 
-/// Whether some tiles are split, so that multiprocessors have the same to do: see Handover. Where
+/// Shorter tiles are done too soon for a block to wait for another one.
+constexpr int64_t kFewestOrderedSteps = 8 * kChunk;
+
+/// Whether some tiles are split, so that multiprocessors have the same to do: see BlockOrder. Where
 /// whole tiles come near to that, the split costs more than it gains.
 bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const Device& device) {
   constexpr double kGoodBalance = 0.92;
-  constexpr int64_t kFewestSteps = 8 * kChunk;
   const int64_t rounds = ceil_div(geometry.work_items, device.multiprocessors);
-  return geometry.segments == 1 && params.seqlen >= kFewestSteps &&
+  return geometry.segments == 1 && params.seqlen >= kFewestOrderedSteps &&
          geometry.warps() >= kFewestWarpsAlone && rounds > 1 &&
          static_cast<double>(geometry.work_items) <
              kGoodBalance * static_cast<double>(rounds * device.multiprocessors);
+}
+
+/// Has tiles share partial sums where there are several times as many of them as it takes to fill
+/// the multiprocessors: see BlockOrder.
+void share_partial_sums(const BackwardParams& params, const Device& device, Geometry& geometry) {
+  if (!params.variable_B || geometry.segments > 1 || geometry.warps() < kFewestWarpsAlone ||
+      params.seqlen < kFewestOrderedSteps) {
+    return;
+  }
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t rounds = geometry.tiles / ceil_div(device.multiprocessors, sequences);
+  if (rounds < 2) return;
+  geometry.set_tiles(rounds);
+  geometry.set_tiles(ceil_div(geometry.tiles, geometry.round_tiles));  // none that has no tiles
+  geometry.work_items = sequences * geometry.round_tiles;
 }
 
 /// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
@@ -268,10 +285,11 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
   args.workspace.slices = variant->team_warps;
   plan.padded_states = variant->team_warps * variant->slice_states;
   if (splits_tiles(params, args.geometry, device)) args.split_tiles = device.multiprocessors;
+  share_partial_sums(params, device, args.geometry);
   constexpr int64_t kMostBlocks = 0x7fffffff;
   constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
   const int64_t segment = args.geometry.segments > 1 ? args.geometry.segment_steps : params.seqlen;
-  return args.geometry.work_items <= kMostBlocks && segment <= kMostSteps;
+  return args.blocks() <= kMostBlocks && segment <= kMostSteps;
 }
 
 /// `stream` is where B and C go in fp32.
@@ -290,7 +308,7 @@ void take_workspace(const BackwardParams& params, Plan& plan, Scratch& scratch, 
   args.projections = static_cast<const char*>(stream);
   args.sequence_bytes = projections.sequence_bytes();
   scratch.take(workspace.projections, variable,
-               geometry.tiles * sequences * params.seqlen * step_states, state_bytes);
+               geometry.round_tiles * sequences * params.seqlen * step_states, state_bytes);
   scratch.take(workspace.dA, true, channel_states, state_bytes);
   scratch.take(workspace.dB, !variable, channel_states, state_bytes);
   scratch.take(workspace.dC, !variable, channel_states, state_bytes);
@@ -299,7 +317,7 @@ void take_workspace(const BackwardParams& params, Plan& plan, Scratch& scratch, 
   scratch.take(workspace.segments.factors, geometry.segments > 1, channel_states, state_bytes);
   scratch.take(workspace.segments.offsets, geometry.segments > 1 || args.split_tiles > 0,
                channel_states, state_bytes);
-  scratch.take(args.handed_on, args.split_tiles > 0, args.split_tiles, sizeof(int));
+  scratch.take(args.done, args.flags() > 0, args.flags(), sizeof(int));
 }
 
 }  // namespace
@@ -317,11 +335,11 @@ std::optional<cudaError_t> streamed_backward(const BackwardParams& params,
     using T = decltype(type);
     cudaError_t error = cudaSuccess;
     if (projections != nullptr) {
-      error =
-          streamed::convert_projections(params, plan.padded_states, projections, stream,
-                                        args.workspace.slices, {args.handed_on, args.split_tiles});
-    } else if (args.split_tiles > 0) {
-      error = cudaMemsetAsync(args.handed_on, 0, args.split_tiles * sizeof(int), stream);
+      error = streamed::convert_projections(params, plan.padded_states, projections, stream,
+                                            args.workspace.slices,
+                                            {args.done, static_cast<int>(args.flags())});
+    } else if (args.flags() > 0) {
+      error = cudaMemsetAsync(args.done, 0, args.flags() * sizeof(int), stream);
     }
     if (error == cudaSuccess && args.geometry.segments > 1) {
       streamed::BackwardArgs summary = args;

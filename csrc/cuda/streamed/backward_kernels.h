@@ -19,9 +19,14 @@ struct BackwardArgs {
   RowArray rows[kRowArrays];
   const char* projections;  // see ProjectionStream
   int64_t sequence_bytes;   // of one (batch, group) of these
-  int split_tiles;          // see Handover
-  int* handed_on;           // by block, one flag each; null where no tile is split
+  int split_tiles;          // see BlockOrder, also of
+  int* done;                // flags of blocks that others wait for; null where there are none
 
+  int64_t blocks() const { return geometry.rounds * geometry.work_items + split_tiles; }
+  /// The first blocks, so many, may be waited for.
+  int64_t flags() const {
+    return geometry.rounds > 1 ? geometry.rounds * geometry.work_items : split_tiles;
+  }
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };
 

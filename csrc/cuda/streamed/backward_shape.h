@@ -159,6 +159,7 @@ struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;
   uint64_t full[kMostSlots];
   uint64_t empty[kMostSlots];
+  int first_added;  // see ChannelSums
 };
 
 /// Of a team, a phase per chunk each.

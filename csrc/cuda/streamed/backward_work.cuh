@@ -1,9 +1,10 @@
-// What the streamed backward kernels have in common: what a lane works on, a tile's two parts, the
-// states that a chunk begins with, and the results at the end.
+// What the streamed backward kernels have in common: what a lane works on, the states that a chunk
+// begins with, and the results at the end.
 #pragma once
 
 #include "../scan_common.cuh"
 #include "backward_rows.cuh"
+#include "block_order.cuh"
 #include "constant_sweeps.cuh"
 #include "group_finish.cuh"
 
@@ -50,6 +51,8 @@ struct LaneWork {
     channel_row = (item.segment * args.params.batch + item.batch) * args.params.dim + channel;
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
+  /// Of the last round's tiles, or a part of a tile that got no steps: the other one has them all.
+  __device__ __forceinline__ bool is_empty() const { return chunks <= 0 || item.channels <= 0; }
 
   /// The lane's of a (channel, state) array.
   __device__ __forceinline__ Pack<T, kStates> load_parameters(const ArrayView& view,
@@ -130,67 +133,6 @@ struct LaneWork {
   }
 };
 
-/// A block's part of a tile, where tiles do not fill the multiprocessors evenly.
-///
-/// With s multiprocessors and more than s tiles, the first s of these, the split ones, are worked
-/// on in two parts: of tile k the last k/s of its steps, by block k, and the others by one of the
-/// last s blocks. Between these blocks come the whole tiles. Multiprocessors take blocks in order:
-/// first a part, the longer the later it ends; the first to end it take whole tiles, and the
-/// longest of the rests that are left goes to who is free first. Thus all end at the same time.
-///
-/// The second part of a tile is handed the states' gradients and the sums so far by the first,
-/// which has begun long before; blocks wait for blocks with lower numbers only.
-struct Handover {
-  const BackwardArgs& args;
-
-  __device__ __forceinline__ bool is_used() const { return args.handed_on != nullptr; }
-  __device__ __forceinline__ WorkItem item() const {
-    if (!is_used()) return work_item(args.params, args.geometry, blockIdx.x);
-    const int split = args.split_tiles;
-    const int tiles = static_cast<int>(args.geometry.work_items);
-    const int index = static_cast<int>(blockIdx.x);
-    const int tile = index < tiles ? index : index - tiles;
-    WorkItem item = work_item(args.params, args.geometry, tile);
-    if (tile < split) {
-      const int64_t chunks = ceil_div(args.params.seqlen, kChunk);
-      const int64_t cut = (chunks - chunks * tile / split) * kChunk;
-      if (index < tiles) {
-        item.begin = cut;
-      } else if (cut < item.end) {
-        item.end = cut;
-      }
-    }
-    return item;
-  }
-  __device__ __forceinline__ bool is_second(const WorkItem& item) const {
-    return is_used() && item.end < args.params.seqlen;
-  }
-  __device__ __forceinline__ bool is_first(const WorkItem& item) const {
-    return is_used() && item.begin > 0;
-  }
-
-  /// Called by all threads of the block: the one before it reads what it is handed, the other after
-  /// it has written what it hands on.
-  __device__ __forceinline__ void wait() const {
-    if (threadIdx.x == 0) {
-      const int* const flag = args.handed_on + (blockIdx.x - args.geometry.work_items);
-      int done;
-      do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(done) : "l"(flag) : "memory");
-      } while (done == 0);
-    }
-    __syncthreads();
-  }
-  __device__ __forceinline__ void hand_on() const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(args.handed_on + blockIdx.x), "r"(1)
-                   : "memory");
-    }
-  }
-};
-
 /// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
 /// are those of the warp's first channel; if not `wanted`, zeros. One by one: a branch, for whole
 /// vectors or around all, would have the compiler wait, where its ways meet, for loads that a
@@ -251,7 +193,7 @@ __device__ __forceinline__ void finish_constant_sums(
 /// first step, or what the second part of a tile is handed, and its sums over the steps.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_results(
-    const BackwardArgs& args, const Handover& handover,
+    const BackwardArgs& args, const BlockOrder& order,
     const LaneWork<Shape, T, kSize, kMethod>& work,
     const LanePoles<T, Shape::kStates, kSize, kMethod>& poles, const Pack<T, Shape::kStates>& carry,
     const LaneSums<T, Shape::kStates>& lane_sums) {
@@ -259,13 +201,13 @@ __device__ __forceinline__ void store_results(
   if (!work.exists) return;
   const BackwardParams& params = args.params;
   const WorkItem& item = work.item;
-  if (handover.is_first(item)) {
+  if (order.is_first(item)) {
     store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
   } else if (item.begin == 0 && params.dinitial_state.present()) {
     store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
                          carry);
   }
-  const bool is_second = handover.is_second(item);
+  const bool is_second = order.is_second(item);
   const auto store = [&](void* array, Pack<T, kStates> states) {
     if (array == nullptr) return;
     T* const target = static_cast<T*>(array) + work.segment_row;

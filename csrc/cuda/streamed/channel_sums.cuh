@@ -53,6 +53,30 @@ __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
 }
 
+/// Stores 16 bytes in global memory, or adds to them without waiting for what is there. Of either
+/// kind one instruction, since a branch would keep the compiler from moving others past it.
+__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
+                                             bool is_added) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred is_added;\n"
+      "setp.ne.s32 is_added, %5, 0;\n"
+      "@!is_added st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "@is_added red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(target),
+      "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]),
+      "r"(static_cast<int>(is_added)));
+#else
+  if (!is_added) {
+    store_pack(target, values);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) atomicAdd(target + i, values.v[i]);
+#endif
+}
+
 /// kCutsInput: weights of dB are of more bits than mma reads, those of u alone are not.
 template <class Shape, bool kExact, bool kCutsInput>
 class ChannelSums {
@@ -90,9 +114,10 @@ class ChannelSums {
   };
 
   /// To be called by all threads of the block. `warp` is one of `warps` that have the same states.
-  /// `target` is the tile's row of partial sums of step 0.
-  __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
-                                         int warps, float* target, int steps, bool has_z)
+  /// `target` is the tile's row of partial sums of step 0; from step `first_added` on, the first of
+  /// a chunk, the tile's are added to what is there.
+  __device__ __forceinline__ ChannelSums(SumBarriers& barriers, int slots, int warp, int warps,
+                                         float* target, int steps, int first_added, bool has_z)
       : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         warp_(warp),
@@ -117,6 +142,7 @@ class ChannelSums {
         full.initialize(warps * kWarpSize);
         empty_of(full).initialize(kGroupTurns * kWarpSize);
       }
+      barriers.first_added = first_added;
     }
     __syncthreads();
   }
@@ -294,9 +320,10 @@ class ChannelSums {
   __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane) {
     const int g = lane / 4;
     const int tig = lane % 4;
+    const bool is_added = first_step >= first_added();
     const auto store = [&](int step, int at, auto values) {
       step += first_step;
-      if (step < steps_) store_pack(target_ + step * kStepFloats + at, values);
+      if (step < steps_) store_or_add(target_ + step * kStepFloats + at, values, is_added);
     };
     if constexpr (kHalves) {
       const int kind = g & 1;
@@ -319,6 +346,15 @@ class ChannelSums {
         store(tig, kind * kHalfFloats + g * 4, sum);
       }
     }
+  }
+
+  /// Kept in shared memory for want of registers, behind the barriers.
+  __device__ __forceinline__ int first_added() const {
+    int step;
+    asm volatile("ld.shared.s32 %0, [%1 + %2];"
+                 : "=r"(step)
+                 : "r"(full_), "n"(offsetof(SumBarriers, first_added)));
+    return step;
   }
 
   uint32_t full_;  // the first slot's barrier

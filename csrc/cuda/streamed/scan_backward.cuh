@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using States = Pack<T, kStates>;
   using Sums = ChannelSums<Shape, kExact, !kHasIncrements<Shape, kMethod>>;
   const BackwardParams& params = args.params;
-  const Handover handover{args};
-  const LaneWork<Shape, T, kSize, kMethod> work(args, handover.item());
+  const BlockOrder order(args);
+  const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) return;  // the part of a tile that got no steps leaves it all to the other
+  if (work.is_empty()) return;
+  const int first_added = order.wait(item);
   const int warps = blockDim.x / kWarpSize;
   const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
@@ -76,24 +77,24 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   constexpr int kStepFloats = Shape::kRow / 4;
   const int64_t target_row =
-      ((item.tile * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
+      ((item.tile_in_round * params.batch + item.batch) * params.groups + item.group) *
+          params.seqlen +
       item.begin;
   Sums channel_sums(
       *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
       layout.sums, work.warp, warps,
       static_cast<float*>(args.workspace.projections) + target_row * kStepFloats, work.steps,
-      has_z);
+      first_added, has_z);
   rows.keep_channel_values();
   States start = fetch_start(work.chunks - 1);
   const float D = rows.D(work.channel_in_warp);
   const auto poles = work.load_poles(params);
 
   States carry{};
-  if (args.geometry.segments == 1 && !handover.is_second(item)) {
+  if (args.geometry.segments == 1 && !order.is_second(item)) {
     carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
                                             work.first_state, params.dstate);
   } else {
-    if (handover.is_second(item)) handover.wait();
     if (work.exists) {
       carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
                                     work.segment_row);
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       return 0;
     } else {
       const auto projections = work.load_projections(params);
-      if (params.dlast_state.present() && !handover.is_second(item)) {
+      if (params.dlast_state.present() && !order.is_second(item)) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) carry.v[s] *= reciprocal(projections.C.v[s]);
         if (work.exists) {
@@ -285,16 +286,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if constexpr (kVariable) {
     channel_sums.finish(0);
   } else {
-    finish_constant_sums(args, work, handover.is_second(item), carry, lane_sums);
+    finish_constant_sums(args, work, order.is_second(item), carry, lane_sums);
   }
 
-  store_results(args, handover, work, poles, carry, lane_sums);
+  store_results(args, order, work, poles, carry, lane_sums);
 #pragma unroll
   for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
     group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
     group_finish.ddelta_bias += __shfl_xor_sync(kFullMask, group_finish.ddelta_bias, mask);
   }
-  const bool is_second = handover.is_second(item);
+  const bool is_second = order.is_second(item);
   const auto store_channel = [&](void* array, float value) {
     if (array == nullptr || !work.exists || work.part != 0) return;
     float& target = static_cast<float*>(array)[work.channel_row];
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   };
   store_channel(args.workspace.dD, group_finish.dD);
   store_channel(args.workspace.ddelta_bias, group_finish.ddelta_bias);
-  if (handover.is_first(item)) handover.hand_on();
+  order.hand_on(item);
 }
 
 /// The summary run of a sequence cut into segments: see SegmentStates.
@@ -405,8 +406,8 @@ template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, Lan
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, cudaStream_t stream) {
   return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, grid_blocks(args.geometry.work_items + args.split_tiles),
-                         shared_bytes(args.geometry), args.geometry.segments == 1, stream);
+                         args, grid_blocks(args.blocks()), shared_bytes(args.geometry),
+                         args.geometry.segments == 1, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed

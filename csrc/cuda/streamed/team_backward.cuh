@@ -28,10 +28,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using States = Pack<float, kStates>;
   using Sums = ChannelSums<Shape, kExact, true>;
   const BackwardParams& params = args.params;
-  const Handover handover{args};
-  const LaneWork<Shape, float, kSize, kMethod> work(args, handover.item(), kWarps);
+  const BlockOrder order(args);
+  const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) return;
+  if (work.is_empty()) return;
+  const int first_added = order.wait(item);
   const int teams = args.geometry.channel_warps;
   const auto layout = TeamLayout<Shape>::make(teams);
   const int own = layout.warp(work.team, work.slice);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
   ring.start();
   const int64_t target_row =
-      (((work.slice * args.geometry.tiles + item.tile) * params.batch + item.batch) *
+      (((work.slice * args.geometry.round_tiles + item.tile_in_round) * params.batch + item.batch) *
            params.groups +
        item.group) *
           params.seqlen +
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                       work.slice * static_cast<int>(sizeof(SumBarriers))),
       layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
       static_cast<float*>(args.workspace.projections) + target_row * Shape::kRow / 4, work.steps,
-      has_z);
+      first_added, has_z);
   // What lies behind the last step is added up, if not used, and has to be numbers.
   for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
        at += kWarpSize * 16) {
@@ -73,11 +74,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const auto poles = work.load_poles(params);
 
   States carry{};
-  if (args.geometry.segments == 1 && !handover.is_second(item)) {
+  if (args.geometry.segments == 1 && !order.is_second(item)) {
     carry = load_channel_states<float, kStates>(params.dlast_state, item, work.channel, work.exists,
                                                 work.first_state, params.dstate);
   } else {
-    if (handover.is_second(item)) handover.wait();
     if (work.exists) {
       carry = load_pack<float, kStates>(static_cast<const float*>(args.workspace.segments.offsets) +
                                         work.segment_row);
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   channel_sums.finish(0);
 
-  store_results(args, handover, work, poles, carry, lane_sums);
-  const bool is_second = handover.is_second(item);
+  store_results(args, order, work, poles, carry, lane_sums);
+  const bool is_second = order.is_second(item);
   rows.each_channel([&](int channel, float dD, float ddelta_bias) {
     const auto store = [&](void* array, float value) {
       if (array == nullptr) return;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     store(args.workspace.dD, dD);
     store(args.workspace.ddelta_bias, ddelta_bias);
   });
-  if (handover.is_first(item)) handover.hand_on();
+  order.hand_on(item);
 }
 
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
@@ -190,8 +190,8 @@ template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 cudaError_t TeamBackward<kWarps, kSize, kMethod, kMap>::run(const BackwardArgs& args,
                                                             cudaStream_t stream) {
   return launch_backward(team_backward_kernel<kWarps, kSize, kMethod, kMap>, args,
-                         grid_blocks(args.geometry.work_items + args.split_tiles),
-                         shared_bytes(args.geometry), args.geometry.segments == 1, stream);
+                         grid_blocks(args.blocks()), shared_bytes(args.geometry),
+                         args.geometry.segments == 1, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed
