@@ -121,9 +121,13 @@ def test_large_results_ask_for_huge_pages(seeded):
 
 
 @pytest.mark.cuda
-def test_partial_sums_of_many_states(cuda_device):
-    """A block has few channels then, but blocks that follow one another add to the same sums."""
-    case = Case(batch=8, dim=1280, seqlen=128, dstate=256, groups=1)
+@pytest.mark.parametrize(
+    ("batch", "dim", "seqlen", "dstate", "tile_channels"),
+    [(8, 1280, 128, 256, 12), (44, 168, 301, 64, 24)],
+)
+def test_partial_sums_of_many_states(batch, dim, seqlen, dstate, tile_channels, cuda_device):
+    """A block has few channels then, but tiles that follow one another add to the same sums."""
+    case = Case(batch=batch, dim=dim, seqlen=seqlen, dstate=dstate, groups=1)
     inputs = inputs_on(case, cuda_device)
     arguments = op_arguments(case, inputs)
     cotangents = [make(case).cotangents[name].to(cuda_device) for name in ("out", "last_state")]
@@ -133,7 +137,8 @@ def test_partial_sums_of_many_states(cuda_device):
         lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2])
     )
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
+    if batch * dim // tile_channels < 2 * multiprocessors:
+        pytest.skip(f"a device of {multiprocessors} multiprocessors has room for all sums")
     partial_sum = 4 * case.seqlen * 2 * case.dstate
     in_all = 2 * multiprocessors * partial_sum
-    assert in_all < case.batch * case.dim // 6 * partial_sum // 2
     assert peak <= bytes_of(gradients) + states_bytes(case) + in_all

@@ -88,6 +88,16 @@ def test_sums_of_many_sequences(kind, cuda_device):
     check(KINDS[kind].with_(batch=48, dim=128, groups=64, seqlen=40), cuda_device)
 
 
+def check_large(case, device):
+    """Repeatable, and as the CPU's kernels: the reference would take long and much memory."""
+    first = check_repeatable(case, device)
+    limit = 1e-2 if case.dtype == torch.bfloat16 else 1e-5
+    for name, expected in run(case, "cpu").items():
+        actual = first[name].detach().cpu()
+        error = Error.of(actual.to(wide(actual.dtype)), expected.detach().to(wide(actual.dtype)))
+        assert error.relative_l2 < limit, (name, error)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -101,12 +111,26 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
         seqlen=301,
         dtype=dtype,
     )
-    first = check_repeatable(case, cuda_device)
-    limit = 1e-2 if dtype == torch.bfloat16 else 1e-5
-    for name, expected in run(case, "cpu").items():
-        actual = first[name].detach().cpu()
-        error = Error.of(actual.to(wide(actual.dtype)), expected.detach().to(wide(actual.dtype)))
-        assert error.relative_l2 < limit, (name, error)
+    check_large(case, cuda_device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "constant"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tiles", [7, 9])
+def test_tiles_that_share_partial_sums(tiles, kind, dtype, cuda_device):
+    """In two rounds of 4 tiles a sequence, of which one does not exist, and in parts; in three
+    rounds of 3."""
+    multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
+    tile_channels = {"two warps a channel": 48, "four warps a channel": 24, "complex": 48}
+    case = KINDS[kind].with_(
+        batch=multiprocessors // 3,
+        dim=tiles * tile_channels.get(kind, 96),
+        groups=1,
+        seqlen=301,
+        dtype=dtype,
+    )
+    check_large(case, cuda_device)
 
 
 @pytest.mark.cuda

@@ -159,7 +159,6 @@ struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;
   uint64_t full[kMostSlots];
   uint64_t empty[kMostSlots];
-  int first_added;  // see ChannelSums
 };
 
 /// Of a team, a phase per chunk each.

@@ -53,22 +53,23 @@ __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
 }
 
-/// Stores 16 bytes in global memory, or adds to them without waiting for what is there. Of either
-/// kind one instruction, since a branch would keep the compiler from moving others past it.
-__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
-                                             bool is_added) {
+/// Stores 16 bytes in global memory or, of a step from `first_added` on, adds to them, without
+/// waiting for what is there. Of either kind one instruction: the compiler moves others past these,
+/// which it does not do with a branch.
+__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values, int step,
+                                             int first_added) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .pred is_added;\n"
-      "setp.ne.s32 is_added, %5, 0;\n"
+      "setp.ge.s32 is_added, %5, %6;\n"
       "@!is_added st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
       "@is_added red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
       "}" ::"l"(target),
-      "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]),
-      "r"(static_cast<int>(is_added)));
+      "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]), "r"(step),
+      "r"(first_added));
 #else
-  if (!is_added) {
+  if (step < first_added) {
     store_pack(target, values);
     return;
   }
@@ -116,14 +117,16 @@ class ChannelSums {
   /// To be called by all threads of the block. `warp` is one of `warps` that have the same states.
   /// `target` is the tile's row of partial sums of step 0; from step `first_added` on, the first of
   /// a chunk, the tile's are added to what is there.
-  __device__ __forceinline__ ChannelSums(SumBarriers& barriers, int slots, int warp, int warps,
-                                         float* target, int steps, int first_added, bool has_z)
+  __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
+                                         int warps, float* target, int steps, int first_added,
+                                         bool has_z)
       : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         warp_(warp),
         warps_(warps),
         target_(target),
         steps_(steps),
+        first_added_(first_added),
         has_z_(has_z),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
         turns_to_wait_(warp + static_cast<int>(kDelay) * kGroupTurns) {
@@ -142,7 +145,6 @@ class ChannelSums {
         full.initialize(warps * kWarpSize);
         empty_of(full).initialize(kGroupTurns * kWarpSize);
       }
-      barriers.first_added = first_added;
     }
     __syncthreads();
   }
@@ -320,10 +322,11 @@ class ChannelSums {
   __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane) {
     const int g = lane / 4;
     const int tig = lane % 4;
-    const bool is_added = first_step >= first_added();
     const auto store = [&](int step, int at, auto values) {
       step += first_step;
-      if (step < steps_) store_or_add(target_ + step * kStepFloats + at, values, is_added);
+      if (step < steps_) {
+        store_or_add(target_ + step * kStepFloats + at, values, first_step, first_added_);
+      }
     };
     if constexpr (kHalves) {
       const int kind = g & 1;
@@ -348,21 +351,13 @@ class ChannelSums {
     }
   }
 
-  /// Kept in shared memory for want of registers, behind the barriers.
-  __device__ __forceinline__ int first_added() const {
-    int step;
-    asm volatile("ld.shared.s32 %0, [%1 + %2];"
-                 : "=r"(step)
-                 : "r"(full_), "n"(offsetof(SumBarriers, first_added)));
-    return step;
-  }
-
   uint32_t full_;  // the first slot's barrier
   int slots_;
   int warp_;
   int warps_;
   float* target_;
   int steps_;
+  int first_added_;
   bool has_z_;
   unsigned count_ = 0;  // of groups
   int own_;             // where this lane's sums go in the first slot
