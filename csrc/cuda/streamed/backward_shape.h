@@ -45,6 +45,8 @@ struct BackwardShape {
   static constexpr int kSumUnroll = 4;  // warps whose sums are loaded at a time
   /// Whether exact sums have registers of their own for what is cut off of products.
   static constexpr bool kSumsRestsApart = kChannelBits == 3;
+  /// Whether there is code for sums that are stored and code for those that are added to others'.
+  static constexpr bool kAddsApart = false;
 
   // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u, softplus'
   // slope and what y is multiplied with for dz; the state before all blocks of steps but the last;
@@ -114,6 +116,7 @@ struct TeamShape : BackwardShape<float, 2> {
   // Few warps have sums to add.
   static constexpr int kSumUnroll = kMaxWarps / 4;
   static constexpr bool kSumsRestsApart = false;
+  static constexpr bool kAddsApart = true;
 
   // A team's part of shared memory, bytes: rows.
   static constexpr int kTeamBytes = kDy + kRowSet;

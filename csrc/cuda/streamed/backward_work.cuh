@@ -51,8 +51,6 @@ struct LaneWork {
     channel_row = (item.segment * args.params.batch + item.batch) * args.params.dim + channel;
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
-  /// Of the last round's tiles, or a part of a tile that got no steps: the other one has them all.
-  __device__ __forceinline__ bool is_empty() const { return chunks <= 0 || item.channels <= 0; }
 
   /// The lane's of a (channel, state) array.
   __device__ __forceinline__ Pack<T, kStates> load_parameters(const ArrayView& view,

@@ -29,6 +29,7 @@ class BlockOrder {
     const int block = static_cast<int>(blockIdx.x);
     const int tile = is_rest() ? block - tiles() : block;
     WorkItem item = work_item(args_.params, args_.geometry, tile);
+    if (item.channels <= 0) item.end = item.begin;  // the last round has fewer tiles
     if (tile < args_.split_tiles) {
       const int64_t cut = cut_of(tile);
       if (!is_rest()) {

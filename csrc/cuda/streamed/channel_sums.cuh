@@ -53,28 +53,44 @@ __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
 }
 
-/// Stores 16 bytes in global memory or, of a step from `first_added` on, adds to them, without
-/// waiting for what is there. Of either kind one instruction: the compiler moves others past these,
-/// which it does not do with a branch.
-__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values, int step,
-                                             int first_added) {
+/// Adds to 16 bytes in global memory, without waiting for what is there.
+__device__ __forceinline__ void add_to_global(float* target, const Pack<float, 4>& values) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target),
+               "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]));
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) atomicAdd(target + i, values.v[i]);
+#endif
+}
+template <bool kIsAdded>
+__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
+                                             std::bool_constant<kIsAdded>) {
+  if constexpr (kIsAdded) {
+    add_to_global(target, values);
+  } else {
+    store_pack(target, values);
+  }
+}
+/// Without a branch, past which the compiler would not move other instructions.
+__device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
+                                             bool is_added) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .pred is_added;\n"
-      "setp.ge.s32 is_added, %5, %6;\n"
+      "setp.ne.s32 is_added, %5, 0;\n"
       "@!is_added st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
       "@is_added red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
       "}" ::"l"(target),
-      "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]), "r"(step),
-      "r"(first_added));
+      "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]),
+      "r"(static_cast<int>(is_added)));
 #else
-  if (step < first_added) {
+  if (is_added) {
+    add_to_global(target, values);
+  } else {
     store_pack(target, values);
-    return;
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) atomicAdd(target + i, values.v[i]);
 #endif
 }
 
@@ -314,19 +330,24 @@ class ChannelSums {
     const int lane = threadIdx.x % kWarpSize;
     const Barrier full = full_of(group);
     full.wait(group / kSlots & 1);
-    add_block(slots_ + slot_offset(group) + block * Shape::kSumVectors * kVectorBytes, first_step,
-              lane);
+    const int at = slots_ + slot_offset(group) + block * Shape::kSumVectors * kVectorBytes;
+    const bool is_added = first_step >= first_added_;
+    if constexpr (!Shape::kAddsApart) {
+      add_block(at, first_step, lane, is_added);
+    } else if (is_added) {
+      add_block(at, first_step, lane, std::true_type{});
+    } else {
+      add_block(at, first_step, lane, std::false_type{});
+    }
     empty_of(full).arrive();
   }
 
-  __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane) {
+  __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane, auto is_added) {
     const int g = lane / 4;
     const int tig = lane % 4;
     const auto store = [&](int step, int at, auto values) {
       step += first_step;
-      if (step < steps_) {
-        store_or_add(target_ + step * kStepFloats + at, values, first_step, first_added_);
-      }
+      if (step < steps_) store_or_add(target_ + step * kStepFloats + at, values, is_added);
     };
     if constexpr (kHalves) {
       const int kind = g & 1;

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BlockOrder order(args);
   const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
   const WorkItem& item = work.item;
-  if (work.is_empty()) return;
+  if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
   const int first_added = order.wait(item);
   const int warps = blockDim.x / kWarpSize;
   const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BlockOrder order(args);
   const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
   const WorkItem& item = work.item;
-  if (work.is_empty()) return;
+  if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
   const int first_added = order.wait(item);
   const int teams = args.geometry.channel_warps;
   const auto layout = TeamLayout<Shape>::make(teams);
