@@ -20,9 +20,8 @@ struct SegmentStates {
 
 /// Scratch memory of the backward pass, all of the compute type; null where not needed.
 struct BackwardWorkspace {
-  void* projections =
-      nullptr;     // dB, dC: (slice of states, tile of a round, batch, group, step, B|C, state)
-  int slices = 1;  // of the padded states
+  void* projections = nullptr;  // dB, dC: (slice, tile of a round, batch, group, step, B|C, state)
+  int slices = 1;               // of the padded states
   // Sums over the steps of a segment: (segment, batch, channel, padded state)
   void* dA = nullptr;
   void* dB = nullptr;  // of a constant B

@@ -106,8 +106,8 @@ class BlockOrder {
     const int64_t chunks = ceil_div(args_.params.seqlen, kChunk);
     return (chunks - chunks * tile / args_.split_tiles) * kChunk;
   }
-  /// The round in which the last block before this one adds to the same partial sum, if it is one
-  /// with a rest; else the block's own. None in round 0.
+  /// Of a rest: the last round with a tile that has the same partial sum. Of other blocks: their
+  /// own. If that is round 0, nobody adds to the sum before the block does.
   __device__ __forceinline__ int last_round(const WorkItem& item) const {
     const auto round_tiles = static_cast<int>(args_.geometry.round_tiles);
     const auto last =

@@ -94,11 +94,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (args.geometry.segments == 1 && !order.is_second(item)) {
     carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
                                             work.first_state, params.dstate);
-  } else {
-    if (work.exists) {
-      carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
-                                    work.segment_row);
-    }
+  } else if (work.exists) {
+    carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
+                                  work.segment_row);
   }
   [[maybe_unused]] const auto weights = [&] {
     if constexpr (kVariable) {

@@ -77,11 +77,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (args.geometry.segments == 1 && !order.is_second(item)) {
     carry = load_channel_states<float, kStates>(params.dlast_state, item, work.channel, work.exists,
                                                 work.first_state, params.dstate);
-  } else {
-    if (work.exists) {
-      carry = load_pack<float, kStates>(static_cast<const float*>(args.workspace.segments.offsets) +
-                                        work.segment_row);
-    }
+  } else if (work.exists) {
+    carry = load_pack<float, kStates>(static_cast<const float*>(args.workspace.segments.offsets) +
+                                      work.segment_row);
   }
   LaneSums<float, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
