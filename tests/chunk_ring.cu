@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cuda/streamed/bulk_copy.cuh"
+#include "cuda/kit/bulk_copy.cuh"
 
 using namespace selective_scan::cuda;
 using namespace selective_scan::cuda::streamed;

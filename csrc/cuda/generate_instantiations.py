@@ -115,7 +115,7 @@ def scan_sources():
         text = instantiation("Scan", kind, states, lane_bits, f"Method::k{method}")
         yield (
             f"scan_{file_name(kind)}_{states}x{lanes}_{method.lower()}.cu",
-            source("", ["scan_backward", "scan_forward"], [text]),
+            source("general", ["backward", "forward"], [text]),
         )
 
 
@@ -131,7 +131,7 @@ def streamed_forward_sources():
         text = instantiation("StreamedForward", kind, states, bits, f"Method::k{method}")
         yield (
             f"streamed_forward_{file_name(kind)}_{states}x{2**bits}_{method.lower()}.cu",
-            source("streamed", ["scan_forward", "summarize"], [text]),
+            source("streamed", ["forward", "summarize"], [text]),
         )
 
 
@@ -145,7 +145,7 @@ def streamed_backward_sources():
         ]
         yield (
             f"streamed_backward_{file_name(kind)}_{2**bits}_{projections}_{method.lower()}.cu",
-            source("streamed", ["scan_backward"], texts),
+            source("streamed", ["backward"], texts),
         )
 
 

@@ -1,4 +1,7 @@
-// Entry points of the CUDA kernels.
+// Entry points of the CUDA kernels: all that the dispatcher knows of them.
+//
+// Every pass is enqueued on `stream` of the current device, is safe under CUDA graph capture and
+// gives the same bits on every run: what several threads add to one sum they add in a fixed order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,7 +9,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "../core/diagonal_params.h"
 #include "../core/params.h"
+#include "../core/unitary_params.h"
 
 namespace selective_scan::cuda {
 
@@ -19,12 +24,25 @@ constexpr int64_t kMaxDstate = 256;
 /// again. No kernel allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 
-/// Enqueue on `stream` of the current device. Safe under CUDA graph capture.
+/// The selective scan.
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream);
-
-/// Results are the same bits on every run: every sum has a fixed order, no atomics.
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
+
+/// The general diagonal scan. Into how many segments of time the kernels split every row on the
+/// current device, and what workspace, aligned to 256 bytes, they need.
+int64_t num_segments(const DiagonalBackwardParams& params);
+int64_t workspace_bytes(const DiagonalForwardParams& params);
+int64_t workspace_bytes(const DiagonalBackwardParams& params);
+cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
+                                  cudaStream_t stream);
+cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
+                                   cudaStream_t stream);
+
+/// The adaptive unitary scan: one slab, whose theta has state stride 1.
+constexpr int64_t kMaxUnitaryDstate = 256;
+cudaError_t unitary_scan_forward(const UnitaryForwardParams& params, cudaStream_t stream);
+cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -1,6 +1,6 @@
 // The CUDA backend of the diagonal scan ops.
 
-#include "../cuda/diagonal_scan.h"
+#include "../cuda/launch.h"
 #include "cuda_stream.h"
 #include "diagonal_ops.h"
 

@@ -1,6 +1,6 @@
 // The CUDA backend of the adaptive unitary scan ops.
 
-#include "../cuda/unitary_scan.h"
+#include "../cuda/launch.h"
 #include "cuda_stream.h"
 #include "unitary_ops.h"
 

@@ -1,10 +1,10 @@
 // Backward scan for dstate 1.
 //
 // A block owns a tile of channels of one group and walks through time in chunks of kChunk steps,
-// last to first. A warp takes `slots` windows of kWindowChannels channels in turns; kTeam lanes
-// share a channel and hold kItems consecutive steps each. For a window: scan forward from the state
-// saved before the chunk, then scan the state's gradient backwards from what the later chunk left,
-// all in registers. A lane adds up dB and dC over its windows; then shuffles add the warp's
+// last to first. A warp takes `slots` windows of kWindowChannels channels in turns; kChannelLanes
+// lanes share a channel and hold kItems consecutive steps each. For a window: scan forward from the
+// state saved before the chunk, then scan the state's gradient backwards from what the later chunk
+// left, all in registers. A lane adds up dB and dC over its windows; then shuffles add the warp's
 // channels, and the first threads the block's warps, in a fixed order. finish_kernel (launch.cu)
 // adds the tiles.
 //
@@ -56,7 +56,7 @@ __device__ __forceinline__ void halve(float (&values)[2 * kItems], int lane, int
 /// Adds the lanes that hold the same steps of different channels.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
                                                   WarpSums& sums) {
-  static_assert(kWindowChannels == 8 && kTeam == 4, "channels are bits 2 to 4 of the lane");
+  static_assert(kWindowChannels == 8 && kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
   float values[2 * kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
   halve<kItems / 2>(values, lane, 8);
   halve<kItems / 4>(values, lane, 4);
   const bool is_C = lane & 16;
-  const int step = lane % kTeam * kItems + (lane & 8 ? kItems / 2 : 0) + (lane & 4 ? 2 : 0);
+  const int step = lane % kChannelLanes * kItems + (lane & 8 ? kItems / 2 : 0) + (lane & 4 ? 2 : 0);
   sums[2 * step + is_C] = values[0];
   sums[2 * (step + 1) + is_C] = values[1];
 }
@@ -102,7 +102,7 @@ class BackwardTile {
                      Access::lane_offset(args.strides, lane_)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
-               lane_ / kTeam),
+               lane_ / kChannelLanes),
         B_(args.params.B, args.params.variable_B, tile, lane_),
         C_(args.params.C, args.params.variable_C, tile, lane_) {}
 
@@ -152,7 +152,7 @@ class BackwardTile {
   __device__ int first_channel(int slot) const {
     return slot * slot_channels() + warp_ * kWindowChannels;
   }
-  __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kTeam; }
+  __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kChannelLanes; }
   __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
   __device__ LaneRecord& record(int slot) const { return records_[slot * kWarpSize + lane_]; }
 
@@ -316,14 +316,14 @@ class BackwardTile {
       float sum = 0.0f;
       for (int warp = 0; warp < args_.warps; ++warp) sum += sums_[buffer * args_.warps + warp][i];
       const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
-      args_.workspace.projections[(row * seqlen_ + step) * 2 + i % 2] = sum;
+      args_.workspace.dBC_partials[(row * seqlen_ + step) * 2 + i % 2] = sum;
     }
   }
 
   __device__ void end(int slot) {
     const LaneRecord& record = this->record(slot);
     const int64_t channel = tile_.first_channel + own_channel(slot);
-    const bool writes = exists(slot) && lane_ % kTeam == 0;
+    const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](float* sums, float value) {
       if (sums == nullptr) return;
       const float sum = sum_over_team(value);

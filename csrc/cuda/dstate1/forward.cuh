@@ -1,9 +1,9 @@
 // Forward scan for dstate 1.
 //
 // A warp owns kWindowChannels channels of one group and walks through time in chunks of kChunk
-// steps; kTeam lanes share a channel and hold kItems consecutive steps each. A lane composes its
-// steps into one map, shuffles carry the state through the team, and the lane walks its steps. The
-// next chunk is on its way to registers meanwhile. Warps share nothing.
+// steps; kChannelLanes lanes share a channel and hold kItems consecutive steps each. A lane
+// composes its steps into one map, shuffles carry the state through the team, and the lane walks
+// its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
 // read. Bound by memory; per (channel, step) about 50 instructions.
@@ -36,8 +36,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const bool has_output = args.out.present();
   const bool has_gate = has_output && args.z.present();
 
-  const bool exists = lane / kTeam < tile.channels;
-  const int64_t channel = tile.first_channel + (exists ? lane / kTeam : 0);
+  const bool exists = lane / kChannelLanes < tile.channels;
+  const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
   const auto load = [&](const ArrayView& view) {
     return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
   };
@@ -115,7 +115,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     float h = carry_through_team<false>(map, state);
     if (saved != nullptr && first_step + kChunk < seqlen) {
-      if (exists && lane % kTeam == 0) *saved = state;
+      if (exists && lane % kChannelLanes == 0) *saved = state;
       saved += params.dim;
     }
     if (!has_output) continue;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     Access::store(strides, out + first_step * strides.step, window, shared.tile, y);
   }
-  if (exists && lane % kTeam == 0 && params.last_state.present()) {
+  if (exists && lane % kChannelLanes == 0 && params.last_state.present()) {
     store_component(params.last_state,
                     tile.batch * params.last_state.batch + channel * params.last_state.channel,
                     state);

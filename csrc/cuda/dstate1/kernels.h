@@ -4,13 +4,13 @@
 #include <cuda_runtime_api.h>
 
 #include "../../core/params.h"
-#include "../config.cuh"
+#include "../kit/config.h"
 
 namespace selective_scan::cuda::dstate1 {
 
-constexpr int kItems = 8;                           // consecutive steps of a lane
-constexpr int kTeam = kChunk / kItems;              // lanes of a channel
-constexpr int kWindowChannels = kWarpSize / kTeam;  // channels of a warp at a time
+constexpr int kItems = 8;                                   // consecutive steps of a lane
+constexpr int kChannelLanes = kChunk / kItems;              // lanes of a channel
+constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a warp at a time
 
 // Warps of a block, and blocks of a multiprocessor that registers must suffice for.
 constexpr int kForwardWarps = 4;
@@ -54,7 +54,7 @@ struct ForwardArgs {
 
 /// Scratch memory of the backward pass; null where not needed.
 struct BackwardWorkspace {
-  float* projections = nullptr;  // (tile, batch, group, step, dB|dC)
+  float* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
   // Sums over steps, (channel, batch)
   float* dA = nullptr;
   float* dD = nullptr;

@@ -6,10 +6,10 @@
 #include <limits>
 #include <utility>
 
-#include "../dependent_launch.cuh"
-#include "../elements.cuh"
-#include "../launch_tools.h"
-#include "../paths.h"
+#include "../kit/dependent_launch.cuh"
+#include "../kit/elements.cuh"
+#include "../kit/launch_tools.h"
+#include "../plan/paths.h"
 #include "kernels.h"
 
 namespace selective_scan::cuda {
@@ -110,7 +110,7 @@ void take_workspace(BackwardArgs& args, Scratch& scratch) {
     scratch.take(array, wanted, count, sizeof(float));
   };
   BackwardWorkspace& workspace = args.workspace;
-  take(workspace.projections, params.variable_B || params.variable_C,
+  take(workspace.dBC_partials, params.variable_B || params.variable_C,
        args.tiles * params.batch * params.groups * params.seqlen * 2);
   const int64_t rows = params.batch * params.dim;
   take(workspace.dA, true, rows);
@@ -141,7 +141,7 @@ constexpr int kFinishThreads = 256;
 __device__ void finish_step(const BackwardArgs& args, int64_t index) {
   const BackwardParams& params = args.params;
   const int64_t sequences = params.batch * params.groups;
-  const auto* source = reinterpret_cast<const float2*>(args.workspace.projections) + index;
+  const auto* source = reinterpret_cast<const float2*>(args.workspace.dBC_partials) + index;
   float2 sum{0.0f, 0.0f};
 #pragma unroll 4
   for (int64_t tile = 0; tile < args.tiles; ++tile) {
@@ -207,7 +207,7 @@ cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
   const int64_t channel_blocks = ceil_div(params.dim, kFinishThreads / kWarpSize);
   const int64_t steps =
-      args.workspace.projections == nullptr ? 0 : params.batch * params.groups * params.seqlen;
+      args.workspace.dBC_partials == nullptr ? 0 : params.batch * params.groups * params.seqlen;
   const int64_t blocks = channel_blocks + ceil_div(steps, kFinishThreads);
   constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
   const LaunchShape shape{std::min(blocks, kMaxBlocks), kFinishThreads, 0, true};

@@ -1,13 +1,13 @@
 // Rows of (batch, channel, step) arrays as the dstate 1 kernels move them between global memory and
 // registers.
 //
-// A warp works on windows of kWindowChannels channels × kChunk steps. kTeam neighbouring lanes hold
-// one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, two of fp32, where
-// rows allow that. Other layouts are read element by element, along steps or along channels,
-// whichever lie closer, and change hands through a tile in shared memory.
+// A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
+// lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, two of
+// fp32, where rows allow that. Other layouts are read element by element, along steps or along
+// channels, whichever lie closer, and change hands through a tile in shared memory.
 #pragma once
 
-#include "../elements.cuh"
+#include "../kit/elements.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::dstate1 {
@@ -25,8 +25,8 @@ struct Window {
   int steps;
   int lane;
 
-  __device__ int channel() const { return lane / kTeam; }
-  __device__ int first_step() const { return lane % kTeam * kItems; }
+  __device__ int channel() const { return lane / kChannelLanes; }
+  __device__ int first_step() const { return lane % kChannelLanes * kItems; }
   __device__ bool has_items() const { return channel() < channels && first_step() < steps; }
 };
 
@@ -67,8 +67,8 @@ struct RowAccess<Vectors<Element>> {
 
   static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
     // The lowest address of the lane's steps.
-    const int step = lane % kTeam * kItems + (strides.step < 0 ? kItems - 1 : 0);
-    return lane / kTeam * strides.channel + static_cast<int64_t>(step) * strides.step;
+    const int step = lane % kChannelLanes * kItems + (strides.step < 0 ? kItems - 1 : 0);
+    return lane / kChannelLanes * strides.channel + static_cast<int64_t>(step) * strides.step;
   }
 
   static __device__ __forceinline__ Raw fetch(const SequenceStrides&, const char* address,

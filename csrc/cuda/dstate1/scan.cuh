@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../core/affine_map.h"
-#include "../scan_common.cuh"
+#include "../general/scan.cuh"
 #include "rows.cuh"
 
 namespace selective_scan::cuda::dstate1 {
@@ -14,29 +14,29 @@ using StepMap = AffineMap<float>;
 /// to the first. Returns what enters this lane; `state` becomes what leaves the team.
 template <bool kBackwards>
 __device__ __forceinline__ float carry_through_team(StepMap own, float& state) {
-  const int lane = threadIdx.x % kTeam;
-  const int position = kBackwards ? kTeam - 1 - lane : lane;
+  const int lane = threadIdx.x % kChannelLanes;
+  const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
   const auto from_before = [](float value, int distance) {
-    return kBackwards ? __shfl_down_sync(kFullMask, value, distance, kTeam)
-                      : __shfl_up_sync(kFullMask, value, distance, kTeam);
+    return kBackwards ? __shfl_down_sync(kFullMask, value, distance, kChannelLanes)
+                      : __shfl_up_sync(kFullMask, value, distance, kChannelLanes);
   };
 #pragma unroll
-  for (int distance = 1; distance < kTeam; distance *= 2) {
+  for (int distance = 1; distance < kChannelLanes; distance *= 2) {
     const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
     if (position >= distance) own = Compose()(before, own);
   }
   const float left = own(state);
   const float entered = from_before(left, 1);
   const float result = position == 0 ? state : entered;
-  state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kTeam - 1, kTeam);
+  state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
   return result;
 }
 
 /// Sums over the lanes of a team; all of them get the sum.
 __device__ __forceinline__ float sum_over_team(float value) {
 #pragma unroll
-  for (int distance = 1; distance < kTeam; distance *= 2) {
-    value += __shfl_xor_sync(kFullMask, value, distance, kTeam);
+  for (int distance = 1; distance < kChannelLanes; distance *= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance, kChannelLanes);
   }
   return value;
 }

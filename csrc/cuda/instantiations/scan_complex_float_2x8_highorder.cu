@@ -1,9 +1,9 @@
 // Written by generate_instantiations.py; do not edit.
-#include "../scan_backward.cuh"
-#include "../scan_forward.cuh"
+#include "../general/backward.cuh"
+#include "../general/forward.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 template struct Scan<Complex<float>, 2, 3, Method::kHighorder>;
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

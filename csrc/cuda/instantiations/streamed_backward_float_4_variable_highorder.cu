@@ -1,5 +1,5 @@
 // Written by generate_instantiations.py; do not edit.
-#include "../streamed/scan_backward.cuh"
+#include "../streamed/backward.cuh"
 
 namespace selective_scan::cuda::streamed {
 

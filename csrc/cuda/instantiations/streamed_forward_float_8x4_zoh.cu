@@ -1,5 +1,5 @@
 // Written by generate_instantiations.py; do not edit.
-#include "../streamed/scan_forward.cuh"
+#include "../streamed/forward.cuh"
 #include "../streamed/summarize.cuh"
 
 namespace selective_scan::cuda::streamed {

@@ -12,9 +12,9 @@
 // Bound by: latency, with one or two chunks a warp.
 #pragma once
 
-#include "../backward_sweeps.cuh"
+#include "../kit/backward_sweeps.cuh"
+#include "cluster.cuh"
 #include "copies.cuh"
-#include "handover.cuh"
 
 namespace selective_scan::cuda::relay {
 
@@ -67,11 +67,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const int warps = args.geometry.warps;
   const bool has_gate = params.z.present() && params.dout.present();
 
-  Baton* const batons = reinterpret_cast<Baton*>(shared);
-  float* const handed = reinterpret_cast<float*>(shared + kMaxRelayWarps * sizeof(Baton));
+  SharedBarrier* const barriers = reinterpret_cast<SharedBarrier*>(shared);
+  float* const handed = reinterpret_cast<float*>(shared + kMaxRelayWarps * sizeof(SharedBarrier));
   BlockSums& sums = *reinterpret_cast<BlockSums*>(handed + kMaxRelayWarps * kWarpSize);
   float* const own = reinterpret_cast<float*>(&sums + 1) + place.warp * Layout::kSize;
-  if (lane == 0) batons[place.warp].initialize();
+  if (lane == 0) barriers[place.warp].initialize();
 
   const int64_t chunks = ceil_div(params.seqlen, kChunk);
   const auto origin = [&](int array) {
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const float* const dy_row = own + Layout::kDy + row;
   const float* const B_row = own + Layout::kTile + part * S::kRow;
   const float* const C_row = B_row + kPaddedStates * S::kRow;
-  __syncthreads();  // batons are ready
+  __syncthreads();  // barriers are ready
   int parity = 0;
   while (chunk.first_step >= 0) {
     float state = 0;  // that enters the chunk
@@ -224,14 +224,14 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
                                                               part * params.dlast_state.state);
       }
     } else {
-      batons[place.warp].wait(parity);
+      barriers[place.warp].wait(parity);
       parity ^= 1;
       carry = handed[place.warp * kWarpSize + lane];
     }
     if (chunk.first_step > 0) {
       const int next = place.warp + 1 < warps ? place.warp + 1 : 0;
       handed[next * kWarpSize + lane] = apply_map(factor, offset, carry);
-      batons[next].pass_on();
+      barriers[next].signal();
     }
 
     constexpr int kChannelMask = 2;  // lanes that differ in nothing but their channel: lane_role()
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     const bool keeps_dC = place.role.channel == 1;
     constexpr int kStepFloats = 2 * kPaddedStates;
     float* const partial =
-        static_cast<float*>(args.workspace.projections) +
+        static_cast<float*>(args.workspace.dBC_partials) +
         (((place.tile * params.batch + place.batch) * params.groups + place.group) * params.seqlen +
          chunk.first_step) *
             kStepFloats +
@@ -342,7 +342,7 @@ cudaError_t RelayBackward<Storage, kMethod>::launch(RelayBackwardArgs args, cuda
   const auto kernel = relay_backward_kernel<Storage, kMethod>;
   constexpr int kWarpBytes = BackwardLayout<Shape<1, kChunk>, Storage>::kSize * 4;
   constexpr int kBlockBytes =
-      kMaxRelayWarps * (sizeof(Baton) + kWarpSize * sizeof(float)) + sizeof(BlockSums);
+      kMaxRelayWarps * (sizeof(SharedBarrier) + kWarpSize * sizeof(float)) + sizeof(BlockSums);
   RelayGeometry& geometry = args.geometry;
   int bytes = 0;
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, 1, geometry, bytes);

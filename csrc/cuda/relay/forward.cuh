@@ -8,12 +8,12 @@
 // Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
 #pragma once
 
-#include "../dependent_launch.cuh"
-#include "../launch_tools.h"
-#include "../scan_common.cuh"
-#include "../streamed/scan_math.cuh"
+#include "../general/scan.cuh"
+#include "../kit/dependent_launch.cuh"
+#include "../kit/launch_tools.h"
+#include "../kit/step_math.cuh"
+#include "cluster.cuh"
 #include "copies.cuh"
-#include "handover.cuh"
 
 namespace selective_scan::cuda::relay {
 
@@ -84,13 +84,13 @@ struct FirstPass {
 /// What the warps of a block hand on. Consecutive warps form groups: within a group what its chunks
 /// do to a state is composed, and the state itself goes from group to group, so that fewer
 /// hand-overs follow one another. Two of everything, for rounds in turn: a warp may be late by one.
-template <int kStates, int kGroup>
+template <int kStates, int kWarpsPerMap>
 struct alignas(16) Handover {
   using Lanes = Pack<float, kStates>[kWarpSize];
-  static constexpr int kGroups = kMaxRelayWarps / kGroup;
-  Baton state_batons[2][kGroups];
-  Baton prefix_batons[2][kMaxRelayWarps];
-  Lanes states[2][kGroups];
+  static constexpr int kMaps = kMaxRelayWarps / kWarpsPerMap;
+  SharedBarrier state_barriers[2][kMaps];
+  SharedBarrier prefix_batons[2][kMaxRelayWarps];
+  Lanes states[2][kMaps];
 };
 /// What the chunks before a warp's within its group do.
 template <int kStates>
@@ -131,8 +131,8 @@ class TileCopies {
   const char* source_;
 };
 
-/// kGroup > 1: the ring of warps goes through all blocks of a cluster.
-template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
+/// kWarpsPerMap > 1: the ring of warps goes through all blocks of a cluster.
+template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
   using S = Shape<kStates, kSteps>;
@@ -143,14 +143,14 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   constexpr bool kKeepDelta = Formula<kMethod>::kBbarDependsOnA;
   const ForwardParams& params = args.params;
   char* const shared = shared_memory();
-  const Place<S> place(args.geometry, kGroup > 1 ? args.geometry.cluster : 1);
+  const Place<S> place(args.geometry, kWarpsPerMap > 1 ? args.geometry.cluster : 1);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
   const bool has_output = params.out.present();
   const bool has_gate = params.z.present() && has_output;
 
-  constexpr bool kIsGrouped = kGroup > 1;
-  auto& handover = *reinterpret_cast<Handover<kStates, kGroup>*>(shared);
+  constexpr bool kIsGrouped = kWarpsPerMap > 1;
+  auto& handover = *reinterpret_cast<Handover<kStates, kWarpsPerMap>*>(shared);
   auto& prefixes = *reinterpret_cast<GroupPrefixes<kStates>*>(&handover + 1);
   float* const own =
       (kIsGrouped ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       // Two have a say in when the first group of a cluster's block goes on: the block that hands
       // it a state, and the last warp of its own block. The latter is always earlier; but so it is
       // ordered within the block that nothing is overwritten before it has been read.
-      if (place.warp % kGroup == 0) {
-        handover.state_batons[which][place.warp / kGroup].initialize(
+      if (place.warp % kWarpsPerMap == 0) {
+        handover.state_barriers[which][place.warp / kWarpsPerMap].initialize(
             kIsGrouped && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
       }
       if constexpr (kIsGrouped) handover.prefix_batons[which][place.warp].initialize();
     }
-    if constexpr (kIsGrouped) Baton::publish_in_cluster();
+    if constexpr (kIsGrouped) SharedBarrier::publish_in_cluster();
   }
   __syncwarp();
   const int cluster = kIsGrouped ? args.geometry.cluster : 1;
@@ -176,11 +176,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   if constexpr (kIsGrouped) {
     arrive_at_cluster();
     // In round 0 there is nothing yet to wait for in the own block.
-    if (rank > 0 && place.warp == 0) handover.state_batons[0][0].pass_on();
+    if (rank > 0 && place.warp == 0) handover.state_barriers[0][0].signal();
   }
   const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
-  const int group = place.warp / kGroup;
-  const int member = place.warp % kGroup;
+  const int group = place.warp / kWarpsPerMap;
+  const int member = place.warp % kWarpsPerMap;
   const bool is_first_group = rank == 0 && group == 0;
   const auto origin = [&](int array) {
     return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
@@ -277,10 +277,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
           pass.factor.v[s] *= factor_before.v[s];
         }
       }
-      if (member + 1 < kGroup && !is_last) {
+      if (member + 1 < kWarpsPerMap && !is_last) {
         store_pack(prefixes.factors[buffer][place.warp + 1][lane].v, pass.factor);
         store_pack(prefixes.offsets[buffer][place.warp + 1][lane].v, pass.offset);
-        handover.prefix_batons[buffer][place.warp + 1].pass_on();
+        handover.prefix_batons[buffer][place.warp + 1].signal();
       }
     }
 
@@ -293,30 +293,30 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     } else {
       const int wait = is_first_group ? round - 1 : round;  // how many went before
-      Baton& baton = handover.state_batons[wait & 1][group];
-      if (kIsGrouped && threadIdx.x == 0) baton.expect(sizeof(handover.states[0][0]));
-      baton.wait(wait >> 1 & 1);
+      SharedBarrier& barrier = handover.state_barriers[wait & 1][group];
+      if (kIsGrouped && threadIdx.x == 0) barrier.expect(sizeof(handover.states[0][0]));
+      barrier.wait(wait >> 1 & 1);
       h = load_pack<float, kStates>(handover.states[wait & 1][group][lane].v);
     }
-    if (member + 1 == kGroup && !is_last) {
+    if (member + 1 == kWarpsPerMap && !is_last) {
       States leaving;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         leaving.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
       const int next = place.warp + 1 < warps ? group + 1 : 0;
-      Baton& baton = handover.state_batons[buffer][next];
+      SharedBarrier& barrier = handover.state_barriers[buffer][next];
       Pack<float, kStates>& target = handover.states[buffer][next][lane];
       if (kIsGrouped && next == 0) {
         const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
         if constexpr (kIsGrouped) {
           send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
-                          address_in_cluster(shared_address(&baton), next_rank));
-          handover.state_batons[rank == 0 ? buffer : buffer ^ 1][0].pass_on();
+                          address_in_cluster(shared_address(&barrier), next_rank));
+          handover.state_barriers[rank == 0 ? buffer : buffer ^ 1][0].signal();
         }
       } else {
         store_pack(target.v, leaving);
-        baton.pass_on();
+        barrier.signal();
       }
     }
     if constexpr (kIsGrouped) {
@@ -399,16 +399,16 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   if constexpr (kIsGrouped) sync_cluster();
 }
 
-template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
-cudaError_t RelayForward<kStates, kSteps, kGroup, Storage, kMethod>::launch(RelayForwardArgs args,
-                                                                            cudaStream_t stream) {
-  const auto kernel = relay_forward_kernel<kStates, kSteps, kGroup, Storage, kMethod>;
+template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
+cudaError_t RelayForward<kStates, kSteps, kWarpsPerMap, Storage, kMethod>::launch(
+    RelayForwardArgs args, cudaStream_t stream) {
+  const auto kernel = relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>;
   constexpr int kWarpBytes = ForwardLayout<Shape<kStates, kSteps>>::kSize * 4;
-  constexpr int kBlockBytes =
-      sizeof(Handover<kStates, kGroup>) + (kGroup > 1 ? sizeof(GroupPrefixes<kStates>) : 0);
+  constexpr int kBlockBytes = sizeof(Handover<kStates, kWarpsPerMap>) +
+                              (kWarpsPerMap > 1 ? sizeof(GroupPrefixes<kStates>) : 0);
   RelayGeometry& geometry = args.geometry;
   int bytes = 0;
-  cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kGroup, geometry, bytes);
+  cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kWarpsPerMap, geometry, bytes);
   if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
   if (error != cudaSuccess) return error;
   LaunchShape shape{geometry.tiles * geometry.cluster, geometry.warps * kWarpSize, bytes,

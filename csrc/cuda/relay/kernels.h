@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../scan.h"
+#include "../general/kernels.h"
 
 namespace selective_scan::cuda::relay {
 
@@ -26,7 +26,7 @@ struct RelayGeometry {
 struct RelayForwardArgs {
   ForwardParams params;
   RelayGeometry geometry;
-  const char* projections = nullptr;  // see streamed::ProjectionStream
+  const char* projections = nullptr;  // see streamed::PackedBC
   int64_t sequence_bytes = 0;         // of one (batch, group) of these
   bool is_dependent = false;          // launched behind the kernel that writes them
 };
@@ -37,8 +37,8 @@ struct RelayBackwardArgs {
   BackwardWorkspace workspace;  // partial sums: projections of every tile, the rest of every batch
 };
 
-/// kStates per lane and kSteps per chunk: see Shape; kGroup warps a group: see Handover.
-template <int kStates, int kSteps, int kGroup, class Storage, Method kMethod>
+/// kStates per lane and kSteps per chunk: see Shape; kWarpsPerMap warps a group: see Handover.
+template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 struct RelayForward {
   static cudaError_t launch(RelayForwardArgs args, cudaStream_t stream);
 };

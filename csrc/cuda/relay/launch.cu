@@ -4,9 +4,9 @@
 #include <iterator>
 #include <utility>
 
-#include "../launch_tools.h"
-#include "../paths.h"
-#include "../streamed/projections.h"
+#include "../kit/launch_tools.h"
+#include "../kit/packed_bc.h"
+#include "../plan/paths.h"
 #include "place.cuh"
 #include "rounds.h"
 
@@ -97,10 +97,10 @@ cudaError_t launch_method(Method method, const Args& args, cudaStream_t stream) 
   return kTable[static_cast<size_t>(method)](args, stream);
 }
 
-template <class S, int kGroup, class Storage>
+template <class S, int kWarpsPerMap, class Storage>
 struct ForwardKernels {
   template <Method kMethod>
-  struct Kernel : RelayForward<S::kStates, S::kSteps, kGroup, Storage, kMethod> {};
+  struct Kernel : RelayForward<S::kStates, S::kSteps, kWarpsPerMap, Storage, kMethod> {};
 };
 template <DType kType>
 struct RoundsKernels {
@@ -113,8 +113,8 @@ struct BackwardKernels {
   struct Kernel : RelayBackward<Storage, kMethod> {};
 };
 
-using Wide = Shape<4, 16>;    // 8 channels a block
-using Narrow = Shape<1, 32>;  // 2 channels a block
+using FourStates = Shape<4, 16>;  // 8 channels a block
+using OneState = Shape<1, 32>;    // 2 channels a block
 
 // Figures of choice, from measurements on an H200.
 
@@ -129,7 +129,7 @@ constexpr int64_t kFewSteps = 1024;
 constexpr int64_t kFewestSteps[] = {72, 200, 900};
 /// The narrow shape is the better one where all of its blocks are there at once, and no more than
 /// so many on a multiprocessor, unless the sequence is too short for the wide one.
-constexpr int64_t kMostNarrowBlocks = 2;
+constexpr int64_t kMostOneStateBlocks = 2;
 constexpr int64_t kManySteps = 16384;
 /// From so many on, time in segments (streamed/) is better where the last wave of blocks leaves
 /// more multiprocessors idle than this part of them all.
@@ -139,7 +139,7 @@ constexpr double kMostIdle = 0.15;
 /// clusters of four.
 constexpr int64_t kCluster = 2;
 constexpr int64_t kClusterSteps = 384;
-constexpr int kGroupWarps = 4;
+constexpr int kWarpsPerMap = 4;
 constexpr int64_t kMostBackwardBlocks = 4;
 /// Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
 constexpr int64_t kMostPartialSums = int64_t{1} << 22;
@@ -154,7 +154,7 @@ bool is_streamable(const ForwardParams& params) {
 
 /// What a forward launch settles before it needs scratch memory.
 struct ForwardPlan {
-  bool is_narrow;
+  bool has_one_state;
   RoundsForwardArgs rounds;  // where it is narrow
   bool is_clustered;
   int64_t warps;     // at most
@@ -165,29 +165,29 @@ struct ForwardPlan {
 bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (!is_supported(params)) return false;
   const int64_t multiprocessors = device.multiprocessors;
-  const int64_t blocks = make_geometry<Wide>(params, kMaxRelayWarps).blocks;
+  const int64_t blocks = make_geometry<FourStates>(params, kMaxRelayWarps).blocks;
   if (blocks > kMostForwardBlocks * multiprocessors) return false;
   const bool is_short = params.seqlen < kFewSteps;
-  constexpr int64_t kNarrowPerWide = Wide::kChannels / Narrow::kChannels;
+  constexpr int64_t kOneStatePerFour = FourStates::kChannels / OneState::kChannels;
   const int64_t round_warps = params.seqlen <= 4 * kChunk   ? 4
                               : params.seqlen <= 8 * kChunk ? 8
                                                             : kMaxRelayWarps;
-  const int64_t narrow_blocks = kNarrowPerWide * blocks;
-  const bool are_few =
-      narrow_blocks * round_warps <= kMaxRelayWarps * multiprocessors &&
-      (narrow_blocks <= kMostNarrowBlocks * multiprocessors || params.seqlen < kFewestSteps[0]);
-  plan.is_narrow = are_few && vector_size<Narrow>(params, rows_of(params)) != 0 &&
-                   make_rounds_args(params, plan.rounds);
-  plan.is_clustered = !plan.is_narrow && params.seqlen >= kClusterSteps && device.major >= 9 &&
+  const int64_t one_state_blocks = kOneStatePerFour * blocks;
+  const bool are_few = one_state_blocks * round_warps <= kMaxRelayWarps * multiprocessors &&
+                       (one_state_blocks <= kMostOneStateBlocks * multiprocessors ||
+                        params.seqlen < kFewestSteps[0]);
+  plan.has_one_state = are_few && vector_size<OneState>(params, rows_of(params)) != 0 &&
+                       make_rounds_args(params, plan.rounds);
+  plan.is_clustered = !plan.has_one_state && params.seqlen >= kClusterSteps && device.major >= 9 &&
                       kCluster * blocks <= multiprocessors;
-  plan.element_size = vector_size<Wide>(params, rows_of(params));
+  plan.element_size = vector_size<FourStates>(params, rows_of(params));
   // Blocks of half the warps share a multiprocessor; with many turns it no longer matters that the
   // last blocks of all run alone.
   const bool is_shared =
       !plan.is_clustered && blocks > multiprocessors && params.seqlen < kManySteps;
   plan.warps = is_shared ? kMaxRelayWarps / 2 : kMaxRelayWarps;
-  if (!is_streamable(params) || (is_short && plan.is_narrow)) return is_short;
-  if (!is_short && (are_few ? !plan.is_narrow : plan.element_size == 0)) return false;
+  if (!is_streamable(params) || (is_short && plan.has_one_state)) return is_short;
+  if (!is_short && (are_few ? !plan.has_one_state : plan.element_size == 0)) return false;
   const int64_t rounds = ceil_div(blocks, multiprocessors);
   if (params.seqlen >= kSegmentSteps) {
     const auto places = static_cast<double>(rounds * multiprocessors);
@@ -196,11 +196,11 @@ bool make_plan(const ForwardParams& params, const Device& device, ForwardPlan& p
   return rounds <= std::ssize(kFewestSteps) && params.seqlen >= kFewestSteps[rounds - 1];
 }
 
-template <int kGroup>
+template <int kWarpsPerMap>
 cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
                            const ScratchMemory& memory, cudaStream_t stream) {
-  RelayForwardArgs args{params, make_geometry<Wide>(params, plan.warps)};
-  const streamed::ProjectionStream layout(params, kPaddedStates);
+  RelayForwardArgs args{params, make_geometry<FourStates>(params, plan.warps)};
+  const streamed::PackedBC layout(params, kPaddedStates);
   void* const projections = memory(layout.bytes(params));
   args.projections = static_cast<const char*>(projections);
   args.sequence_bytes = layout.sequence_bytes();
@@ -209,10 +209,10 @@ cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
       streamed::convert_projections(params, kPaddedStates, projections, stream);
   if (error != cudaSuccess) return error;
   args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
-  args.geometry.warps = round_up(args.geometry.warps, kGroup);
+  args.geometry.warps = round_up(args.geometry.warps, kWarpsPerMap);
   return visit_storage(plan.element_size, [&]<class Storage>() {
-    return launch_method<ForwardKernels<Wide, kGroup, Storage>::template Kernel>(params.method,
-                                                                                 args, stream);
+    return launch_method<ForwardKernels<FourStates, kWarpsPerMap, Storage>::template Kernel>(
+        params.method, args, stream);
   });
 }
 
@@ -232,7 +232,7 @@ void take_workspace(RelayBackwardArgs& args, Scratch& scratch) {
     scratch.take(array, wanted, count, sizeof(float));
   };
   const int64_t rows = params.batch * params.dim;
-  take(args.workspace.projections, true,
+  take(args.workspace.dBC_partials, true,
        args.geometry.tiles * params.batch * params.groups * params.seqlen * 2 * kPaddedStates);
   take(args.workspace.dA, true, rows * kPaddedStates);
   take(args.workspace.dD, params.dD.present(), rows);
@@ -250,8 +250,8 @@ std::optional<cudaError_t> relay_forward(const ForwardParams& params, const Scra
   if (current_device(device) != cudaSuccess || !make_plan(params, device, plan)) {
     return std::nullopt;
   }
-  if (plan.is_narrow) return launch_rounds(plan.rounds, params, stream);
-  const auto launch = plan.is_clustered ? &launch_forward<kGroupWarps> : &launch_forward<1>;
+  if (plan.has_one_state) return launch_rounds(plan.rounds, params, stream);
+  const auto launch = plan.is_clustered ? &launch_forward<kWarpsPerMap> : &launch_forward<1>;
   return launch(params, plan, memory, stream);
 }
 
@@ -263,7 +263,7 @@ std::optional<cudaError_t> relay_backward(const BackwardParams& params, const Sc
       current_device(device) != cudaSuccess) {
     return std::nullopt;
   }
-  RelayBackwardArgs args{params, make_geometry<Narrow>(params, kMaxRelayWarps), {}};
+  RelayBackwardArgs args{params, make_geometry<OneState>(params, kMaxRelayWarps), {}};
   const int64_t blocks = args.geometry.blocks;
   if (blocks > kMostBackwardBlocks * device.multiprocessors ||
       blocks * params.seqlen * 2 * kPaddedStates > kMostPartialSums) {
@@ -271,9 +271,9 @@ std::optional<cudaError_t> relay_backward(const BackwardParams& params, const Sc
   }
   // Blocks that share a multiprocessor share the warps it has room for.
   const int64_t share = std::max<int64_t>(1, ceil_div(blocks, device.multiprocessors));
-  args.geometry = make_geometry<Narrow>(params, kMaxRelayWarps / share);
+  args.geometry = make_geometry<OneState>(params, kMaxRelayWarps / share);
   lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
-  const int size = vector_size<Narrow>(params, rows_of(params));
+  const int size = vector_size<OneState>(params, rows_of(params));
   const cudaError_t error = visit_storage(size, [&]<class Storage>() {
     return launch_method<BackwardKernels<Storage>::template Kernel>(params.method, args, stream);
   });

@@ -9,8 +9,8 @@
 // rounds.cuh goes about it differently.
 #pragma once
 
-#include "../launch_tools.h"
-#include "../scan_common.cuh"
+#include "../general/scan.cuh"
+#include "../kit/launch_tools.h"
 #include "kernels.h"
 
 namespace selective_scan::cuda::relay {

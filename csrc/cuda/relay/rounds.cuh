@@ -15,11 +15,11 @@
 
 #include <algorithm>
 
-#include "../launch_tools.h"
-#include "../scan_common.cuh"
-#include "../streamed/scan_math.cuh"
+#include "../general/scan.cuh"
+#include "../kit/launch_tools.h"
+#include "../kit/step_math.cuh"
+#include "cluster.cuh"
 #include "copies.cuh"
-#include "handover.cuh"
 
 namespace selective_scan::cuda::relay {
 
@@ -35,8 +35,8 @@ using LaneMaps = Pack<float, 2>[kWarpSize];
 struct alignas(16) RoundMaps {
   LaneMaps chunks[2][kMaxRelayWarps];           // of the block
   LaneMaps groups[2][kMostPairs][kMostGroups];  // of the cluster
-  Baton groups_arrived[2];
-  Baton chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
+  SharedBarrier groups_arrived[2];
+  SharedBarrier chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
 };
 
 /// The map that applies `first` and then `second`.
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       } else {
         maps.chunks_arrived[warp - 2].initialize(kRoundsGroup * kWarpSize);
       }
-      Baton::publish_in_cluster();
+      SharedBarrier::publish_in_cluster();
     }
     __syncwarp();
     arrive_at_cluster();
@@ -315,15 +315,15 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     }
 
-    if (round == 0 && pairs > 1) wait_for_cluster();  // its blocks have begun, batons are ready
+    if (round == 0 && pairs > 1) wait_for_cluster();  // its blocks have begun, barriers are ready
     // What the chunks before this one in its group do; the last one leaves what the group does.
     store_pack(maps.chunks[buffer][warp][lane].v, map);
     const int member = slot % kRoundsGroup;
     if (pairs == 1) {
       sync_warps(kFirstBarrier + slot / kRoundsGroup, kRoundsGroup);
     } else {
-      Baton& arrived = maps.chunks_arrived[slot / kRoundsGroup * pairs + pair];
-      arrived.pass_on();
+      SharedBarrier& arrived = maps.chunks_arrived[slot / kRoundsGroup * pairs + pair];
+      arrived.signal();
       arrived.wait(round & 1);
     }
     Pack<float, 2> before{1, 0};

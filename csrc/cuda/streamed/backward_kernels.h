@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../scan.h"
+#include "../general/kernels.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -17,15 +17,15 @@ struct BackwardArgs {
   Geometry geometry;
   BackwardWorkspace workspace;
   RowArray rows[kRowArrays];
-  const char* projections;  // see ProjectionStream
+  const char* projections;  // see PackedBC
   int64_t sequence_bytes;   // of one (batch, group) of these
   int split_tiles;          // see BlockOrder, also of
   int* done;                // flags of blocks that others wait for; null where there are none
 
-  int64_t blocks() const { return geometry.rounds * geometry.work_items + split_tiles; }
+  int64_t blocks() const { return geometry.tiles_per_sum * geometry.work_items + split_tiles; }
   /// The first blocks, so many, may be waited for.
   int64_t flags() const {
-    return geometry.rounds > 1 ? geometry.rounds * geometry.work_items : split_tiles;
+    return geometry.tiles_per_sum > 1 ? geometry.tiles_per_sum * geometry.work_items : split_tiles;
   }
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };

@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "../../core/complex.h"
-#include "../config.cuh"
-#include "bulk_copy.cuh"
+#include "../kit/bulk_copy.cuh"
+#include "../kit/config.h"
 
 namespace selective_scan::cuda::streamed {
 
@@ -14,8 +14,8 @@ constexpr int kBackwardRingSlots = 3;
 
 /// Blocks of steps go in groups: what a warp's lanes hold of a group's du, ddelta and y is summed
 /// over the lanes of a channel, and what warps hold of its dB and dC over the warps.
-constexpr int kGroupBlocks = 2;
-constexpr int kGroupSteps = kGroupBlocks * kBlockSteps;
+constexpr int kSweepBlocks = 2;
+constexpr int kSweepSteps = kSweepBlocks * kBlockSteps;
 
 /// A lane holds 16 bytes of states of one channel; lanes 0 to kChannels - 1 the first states of the
 /// warp's channels, and so on. Neighbouring lanes thus differ in channel, which is what the tensor
@@ -39,9 +39,9 @@ struct BackwardShape {
   // What a warp leaves of a group for the sum over warps: see channel_sums.cuh.
   static constexpr bool kHalves = kChannelBits == 3;   // a lane leaves one of dB and dC
   static constexpr int kSumVectors = kHalves ? 1 : 2;  // of 16 bytes, per lane and block
-  static constexpr int kSumBytes = kGroupBlocks * kSumVectors * kWarpSize * 16;
+  static constexpr int kSumBytes = kSweepBlocks * kSumVectors * kWarpSize * 16;
   static constexpr int kSumSlots = kHalves ? 4 : 2;
-  static constexpr int kTurnBlocks = kHalves ? kGroupBlocks : 1;  // that a warp adds up in its turn
+  static constexpr int kTurnBlocks = kHalves ? kSweepBlocks : 1;  // that a warp adds up in its turn
   static constexpr int kSumUnroll = 4;  // warps whose sums are loaded at a time
   /// Whether exact sums have registers of their own for what is cut off of products.
   static constexpr bool kSumsRestsApart = kChannelBits == 3;
@@ -62,7 +62,7 @@ struct BackwardShape {
   static constexpr int kCheckpoints = kGate + kRowSet;
   static constexpr int kCheckpoint = kWarpSize * 16;
   static constexpr int kPlanes = kCheckpoints + (kBlocksPerChunk - 1) * kCheckpoint;
-  static constexpr int kPlaneRow = kGroupSteps * static_cast<int>(sizeof(float));
+  static constexpr int kPlaneRow = kSweepSteps * static_cast<int>(sizeof(float));
   static constexpr int kPlane = kWarpSize * kPlaneRow;
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + round_up(2 * kChannels * 4, 16);
@@ -72,7 +72,7 @@ struct BackwardShape {
   // What is copied for the next chunk comes in place of checkpoints when kStageGroup groups are
   // left to do, the rest in place of planes when none is left.
   static constexpr int kStageGroup = 1;
-  static constexpr int kStage = kCheckpoints + (kStageGroup * kGroupBlocks - 1) * kCheckpoint;
+  static constexpr int kStage = kCheckpoints + (kStageGroup * kSweepBlocks - 1) * kCheckpoint;
   static constexpr int kStageBytes = kPlanes - kStage;
   static constexpr int kLateStage = kPlanes;
 };
@@ -84,11 +84,11 @@ struct BackwardShape {
 template <class T, int kLaneBits>
 struct ConstantShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;
-  static constexpr int kGroups = kChunk / kGroupSteps;
+  static constexpr int kGroups = kChunk / kSweepSteps;
   static constexpr int kRecords = Base::kCheckpoints;
   static constexpr int kStepStates = Base::kCheckpoint;
   static constexpr int kRecordStates = kBlockSteps * kStepStates;
-  static constexpr int kRecord = kRecordStates + kGroupBlocks * kStepStates;
+  static constexpr int kRecord = kRecordStates + kSweepBlocks * kStepStates;
   static constexpr int kPlanes = kRecords + (kGroups - 1) * kRecord;
   static constexpr int kChannelValues = kPlanes + 3 * Base::kPlane;
   static_assert(kRecord <= 3 * Base::kPlane);
@@ -125,7 +125,7 @@ struct TeamShape : BackwardShape<float, 2> {
   // last group first; planes, in whose place the first group's sums come at last; what lanes keep
   // of the rows they move; channels' values and addresses as in BackwardShape. Between groups lie
   // 8 bytes more, which spreads them over the banks.
-  static constexpr int kGroups = kChunk / kGroupSteps;
+  static constexpr int kGroups = kChunk / kSweepSteps;
   static constexpr int kPart = kChannels * kPlaneRow;
   static constexpr int kPartPair = kChannels * 2 * static_cast<int>(sizeof(float));
   static constexpr int kGroupParts = 3 * kPart + 8;

@@ -2,10 +2,10 @@
 // scan_backward.cuh explains the whole.
 #pragma once
 
-#include "../scan_common.cuh"
+#include "../general/scan.cuh"
+#include "../kit/step_math.cuh"
 #include "backward_shape.h"
 #include "channel_sums.cuh"
-#include "scan_math.cuh"
 
 namespace selective_scan::cuda::streamed {
 

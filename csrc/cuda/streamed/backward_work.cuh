@@ -2,7 +2,7 @@
 // begins with, and the results at the end.
 #pragma once
 
-#include "../scan_common.cuh"
+#include "../general/scan.cuh"
 #include "backward_rows.cuh"
 #include "block_order.cuh"
 #include "constant_sweeps.cuh"

@@ -10,13 +10,13 @@
 // states' gradients and the sums so far by the first.
 //
 // Rounds. Where a group has several times as many tiles as it takes to fill the multiprocessors,
-// tiles of several rounds (Geometry::rounds) share a partial sum of dB and dC, each adding to what
-// those before it have left there. A round fills the multiprocessors, so that a tile follows one
-// which is done, or nearly so. That leaves less for reduce.cu to read and takes less memory: with
-// 64 states (4, 2048, 2048, 64) half of 360 MB.
+// tiles of several rounds (Geometry::tiles_per_sum) share a partial sum of dB and dC, each adding
+// to what those before it have left there. A round fills the multiprocessors, so that a tile
+// follows one which is done, or nearly so. That leaves less for reduce.cu to read and takes less
+// memory: with 64 states (4, 2048, 2048, 64) half of 360 MB.
 #pragma once
 
-#include "../scan_common.cuh"
+#include "../general/scan.cuh"
 #include "backward_kernels.h"
 
 namespace selective_scan::cuda::streamed {
@@ -79,8 +79,8 @@ class BlockOrder {
     return added;
   }
   /// Lets the block that follows this one go on, if any does; called by all threads.
-  __device__ __forceinline__ void hand_on(const WorkItem& item) const {
-    if (is_rest() || (args_.geometry.rounds == 1 && !is_first(item))) return;
+  __device__ __forceinline__ void signal(const WorkItem& item) const {
+    if (is_rest() || (args_.geometry.tiles_per_sum == 1 && !is_first(item))) return;
     __syncthreads();
     if (threadIdx.x == 0) {
       __threadfence();
@@ -95,7 +95,7 @@ class BlockOrder {
   }
   /// Of all rounds.
   __device__ __forceinline__ int tiles() const {
-    return static_cast<int>(args_.geometry.rounds) * tiles_of_round();
+    return static_cast<int>(args_.geometry.tiles_per_sum) * tiles_of_round();
   }
   /// Whether the block has what is left of a split tile.
   __device__ __forceinline__ bool is_rest() const {
@@ -109,10 +109,10 @@ class BlockOrder {
   /// Of a rest: the last round with a tile that has the same partial sum. Of other blocks: their
   /// own. If that is round 0, nobody adds to the sum before the block does.
   __device__ __forceinline__ int last_round(const WorkItem& item) const {
-    const auto round_tiles = static_cast<int>(args_.geometry.round_tiles);
+    const auto sums = static_cast<int>(args_.geometry.sums_per_group);
     const auto last =
         is_rest() ? static_cast<int>(args_.geometry.tiles) - 1 : static_cast<int>(item.tile);
-    return (last - static_cast<int>(item.tile_in_round)) / round_tiles;
+    return (last - static_cast<int>(item.sum_index)) / sums;
   }
 
   const BackwardArgs& args_;

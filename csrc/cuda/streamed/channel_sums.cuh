@@ -33,8 +33,8 @@
 
 #include <cstddef>
 
-#include "../elements.cuh"
-#include "../projections.cuh"
+#include "../general/staged_bc.cuh"
+#include "../kit/elements.cuh"
 #include "backward_shape.h"
 
 namespace selective_scan::cuda::streamed {
@@ -105,7 +105,7 @@ class ChannelSums {
   static_assert(kSlots <= SumBarriers::kMostSlots);
   static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
-  static constexpr int kGroupTurns = kGroupBlocks / kTurnBlocks;
+  static constexpr int kGroupTurns = kSweepBlocks / kTurnBlocks;
   static constexpr bool kHasRests = kExact && Shape::kSumsRestsApart;
   /// Where complex states are weighted, dC's come without being conjugated.
   static constexpr bool kConjugates = Shape::kComponents == 2;
@@ -213,7 +213,7 @@ class ChannelSums {
   template <int kBlock>
   __device__ __forceinline__ void put(const Block& block, int first_step) {
     const Barrier full = full_of(count_);
-    if constexpr (kBlock == kGroupBlocks - 1) {
+    if constexpr (kBlock == kSweepBlocks - 1) {
       // At first the phase before the first one counts as complete.
       empty_of(full).wait((count_ / kSlots & 1) ^ 1);
     }
@@ -235,7 +235,7 @@ class ChannelSums {
       store_pack(reinterpret_cast<float*>(own + (kBlock * Shape::kSumVectors + v) * kVectorBytes),
                  vector);
     }
-    if constexpr (kBlock == kGroupBlocks - 1) {
+    if constexpr (kBlock == kSweepBlocks - 1) {
       add_warps_in_turn(kDelay, first_step + kBlockSteps);
     }
     if constexpr (kBlock == 0) {
@@ -288,7 +288,7 @@ class ChannelSums {
   /// Adds those blocks for which it is this warp's turn, of the group `delay` groups before the
   /// next one; the group put last begins with `first_step`.
   __device__ __forceinline__ void add_warps_in_turn(unsigned delay, int first_step) {
-    first_step += (static_cast<int>(delay) - 1) * kGroupSteps;
+    first_step += (static_cast<int>(delay) - 1) * kSweepSteps;
 #pragma unroll 1
     for (; turns_to_wait_ < kGroupTurns; turns_to_wait_ += warps_) {
       const int block = turns_to_wait_ * kTurnBlocks;

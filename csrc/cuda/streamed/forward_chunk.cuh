@@ -1,9 +1,9 @@
 // What a lane of the streamed forward scan does with the rows of one chunk.
 #pragma once
 
-#include "../elements.cuh"
-#include "forward.h"
-#include "scan_math.cuh"
+#include "../kit/elements.cuh"
+#include "../kit/step_math.cuh"
+#include "forward_kernels.h"
 
 namespace selective_scan::cuda::streamed {
 

@@ -16,7 +16,7 @@ struct GroupPlanes {
     return planes + lane * Shape::kPlaneRow + ((quad ^ lane / kSwizzle) & 1) * 16;
   }
 
-  int own[kGroupBlocks];  // where this lane puts block b of the group
+  int own[kSweepBlocks];  // where this lane puts block b of the group
 
   __device__ __forceinline__ GroupPlanes(int planes, int lane) {
     own[0] = opaque(quad_slot(planes, lane, 0));
@@ -57,7 +57,7 @@ __device__ __forceinline__ void sum_parts(int from, int from_swizzled, bool has_
 /// Δ·u, Δ and dy. A lane takes some steps of its own channel.
 template <class T, class Shape, Method kMethod>
 class GroupFinish {
-  static constexpr int kHeld = kGroupSteps / Shape::kParts;
+  static constexpr int kHeld = kSweepSteps / Shape::kParts;
   using Values = Pack<float, kHeld>;
 
  public:

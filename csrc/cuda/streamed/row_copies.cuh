@@ -9,7 +9,7 @@
 // way.
 #pragma once
 
-#include "bulk_copy.cuh"
+#include "../kit/bulk_copy.cuh"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {

@@ -7,9 +7,9 @@
 // lane computes of one of them meets what it holds of another.
 //
 // Instead of kChannels a kernel may have two maps, with less to decide at run time: kElements,
-// which has no vectors, and kPairs, which has nothing else and lays two consecutive steps of half
-// of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many accesses
-// to shared memory and, for fp32, touches half as many lines of the L1 cache.
+// which has no vectors, and kStepPairs, which has nothing else and lays two consecutive steps of
+// half of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many
+// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache.
 //
 // A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
 #pragma once
@@ -19,12 +19,12 @@
 
 #include <initializer_list>
 
-#include "../elements.cuh"
-#include "../geometry.cuh"
+#include "../kit/elements.cuh"
+#include "../kit/geometry.cuh"
 
 namespace selective_scan::cuda::streamed {
 
-enum class LaneMap : int8_t { kSteps, kChannels, kElements, kPairs };
+enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs };
 
 /// A (batch, channel, step) array with strides in bytes.
 struct RowArray {
@@ -102,14 +102,14 @@ struct LaneSlice {
       slice.step = lane % kLanes * kItems;
       slice.position = slice.is_backward ? kChunk - kItems - slice.step : slice.step;
       asm volatile("" : "+r"(slice.position));  // not to be computed again for every chunk
-    } else if (map == LaneMap::kPairs) {
+    } else if (map == LaneMap::kStepPairs) {
       slice.channel = lane % 2 * (kItems / 2);
       slice.step = slice.position = lane / 2 * 2;
     }
     return slice;
   }
   __device__ __forceinline__ bool has_vectors(const RowArray& rows) const {
-    return map == LaneMap::kSteps || map == LaneMap::kPairs ||
+    return map == LaneMap::kSteps || map == LaneMap::kStepPairs ||
            (map == LaneMap::kChannels && rows.has_vectors);
   }
   /// Whether the lane holds anything in a chunk from which on `steps` steps are left.
@@ -164,7 +164,7 @@ class RowCursor {
                                              int steps, RawSlice<kItems>& raw) const {
     if (!slice.exists(steps)) return;
     if constexpr (kHasPairs) {
-      if (slice.map == LaneMap::kPairs) {
+      if (slice.map == LaneMap::kStepPairs) {
         fetch_pairs(rows, slice.exists(steps - 1), raw);
         return;
       }
@@ -215,7 +215,7 @@ class RowCursor {
                                         const Slice<kItems>& values) const {
     if (!slice.exists(steps)) return;
     if constexpr (kHasPairs) {
-      if (slice.map == LaneMap::kPairs) {
+      if (slice.map == LaneMap::kStepPairs) {
         store_pairs(rows, slice, slice.exists(steps - 1), values);
         return;
       }
@@ -284,7 +284,7 @@ class RowCursor {
                                                             const RawSlice<kItems>& raw) {
     Slice<kItems> values;
     if constexpr (kHasPairs) {
-      if (slice.map == LaneMap::kPairs) {
+      if (slice.map == LaneMap::kStepPairs) {
         pairs_to_values(slice, raw, values);
         return values;
       }
@@ -324,7 +324,7 @@ class RowCursor {
  private:
   using Element = Vector<kSize>;
 
-  static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kPairs
+  static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kStepPairs
   static constexpr bool kHasPairs = kHalfWords > 0;
 
   __device__ __forceinline__ void fetch_pairs(const RowArray& rows, bool both,
@@ -435,7 +435,7 @@ __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Sl
       store_pack(row + slice.step,
                  bit_cast<Pack<float, kItems>>(slice.is_backward ? reversed(values) : values));
     }
-  } else if (slice.map == LaneMap::kPairs) {
+  } else if (slice.map == LaneMap::kStepPairs) {
 #pragma unroll
     for (int c = 0; c < kItems / 2; ++c) {
       store_pack(rows + (slice.channel + c) * kRowStride + slice.step,
@@ -452,7 +452,7 @@ __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int 
                                                     float* rows) {
   if (!slice.exists(steps)) {
     slice_to_shared<RowOrder::kMemory>(slice, Slice<kItems>{}, rows);
-  } else if (slice.map == LaneMap::kPairs && !slice.exists(steps - 1)) {
+  } else if (slice.map == LaneMap::kStepPairs && !slice.exists(steps - 1)) {
 #pragma unroll
     for (int c = 0; c < kItems / 2; ++c) {
       rows[(slice.channel + c) * kRowStride + slice.step + 1] = 0.0f;
@@ -472,7 +472,7 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
       const int at = kOrder == RowOrder::kMemory ? slice.position : slice.step;
       values =
           bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
-    } else if (slice.map == LaneMap::kPairs) {
+    } else if (slice.map == LaneMap::kStepPairs) {
 #pragma unroll
       for (int c = 0; c < kItems / 2; ++c) {
         const auto pair = load_pack<float, 2>(rows + (slice.channel + c) * kRowStride + slice.step);

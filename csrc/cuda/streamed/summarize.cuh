@@ -18,7 +18,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include "scan_forward.cuh"
+#include "forward.cuh"
 
 namespace selective_scan::cuda::streamed {
 

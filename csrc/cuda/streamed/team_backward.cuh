@@ -14,7 +14,7 @@
 // shared memory.
 #pragma once
 
-#include "scan_backward.cuh"
+#include "backward.cuh"
 #include "team_rows.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
   ring.start();
   const int64_t target_row =
-      (((work.slice * args.geometry.round_tiles + item.tile_in_round) * params.batch + item.batch) *
+      (((work.slice * args.geometry.sums_per_group + item.sum_index) * params.batch + item.batch) *
            params.groups +
        item.group) *
           params.seqlen +
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       *reinterpret_cast<SumBarriers*>(shared_memory() + layout.sum_barriers +
                                       work.slice * static_cast<int>(sizeof(SumBarriers))),
       layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
-      static_cast<float*>(args.workspace.projections) + target_row * Shape::kRow / 4, work.steps,
+      static_cast<float*>(args.workspace.dBC_partials) + target_row * Shape::kRow / 4, work.steps,
       first_added, has_z);
   // What lies behind the last step is added up, if not used, and has to be numbers.
   for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if (!is_last) rows.prefetch();
     const int slot = static_cast<int>(ring.acquire() - shared_memory());
     filled.wait(parity);
-    const int groups = ceil_div(steps, kGroupSteps);
-    const int last_block = groups * kGroupBlocks - 1;
+    const int groups = ceil_div(steps, kSweepSteps);
+    const int last_block = groups * kSweepBlocks - 1;
     LaneRows at{layout.team(work.team) + work.channel_in_warp * kRowStride * 4,
                 slot + work.slice * Shape::kChunkBytes + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       }
       planes.template put<kBlock>(parts, has_z);
       channel_sums.template put<kBlock>(
-          block_sums, chunk * kChunk + group * kGroupSteps + kBlock * kBlockSteps);
+          block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
     };
-    static_assert(kGroupBlocks == 2);
+    static_assert(kSweepBlocks == 2);
 #pragma unroll 1
     for (int group = groups - 1; group >= 0; --group) {
       work_on_block.template operator()<1>(group);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     store(args.workspace.dD, dD);
     store(args.workspace.ddelta_bias, ddelta_bias);
   });
-  order.hand_on(item);
+  order.signal(item);
 }
 
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>

@@ -12,14 +12,14 @@ namespace selective_scan::cuda::streamed {
 /// task reads over the banks.
 template <class Shape>
 __device__ __forceinline__ int group_part(int channel, int step) {
-  const int pair = step / 2 % (kGroupSteps / 2);
+  const int pair = step / 2 % (kSweepSteps / 2);
   return pair * Shape::kPartPair + (channel ^ (pair & 2) << 1) * 8 + step % 2 * 4;
 }
 
 /// Sums a group's parts over the lanes of each channel of a warp. A lane takes two steps.
 template <class Shape>
 class GroupSums {
-  static_assert(kGroupSteps == 2 * Shape::kParts);
+  static_assert(kSweepSteps == 2 * Shape::kParts);
   using Pair = Pack<float, 2>;
 
  public:
@@ -332,7 +332,7 @@ class TeamRows {
     for (int i = 0; i < kItems; i += kHeld) {
       const int step = slice_.step + (kAlongSteps ? i : 0);
       const int at = first_warp_ + Shape::kPlanes + kind * Shape::kPart -
-                     step / kGroupSteps * Shape::kGroupParts +
+                     step / kSweepSteps * Shape::kGroupParts +
                      group_part<Shape>(first_row_ + channel_of(i), step);
 #pragma unroll
       for (int w = 0; w < Shape::kWarps; ++w) {

@@ -1,0 +1,124 @@
+// What every kernel of the diagonal scan knows of the chain it works on: a row, or one segment of
+// time of a row where rows are few.
+#pragma once
+
+#include "../../core/affine_map.h"
+#include "../../core/diagonal_step.h"
+#include "access.cuh"
+
+namespace selective_scan::cuda::diagonal {
+
+template <class Storage>
+constexpr bool kIsKnown = true;
+template <>
+constexpr bool kIsKnown<AnyStorage> = false;
+
+/// How rows are divided among threads and, where they are few, into segments of time.
+struct Segmentation {
+  bool is_columns;  // time is not the contiguous dimension
+  int64_t segments;
+  int64_t steps;  // of a segment
+};
+
+/// value / divisor; a division of 64 bits takes four times as many instructions.
+__device__ inline int64_t quotient(int64_t value, int64_t divisor) {
+  if (divisor == 1) return value;
+  if (((value | divisor) >> 32) == 0) {
+    return static_cast<uint32_t>(value) / static_cast<uint32_t>(divisor);
+  }
+  return value / divisor;
+}
+
+template <class Step, class Params, class Storage>
+class Chain {
+  using T = typename Step::Value;
+  using Elements = Access<T, Storage>;
+
+ public:
+  __device__ Chain(const Params& params, int64_t row, int64_t segment)
+      : params_(params),
+        row_(row),
+        segment_(segment),
+        a_(params.a),
+        x_(input(params)),
+        out_(output(params)),
+        da_(gradient(params)),
+        previous_(states(params)) {
+    int64_t rest = row;
+    for (int dim = params.row_dims - 1; dim >= 0; --dim) {
+      const int64_t outer = dim == 0 ? 0 : quotient(rest, params.row_sizes[dim]);
+      const int64_t index = rest - outer * params.row_sizes[dim];
+      const auto move = [&](Cursor& cursor, const RowArray& array) {
+        cursor.data += index * array.row[dim] * Elements::bytes(cursor);
+      };
+      move(a_, params.a);
+      move(x_, input(params));
+      move(out_, output(params));
+      if constexpr (Step::kBackward) {
+        move(da_, gradient(params));
+        move(previous_, states(params));
+      }
+      rest = outer;
+    }
+  }
+
+  /// What the state is before the first position of the row.
+  __device__ T start() const { return Step::kBackward ? T{} : load_initial_state(); }
+
+ protected:
+  /// Where the chain begins and ends, given how many steps before it its first tile begins.
+  __device__ void place(const Segmentation& split, int shift) {
+    origin_ = segment_ * split.steps - shift;
+    begin_ = origin_ < 0 ? 0 : origin_;
+    const int64_t end = origin_ + split.steps;
+    end_ = segment_ == split.segments - 1 || end > params_.seqlen ? params_.seqlen : end;
+  }
+
+  __device__ bool contains(int64_t position) const { return position >= begin_ && position < end_; }
+
+  __device__ T load_initial_state() const {
+    if (!params_.initial_state.present()) return T{};
+    return Access<T, AnyStorage>::load(cursor_of(params_.initial_state), 0);
+  }
+
+  /// Called once for every chain of the backward pass.
+  __device__ void finish(T state, T da_sum) const {
+    if (params_.sum_da) Access<T, AnyStorage>::store(da_, segment_, da_sum);
+    const bool is_last = end_ == params_.seqlen && begin_ < end_;
+    if (params_.dinitial_state.present() && is_last) {
+      Access<T, AnyStorage>::store(cursor_of(params_.dinitial_state), 0, state);
+    }
+  }
+
+  const Params& params_;
+  int64_t row_;
+  int64_t segment_;
+  Cursor a_;
+  Cursor x_;         // b or dh
+  Cursor out_;       // h or db
+  Cursor da_;        // backward
+  Cursor previous_;  // backward
+  int64_t origin_;   // where the first tile begins, perhaps before begin_
+  int64_t begin_;
+  int64_t end_;
+
+ private:
+  /// An array without steps.
+  __device__ Cursor cursor_of(const RowArray& array) const {
+    Cursor cursor(array);
+    cursor.data += params_.row_offset(array, row_) * element_size(array.dtype);
+    return cursor;
+  }
+
+  static __device__ const RowArray& input(const DiagonalForwardParams& p) { return p.b; }
+  static __device__ const RowArray& input(const DiagonalBackwardParams& p) { return p.dh; }
+  static __device__ const RowArray& output(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const RowArray& output(const DiagonalBackwardParams& p) { return p.db; }
+  // The forward pass has neither; its cursors are never used.
+  static __device__ const RowArray& gradient(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const RowArray& gradient(const DiagonalBackwardParams& p) { return p.da; }
+  static __device__ const RowArray& states(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const RowArray& states(const DiagonalBackwardParams& p) { return p.h_previous; }
+};
+
+}  // namespace selective_scan::cuda::diagonal

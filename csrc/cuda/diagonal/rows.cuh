@@ -1,0 +1,241 @@
+// The diagonal scan of rows that are contiguous in time: a team of lanes for each chain.
+//
+// Lane l of a team takes kItems consecutive steps of each tile of kRowLanes·kItems steps and
+// composes their affine maps h -> product·h + offset; a scan with shuffles then tells it the state
+// before its steps, and it walks them. kGroup tiles are loaded before the first is used. There is
+// no shared memory and no synchronisation beyond the warp.
+//
+// Loads and stores are vectors of 16 bytes. The first tile therefore begins up to kItems - 1 steps
+// before its row, at an aligned address; steps outside the chain are identities, and the lanes that
+// have some take theirs one by one.
+#pragma once
+
+#include "../kit/shuffle.cuh"
+#include "chain.cuh"
+
+namespace selective_scan::cuda::diagonal {
+
+/// How many steps a lane takes of a tile: what fits in a vector of 16 bytes, or two.
+template <class T, class Storage>
+struct RowShape {
+  static constexpr int kItems = sizeof(T) == 16 ? 2 : 4;
+};
+template <bool kReversed>
+struct RowShape<float, Stored<Half, kReversed>> {
+  static constexpr int kItems = 8;
+};
+template <bool kReversed>
+struct RowShape<float, Stored<BFloat16, kReversed>> {
+  static constexpr int kItems = 8;
+};
+constexpr int kMaxItems = 8;
+
+/// The composition of the maps of the team's lanes up to each.
+template <int kRowLanes, class T>
+__device__ AffineMap<T> scan_lanes(int lane, AffineMap<T> map) {
+#pragma unroll
+  for (int distance = 1; distance < kRowLanes; distance *= 2) {
+    const AffineMap<T> before{shuffle_up<kRowLanes>(map.product, distance),
+                              shuffle_up<kRowLanes>(map.offset, distance)};
+    if (lane >= distance) map = Compose()(before, map);
+  }
+  return map;
+}
+
+template <class Step, class Params, class Storage, int kRowLanes>
+class RowChain : public Chain<Step, Params, Storage> {
+  using Base = Chain<Step, Params, Storage>;
+  using T = typename Step::Value;
+  using Elements = Access<T, Storage>;
+  static constexpr int kItems = RowShape<T, Storage>::kItems;
+  static constexpr int kGroup = !kIsKnown<Storage>                         ? 1
+                                : Step::kBackward || kRowLanes < kWarpSize ? 2
+                                                                           : 4;
+  static constexpr int kTile = kRowLanes * kItems;
+  using Items = T[kItems];
+
+ public:
+  __device__ RowChain(const Params& params, const Segmentation& split, int64_t row, int64_t segment,
+                      int lane)
+      : Base(params, row, segment), lane_(lane) {
+    const int shift = common_shift();
+    vectorised_ = shift >= 0;
+    this->place(split, vectorised_ ? shift : 0);
+  }
+
+  /// The map of the whole chain; nothing is written.
+  __device__ AffineMap<T> map() const {
+    AffineMap<T> total = AffineMap<T>::identity();
+    for (int64_t first = this->origin_; first < this->end_; first += kGroup * kTile) {
+      Items a[kGroup], x[kGroup];
+      load_group(first, a, x);
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        const AffineMap<T> map = scan_lanes<kRowLanes>(lane_, map_of(a[g], x[g]));
+        total = Compose()(total, AffineMap<T>{shuffle<kRowLanes>(map.product, kRowLanes - 1),
+                                              shuffle<kRowLanes>(map.offset, kRowLanes - 1)});
+      }
+    }
+    return total;
+  }
+
+  __device__ void scan(T state) const {
+    T da_sum{};
+    for (int64_t first = this->origin_; first < this->end_; first += kGroup * kTile) {
+      Items a[kGroup], x[kGroup], h[kGroup];
+      load_group(first, a, x);
+      if constexpr (Step::kBackward) load_previous_group(first, h);
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        const int64_t position = lane_position(first, g);
+        const T after = scan_lanes<kRowLanes>(lane_, map_of(a[g], x[g]))(state);
+        T own = shuffle_up<kRowLanes>(after, 1);
+        if (lane_ == 0) own = state;
+        state = shuffle<kRowLanes>(after, kRowLanes - 1);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) x[g][i] = Step::advance(a[g][i], x[g][i], own);
+        store(this->out_, position, x[g]);
+        if constexpr (Step::kBackward) {
+#pragma unroll
+          for (int i = 0; i < kItems; ++i) h[g][i] = x[g][i] * conj(h[g][i]);
+          if (!this->params_.sum_da) {
+            store(this->da_, position, h[g]);
+          } else {
+#pragma unroll
+            for (int i = 0; i < kItems; ++i) {
+              if (this->contains(position + i)) da_sum += h[g][i];
+            }
+          }
+        }
+      }
+    }
+    if constexpr (Step::kBackward) {
+#pragma unroll
+      for (int mask = kRowLanes / 2; mask > 0; mask /= 2)
+        da_sum += shuffle_xor<kRowLanes>(da_sum, mask);
+      if (lane_ == 0) this->finish(state, da_sum);
+    }
+  }
+
+ private:
+  /// The misalignment that all arrays share, -1 if vectors are out of the question.
+  __device__ int common_shift() const {
+    const auto shift_of = [](const Cursor& cursor) {
+      const unsigned bytes = Elements::bytes(cursor) * cursor.components();
+      return cursor.is_contiguous() ? cursor.misalignment(kItems, bytes) : -1;
+    };
+    const int shift = shift_of(this->x_);
+    const auto agrees = [&](const Cursor& cursor) { return shift_of(cursor) == shift; };
+    bool all = shift >= 0 && agrees(this->out_) && (this->a_.step == 0 || agrees(this->a_));
+    if constexpr (Step::kBackward) {
+      all = all && agrees(states_now()) && (this->params_.sum_da || agrees(this->da_));
+    }
+    return all ? shift : -1;
+  }
+
+  /// h at the position itself: h_previous points one step further.
+  __device__ Cursor states_now() const {
+    Cursor now = this->previous_;
+    now.data -= now.step * Elements::bytes(now);
+    return now;
+  }
+
+  __device__ int64_t lane_position(int64_t first, int g) const {
+    return first + (static_cast<int64_t>(g) * kRowLanes + lane_) * kItems;
+  }
+
+  /// Whether all steps of a lane's vector are inside the chain and may be read as one.
+  __device__ bool is_whole(int64_t position, int steps = kItems) const {
+    return vectorised_ && position >= this->begin_ && position + steps <= this->end_;
+  }
+
+  /// Steps outside the chain are `outside`.
+  __device__ void load(const Cursor& cursor, int64_t position, int64_t end, T outside,
+                       Items& out) const {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      out[i] = outside;
+      if (position + i >= this->begin_ && position + i < end) {
+        out[i] = Elements::load(cursor, position + i);
+      }
+    }
+  }
+
+  __device__ void load_group(int64_t first, Items (&a)[kGroup], Items (&x)[kGroup]) const {
+    if (is_whole(first, kGroup * kTile) && this->a_.step != 0) {
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        Elements::load_vector(this->x_, lane_position(first, g), x[g]);
+        Elements::load_vector(this->a_, lane_position(first, g), a[g]);
+      }
+      return;
+    }
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const int64_t position = lane_position(first, g);
+      if (is_whole(position)) {
+        Elements::load_vector(this->x_, position, x[g]);
+      } else {
+        load(this->x_, position, this->end_, T{}, x[g]);
+      }
+      if (is_whole(position) && this->a_.step != 0) {
+        Elements::load_vector(this->a_, position, a[g]);
+      } else {
+        load(this->a_, position, this->end_, one<T>(), a[g]);
+      }
+    }
+  }
+
+  /// The states before the steps: where they can be read as vectors, the states after them, moved
+  /// on by one.
+  __device__ void load_previous_group(int64_t first, Items (&h)[kGroup]) const {
+    const int64_t last = this->params_.seqlen - 1;
+    const Cursor now = states_now();
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const int64_t position = lane_position(first, g);
+      if (is_whole(position)) {
+        Items after;
+        Elements::load_vector(now, position, after);
+#pragma unroll
+        for (int i = 0; i + 1 < kItems; ++i) h[g][i] = after[i + 1];
+        const int64_t next = position + kItems;
+        h[g][kItems - 1] = next <= last ? Elements::load(now, next) : T{};
+      } else {
+        load(this->previous_, position, this->end_ < last ? this->end_ : last, T{}, h[g]);
+      }
+      if (position <= last && position + kItems > last) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          if (position + i == last) h[g][i] = this->load_initial_state();
+        }
+      }
+    }
+  }
+
+  static __device__ AffineMap<T> map_of(const Items& a, const Items& x) {
+    AffineMap<T> map{Step::factor(a[0]), Step::offset(a[0], x[0])};
+#pragma unroll
+    for (int i = 1; i < kItems; ++i) {
+      map.product = Step::factor(a[i]) * map.product;
+      Step::advance(a[i], x[i], map.offset);
+    }
+    return map;
+  }
+
+  __device__ void store(const Cursor& cursor, int64_t position, const Items& values) const {
+    if (is_whole(position)) {
+      Elements::store_vector(cursor, position, values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (this->contains(position + i)) Elements::store(cursor, position + i, values[i]);
+      }
+    }
+  }
+
+  int lane_;
+  bool vectorised_;
+};
+
+}  // namespace selective_scan::cuda::diagonal

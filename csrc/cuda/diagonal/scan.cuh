@@ -1,0 +1,244 @@
+// The general diagonal scan on the GPU. It moves three values for every multiply-add (five in the
+// backward pass), so memory bounds it, and all that is done here keeps loads wide and in flight.
+//
+// A chain is a row, or one segment of time of a row where rows are few. Chains of rows that are
+// contiguous in time have a team of lanes each (diagonal_rows.cuh), others a lane in each warp of a
+// block (diagonal_columns.cuh).
+//
+// Segmented rows take three kernels: the map of every segment, the state with which every segment
+// begins (a warp for each row), and the scan itself. Nothing depends on the order in which blocks
+// run.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "../kit/launch_tools.h"
+#include "../launch.h"
+#include "columns.cuh"
+#include "rows.cuh"
+
+namespace selective_scan::cuda::diagonal {
+
+constexpr int kRowThreads = 128;
+constexpr int kColumnThreads = kColumnWarps * kWarpSize;
+/// Lanes for each of many short rows.
+constexpr int kSmallTeam = 8;
+constexpr int64_t kShortRow = 256;
+/// Segments are whole numbers of this many steps.
+constexpr int64_t kSegmentUnit = 1024;
+/// Rows are split until every multiprocessor has this many warps.
+constexpr int64_t kWantedWarps = 16;
+
+/// Calls visit(chain, index among (row, segment), leader) for a thread that works on a chain; the
+/// leader writes what belongs to the chain as a whole.
+template <class Step, class Params, class Storage, int kRowLanes, class Visit>
+__device__ void with_row_chain(const Params& params, const Segmentation& split,
+                               const Visit& visit) {
+  const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  const int64_t index = thread / kRowLanes;
+  if (index >= params.rows * split.segments) return;
+  const int64_t row = quotient(index, split.segments);
+  const int lane = static_cast<int>(thread % kRowLanes);
+  visit(RowChain<Step, Params, Storage, kRowLanes>(params, split, row, index - row * split.segments,
+                                                   lane),
+        index, lane == 0);
+}
+
+template <class Step, class Params, class Storage, class Visit>
+__device__ void with_column_chain(const Params& params, const Segmentation& split,
+                                  const Visit& visit) {
+  using Chain = ColumnChain<Step, Params, Storage>;
+  __shared__ typename Chain::MapExchange::Storage maps;
+  const int64_t rows = quotient(blockIdx.x, split.segments);
+  const int64_t segment = blockIdx.x - rows * split.segments;
+  const int64_t row = rows * kWarpSize + threadIdx.x % kWarpSize;
+  const bool active = row < params.rows;
+  const int64_t read_row = active ? row : params.rows - 1;
+  visit(Chain(params, split, read_row, segment, active, maps), read_row * split.segments + segment,
+        active && threadIdx.x < kWarpSize);
+}
+
+/// The kernels of one kind of chain: kRowLanes lanes for each row, or columns where it is 0.
+template <class Step, class Params, class Storage, int kRowLanes>
+struct Chains {
+  static constexpr int kThreads = kRowLanes > 0 ? kRowThreads : kColumnThreads;
+  /// On a multiprocessor. What bounds most calls is how many loads are in flight; where values take
+  /// one register each, so many blocks hold theirs without spilling.
+  static constexpr int kMinBlocks = sizeof(typename Step::Value) > 4 || !kIsKnown<Storage> ? 1
+                                    : kRowLanes > 0                                        ? 5
+                                                                                           : 3;
+
+  template <class Visit>
+  static __device__ void visit(const Params& params, const Segmentation& split,
+                               const Visit& visit) {
+    if constexpr (kRowLanes > 0) {
+      with_row_chain<Step, Params, Storage, kRowLanes>(params, split, visit);
+    } else {
+      with_column_chain<Step, Params, Storage>(params, split, visit);
+    }
+  }
+
+  static int64_t num_blocks(const Params& params, const Segmentation& split) {
+    if constexpr (kRowLanes > 0) {
+      const int64_t threads = params.rows * split.segments * kRowLanes;
+      return ceil_div(threads, kRowThreads);
+    } else {
+      return ceil_div(params.rows, kWarpSize) * split.segments;
+    }
+  }
+};
+
+template <class Step, class Params, class Storage, int kRowLanes>
+__global__ void __launch_bounds__(Chains<Step, Params, Storage, kRowLanes>::kThreads)
+    map_kernel(const __grid_constant__ Params params, Segmentation split,
+               AffineMap<typename Step::Value>* maps) {
+  Chains<Step, Params, Storage, kRowLanes>::visit(params, split,
+                                                  [&](auto chain, int64_t index, bool is_leader) {
+                                                    const auto map = chain.map();
+                                                    if (is_leader) maps[index] = map;
+                                                  });
+}
+
+template <class Step, class Params, class Storage, int kRowLanes>
+__global__ void __launch_bounds__(Chains<Step, Params, Storage, kRowLanes>::kThreads,
+                                  Chains<Step, Params, Storage, kRowLanes>::kMinBlocks)
+    scan_kernel(const __grid_constant__ Params params, Segmentation split,
+                const AffineMap<typename Step::Value>* maps) {
+  Chains<Step, Params, Storage, kRowLanes>::visit(
+      params, split, [&](auto chain, int64_t index, bool) {
+        chain.scan(split.segments == 1 ? chain.start() : maps[index].offset);
+      });
+}
+
+/// Replaces each map's offset by the state with which its segment begins. A warp owns a row.
+template <class Step, class Params>
+__global__ void __launch_bounds__(kRowThreads)
+    start_kernel(const __grid_constant__ Params params, Segmentation split,
+                 AffineMap<typename Step::Value>* maps) {
+  using T = typename Step::Value;
+  const int64_t row = (int64_t{blockIdx.x} * kRowThreads + threadIdx.x) / kWarpSize;
+  if (row >= params.rows) return;
+  const int lane = threadIdx.x % kWarpSize;
+  T state = Chain<Step, Params, AnyStorage>(params, row, 0).start();
+  AffineMap<T>* row_maps = maps + row * split.segments;
+  for (int64_t first = 0; first < split.segments; first += kWarpSize) {
+    const int64_t segment = first + lane;
+    const AffineMap<T> own =
+        segment < split.segments ? row_maps[segment] : AffineMap<T>::identity();
+    const T after = scan_lanes<kWarpSize>(lane, own)(state);
+    const T before = shuffle_up<kWarpSize>(after, 1);
+    if (segment < split.segments) row_maps[segment].offset = lane == 0 ? state : before;
+    state = shuffle<kWarpSize>(after, kWarpSize - 1);
+  }
+}
+
+template <class Step, class Params, class Storage, int kRowLanes>
+cudaError_t launch_chains(const Params& params, const Segmentation& split, void* workspace,
+                          cudaStream_t stream) {
+  using Kind = Chains<Step, Params, Storage, kRowLanes>;
+  auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
+  const auto blocks = static_cast<unsigned>(Kind::num_blocks(params, split));
+  if (split.segments > 1) {
+    const int64_t start_blocks = ceil_div(params.rows * kWarpSize, kRowThreads);
+    map_kernel<Step, Params, Storage, kRowLanes>
+        <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
+    start_kernel<Step, Params>
+        <<<static_cast<unsigned>(start_blocks), kRowThreads, 0, stream>>>(params, split, maps);
+  }
+  scan_kernel<Step, Params, Storage, kRowLanes>
+      <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
+  return cudaGetLastError();
+}
+
+inline bool all_stored_as(DType dtype, int64_t imag,
+                          std::initializer_list<const RowArray*> arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [&](const RowArray* array) {
+    return array->dtype == dtype && array->imag == imag;
+  });
+}
+inline bool all_stored_as(DType dtype, int64_t imag, const DiagonalForwardParams& params) {
+  return all_stored_as(dtype, imag, {&params.a, &params.b, &params.h});
+}
+inline bool all_stored_as(DType dtype, int64_t imag, const DiagonalBackwardParams& params) {
+  return all_stored_as(dtype, imag,
+                       {&params.a, &params.dh, &params.h_previous, &params.db, &params.da});
+}
+
+inline bool is_reversed(const DiagonalForwardParams& params) {
+  return params.b.step < 0;
+}
+inline bool is_reversed(const DiagonalBackwardParams& params) {
+  return params.dh.step < 0;
+}
+
+template <template <class> class Step, class Params>
+cudaError_t launch(const Params& params, const Segmentation& split, void* workspace,
+                   cudaStream_t stream) {
+  const auto with_storage = [&]<class T, class Storage>(T*, Storage*) {
+    if (split.is_columns) {
+      return launch_chains<Step<T>, Params, Storage, 0>(params, split, workspace, stream);
+    }
+    if (params.seqlen <= kShortRow) {
+      return launch_chains<Step<T>, Params, Storage, kSmallTeam>(params, split, workspace, stream);
+    }
+    return launch_chains<Step<T>, Params, Storage, kWarpSize>(params, split, workspace, stream);
+  };
+  const auto with = [&]<class T, class Element>(T* compute, Element*) {
+    // Columns are walked by their strides in either direction.
+    if (is_reversed(params) && !split.is_columns) {
+      return with_storage(compute, static_cast<Stored<Element, true>*>(nullptr));
+    }
+    return with_storage(compute, static_cast<Stored<Element, false>*>(nullptr));
+  };
+  AnyStorage* const any = nullptr;
+  if (params.is_double) {
+    return params.is_complex ? with_storage(static_cast<Complex<double>*>(nullptr), any)
+                             : with_storage(static_cast<double*>(nullptr), any);
+  }
+  if (params.is_complex) {
+    Complex<float>* const complex = nullptr;
+    return all_stored_as(DType::kFloat32, 1, params) ? with(complex, complex)
+                                                     : with_storage(complex, any);
+  }
+  float* const real = nullptr;
+  if (all_stored_as(DType::kFloat32, 0, params)) return with(real, real);
+  if (all_stored_as(DType::kBFloat16, 0, params))
+    return with(real, static_cast<BFloat16*>(nullptr));
+  if (all_stored_as(DType::kFloat16, 0, params)) return with(real, static_cast<Half*>(nullptr));
+  return with_storage(real, any);
+}
+
+inline bool is_contiguous_in_time(const RowArray& array) {
+  const int64_t components = array.imag == 0 ? 1 : 2;
+  return array.step == components || array.step == -components;
+}
+
+/// A function of the sizes, the layout of `x` (b or dh) and the device.
+inline Segmentation make_segmentation(const DiagonalScanParams& params, const RowArray& x) {
+  Device device;
+  current_device(device);  // what went wrong the launch reports
+
+  Segmentation split;
+  split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
+  const int64_t warps =
+      split.is_columns ? ceil_div(params.rows, kWarpSize) * kColumnWarps : params.rows;
+  const int64_t wanted = device.multiprocessors * kWantedWarps / warps;
+  // A row's first tile may begin before the row.
+  const int64_t positions = params.seqlen + kMaxItems;
+  const int64_t segments =
+      std::clamp<int64_t>(params.seqlen / kSegmentUnit, 1, std::max<int64_t>(wanted, 1));
+  const int64_t steps = ceil_div(positions, segments);
+  split.steps = round_up(steps, kSegmentUnit);
+  split.segments = ceil_div(positions, split.steps);
+  return split;
+}
+
+inline int64_t workspace_bytes(const DiagonalScanParams& params, const Segmentation& split) {
+  const int64_t value = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
+  return split.segments == 1 ? 0 : params.rows * split.segments * 2 * value;
+}
+
+}  // namespace selective_scan::cuda::diagonal

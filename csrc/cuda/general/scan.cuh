@@ -1,0 +1,246 @@
+// What the forward and the backward scan share, on the device and for their launches.
+#pragma once
+
+#include "../../core/affine_map.h"
+#include "../kit/math.cuh"
+#include "rows.cuh"
+#include "shared_layout.h"
+#include "staged_bc.cuh"
+
+namespace selective_scan::cuda {
+
+/// bbar·u. A bbar that is Δ itself is real also where the states are complex.
+template <Method kMethod, class T>
+__device__ __forceinline__ auto held_input(real_t<T> delta, real_t<T> u,
+                                           const Coefficients<T>& value) {
+  if constexpr (Formula<kMethod>::kBbarDependsOnA) {
+    return u * value.bbar;
+  } else {
+    return delta * u;
+  }
+}
+
+template <Method kMethod, class T>
+__device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const Pole<T>& pole) {
+  return Formula<kMethod>::template value<DeviceMath>(delta, pole);
+}
+
+/// Re(a·b)
+template <class R>
+__device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {
+  return a.re * b.re - a.im * b.im;
+}
+template <class R>
+__device__ __forceinline__ R real_of_product(R a, R b) {
+  return a * b;
+}
+
+/// Complex states stand for themselves and their conjugates, so y = 2·Re Σ C·h.
+template <class T>
+constexpr int kOutputScale = is_complex_v<T> ? 2 : 1;
+
+/// How each input is moved; decided on the host, where alignment is known.
+struct InputPlans {
+  RowPlan u;
+  RowPlan delta;
+  RowPlan z;
+  ProjectionPlan B;
+  ProjectionPlan C;
+};
+
+inline InputPlans make_input_plans(const ScanParams& params, const Geometry& geometry) {
+  return {make_row_plan(params.u, params.groups, geometry),
+          make_row_plan(params.delta, params.groups, geometry),
+          make_row_plan(params.z, params.groups, geometry),
+          make_projection_plan(params.B, params.is_complex, params.dstate),
+          make_projection_plan(params.C, params.is_complex, params.dstate)};
+}
+
+template <class T, int kStates>
+__device__ void load_poles(const ScanParams& params, int64_t channel, bool exists, int first_state,
+                           Pole<T> (&poles)[kStates]) {
+  Pack<T, kStates> A{};
+  if (exists) {
+    A = load_states<T, kStates>(params.A, channel * params.A.channel, first_state, params.dstate);
+  }
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s]);
+}
+
+/// The states of a lane's channel in a (batch, channel, state) array.
+template <class T, int kStates>
+__device__ Pack<T, kStates> load_channel_states(const ArrayView& view, const WorkItem& item,
+                                                int64_t channel, bool exists, int first_state,
+                                                int64_t dstate) {
+  if (!exists || !view.present()) return Pack<T, kStates>{};
+  return load_states<T, kStates>(view, item.batch * view.batch + channel * view.channel,
+                                 first_state, dstate);
+}
+
+template <class T, int kStates>
+__device__ void store_channel_states(const ArrayView& view, const WorkItem& item, int64_t channel,
+                                     int first_state, int64_t dstate,
+                                     const Pack<T, kStates>& states) {
+  store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
+}
+
+/// B and C of a block's work item.
+template <class T, int kStates>
+class Projections {
+ public:
+  __device__ Projections(const ScanParams& params, const InputPlans& plans,
+                         const Geometry& geometry, const SharedLayout& layout,
+                         const ThreadRole& role, const WorkItem& item, int64_t channel, bool exists)
+      : params_(params),
+        layout_(layout),
+        piece_steps_(geometry.piece_steps),
+        padded_states_(geometry.padded_states(kStates)),
+        first_state_(role.first_state),
+        B_(params.B, plans.B, item, params.dstate),
+        C_(params.C, plans.C, item, params.dstate) {
+    if (!params.variable_B) keep_constant(params.B, 0, channel, exists);
+    if (!params.variable_C) keep_constant(params.C, 1, channel, exists);
+  }
+
+  /// Starts copying a piece.
+  __device__ void copy(int64_t first_step, int64_t end) const {
+    const int steps =
+        static_cast<int>(end - first_step < piece_steps_ ? end - first_step : piece_steps_);
+    if (params_.variable_B) {
+      copy_projection<T>(B_, first_step, steps, piece_steps_, padded_states_,
+                         shared_memory() + layout_.raw_B);
+    }
+    if (params_.variable_C) {
+      copy_projection<T>(C_, first_step, steps, piece_steps_, padded_states_,
+                         shared_memory() + layout_.raw_C);
+    }
+  }
+
+  /// Converts the piece this thread has copied, into buffer 0 or 1.
+  __device__ void convert(int buffer) const {
+    T* rows = reinterpret_cast<T*>(shared_memory()) + buffer * layout_.projection_buffer;
+    if (params_.variable_B) {
+      convert_projection(B_, piece_steps_, padded_states_, shared_memory() + layout_.raw_B,
+                         layout_.projection_row, rows);
+    }
+    if (params_.variable_C) {
+      convert_projection(C_, piece_steps_, padded_states_, shared_memory() + layout_.raw_C,
+                         layout_.projection_row, rows + padded_states_);
+    }
+  }
+
+  __device__ ProjectionRows B(int buffer) const { return rows(params_.variable_B, 0, buffer); }
+  __device__ ProjectionRows C(int buffer) const { return rows(params_.variable_C, 1, buffer); }
+
+ private:
+  /// Byte offset of this thread's constant B (kind 0) or C (kind 1).
+  __device__ int slot(int kind) const {
+    constexpr int kBytes = kStates * static_cast<int>(sizeof(T));
+    return layout_.constants + (2 * static_cast<int>(threadIdx.x) + kind) * kBytes;
+  }
+  __device__ void keep_constant(const ArrayView& view, int kind, int64_t channel,
+                                bool exists) const {
+    Pack<T, kStates> states{};
+    if (exists) {
+      states = load_states<T, kStates>(view, channel * view.channel, first_state_, params_.dstate);
+    }
+    store_pack(reinterpret_cast<T*>(shared_memory() + slot(kind)), states);
+  }
+  __device__ ProjectionRows rows(bool variable, int kind, int buffer) const {
+    if (!variable) return {slot(kind), 0};
+    constexpr int kBytes = static_cast<int>(sizeof(T));
+    return {(buffer * layout_.projection_buffer + kind * padded_states_ + first_state_) * kBytes,
+            layout_.projection_row * kBytes};
+  }
+
+  const ScanParams& params_;
+  const SharedLayout& layout_;
+  int piece_steps_;
+  int padded_states_;
+  int first_state_;
+  ProjectionWindow B_;
+  ProjectionWindow C_;
+};
+
+/// D and delta_bias of a warp's channels, in shared memory; zero where absent.
+template <class R>
+__device__ void stage_channels(const ScanParams& params, const WorkItem& item, const WarpTile& tile,
+                               R* D, R* delta_bias) {
+  for (int c = tile.lane; c < (1 << tile.channel_bits); c += kWarpSize) {
+    const int64_t channel = item.first_channel + tile.first_channel + c;
+    const bool exists = c < tile.channels;
+    D[c] = exists ? load_component<R>(params.D, channel * params.D.channel) : R(0);
+    delta_bias[c] =
+        exists ? load_component<R>(params.delta_bias, channel * params.delta_bias.channel) : R(0);
+  }
+}
+
+/// Converts what has been copied of u and delta: u, and Δ = softplus(delta + delta_bias).
+template <class R>
+__device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWindow& delta,
+                                               const WarpTile& tile, const char* raw_u,
+                                               const char* raw_delta, const R* delta_bias,
+                                               bool delta_softplus, R* u_rows, R* delta_rows) {
+  convert_rows<R>(u, tile, raw_u, u_rows, [](auto&, const auto&) {});
+  convert_rows<R>(delta, tile, raw_delta, delta_rows, [&](auto& values, const auto& group_at) {
+    constexpr int kCount = sizeof(values.v) / sizeof(R);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values.v[j] += delta_bias[group_at(j / kBlockSteps).channel];
+    if (delta_softplus) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) values.v[j] = device_softplus(values.v[j]);
+    }
+    if (tile.steps == kChunk) return;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      // A step that does not exist leaves the state as it is.
+      if (group_at(j / kBlockSteps).step + j % kBlockSteps >= tile.steps) values.v[j] = 0;
+    }
+  });
+}
+
+/// Waits for the warps that share channels.
+__device__ inline void sync_channel_warps(const Geometry& geometry) {
+  if (geometry.state_warps == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+/// `value`, of which the compiler knows nothing. What derives from it inside a loop is computed
+/// there again; kept in registers it would crowd out the scan.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+/// The tile of a warp's channels in the chunk that begins with `first_step`.
+__device__ __forceinline__ WarpTile warp_tile(const Geometry& geometry, const WorkItem& item,
+                                              const ThreadRole& role, int64_t first_step) {
+  WarpTile tile;
+  tile.first_channel = role.channel_warp * geometry.warp_channels();
+  const int left = item.channels - tile.first_channel;
+  tile.channels = left < geometry.warp_channels() ? left : geometry.warp_channels();
+  tile.first_step = first_step;
+  const int64_t steps = item.end - first_step;
+  tile.steps = static_cast<int>(steps < kChunk ? steps : kChunk);
+  tile.lane = role.lane;
+  tile.channel_bits = geometry.channel_bits();
+  return tile;
+}
+
+/// Dynamic shared memory above 48 KiB has to be asked for.
+template <class Kernel>
+cudaError_t allow_shared_bytes(Kernel* kernel, int bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+inline unsigned grid_blocks(int64_t work_items) {
+  constexpr int64_t kMaxBlocks = 0x7fffffff;
+  return static_cast<unsigned>(work_items < kMaxBlocks ? work_items : kMaxBlocks);
+}
+
+}  // namespace selective_scan::cuda

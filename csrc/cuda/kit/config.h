@@ -1,0 +1,30 @@
+// Figures of the CUDA kernels, each named once.
+#pragma once
+
+#include "../../core/config.h"
+
+namespace selective_scan::cuda {
+
+constexpr int kWarpBits = 5;
+constexpr int kWarpSize = 1 << kWarpBits;
+constexpr unsigned kFullMask = 0xffffffffu;
+
+/// Steps staged in shared memory at once; saved states lie at the boundaries of these chunks.
+constexpr int kChunk = static_cast<int>(kStateChunk);
+
+/// Steps that a lane takes from shared memory in one access and keeps in registers.
+constexpr int kBlockSteps = 4;
+constexpr int kBlocksPerChunk = kChunk / kBlockSteps;
+
+/// Distance between the rows of a [channel][step] array in shared memory. The padding keeps rows
+/// aligned to 16 bytes and spreads a column over the banks.
+constexpr int kRowStride = kChunk + 4;
+
+constexpr int kMaxWarps = 12;
+constexpr int kMaxThreads = kMaxWarps * kWarpSize;
+
+/// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
+/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values.
+constexpr int kMinBackwardTile = 64;
+
+}  // namespace selective_scan::cuda

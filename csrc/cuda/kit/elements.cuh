@@ -1,0 +1,191 @@
+// Single elements and small packs of them: conversion, loads and stores.
+#pragma once
+
+#include <type_traits>
+
+#include "../../core/params.h"
+
+namespace selective_scan::cuda {
+
+/// kCount values that move as one access where the hardware can.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
+  T v[kCount];
+};
+
+/// The built-in vector types are what the compiler is sure to move with one instruction.
+template <int kBytes>
+using Vector = std::conditional_t<
+    kBytes % 16 == 0, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+
+template <class T, int kCount>
+__device__ __forceinline__ Pack<T, kCount> load_pack(const T* address) {
+  using Word = Vector<sizeof(Pack<T, kCount>)>;
+  constexpr int kWords = sizeof(Pack<T, kCount>) / sizeof(Word);
+  Pack<Word, kWords> words;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words.v[i] = reinterpret_cast<const Word*>(address)[i];
+  return bit_cast<Pack<T, kCount>>(words);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void store_pack(T* address, const Pack<T, kCount>& pack) {
+  using Word = Vector<sizeof(Pack<T, kCount>)>;
+  constexpr int kWords = sizeof(Pack<T, kCount>) / sizeof(Word);
+  const auto words = bit_cast<Pack<Word, kWords>>(pack);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(address)[i] = words.v[i];
+}
+
+__device__ __forceinline__ float to_real(float value) {
+  return value;
+}
+__device__ __forceinline__ double to_real(double value) {
+  return value;
+}
+__device__ __forceinline__ float to_real(Half value) {
+  return to_float(value);
+}
+__device__ __forceinline__ float to_real(BFloat16 value) {
+  return to_float(value);
+}
+
+template <class Element, class Real>
+__device__ Element from_real(Real value) {
+  if constexpr (std::is_same_v<Element, Half>) {
+    return to_half(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<Element, BFloat16>) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(value)))};
+  } else {
+    return static_cast<Element>(value);
+  }
+}
+
+/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of them. With fp32
+/// arithmetic no array is fp64.
+template <class R, int kCount>
+__device__ __forceinline__ Pack<R, kCount> load_elements(const void* address, DType dtype) {
+  Pack<R, kCount> values;
+  const auto convert = [&](auto type) {
+    using Element = decltype(type);
+    const auto pack = load_pack<Element, kCount>(static_cast<const Element*>(address));
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values.v[j] = to_real(pack.v[j]);
+  };
+  if (dtype == DType::kFloat32) {
+    convert(float{});
+  } else if (dtype == DType::kBFloat16) {
+    convert(BFloat16{});
+  } else if (std::is_same_v<R, float> || dtype == DType::kFloat16) {
+    convert(Half{});
+  } else if constexpr (std::is_same_v<R, double>) {
+    convert(double{});
+  }
+  return values;
+}
+
+template <class R, int kCount>
+__device__ __forceinline__ void store_elements(void* address, DType dtype,
+                                               const Pack<R, kCount>& values) {
+  const auto convert = [&](auto type) {
+    using Element = decltype(type);
+    Pack<Element, kCount> pack;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) pack.v[j] = from_real<Element>(values.v[j]);
+    store_pack(static_cast<Element*>(address), pack);
+  };
+  if (dtype == DType::kFloat32) {
+    convert(float{});
+  } else if (dtype == DType::kBFloat16) {
+    convert(BFloat16{});
+  } else if (std::is_same_v<R, float> || dtype == DType::kFloat16) {
+    convert(Half{});
+  } else if constexpr (std::is_same_v<R, double>) {
+    convert(double{});
+  }
+}
+
+template <class R, int kCount>
+__device__ __forceinline__ Pack<R, kCount> reversed(const Pack<R, kCount>& values) {
+  Pack<R, kCount> result;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) result.v[j] = values.v[kCount - 1 - j];
+  return result;
+}
+
+/// Element `index` of an array, of the compute type; an array that is absent is zero.
+template <class T>
+__device__ T load_component(const ArrayView& view, int64_t index) {
+  using R = real_t<T>;
+  if (!view.present()) return T{};
+  if constexpr (is_complex_v<T>) {
+    return {load_element<R>(view.data, view.dtype, index),
+            load_element<R>(view.data, view.dtype, index + view.imag)};
+  } else {
+    return load_element<R>(view.data, view.dtype, index);
+  }
+}
+
+template <class T>
+__device__ void store_component(const ArrayView& view, int64_t index, T value) {
+  if constexpr (is_complex_v<T>) {
+    store_element(view.data, view.dtype, index, value.re);
+    store_element(view.data, view.dtype, index + view.imag, value.im);
+  } else {
+    store_element(view.data, view.dtype, index, value);
+  }
+}
+
+/// The states of one lane from a (channel, state) or (batch, channel, state) array.
+///
+/// These happen once per work item, so they are kept out of line.
+template <class T, int kStates>
+__device__ __noinline__ Pack<T, kStates> load_states(ArrayView view, int64_t base, int first_state,
+                                                     int64_t dstate) {
+  Pack<T, kStates> states;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    const int n = first_state + s;
+    states.v[s] = n < dstate ? load_component<T>(view, base + n * view.state) : T{};
+  }
+  return states;
+}
+
+template <class T, int kStates>
+__device__ __noinline__ void store_states(ArrayView view, int64_t base, int first_state,
+                                          int64_t dstate, Pack<T, kStates> states) {
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    const int n = first_state + s;
+    if (n < dstate) store_component(view, base + n * view.state, states.v[s]);
+  }
+}
+
+/// The states of one lane in a contiguous [dstate] array of the compute type.
+template <class T, int kStates>
+__device__ __forceinline__ void store_states(T* array, int first_state, int64_t dstate,
+                                             const Pack<T, kStates>& states) {
+  if (dstate % kStates == 0) {
+    if (first_state < dstate) store_pack(array + first_state, states);
+    return;
+  }
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    if (first_state + s < dstate) array[first_state + s] = states.v[s];
+  }
+}
+
+template <class T, int kStates>
+__device__ Pack<T, kStates> load_states(const T* array, int first_state, int64_t dstate) {
+  if (dstate % kStates == 0 && first_state < dstate) {
+    return load_pack<T, kStates>(array + first_state);
+  }
+  Pack<T, kStates> states;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    states.v[s] = first_state + s < dstate ? array[first_state + s] : T{};
+  }
+  return states;
+}
+
+}  // namespace selective_scan::cuda

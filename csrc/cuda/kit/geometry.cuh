@@ -1,0 +1,159 @@
+// Who computes what: a launch's geometry, a block's work item, a lane's channel and states.
+//
+// Every (batch, channel) is an independent recurrence over dstate states. `lanes` lanes of a warp
+// (a power of two) share a channel and hold kStates states each; where 32 lanes do not suffice,
+// `state_warps` warps share it. `channel_warps` such warps form a block, which owns the tile of
+// channels they hold, all of one group, so that B and C are staged once for the whole tile.
+#pragma once
+
+#include "../../core/params.h"
+#include "config.h"
+
+namespace selective_scan::cuda {
+
+struct Geometry {
+  int lane_bits = 0;  // log2 of the lanes that share a channel
+  int state_warps = 1;
+  int channel_warps = 1;
+  int piece_steps = kChunk;    // of B and C staged at once; less than a chunk
+                               // where dstate is large
+  int64_t group_channels = 1;  // dim / groups
+  int64_t tiles = 1;           // per group
+  int64_t tiles_per_sum = 1;   // that blocks work on one after another
+  int64_t sums_per_group = 1;  // partial sums of dB and dC
+  int64_t segments = 1;        // of time, worked on independently
+  int64_t segment_steps = 0;   // a multiple of kChunk where there are several
+  int64_t work_items = 0;      // segments · batch · groups · sums_per_group
+
+  SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
+  SELECTIVE_SCAN_HD int warp_channels() const { return kWarpSize >> lane_bits; }
+  SELECTIVE_SCAN_HD int channel_bits() const { return kWarpBits - lane_bits; }
+  SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
+  SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
+  SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
+  /// To be called when the shape of a block is set.
+  SELECTIVE_SCAN_HD void set_tiles(int64_t new_tiles_per_sum = 1) {
+    tiles = ceil_div(group_channels, tile_channels());
+    tiles_per_sum = new_tiles_per_sum;
+    sums_per_group = ceil_div(tiles, tiles_per_sum);
+  }
+  /// States of one channel that the lanes have room for; those from dstate on stay zero.
+  SELECTIVE_SCAN_HD int padded_states(int states_per_lane) const {
+    return state_warps * lanes() * states_per_lane;
+  }
+};
+
+/// The geometry as a kernel uses it. Kernels for the commonest numbers of states are compiled for a
+/// fixed number of lanes a channel (kAnyLanes: for any); the compiler then unrolls what depends on
+/// it.
+constexpr int kAnyLanes = -1;
+
+template <int kLaneBits>
+__device__ __forceinline__ Geometry known_geometry(Geometry geometry) {
+  if constexpr (kLaneBits != kAnyLanes) {
+    geometry.lane_bits = kLaneBits;
+    geometry.state_warps = 1;
+    geometry.piece_steps = kChunk;
+  }
+  return geometry;
+}
+
+/// The part of the problem that a block takes at a time.
+struct WorkItem {
+  int64_t batch;
+  int64_t group;
+  int64_t tile;
+  int64_t sum_index;
+  int64_t first_channel;
+  int channels;
+  int64_t segment;
+  int64_t begin;  // first step
+  int64_t end;    // behind the last step
+};
+
+/// `Count` counts a round's items; division takes long with 64 bits. Where every item has a block
+/// of its own, there are no more than 31 bits count.
+template <class Count = uint32_t>
+__device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
+                                              int64_t index) {
+  WorkItem item;
+  int64_t round = 0;
+  if (geometry.tiles_per_sum > 1) {
+    round = index / geometry.work_items;
+    index -= round * geometry.work_items;
+  }
+  auto rest = static_cast<Count>(index);
+  const auto take = [&](int64_t count) {
+    const Count digit = rest % static_cast<Count>(count);
+    rest /= static_cast<Count>(count);
+    return static_cast<int64_t>(digit);
+  };
+  item.sum_index = take(geometry.sums_per_group);
+  item.tile = item.sum_index + round * geometry.sums_per_group;
+  item.group = take(params.groups);
+  item.batch = take(params.batch);
+  item.segment = rest;
+  const int64_t offset = item.tile * geometry.tile_channels();
+  const int64_t left = geometry.group_channels - offset;  // none for the last round's last blocks
+  item.first_channel = item.group * geometry.group_channels + offset;
+  item.channels =
+      static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());
+  item.begin = item.segment * geometry.segment_steps;
+  item.end = item.begin + geometry.segment_steps;
+  if (geometry.segments == 1 || item.end > params.seqlen) item.end = params.seqlen;
+  return item;
+}
+
+__device__ __forceinline__ WorkItem any_work_item(const ScanParams& params,
+                                                  const Geometry& geometry, int64_t index) {
+  return geometry.work_items >> 32 == 0 ? work_item(params, geometry, index)
+                                        : work_item<uint64_t>(params, geometry, index);
+}
+
+/// Which of its warp's channels a lane works on, and which part of that channel's states it holds.
+///
+/// Lanes of one part read the same B and C. A broadcast of 16-byte words is fastest where
+/// neighbours (lane bit 0 or 1 flipped) share an address, so each of these two bits belongs to
+/// another coordinate where that is possible.
+struct LaneRole {
+  int channel;
+  int part;
+};
+
+__device__ __forceinline__ LaneRole lane_role(int lane, int lane_bits) {
+  const int last_part = (1 << lane_bits) - 1;
+  if (lane_bits < 2 || (1 << lane_bits) == kWarpSize) return {lane >> lane_bits, lane & last_part};
+  return {((lane >> 1) & 1) | ((lane >> (lane_bits + 1)) << 1),
+          ((lane & 1) | ((lane >> 2) << 1)) & last_part};
+}
+
+/// The lanes that differ in bit `bit` of their part alone differ by this mask.
+__device__ __forceinline__ int part_bit_mask(int bit, int lane_bits) {
+  return 1 << (bit > 0 && (1 << lane_bits) < kWarpSize ? bit + 1 : bit);
+}
+
+/// Where a thread stands in its block.
+struct ThreadRole {
+  int lane;
+  int channel_warp;  // which warp_channels() channels of the tile
+  int state_warp;
+  int warp;
+  LaneRole in_warp;
+  int first_state;      // the first of the kStates states this lane holds
+  int channel_in_tile;  // may lie behind the last channel of the group
+};
+
+template <int kStates>
+__device__ __forceinline__ ThreadRole thread_role(const Geometry& geometry) {
+  ThreadRole role;
+  role.lane = threadIdx.x % kWarpSize;
+  role.warp = threadIdx.x / kWarpSize;
+  role.state_warp = role.warp % geometry.state_warps;
+  role.channel_warp = role.warp / geometry.state_warps;
+  role.in_warp = lane_role(role.lane, geometry.lane_bits);
+  role.first_state = (role.state_warp * geometry.lanes() + role.in_warp.part) * kStates;
+  role.channel_in_tile = role.channel_warp * geometry.warp_channels() + role.in_warp.channel;
+  return role;
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,163 @@
+#include "packed_bc.h"
+
+#include <algorithm>
+
+#include "bulk_copy.cuh"
+#include "elements.cuh"
+#include "launch_tools.h"
+
+namespace selective_scan::cuda::streamed {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kSlab = 32;               // values of a step that a block converts
+constexpr int kItems = kSlab / kWarps;  // elements of a lane
+
+/// That a multiprocessor holds at a time.
+constexpr int kResidentBlocks = 1280 / kThreads;
+
+static_assert(kChunk == kWarpSize && kSlab == kWarpSize, "one of either a lane");
+
+/// Some elements of B or C: item i is state i, real and imaginary parts counted separately, or step
+/// i from where the lane begins.
+struct LaneItems {
+  ArrayView view;
+  int64_t origin;
+  int64_t pair;  // from items 0 and 1 to 2 and 3, and so on
+  int64_t odd;   // from item 0 to 1
+  int count;     // that exist
+
+  __device__ __forceinline__ LaneItems(const ArrayView& view, bool is_complex, bool along_steps)
+      : view(view),
+        origin(0),
+        pair(along_steps  ? 2 * view.step
+             : is_complex ? view.state
+                          : 2 * view.state),
+        odd(along_steps  ? view.step
+            : is_complex ? view.imag
+                         : view.state),
+        count(0) {}
+  __device__ __forceinline__ int64_t index(int i) const {
+    return origin + (i >> 1) * pair + (i & 1) * odd;
+  }
+  /// All loads are on their way before the first is looked at.
+  template <class Element>
+  __device__ __forceinline__ void load(float (&values)[kItems]) const {
+    Element elements[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      elements[i] = i < count ? static_cast<const Element*>(view.data)[index(i)] : Element{};
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values[i] = to_real(elements[i]);
+  }
+};
+
+/// A block converts kSlab values of every step of one chunk of one (batch, group) at a time,
+/// through shared memory so that both reads and writes are of neighbours. Commonly that is a few
+/// megabytes, and bound by latency; beyond it, blocks that are resident together go through all
+/// chunks, and issue slots count.
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    convert_projections_kernel(const __grid_constant__ ScanParams params, int slice_values,
+                               int sequences, int chunks, float* stream, ClearedWords cleared) {
+  __shared__ float tile[kSlab][kChunk + 1];
+  start_dependents();
+  if (blockIdx.y == 0) {
+    for (int i = static_cast<int>(blockIdx.x) * kThreads + threadIdx.x; i < cleared.count;
+         i += static_cast<int>(gridDim.x) * kThreads) {
+      cleared.words[i] = 0;
+    }
+  }
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const int components = params.is_complex ? 2 : 1;
+
+  // Lanes lie along steps and items along values, or the other way round where values are
+  // neighbours in memory. A lane's values are all of B or all of C.
+  const bool lanes_along_values = params.B.state == components && params.C.state == components;
+  const int first_value = lanes_along_values ? lane : warp * kItems;
+  const int first_step = lanes_along_values ? warp * kItems : lane;
+
+  const int row_slabs = 2 * slice_values / kSlab;
+  const int slice = static_cast<int>(blockIdx.y) / row_slabs;
+  const int slab = static_cast<int>(blockIdx.y) % row_slabs * kSlab;
+  const int in_row = slab + first_value;  // of B | C
+  const bool is_C = in_row >= slice_values;
+  const bool is_variable = is_C ? params.variable_C : params.variable_B;
+  const int value = slice * slice_values + (is_C ? in_row - slice_values : in_row);
+  const int groups = static_cast<int>(params.groups);
+  const int values_left = is_variable ? static_cast<int>(params.dstate) * components - value : 0;
+  const int slices = static_cast<int>(gridDim.y) / row_slabs;
+
+  for (int index = static_cast<int>(blockIdx.x); index < sequences * chunks;
+       index += static_cast<int>(gridDim.x)) {
+    const int sequence = index / chunks;
+    const int64_t step = static_cast<int64_t>(index % chunks) * kChunk + first_step;
+    const int64_t steps_left = params.seqlen - step;
+    LaneItems items(is_C ? params.C : params.B, params.is_complex, lanes_along_values);
+    items.origin = sequence / groups * items.view.batch + sequence % groups * items.view.group +
+                   value / components * items.view.state + value % components * items.view.imag +
+                   step * items.view.step;
+    if (values_left > 0 && steps_left > 0) {
+      items.count = !lanes_along_values   ? values_left
+                    : steps_left < kItems ? static_cast<int>(steps_left)
+                                          : kItems;
+    }
+    float values[kItems];
+    if (items.view.dtype == DType::kFloat32) {
+      items.load<float>(values);
+    } else if (items.view.dtype == DType::kBFloat16) {
+      items.load<BFloat16>(values);
+    } else {
+      items.load<Half>(values);
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (lanes_along_values) {
+        tile[first_value][first_step + i] = values[i];
+      } else {
+        tile[first_value + i][first_step] = values[i];
+      }
+    }
+    __syncthreads();
+
+    constexpr int kQuad = 4;
+    constexpr int kQuads = kSlab / kQuad;
+    float* const rows =
+        stream + (static_cast<int64_t>(index) * slices + slice) * kChunk * 2 * slice_values + slab;
+#pragma unroll
+    for (int i = threadIdx.x; i < kQuads * kChunk; i += kThreads) {
+      const int row = i / kQuads;
+      const int column = i % kQuads * kQuad;
+      Pack<float, kQuad> quad;
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) quad.v[j] = tile[column + j][row];
+      store_pack(rows + row * 2 * slice_values + column, quad);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
+                                cudaStream_t stream, int slices, ClearedWords cleared) {
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  const PackedBC layout(params, padded_states);
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t blocks = sequences * layout.chunks;
+  if (blocks == 0) return cudaSuccess;
+  const int values_per_step = padded_states * (params.is_complex ? 2 : 1);
+  const int64_t slabs = 2 * values_per_step / kSlab;
+  const int64_t resident = ceil_div(int64_t{kResidentBlocks} * device.multiprocessors, slabs);
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, resident)), static_cast<unsigned>(slabs));
+  convert_projections_kernel<<<grid, kThreads, 0, stream>>>(
+      params, values_per_step / slices, static_cast<int>(sequences),
+      static_cast<int>(layout.chunks), static_cast<float*>(stream_memory), cleared);
+  return cudaGetLastError();
+}
+
+}  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,309 @@
+// What follows a scan kernel: the summaries of segments are combined, the partial sums of the
+// backward pass added up in a fixed order.
+#include <algorithm>
+
+#include "../general/kernels.h"
+#include "../general/scan.cuh"
+#include "batch_sums.cuh"
+#include "dependent_launch.cuh"
+#include "launch_tools.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+constexpr int kReduceSteps = 32;   // whose dB and dC a block adds up at a time
+constexpr int kReduceStates = 16;  // likewise
+constexpr int kBatchBytes = 64;    // of a thread's loads on their way at a time
+constexpr int kReduceBlocks = 5;   // on a multiprocessor, where T is float
+
+struct ReduceArgs {
+  BackwardParams params;
+  BackwardWorkspace workspace;
+  int padded_states;
+  int slice_states;  // padded, of a slice of them
+  int tiles = 0;
+  int64_t tile_stride = 0;  // of partial sums, and that of slices
+  int64_t slice_stride = 0;
+  // Work items of dB and dC: how many there are, and of one (batch, group).
+  int64_t projection_items = 0;
+  int64_t step_items = 1;
+  int64_t state_items = 1;
+};
+
+/// Values that nobody reads again.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
+  if constexpr (sizeof(T) * kCount == sizeof(float4)) {
+    return bit_cast<Pack<T, kCount>>(__ldcs(reinterpret_cast<const float4*>(source)));
+  } else {
+    return load_pack<T, kCount>(source);
+  }
+}
+
+/// dB and dC: adds the tiles. A block takes kReduceSteps steps and kReduceStates states of one
+/// (batch, group) at a time. A thread adds kVector states of a step, which lie together; results
+/// are written along steps, through shared memory.
+///
+/// Bound by memory, if only enough loads are on their way. So these are batches: of tiles, or where
+/// there is one tile only, of as many times kReduceSteps steps, which then make up a work item. All
+/// loads of a whole batch come without a branch or predicate, or the compiler would have each wait
+/// for the one before.
+template <class T, int kVector>
+struct TileSums {
+  static constexpr int kVectors = kReduceStates / kVector;  // of a step's dB or dC
+  static constexpr int kStride = kReduceThreads / (2 * kVectors);
+  static constexpr int kSums = kReduceSteps / kStride;  // of a thread
+  static constexpr int kBatch = kBatchBytes / (kSums * kVector * static_cast<int>(sizeof(T)));
+  using Terms = Pack<T, kVector>[kSums];
+  using Results = T[2 * kReduceStates][kReduceSteps + 1];
+
+  static SELECTIVE_SCAN_HD int item_steps(int tiles) {
+    return tiles == 1 ? kBatch * kReduceSteps : kReduceSteps;
+  }
+
+  const ReduceArgs& args;
+  Results& results;
+  // Of the work item:
+  const T* source;  // of the first tile
+  int64_t dB, dC;   // where they begin
+  int steps;        // that exist
+  int states;
+  // Of the thread:
+  int n = threadIdx.x % kVectors * kVector;
+  int kind = threadIdx.x / kVectors % 2;
+  int first_t = threadIdx.x / (2 * kVectors);
+
+  __device__ TileSums(const ReduceArgs& args, Results& results, int64_t item)
+      : args(args), results(results) {
+    const BackwardParams& params = args.params;
+    const int64_t block = item / args.step_items;
+    const int64_t sequence = block / args.state_items;  // batch · groups + group
+    const int first_state = static_cast<int>(block % args.state_items) * kReduceStates;
+    const int most = item_steps(args.tiles);
+    const int64_t first_step = item % args.step_items * most;
+    const int64_t left = params.seqlen - first_step;
+    steps = left < most ? static_cast<int>(left) : most;
+    states = static_cast<int>(params.dstate) - first_state;
+    source = static_cast<const T*>(args.workspace.dBC_partials) +
+             first_state / args.slice_states * args.slice_stride +
+             (sequence * params.seqlen + first_step) * 2 * args.slice_states +
+             first_state % args.slice_states;
+    const auto target = [&](const ArrayView& view) {
+      return sequence / params.groups * view.batch + sequence % params.groups * view.group +
+             first_state * view.state + first_step * view.step;
+    };
+    dB = target(params.dB);
+    dC = target(params.dC);
+  }
+
+  /// To be called by all threads of the block together, as is write().
+  __device__ void add() {
+    const int step_sums = 2 * args.slice_states;
+    const T* own = source + first_t * step_sums + kind * args.slice_states + n;
+    const bool has_terms = n < states && first_t < steps;
+    const auto load = [&](Terms& terms, int first) {  // by threads that have terms
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (first + i == 0 || first + first_t + i * kStride < steps) {
+          terms[i] = load_once<T, kVector>(own + (first + i * kStride) * step_sums);
+        }
+      }
+    };
+    if (args.tiles == 1) {
+      Terms terms[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (has_terms) load(terms[k], k * kReduceSteps);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) write(terms[k], k * kReduceSteps);
+      return;
+    }
+    Terms sums = {};
+    const auto add_batch = [&](int count) {
+      Terms terms[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (k < count) load(terms[k], 0);
+        own += args.tile_stride;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) sums[i].v[v] += terms[k][i].v[v];
+        }
+      }
+    };
+    if (has_terms) {
+      int left = args.tiles;
+#pragma unroll 1
+      for (; left >= kBatch; left -= kBatch) add_batch(kBatch);
+      add_batch(left);
+    }
+    write(sums, 0);
+  }
+
+  /// Stores what threads have of kReduceSteps steps, which begin with the item's step `first`.
+  __device__ void write(const Terms& sums, int first) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        results[kind * kReduceStates + n + v][first_t + i * kStride] = sums[i].v[v];
+      }
+    }
+    __syncthreads();
+    const int t = threadIdx.x % kReduceSteps;
+    const auto store = [&](const ArrayView& view, int64_t begin, int kind) {
+      const int64_t at = begin + (first + t) * view.step;
+#pragma unroll
+      for (int n = threadIdx.x / kReduceSteps; n < kReduceStates;
+           n += kReduceThreads / kReduceSteps) {
+        if (n < states) {
+          store_component(view, at + n * view.state, results[kind * kReduceStates + n][t]);
+        }
+      }
+    };
+    if (first + t < steps) {
+      if (args.params.variable_B) store(args.params.dB, dB, 0);
+      if (args.params.variable_C) store(args.params.dC, dC, 1);
+    }
+    __syncthreads();
+  }
+};
+
+/// Two sorts of work: see TileSums, for the first `projection_blocks` blocks, and sum_batches().
+template <class T, int kVector>
+__global__ void __launch_bounds__(kReduceThreads, kVector == 4 ? kReduceBlocks : 3)
+    reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
+                  unsigned projection_blocks) {
+  __shared__ typename TileSums<T, kVector>::Results results;
+  wait_for_primary();
+  if (blockIdx.x < projection_blocks) {
+    for (int64_t item = blockIdx.x; item < args.projection_items; item += projection_blocks) {
+      TileSums<T, kVector>(args, results, item).add();
+    }
+    return;
+  }
+  const unsigned batch_blocks = gridDim.x - projection_blocks;
+  for (int64_t index = blockIdx.x - projection_blocks; index < sums.work_items();
+       index += batch_blocks) {
+    sum_batches<T>(args.params, args.workspace, args.padded_states, sums, index);
+  }
+}
+
+constexpr int kCombined = 16;        // segments that a thread loads at a time
+constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
+
+/// A thread follows one (batch, channel, state) through the segments.
+template <class T>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
+                            bool backwards, SegmentStates states) {
+  const int64_t count = params.batch * params.dim * padded;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
+       i += threads) {
+    const int64_t state = i % padded;
+    const int64_t row = i / padded;
+    T value{};
+    if (state < params.dstate) {
+      value = load_component<T>(initial, row / params.dim * initial.batch +
+                                             row % params.dim * initial.channel +
+                                             state * initial.state);
+    }
+    const T* factors = static_cast<const T*>(states.factors) + i;
+    T* offsets = static_cast<T*>(states.offsets) + i;
+    const auto at = [&](int64_t s) { return (backwards ? segments - 1 - s : s) * count; };
+    for (int64_t first = 0; first < segments; first += kCombined) {
+      // The last segment has no summary, and what leaves it nobody needs.
+      T factor[kCombined]{};
+      T offset[kCombined]{};
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments - 1) continue;
+        factor[k] = factors[at(first + k)];
+        offset[k] = offsets[at(first + k)];
+      }
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments) continue;
+        offsets[at(first + k)] = value;
+        value = apply_map(factor[k], offset[k], value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream) {
+  const int64_t count = params.batch * params.dim * padded_states;
+  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
+  combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
+      params, initial, geometry.segments, padded_states, backwards, segments);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
+                             int padded_states, const BackwardWorkspace& workspace,
+                             cudaStream_t stream) {
+  Device device;
+  const cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  ReduceArgs args{params, workspace, padded_states, padded_states / workspace.slices};
+  const BatchSums sums(params, workspace, geometry.segments * params.batch);
+  const auto launch = [&]<int kVector>() {
+    if (workspace.dBC_partials != nullptr) {
+      const int64_t sequences = params.batch * params.groups;
+      args.tiles = static_cast<int>(geometry.sums_per_group);
+      args.tile_stride = sequences * params.seqlen * 2 * args.slice_states;
+      args.slice_stride = args.tiles * args.tile_stride;
+      args.step_items = ceil_div(params.seqlen, TileSums<T, kVector>::item_steps(args.tiles));
+      args.state_items = ceil_div(params.dstate, kReduceStates);
+      args.projection_items = sequences * args.step_items * args.state_items;
+    }
+    // Where there are many items of few tiles each, it would take long for as many blocks to begin.
+    const int64_t resident = int64_t{kReduceBlocks} * device.multiprocessors;
+    const int64_t projection_blocks =
+        args.projection_items > 4 * resident ? resident : args.projection_items;
+    constexpr int64_t kMostBlocks = 1 << 30;
+    const int64_t batch_blocks = std::min(sums.work_items(), kMostBlocks);
+    // Its launch may overlap the end of the scan; the work begins when that is complete.
+    const LaunchShape shape{projection_blocks + batch_blocks, kReduceThreads, 0, true};
+    return launch_kernel(reduce_kernel<T, kVector>, shape, stream, args, sums,
+                         static_cast<unsigned>(projection_blocks));
+  };
+  constexpr int kVector = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
+  if constexpr (kVector > 2) {
+    if (args.slice_states % kVector != 0) return launch.template operator()<1>();
+  }
+  return launch.template operator()<kVector>();
+}
+
+template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
+                                             int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<float>(const BackwardParams&, const Geometry&, int,
+                                             const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<double>(const ScanParams&, const ArrayView&, const Geometry&,
+                                              int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<double>(const BackwardParams&, const Geometry&, int,
+                                              const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<float>>(const ScanParams&, const ArrayView&,
+                                                      const Geometry&, int, bool,
+                                                      const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<Complex<float>>(const BackwardParams&, const Geometry&, int,
+                                                      const BackwardWorkspace&, cudaStream_t);
+template cudaError_t combine_segments<Complex<double>>(const ScanParams&, const ArrayView&,
+                                                       const Geometry&, int, bool,
+                                                       const SegmentStates&, cudaStream_t);
+template cudaError_t reduce_gradients<Complex<double>>(const BackwardParams&, const Geometry&, int,
+                                                       const BackwardWorkspace&, cudaStream_t);
+
+}  // namespace selective_scan::cuda

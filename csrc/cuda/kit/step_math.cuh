@@ -1,0 +1,363 @@
+// Elementary functions as the streamed kernels use them: prepared from the pole, with few
+// instructions per state update and without branches.
+#pragma once
+
+#include "../../core/discretization.h"
+#include "config.h"
+#include "math.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ bool is_finite(float x) {
+  return fabsf(x) < __int_as_float(0x7f800000);
+}
+__device__ __forceinline__ bool is_finite(Complex<float> x) {
+  return is_finite(x.re) && is_finite(x.im);
+}
+
+/// exp(x), with what rounding x·log2(e) loses put back. That matters for |x| above 1, and is hidden
+/// by the rounding of 2-byte results.
+template <int kSize>
+__device__ __forceinline__ float exp_for(float x) {
+  const float y = x * 1.44269504f;
+  const float power = exp2_approx(y);
+  if constexpr (kSize == 2) return power;
+  return fmaf(power, fmaf(y, -0.693147182f, x), power);
+}
+
+/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). The polynomial is log1p(v)/v on [0, 1] to
+/// 5e-9 (Remez), which spares a reciprocal: the special-function unit is the scarcest here.
+template <int kSize>
+__device__ __forceinline__ float fast_softplus(float x) {
+  const float v = exp_for<kSize>(-fabsf(x));
+  float series = -0.003244025632739067f;
+  series = fmaf(series, v, 0.019851477816700935f);
+  series = fmaf(series, v, -0.056959591805934906f);
+  series = fmaf(series, v, 0.10603664815425873f);
+  series = fmaf(series, v, -0.15305601060390472f);
+  series = fmaf(series, v, 0.196759432554245f);
+  series = fmaf(series, v, -0.24954134225845337f);
+  series = fmaf(series, v, 0.3332996368408203f);
+  series = fmaf(series, v, -0.4999990165233612f);
+  series = fmaf(series, v, 1.0f);
+  return fmaf(series, v, fmaxf(x, 0.0f));  // above the threshold v is lost in the sum
+}
+
+/// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
+constexpr float kSmallSoftplus = -1.39f;
+__device__ __forceinline__ float small_log1p(float v) {
+  float series = -0.09234821051359177f;
+  series = fmaf(series, v, 0.18170911073684692f);
+  series = fmaf(series, v, -0.2477811723947525f);
+  series = fmaf(series, v, 0.33320826292037964f);
+  series = fmaf(series, v, -0.4999973773956299f);
+  series = fmaf(series, v, 1.0f);
+  return series * v;
+}
+
+/// Of the values of all lanes.
+template <class Values>
+__device__ __forceinline__ bool all_are_small(const Values& values) {
+  float largest = values.v[0];
+  for (const float value : values.v) largest = fmaxf(largest, value);
+  return __all_sync(kFullMask, largest < kSmallSoftplus);
+}
+
+/// Most steps of most models are small.
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_in_place(Values& values) {
+  if (all_are_small(values)) {
+    for (float& value : values.v) value = small_log1p(exp_for<kSize>(value));
+  } else {
+    for (float& value : values.v) value = fast_softplus<kSize>(value);
+  }
+}
+
+/// x·silu(z)
+template <int kSize>
+__device__ __forceinline__ float gate(float x, float z) {
+  return (x * z) * reciprocal(1.0f + exp_for<kSize>(-z));
+}
+
+/// A policy for Formula::step() and what goes back through steps, for results of kSize bytes.
+/// kShort: for states that are carried no further than a chunk.
+template <int kSize, bool kShort = false>
+struct ScanMathFor : DeviceMath {
+  /// Angles are reduced in units of π. A·(1/π) is kept to twice fp32's digits, since an error of it
+  /// adds up over a long memory; but 2-byte results hide what rounding it does.
+  struct ComplexRate {
+    float log2_modulus;
+    float angle;
+    float angle_low;
+  };
+  /// For sine and cosine by the special-function unit: to 3e-7, on average 1e-7 too small.
+  struct ShortRate {
+    float log2_modulus;
+    float angle;
+  };
+
+  static __device__ __forceinline__ float rate(float A) { return DeviceMath::exponent(A); }
+  static __device__ __forceinline__ auto rate(Complex<float> A) {
+    if constexpr (kShort && kSize == 2) {
+      return ShortRate{A.re * 1.44269504f, A.im};
+    } else {
+      return turn_rate(A);
+    }
+  }
+  static __device__ __forceinline__ ComplexRate turn_rate(Complex<float> A) {
+    constexpr float kInverse = 0.318309873f;
+    constexpr float kInverseLow = 1.28412765e-8f;  // 1/π = kInverse + kInverseLow
+    const float angle = A.im * kInverse;
+    const float low = fmaf(A.im, kInverse, -angle) + A.im * kInverseLow;
+    return {A.re * 1.44269504f, angle, low};
+  }
+
+  static __device__ __forceinline__ float exp_at(float delta, float rate) {
+    return exp_of(delta * rate);
+  }
+
+  static constexpr float kBalance = 1.9e-8f;  // see DeviceMath::exp_of()
+
+  /// exp(iπr), |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the lowest bit of
+  /// `half_turns`, is a sign. By the half of the angle that takes fewer terms, and 1 − cos comes
+  /// with all its digits: cos πr = 1 − sine² and sin πr = sine·cosine.
+  struct HalfAngle {
+    float half_turns;  // + kShift
+    float sine;        // √2·sin(πr/2)
+    float cosine;      // √2·cos(πr/2)
+
+    static constexpr float kShift = 12582912.0f;  // 1.5·2^23
+    __device__ __forceinline__ bool is_none() const { return half_turns == kShift; }
+    __device__ __forceinline__ float with_sign(float x) const {
+      // A sum flips the highest bit as well, and is one instruction with the shift.
+      return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
+    }
+  };
+  /// Of exp(Δ·A). Polynomials by Remez, to 3e-9 and 5e-8, the latter vanishing with the angle.
+  static __device__ __forceinline__ HalfAngle turn_at(float delta, const ComplexRate& rate) {
+    HalfAngle turn;
+    turn.half_turns = fmaf(delta, rate.angle, HalfAngle::kShift);
+    const float n = turn.half_turns - HalfAngle::kShift;
+    float r = fmaf(delta, rate.angle, -n);
+    if constexpr (kSize == 4) r = fmaf(delta, rate.angle_low, r);
+    const float r2 = r * r;
+    float sine = fmaf(r2, -0.00650772700189f, 0.112684583008f);
+    sine = fmaf(r2, sine, -0.913530286263f);
+    turn.sine = fmaf(r2, sine, 2.22144146189f) * r;
+    float cosine = fmaf(r2, -0.0289000751502f, 0.358658780899f);
+    cosine = fmaf(r2, cosine, -1.74471288107f);
+    turn.cosine = fmaf(r2, cosine, 1.41421356237f);
+    return turn;
+  }
+  static __device__ __forceinline__ Complex<float> exp_at(float delta, const ShortRate& rate) {
+    const float modulus = exp2_approx(fmaf(delta, rate.log2_modulus, kBalance));
+    const float angle = delta * rate.angle;
+    return {modulus * __cosf(angle), modulus * __sinf(angle)};
+  }
+  static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
+    const HalfAngle turn = turn_at(delta, rate);
+    const float modulus = turn.with_sign(exp2_approx(fmaf(delta, rate.log2_modulus, kBalance)));
+    const float sine = modulus * turn.sine;
+    return {fmaf(-sine, turn.sine, modulus), sine * turn.cosine};
+  }
+
+  // The exact hold: abar = exp(x) and φ1 = (exp(x) − 1)/x.
+
+  template <class T>
+  struct ExactHoldStep {
+    T abar;
+    T phi1;
+  };
+
+  /// 1/Δ, which a scan shares among the states of a step. Where Δ = 0 any number will do.
+  static __device__ __forceinline__ float step_inverse(float delta) {
+    return reciprocal(delta == 0.0f ? 1.0f : delta);
+  }
+  /// A pole as small as this is 0 to every fp32 number.
+  static constexpr float kTinyPole = 1e-15f;
+
+  /// 2^y − 1 from `power`, which is 2^y to a rounding error. For small |y| that cancels and a
+  /// polynomial serves: by Remez, relative error 2e-7, for 2-byte results 1e-6. Its last factor
+  /// overwrites the difference by predicate: a selection would be one instruction more.
+  static __device__ __forceinline__ float growth_of(float y, float power) {
+    float series;
+    if constexpr (kSize == 2) {
+      series = fmaf(y, 0.0555041087449f, 0.240261853815f);
+      series = fmaf(y, series, 0.693147192565f);
+    } else {
+      series = fmaf(y, 0.00961812944339f, 0.055542640542f);
+      series = fmaf(y, series, 0.240226587349f);
+      series = fmaf(y, series, 0.693147041508f);
+    }
+    float growth = power - 1.0f;
+    asm("{\n"
+        ".reg .pred is_small;\n"
+        ".reg .f32 size;\n"
+        "abs.f32 size, %1;\n"
+        "setp.lt.f32 is_small, size, %3;\n"
+        "@is_small mul.f32 %0, %1, %2;\n"
+        "}"
+        : "+f"(growth)
+        : "f"(y), "f"(series), "f"(kSmallGrowth));
+    return growth;
+  }
+  static constexpr float kSmallGrowth = kSize == 2 ? 0.07f : 0.17f;
+
+  /// A pole that has an inverse, the same to every fp32 number.
+  static __device__ __forceinline__ float invertible(float A) {
+    constexpr float kHuge = 1 / kTinyPole;
+    if (fabsf(A) < kTinyPole) return kTinyPole;
+    return A < -kHuge ? -kHuge : A > kHuge ? kHuge : A;
+  }
+  static __device__ __forceinline__ Complex<float> invertible(Complex<float> A) {
+    return norm(A) < kTinyPole * kTinyPole ? Complex<float>{kTinyPole, 0.0f} : A;
+  }
+
+  struct RealHold {
+    float half_rate;
+    float A;
+    float inverse;  // 1/A; 0 where that does not exist
+  };
+  static __device__ __forceinline__ RealHold exact_hold_constants(float A) {
+    return {rate(0.5f * A), A, fabsf(A) < kTinyPole ? 0.0f : 1.0f / A};
+  }
+
+  /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series that does not cancel
+  /// near 0. Coefficients of x², x⁴, x⁶ by Remez, to 2.4e-8 for |x| < kSmall.
+  static constexpr float kSmall = 2.0f;
+  static constexpr float kSeries2 = 0.041666790055768836f;
+  static constexpr float kSeries4 = 0.0005206427324291659f;
+  static constexpr float kSeries6 = 3.1831553696582425e-06f;
+
+  static __device__ __forceinline__ ExactHoldStep<float> exact_hold_step(float delta,
+                                                                         const RealHold& hold) {
+    const float g = exp_at(delta, hold.half_rate);
+    const float x2 = (delta * delta) * (hold.A * hold.A);
+    float series = fmaf(x2, kSeries6, kSeries4);
+    series = fmaf(x2, series, kSeries2);
+    series = fmaf(x2, series, 1.0f);
+    const float abar = g * g;
+    const float inverse = hold.inverse * step_inverse(delta);
+    const float away = fmaf(abar, inverse, -inverse);
+    return {abar, x2 < kSmall * kSmall ? g * series : away};
+  }
+
+  /// exp(x) − 1
+  static __device__ __forceinline__ float growth(float delta, const RealHold& hold) {
+    const float y = delta * (2.0f * hold.half_rate);
+    return growth_of(y, exp2_approx(y));
+  }
+
+  struct ComplexHold {
+    ComplexRate rate;
+    Complex<float> inverse;  // 1/A
+  };
+  static __device__ __forceinline__ ComplexHold exact_hold_constants(Complex<float> A) {
+    A = invertible(A);
+    return {turn_rate(A), reciprocal(A)};
+  }
+  /// ExactIncrements may be used for a few steps of which the largest Δ is at least this times
+  /// |1/A|: then what is left of the two terms of dA that cancel has digits enough.
+  static constexpr float kLeastIncrement = kSize == 2 ? 1.0f / 4096 : 1.0f / 1024;
+  static constexpr float kLargestPole = 1e6f;
+  static __device__ __forceinline__ float least_increment(float inverse_of_pole) {
+    return inverse_of_pole > 1 / kLargestPole ? kLeastIncrement * inverse_of_pole
+                                              : __int_as_float(0x7f800000);
+  }
+  static __device__ __forceinline__ float least_increment(const RealHold& hold) {
+    return least_increment(fabsf(hold.inverse));
+  }
+  static __device__ __forceinline__ float least_increment(const ComplexHold& hold) {
+    return least_increment(sqrtf(norm(hold.inverse)));
+  }
+
+  struct ComplexGrowth {
+    Complex<float> abar;
+    Complex<float> expm1;  // abar − 1
+  };
+  /// With m = exp(Re x) and the half angle's sine, the real part of expm1(x) is (m − 1) − m·sine²,
+  /// where nothing cancels in the left half-plane; after half turns m has a sign.
+  static __device__ __forceinline__ ComplexGrowth growth_at(float delta, const ComplexRate& rate) {
+    const HalfAngle turn = turn_at(delta, rate);
+    const float y = delta * rate.log2_modulus;
+    const float power = exp2_approx(y + kBalance);
+    const float modulus = turn.with_sign(power);
+    const float sine = modulus * turn.sine;
+    const float growth_of_modulus = growth_of(y, power);
+    const float growth = turn.is_none() ? growth_of_modulus : modulus - 1.0f;
+    const float im = sine * turn.cosine;
+    return {{fmaf(-sine, turn.sine, modulus), im}, {fmaf(-sine, turn.sine, growth), im}};
+  }
+  static __device__ __forceinline__ Complex<float> growth(float delta, const ComplexHold& hold) {
+    return growth_at(delta, hold.rate).expm1;
+  }
+  static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
+      float delta, const ComplexHold& hold) {
+    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    return {growth.abar, growth.expm1 * (step_inverse(delta) * hold.inverse)};
+  }
+  /// With Δ·φ1(x) = expm1(x)/A.
+  static __device__ __forceinline__ Step<Complex<float>, Complex<float>> exact_hold_step(
+      float delta, float delta_u, const ComplexHold& hold) {
+    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    const float u = delta_u * step_inverse(delta);
+    return {growth.abar, growth.expm1 * (u * hold.inverse)};
+  }
+};
+
+using ScanMath = ScanMathFor<4>;
+
+/// a·b + c
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ Complex<float> multiply_add(Complex<float> a, Complex<float> b,
+                                                       Complex<float> c) {
+  return {fmaf(a.re, b.re, fmaf(-a.im, b.im, c.re)), fmaf(a.re, b.im, fmaf(a.im, b.re, c.im))};
+}
+/// Re(a·b) + c
+__device__ __forceinline__ float add_real_of_product(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ float add_real_of_product(Complex<float> a, Complex<float> b, float c) {
+  return fmaf(a.re, b.re, fmaf(-a.im, b.im, c));
+}
+/// Re(a·conj(b)) + c
+__device__ __forceinline__ float add_real_of_product_conj(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ float add_real_of_product_conj(Complex<float> a, Complex<float> b,
+                                                          float c) {
+  return fmaf(a.re, b.re, fmaf(a.im, b.im, c));
+}
+
+/// h[t] from h[t-1].
+template <class T, class Input>
+__device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
+  return multiply_add(step.abar, h, step.input * B);
+}
+template <class T>
+__device__ __forceinline__ T advance(const IncrementStep<T>& step, T h, T B) {
+  return multiply_add(step.growth, h + step.u * B, h);
+}
+template <class T>
+__device__ __forceinline__ T advance(const ReflectedStep<T>& step, T h, T B) {
+  return multiply_add(step.r, h + step.input * B, -h);
+}
+
+template <class T, class Input>
+__device__ __forceinline__ T abar_of(const Step<T, Input>& step) {
+  return step.abar;
+}
+template <class T>
+__device__ __forceinline__ T abar_of(const ReflectedStep<T>& step) {
+  return step.r - one<T>();
+}
+
+}  // namespace selective_scan::cuda::streamed

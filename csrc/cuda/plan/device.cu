@@ -1,0 +1,48 @@
+// What the launchers know of the current device.
+
+#include <algorithm>
+
+#include "../kit/launch_tools.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+/// Compiled for the same architectures as all kernels.
+__global__ void probe_kernel() {}
+
+cudaError_t ask(int id, Device& device) {
+  cudaError_t error = cudaSuccess;
+  const auto query = [&](int& value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
+  };
+  query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+  query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  query(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  query(device.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
+  query(device.major, cudaDevAttrComputeCapabilityMajor);
+  cudaFuncAttributes compiled{};
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&compiled, probe_kernel);
+  device.major = std::min(device.major, compiled.ptxVersion / 10);
+  return error;
+}
+
+}  // namespace
+
+cudaError_t current_device(Device& device) {
+  thread_local int known_id = -1;
+  thread_local Device known;
+  int id = 0;
+  cudaError_t error = cudaGetDevice(&id);
+  if (error == cudaSuccess && id != known_id) {
+    Device found;
+    error = ask(id, found);
+    if (error == cudaSuccess) {
+      known = found;
+      known_id = id;
+    }
+  }
+  device = known;
+  return error;
+}
+
+}  // namespace selective_scan::cuda

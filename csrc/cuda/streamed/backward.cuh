@@ -1,0 +1,410 @@
+// The streamed backward scan.
+//
+// Mapping. A warp owns kWarpSize / lanes channels of one group and walks backwards through time, in
+// chunks of kChunk steps; a lane holds 16 bytes of states of one of these channels. A block is up
+// to kMaxWarps such warps. These share B and C, which come in fp32 from projections.cu through a
+// ring of chunks (bulk_copy.cuh), and the sums for dB and dC (channel_sums.cuh); but for these two,
+// warps run alone.
+//
+// A warp and chunk: u, delta, z and dout become rows of Δ, Δ·u, dy, ... in shared memory, once per
+// (channel, step). From the state saved before the chunk every lane sweeps forward, keeping the
+// state before each block of kBlockSteps steps; then, last block first, it computes the block's
+// states again in registers and sweeps backwards through them (backward_sweeps.cuh). The parts of
+// du, ddelta and y that a lane holds go to planes in shared memory and are added over the channel's
+// lanes every kSweepSteps steps; the gradients replace rows that are not needed any more and are
+// stored at the end of the chunk. The next chunk's rows are copied to shared memory meanwhile, in
+// place of states that are not needed any more (row_copies.cuh).
+//
+// Constant B and C have sweeps of their own (constant_sweeps.cuh).
+//
+// Sums over tiles, batches and segments of time follow in reduce.cu. Every sum has a fixed order.
+//
+// Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
+// shared memory.
+#pragma once
+
+#include "../kit/launch_tools.h"
+#include "backward_work.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
+  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  constexpr int kStates = Shape::kStates;
+  constexpr bool kExact = kSize == 4;
+  using States = Pack<T, kStates>;
+  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<Shape, kMethod>>;
+  const BackwardParams& params = args.params;
+  const BlockOrder order(args);
+  const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
+  const WorkItem& item = work.item;
+  if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
+  const int first_added = order.wait(item);
+  const int warps = blockDim.x / kWarpSize;
+  const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
+  const int own = layout.warps + work.warp * Shape::kWarpBytes;
+  const bool has_z = args.row(Row::kZ).present();
+
+  // Parts of steps behind the last one are added up, if not used, and have to be numbers.
+  for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
+       at += kWarpSize * 16) {
+    shared_store(at, Pack<float, 4>{});
+  }
+  __syncwarp();
+  // Rows take long to arrive. Meanwhile barriers are set up, of which each takes a hundred cycles.
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  WarpRows<Shape, kSize, kMap, true> rows(args, own, work.lane, work.channels, item.batch,
+                                          work.first_channel, item.begin / kChunk + work.chunks - 1,
+                                          steps);
+  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
+  // the initial state.
+  const auto fetch_start = [&](int chunk) {
+    if (item.begin > 0 || chunk != 0) {
+      return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
+    }
+    return load_channel_states<T, kStates>(params.initial_state, item, work.channel, work.exists,
+                                           work.first_state, params.dstate);
+  };
+
+  auto ring = work.ring(args, layout, kVariable);
+  if constexpr (kVariable) {
+    // Of what is read here the kernel in front of this one writes B and C alone; those before it
+    // are complete.
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
+  constexpr int kStepFloats = Shape::kRow / 4;
+  const int64_t target_row =
+      ((item.sum_index * params.batch + item.batch) * params.groups + item.group) * params.seqlen +
+      item.begin;
+  Sums channel_sums(
+      *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
+      layout.sums, work.warp, warps,
+      static_cast<float*>(args.workspace.dBC_partials) + target_row * kStepFloats, work.steps,
+      first_added, has_z);
+  rows.keep_channel_values();
+  States start = fetch_start(work.chunks - 1);
+  const float D = rows.D(work.channel_in_warp);
+  const auto poles = work.load_poles(params);
+
+  States carry{};
+  if (args.geometry.segments == 1 && !order.is_second(item)) {
+    carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
+                                            work.first_state, params.dstate);
+  } else if (work.exists) {
+    carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
+                                  work.segment_row);
+  }
+  [[maybe_unused]] const auto weights = [&] {
+    if constexpr (kVariable) {
+      return 0;
+    } else {
+      const auto projections = work.load_projections(params);
+      if (params.dlast_state.present() && !order.is_second(item)) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) carry.v[s] *= reciprocal(projections.C.v[s]);
+        if (work.exists) {
+          store_pack(static_cast<T*>(args.workspace.dC) + work.segment_row, States{});
+        }
+      }
+      return ConstantWeights<kStates>(projections, poles);
+    }
+  }();
+  [[maybe_unused]] float least_increment = 0;
+  if constexpr (kHasIncrements<Shape, kMethod>) {
+    least_increment = work.least_increment(poles, params.dstate);
+  }
+  LaneSums<T, kStates> lane_sums;
+  const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
+  GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
+
+  __syncwarp();
+  for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.step_back();
+    rows.to_shared(steps);
+    __syncwarp();
+    int slot = 0;
+    if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
+    const int groups = static_cast<int>(ceil_div(static_cast<unsigned>(steps), kSweepSteps));
+    const int last_block = groups * kSweepBlocks - 1;
+    // Behind which group the next chunk is fetched; none if there is no next one.
+    const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
+    const int first_row = own + work.channel_in_warp * kRowStride * 4;
+    const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
+      if constexpr (kVariable) {
+        LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
+        States before = start;
+        if constexpr (kIncrements) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
+        }
+        sweep_forward<Shape, kMethod, kIncrements>(at, last_block, poles, before);
+
+        at.row += last_block * kBlockSteps * 4;
+        at.projection += last_block * kBlockSteps * Shape::kRow;
+        at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+        BlockInputs<T, kStates> inputs;
+        load_block<Shape, true, kIncrements>(at, inputs);
+        const auto work_on_block = [&]<int kBlock>(int group) {
+          typename Sums::Block block_sums;
+          const BlockParts parts = sweep_block_backward<Shape, kMethod, kIncrements>(
+              at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+          const int row = at.row;
+          at.row -= kBlockSteps * 4;
+          at.projection -= kBlockSteps * Shape::kRow;
+          if (kBlock > 0 || group > 0) {
+            before = shared_load<T, kStates>(at.checkpoint);
+            at.checkpoint -= Shape::kCheckpoint;
+            load_block<Shape, true, kIncrements>(at, inputs);
+          }
+          planes.template put<kBlock>(parts, has_z);
+          channel_sums.template put<kBlock>(
+              block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
+          if (kBlock == 0) group_finish.template run<kIncrements>(row);
+        };
+        static_assert(kSweepBlocks == 2);
+#pragma unroll 1
+        for (int group = groups - 1; group >= 0; --group) {
+          work_on_block.template operator()<1>(group);
+          work_on_block.template operator()<0>(group);
+          __syncwarp();
+          if (group == fetch_behind) rows.fetch(kChunk);
+        }
+      } else {
+        int row = first_row;
+        int record = own + Shape::kRecords + work.lane * 16;
+        ConstantInputs<kStates> inputs;
+        States& before = inputs.before;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] = weights.inverse_B.v[s] * start.v[s];
+        if constexpr (kIncrements) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
+        }
+        States sums{};
+        if (params.dlast_state.present()) {
+          // Read before the sweep, behind which nothing would hide that it takes long.
+          float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
+          auto dC = work.exists ? load_pack<float, kStates>(target) : States{};
+          sweep_constant_forward<Shape, kMethod, kIncrements, true>(row, record, groups, poles,
+                                                                    before, sums);
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) {
+            dC.v[s] += reciprocal(weights.inverse_B.v[s]) * sums.v[s];
+          }
+          if (work.exists) store_pack(target, dC);
+        } else {
+          sweep_constant_forward<Shape, kMethod, kIncrements, false>(row, record, groups, poles,
+                                                                     before, sums);
+        }
+
+        row += last_block * kBlockSteps * 4;
+        record += (groups - 1) * Shape::kRecord;
+        load_constant_rows<Shape, kIncrements>(row, inputs);
+        const auto sweep_back = [&]<int kBlock>() {
+          return sweep_constant_backward<Shape, kMethod, kIncrements, kBlock>(
+              inputs, poles, weights, carry, lane_sums);
+        };
+        const auto load_first = [&] {
+          row -= kBlockSteps * 4;
+          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_record<Shape, kMethod, 0>(record, inputs);
+          record -= Shape::kRecord;
+        };
+        const auto load_last = [&] {
+          row -= kBlockSteps * 4;
+          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_record<Shape, kMethod, 1>(record, inputs);
+        };
+        // A group is finished beside the next one's first sweep: neither has to wait for the other.
+        // Lanes along channels have no registers left for that.
+        constexpr bool kOverlaps = kMap == LaneMap::kSteps;
+        BlockParts last;
+        if constexpr (kOverlaps) {
+          last = sweep_back.template operator()<1>();
+          load_first();
+        }
+        int group = groups - 1;
+#pragma unroll 1
+        while (true) {
+          if constexpr (!kOverlaps) {
+            last = sweep_back.template operator()<1>();
+            load_first();
+          }
+          __syncwarp();
+          planes.template put<1>(last, has_z);
+          const BlockParts first = sweep_back.template operator()<0>();
+          const int group_row = row;
+          if (group > 0) load_last();
+          planes.template put<0>(first, has_z);
+          __syncwarp();
+          if constexpr (!kOverlaps) {
+            group_finish.template run<kIncrements>(group_row);
+            __syncwarp();
+          }
+          if (group == fetch_behind) rows.fetch(kChunk);
+          if (group == 0) break;
+          if constexpr (kOverlaps) {
+            last = sweep_back.template operator()<1>();
+            load_first();
+            group_finish.template run<kIncrements>(group_row);
+          }
+          --group;
+        }
+        if constexpr (kOverlaps) {
+          group_finish.template run<kIncrements>(first_row);
+          __syncwarp();
+        }
+      }
+    };
+    if constexpr (kHasIncrements<Shape, kMethod>) {
+      if (__all_sync(kFullMask, work.largest_step(first_row) >= least_increment)) {
+        scan(std::true_type{});
+      } else {
+        scan(std::false_type{});
+      }
+    } else {
+      scan(std::false_type{});
+    }
+    if constexpr (kVariable) ring.release();
+    const int stored_steps = steps;
+    steps = kChunk;
+    // Not behind a branch: where its ways meet, the compiler would wait for what is loaded. With
+    // registers to spare it does not, and the branch is the better way.
+    if (kVariable || chunk > 0) {
+      rows.fetch_late(chunk > 0 ? steps : 0);
+      start = fetch_start(chunk - 1);
+    }
+    rows.store(stored_steps);
+    __syncwarp();
+  }
+  if constexpr (kVariable) {
+    channel_sums.finish(0);
+  } else {
+    finish_constant_sums(args, work, order.is_second(item), carry, lane_sums);
+  }
+
+  store_results(args, order, work, poles, carry, lane_sums);
+#pragma unroll
+  for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
+    group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
+    group_finish.ddelta_bias += __shfl_xor_sync(kFullMask, group_finish.ddelta_bias, mask);
+  }
+  const bool is_second = order.is_second(item);
+  const auto store_channel = [&](void* array, float value) {
+    if (array == nullptr || !work.exists || work.part != 0) return;
+    float& target = static_cast<float*>(array)[work.channel_row];
+    target = is_second ? target + value : value;
+  };
+  store_channel(args.workspace.dD, group_finish.dD);
+  store_channel(args.workspace.ddelta_bias, group_finish.ddelta_bias);
+  order.signal(item);
+}
+
+/// The summary run of a sequence cut into segments: see SegmentStates.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
+  using Shape = SummaryShape<T, kLaneBits>;
+  constexpr int kStates = Shape::kStates;
+  using States = Pack<T, kStates>;
+  const LaneWork<Shape, T, kSize, kMethod> work(
+      args, work_item(args.params, args.geometry, blockIdx.x), args.geometry.state_warps);
+  if (work.item.segment == 0) return;  // nothing comes before it
+  const BackwardLayout layout =
+      BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);
+  const int own = layout.warps + work.warp * Shape::kWarpBytes;
+  auto ring = work.ring(args, layout, kVariable);
+  if constexpr (kVariable) {
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
+  int steps = work.steps - (work.chunks - 1) * kChunk;
+  WarpRows<Shape, kSize, kMap, false> rows(args, own, work.lane, work.channels, work.item.batch,
+                                           work.first_channel,
+                                           work.item.begin / kChunk + work.chunks - 1, steps);
+  rows.keep_channel_values();
+  const auto poles = work.load_poles(args.params);
+  // Without a gradient of the last state the scan goes by what C is multiplied with.
+  auto C = ones<T, kStates>();
+  if (!kVariable && args.params.dlast_state.present()) {
+    C = work.load_parameters(args.params.C, args.params.dstate);
+  }
+  States carry{};
+  States factor;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
+
+  __syncwarp();
+  for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
+    rows.step_back();
+    rows.to_shared(steps);
+    __syncwarp();
+    if (chunk > 0) {
+      rows.fetch(kChunk);
+      rows.fetch_late(kChunk);
+    }
+    int slot = 0;
+    if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
+    const int blocks = ceil_div(steps, kBlockSteps);
+    LaneRows at{own + (work.channel_in_warp * kRowStride + (blocks - 1) * kBlockSteps) * 4,
+                slot + work.slice * Shape::kChunkBytes + work.part * 16 +
+                    (blocks - 1) * kBlockSteps * Shape::kRow,
+                0};
+#pragma unroll 2
+    for (int block = blocks - 1; block >= 0; --block) {
+      summarize_block<Shape, kMethod, kVariable>(at, poles, C, carry, factor);
+      at.row -= kBlockSteps * 4;
+      at.projection -= kBlockSteps * Shape::kRow;
+    }
+    if constexpr (kVariable) ring.release();
+    __syncwarp();
+    steps = kChunk;
+  }
+  if (!work.exists) return;
+  const auto store = [&](void* array, const States& states) {
+    store_pack(static_cast<T*>(array) + work.segment_row, states);
+  };
+  store(args.workspace.segments.factors, factor);
+  store(args.workspace.segments.offsets, carry);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(
+    const Geometry& geometry) {
+  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  return BackwardLayout::make<Shape>(geometry.warps(), kVariable).bytes;
+}
+
+/// The first of the kernels that are launched behind the conversion of B and C is its dependent.
+inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardArgs& args,
+                                   unsigned blocks, int bytes, bool is_first, cudaStream_t stream) {
+  const cudaError_t error = allow_shared_bytes(kernel, bytes);
+  if (error != cudaSuccess) return error;
+  const bool is_dependent = is_first && args.projections != nullptr;
+  return launch_kernel(kernel, {blocks, args.geometry.threads(), bytes, is_dependent}, stream,
+                       args);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
+    const BackwardArgs& args, cudaStream_t stream) {
+  return launch_backward(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                         args, grid_blocks(args.geometry.work_items),
+                         BackwardLayout::make<SummaryShape<T, kLaneBits>>(
+                             args.geometry.warps(), kVariable, args.geometry.state_warps)
+                             .bytes,
+                         true, stream);
+}
+
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
+    const BackwardArgs& args, cudaStream_t stream) {
+  return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                         args, grid_blocks(args.blocks()), shared_bytes(args.geometry),
+                         args.geometry.segments == 1, stream);
+}
+
+}  // namespace selective_scan::cuda::streamed

@@ -1,0 +1,407 @@
+// The streamed forward scan.
+//
+// Mapping. A warp owns kWarpSize / lanes channels of one group and runs alone through time, in
+// chunks of kChunk steps; a lane holds kStates states of one of these channels and their poles in
+// registers. A block is up to kMaxWarps such warps, which share B and C only: those come in fp32
+// from projections.cu through a ring of chunks (bulk_copy.cuh).
+//
+// A warp and chunk: the next chunk's loads are started; the lanes scan, and leave their part of y,
+// four steps at a time, in a plane of rows per lane of a channel; the output phase adds the planes,
+// applies D and the gate, and stores; u and delta of the next chunk become rows of Δ and Δ·u in
+// shared memory, once per (channel, step).
+//
+// Shared memory: barriers, the ring's slots, then per warp Δ rows, Δ·u rows, planes.
+//
+// Bound by: the special-function unit (one ex2 per update, three more per (channel, step)) and,
+// nearly as much, issue slots.
+#pragma once
+
+#include <type_traits>
+
+#include "../general/scan.cuh"
+#include "../kit/bulk_copy.cuh"
+#include "../kit/launch_tools.h"
+#include "../kit/packed_bc.h"
+#include "../kit/step_math.cuh"
+#include "forward_chunk.cuh"
+#include "forward_kernels.h"
+#include "row_slices.cuh"
+
+namespace selective_scan::cuda::streamed {
+
+/// An element of an array of any dtype but fp64, whose load is not waited for before it is
+/// converted.
+struct RawElement {
+  uint32_t bits = 0;  // that of an absent one is zero in every dtype
+
+  __device__ __forceinline__ RawElement(const ArrayView& view, int64_t index, bool exists) {
+    if (!exists || !view.present()) return;
+    if (view.dtype == DType::kFloat32) {
+      bits = static_cast<const uint32_t*>(view.data)[index];
+    } else {
+      bits = static_cast<const uint16_t*>(view.data)[index];
+    }
+  }
+  __device__ __forceinline__ float value(const ArrayView& view) const {
+    if (view.dtype == DType::kFloat32) return bit_cast<float>(bits);
+    if (view.dtype == DType::kBFloat16) return bit_cast<float>(bits << 16);
+    return to_float(Half{static_cast<uint16_t>(bits)});
+  }
+};
+
+/// D or delta_bias of the channels that a lane holds values of, zero where absent.
+template <int kItems, LaneMap kMap>
+struct ChannelValues {
+  static constexpr int kItemsEach =  // of a channel
+      kMap == LaneMap::kSteps       ? kItems
+      : kMap == LaneMap::kStepPairs ? 2
+                                    : 1;
+  static constexpr int kCount = kItems / kItemsEach;
+  float values[kCount];
+
+  /// The element that the lane reads, of its own channel or of the lane-th.
+  static __device__ __forceinline__ RawElement load(const ArrayView& view, int64_t first_channel,
+                                                    const LaneSlice& slice, int lane) {
+    const int channel = kMap == LaneMap::kSteps ? slice.channel : lane;
+    return RawElement(view, (first_channel + channel) * view.channel,
+                      channel < slice.channels_left && channel < kItems);
+  }
+  __device__ __forceinline__ ChannelValues(const ArrayView& view, const LaneSlice& slice,
+                                           RawElement element) {
+    const float value = element.value(view);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values[i] =
+          kMap == LaneMap::kSteps ? value : __shfl_sync(kFullMask, value, slice.channel + i);
+    }
+  }
+  __device__ __forceinline__ float operator[](int i) const { return values[i / kItemsEach]; }
+};
+
+template <class T, int kStates, int kLaneBits>
+struct LaneStates {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  using Quad = Pack<T, Shape::kQuad>;
+
+  /// From an fp32 array (channel, state) or (batch, channel, state): all loads at a time.
+  static __device__ __forceinline__ void load(const ArrayView& view, int64_t base, int part,
+                                              int64_t dstate, T (&states)[kStates]) {
+    const float* data = static_cast<const float*>(view.data) + base;
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      const int n = Shape::first_state(part, s / Shape::kQuad) + s % Shape::kQuad;
+      if (n >= dstate) continue;
+      if constexpr (is_complex_v<T>) {
+        states[s] = {data[n * view.state], data[n * view.state + view.imag]};
+      } else {
+        states[s] = data[n * view.state];
+      }
+    }
+  }
+  /// From an array of any dtype.
+  static __device__ __forceinline__ void load_any(const ArrayView& view, int64_t base, int part,
+                                                  int64_t dstate, T (&states)[kStates]) {
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      const Quad quad =
+          load_states<T, Shape::kQuad>(view, base, Shape::first_state(part, q), dstate);
+#pragma unroll
+      for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
+    }
+  }
+  /// From and to a (segment, batch, channel, padded state) array.
+  static __device__ __forceinline__ void load_packed(const void* array, const BlockItem& item,
+                                                     int64_t channel, int part,
+                                                     const ScanParams& params,
+                                                     T (&states)[kStates]) {
+    const T* row = static_cast<const T*>(array) + packed_row(params, item, channel);
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      const auto quad = load_pack<T, Shape::kQuad>(row + Shape::first_state(part, q));
+#pragma unroll
+      for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
+    }
+  }
+  static __device__ __forceinline__ void store_packed(void* array, const BlockItem& item,
+                                                      int64_t channel, int part,
+                                                      const ScanParams& params,
+                                                      const T (&states)[kStates]) {
+    T* row = static_cast<T*>(array) + packed_row(params, item, channel);
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      store_pack(row + Shape::first_state(part, q), quad(states, q));
+    }
+  }
+  static __device__ __forceinline__ int64_t packed_row(const ScanParams& params,
+                                                       const BlockItem& item, int64_t channel) {
+    return ((item.segment * params.batch + item.batch) * params.dim + channel) * Shape::kPadded;
+  }
+  static __device__ __forceinline__ Quad quad(const T (&states)[kStates], int q) {
+    Quad quad;
+#pragma unroll
+    for (int s = 0; s < Shape::kQuad; ++s) quad.v[s] = states[q * Shape::kQuad + s];
+    return quad;
+  }
+};
+
+/// What a scan does beside scanning; a bit each in one register, which is less to test per chunk
+/// than pointers.
+enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
+
+template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
+          bool kVariable, bool kFewRegisters>
+__global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads : kResidentThreads,
+                                  1) forward_kernel(const __grid_constant__ ForwardArgs args) {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  using States = LaneStates<T, kStates, kLaneBits>;
+  using Cursor = RowCursor<Shape::kChannels, kSize>;
+  using Values = Slice<Shape::kChannels>;
+  extern __shared__ __align__(16) char shared[];
+  const ForwardParams& params = args.params;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const LaneRole role = lane_role(lane, kLaneBits);
+
+  const BlockItem item = block_item(args, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
+  const int first_in_tile = warp * Shape::kChannels;
+  const int left = item.channels - first_in_tile;
+  const int channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
+  const int64_t first_channel = item.first_channel + first_in_tile;
+  const int64_t channel = first_channel + role.channel;
+  const bool exists = role.channel < channels;
+
+  const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, channels);
+  Cursor u_cursor(args.u, slice, item.batch, first_channel, item.first_chunk);
+  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, item.first_chunk);
+  Cursor z_cursor(args.z, slice, item.batch, first_channel, item.first_chunk);
+  Cursor out_cursor(args.out, slice, item.batch, first_channel, item.first_chunk);
+  int steps_left = static_cast<int>(params.seqlen) - item.first_chunk * kChunk;
+  auto raw_u = u_cursor.fetch(args.u, slice, steps_left);
+  auto raw_delta = delta_cursor.fetch(args.delta, slice, steps_left);
+  auto raw_z = raw_u;
+
+  using Channels = ChannelValues<Shape::kChannels, kMap>;
+  const RawElement raw_D = Channels::load(params.D, first_channel, slice, lane);
+  const RawElement raw_bias = Channels::load(params.delta_bias, first_channel, slice, lane);
+
+  using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(T{}));
+  Constants constants[kStates];
+  T h[kStates] = {};
+  T constant_B[kStates] = {};
+  T constant_C[kStates] = {};
+  T A[kStates] = {};
+  if (exists) {
+    States::load(params.A, channel * params.A.channel, role.part, params.dstate, A);
+    if (args.segments > 1) {
+      States::load_packed(args.states.offsets, item, channel, role.part, params, h);
+    } else if (params.initial_state.present()) {
+      States::load(params.initial_state,
+                   item.batch * params.initial_state.batch + channel * params.initial_state.channel,
+                   role.part, params.dstate, h);
+    }
+    if constexpr (!kVariable) {
+      States::load_any(params.B, channel * params.B.channel, role.part, params.dstate, constant_B);
+      States::load_any(params.C, channel * params.C.channel, role.part, params.dstate, constant_C);
+    }
+  }
+
+  auto& barriers = *reinterpret_cast<RingBarriers<kRingSlots>*>(shared);
+  char* slots = shared + sizeof(RingBarriers<kRingSlots>);
+  constexpr int kChunkBytes = kChunk * 2 * Shape::kPadded * static_cast<int>(sizeof(T));
+  const int chunks = item.chunks;
+  ChunkRing<kRingSlots> ring(
+      barriers, slots,
+      args.projections +
+          ((item.batch * params.groups + item.group) * args.chunks + item.first_chunk) *
+              kChunkBytes,
+      kChunkBytes, kChunkBytes, kVariable ? chunks : 0);
+  if constexpr (kVariable) {
+    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+    ring.start();
+  }
+  float* delta_rows = reinterpret_cast<float*>(slots + (kVariable ? kRingSlots * kChunkBytes : 0)) +
+                      warp * Shape::kWarpFloats;
+  float* input_rows = delta_rows + Shape::kRows;
+  float* planes = input_rows + Shape::kRows;
+
+  const Channels D(params.D, slice, raw_D);
+  const Channels bias(params.delta_bias, slice, raw_bias);
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    if constexpr (kGoesByIncrements<kMethod>) {
+      A[s] = ScanMath::invertible(A[s]);
+      h[s] = A[s] * h[s];
+    }
+    constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
+  }
+  const auto quad_of_states = [&](int q) {
+    T states[kStates];
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) states[s] = state_of<kMethod>(constants[s], h[s]);
+    return States::quad(states, q);
+  };
+  const float* delta_row = delta_rows + role.channel * kRowStride;
+  const float* input_row = input_rows + role.channel * kRowStride;
+  float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
+
+  // In registers, not to be made again for every chunk.
+  int features = (args.z.present() ? kGate : 0) | (params.out.present() ? kOutput : 0) |
+                 (params.states != nullptr && exists ? kSaveStates : 0) |
+                 (params.delta_softplus ? kSoftplus : 0);
+  asm volatile("" : "+r"(features));
+  const auto has = [&](Feature feature) { return (features & feature) != 0; };
+  int chunk_bytes = slice.is_backward ? -kChunk * kSize : kChunk * kSize;
+  asm volatile("" : "+r"(chunk_bytes));
+  const auto advance = [&](Cursor& cursor, const RowArray& rows) {
+    if constexpr (kMap == LaneMap::kSteps) {
+      cursor.advance_bytes(chunk_bytes);
+    } else {
+      cursor.advance(rows);
+    }
+  };
+  T* saved =
+      static_cast<T*>(params.states) +
+      ((item.batch * (args.chunks - 1) + item.first_chunk) * params.dim + channel) * params.dstate;
+  const int chunks_to_save = static_cast<int>(args.chunks) - 1 - item.first_chunk;
+  const int64_t saved_stride = params.dim * params.dstate;
+
+  // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
+  // reads what is made behind it.
+  const auto make_rows = [&] {
+    const Values u = Cursor::to_values(args.u, slice, raw_u);
+    Values values = Cursor::to_values(args.delta, slice, raw_delta);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
+    if (has(kSoftplus)) softplus_in_place<kSize>(values);
+    slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
+#pragma unroll
+    for (int i = 0; i < Shape::kChannels; ++i) {
+      values.v[i] = kGoesByIncrements<kMethod> ? u.v[i] : u.v[i] * values.v[i];
+    }
+    slice_to_shared<RowOrder::kMemory>(slice, values, input_rows);
+    if (steps_left < kChunk) {  // such a step leaves states be
+      clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_rows);
+      clear_missing_steps<Shape::kChannels>(slice, steps_left, input_rows);
+    }
+  };
+  make_rows();
+
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    __syncwarp();
+    // Before the loads: behind them the compiler may wait for what they load.
+    const char* slot = kVariable ? ring.acquire() : nullptr;
+
+    const auto raw_this_u = raw_u;
+    if (has(kGate)) z_cursor.fetch_into(args.z, slice, steps_left, raw_z);
+    advance(z_cursor, args.z);
+    advance(u_cursor, args.u);
+    advance(delta_cursor, args.delta);
+    u_cursor.fetch_into(args.u, slice, steps_left - kChunk, raw_u);
+    delta_cursor.fetch_into(args.delta, slice, steps_left - kChunk, raw_delta);
+
+    const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
+    const int steps = steps_left < kChunk ? steps_left : kChunk;
+    const auto scan_towards = [&](auto backward) {
+      scan_chunk<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, decltype(backward)::value>(
+          delta_row, input_row, projections, steps, constants, constant_B, constant_C, h, y_row);
+    };
+    if (kMap == LaneMap::kSteps && slice.is_backward) {
+      scan_towards(std::true_type{});
+    } else {
+      scan_towards(std::false_type{});
+    }
+    if constexpr (!kVariable || !kHasBulkCopy) __syncwarp();  // else release() does
+    if constexpr (kVariable) ring.release();
+
+    if (has(kSaveStates) && chunk < chunks_to_save) {
+#pragma unroll
+      for (int q = 0; q < Shape::kQuads; ++q) {
+        store_states(saved, Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
+      }
+      saved += saved_stride;
+    }
+    if (has(kOutput)) {
+      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, RowOrder::kMemory>(
+          slice, planes, Shape::kPlane);
+      const Values this_u = Cursor::to_values(args.u, slice, raw_this_u);
+#pragma unroll
+      for (int i = 0; i < Shape::kChannels; ++i) {
+        y.v[i] = kOutputScale<T> * y.v[i] + D[i] * this_u.v[i];
+      }
+      if (has(kGate)) {
+        const Values z = Cursor::to_values(args.z, slice, raw_z);
+#pragma unroll
+        for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gate<kSize>(y.v[i], z.v[i]);
+      }
+      out_cursor.store(args.out, slice, steps_left, y);
+    }
+    advance(out_cursor, args.out);
+    steps_left -= kChunk;
+    make_rows();
+  }
+
+  if (exists && params.last_state.present() && item.segment == args.segments - 1) {
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      store_states<T, Shape::kQuad>(
+          params.last_state,
+          item.batch * params.last_state.batch + channel * params.last_state.channel,
+          Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
+    }
+  }
+}
+
+template <class... Parameters>
+cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                   const std::type_identity_t<Parameters>&... arguments) {
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, arguments...) : error;
+}
+
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
+                                                                    cudaStream_t stream) {
+  const ForwardParams& params = args.params;
+  const LaunchShape shape{args.segments * params.batch * params.groups * args.tiles,
+                          args.warps * kWarpSize, args.shared_bytes, args.is_dependent};
+  const auto launch_for = [&](auto size, auto map, auto variable) {
+    constexpr int kSize = decltype(size)::value;
+    constexpr LaneMap kMap = decltype(map)::value;
+    constexpr bool kVariable = decltype(variable)::value;
+    if constexpr (has_few_registers(kMap, kSize)) {
+      if (args.few_registers) {
+        return streamed::launch(
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
+            stream, args);
+      }
+    }
+    return streamed::launch(
+        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, shape,
+        stream, args);
+  };
+  const auto launch_of_size = [&](auto size, auto variable) {
+    const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };
+    if (args.map == LaneMap::kSteps) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
+    }
+    if constexpr (!kHasOwnMaps<T, kStates>) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
+    } else if (args.map == LaneMap::kStepPairs) {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
+    } else {
+      return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
+    }
+  };
+  const auto launch_with = [&](auto variable) {
+    return element_size(args.params.u.dtype) == 4
+               ? launch_of_size(std::integral_constant<int, 4>{}, variable)
+               : launch_of_size(std::integral_constant<int, 2>{}, variable);
+  };
+  if constexpr (kHasConstant) {
+    if (args.projections == nullptr) return launch_with(std::false_type{});
+  }
+  return launch_with(std::true_type{});
+}
+
+}  // namespace selective_scan::cuda::streamed

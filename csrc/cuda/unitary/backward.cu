@@ -1,0 +1,26 @@
+#include "backward.cuh"
+
+namespace selective_scan::cuda {
+namespace {
+
+template <class T>
+cudaError_t launch(const UnitaryBackwardParams& params, cudaStream_t stream) {
+  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
+    const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
+    const auto kernel = unitary::backward_kernel<T, lanes, states, variable>;
+    constexpr int kBytes = sizeof(unitary::BackwardShared<T, lanes>);
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<blocks, unitary::kThreads<T>, kBytes, stream>>>(params);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace
+
+cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStream_t stream) {
+  return params.is_double ? launch<double>(params, stream) : launch<float>(params, stream);
+}
+
+}  // namespace selective_scan::cuda

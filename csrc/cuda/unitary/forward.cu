@@ -1,0 +1,22 @@
+#include "forward.cuh"
+
+namespace selective_scan::cuda {
+namespace {
+
+template <class T>
+cudaError_t launch(const UnitaryForwardParams& params, cudaStream_t stream) {
+  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
+    const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
+    unitary::forward_kernel<T, lanes, states, variable>
+        <<<blocks, unitary::kThreads<T>, 0, stream>>>(params);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace
+
+cudaError_t unitary_scan_forward(const UnitaryForwardParams& params, cudaStream_t stream) {
+  return params.is_double ? launch<double>(params, stream) : launch<float>(params, stream);
+}
+
+}  // namespace selective_scan::cuda
