@@ -83,10 +83,10 @@ RELAY_ROUNDS = ["kFloat32", "kFloat16", "kBFloat16"]
 
 def source(folder, headers, instantiations):
     """The text of a file that instantiates templates of a folder's headers."""
-    prefix = f"{folder}/" if folder else ""
-    namespace = "selective_scan::cuda" + (f"::{folder}" if folder else "")
+
+    namespace = "selective_scan::cuda" + ("" if folder == "general" else f"::{folder}")
     return SOURCE.format(
-        includes="\n".join(f'#include "../{prefix}{header}.cuh"' for header in headers),
+        includes="\n".join(f'#include "../{folder}/{header}.cuh"' for header in headers),
         namespace=namespace,
         instantiations="\n".join(instantiations),
     )

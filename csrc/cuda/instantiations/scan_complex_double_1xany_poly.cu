@@ -2,8 +2,8 @@
 #include "../general/backward.cuh"
 #include "../general/forward.cuh"
 
-namespace selective_scan::cuda::general {
+namespace selective_scan::cuda {
 
 template struct Scan<Complex<double>, 1, kAnyLanes, Method::kPoly>;
 
-}  // namespace selective_scan::cuda::general
+}  // namespace selective_scan::cuda

@@ -2,8 +2,8 @@
 #include "../general/backward.cuh"
 #include "../general/forward.cuh"
 
-namespace selective_scan::cuda::general {
+namespace selective_scan::cuda {
 
 template struct Scan<double, 2, kAnyLanes, Method::kFoh>;
 
-}  // namespace selective_scan::cuda::general
+}  // namespace selective_scan::cuda

@@ -2,8 +2,8 @@
 #include "../general/backward.cuh"
 #include "../general/forward.cuh"
 
-namespace selective_scan::cuda::general {
+namespace selective_scan::cuda {
 
 template struct Scan<float, 4, 4, Method::kPoly>;
 
-}  // namespace selective_scan::cuda::general
+}  // namespace selective_scan::cuda
