@@ -10,48 +10,16 @@
 
 #include <cstdint>
 
-#include "config.h"
+#include "barriers.cuh"
 #include "dependent_launch.cuh"
-#include "mbarrier.cuh"
 
 namespace selective_scan::cuda::streamed {
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
-constexpr bool kHasBulkCopy = true;
-#else
-constexpr bool kHasBulkCopy = false;
-#endif
-
-/// An mbarrier in shared memory, known by its address there. Phases count from 0; a wait names the
-/// parity of the phase.
-struct Barrier {
-  uint32_t address;
-
-  __device__ __forceinline__ void initialize(int arrivals) const {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals)
-                 : "memory");
-  }
-  __device__ __forceinline__ void arrive() const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
-  }
-  __device__ __forceinline__ void wait(int parity) const { wait_for_phase(address, parity); }
-  /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.
-  __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(target),
-        "l"(source), "r"(bytes), "r"(address)
-        : "memory");
-  }
-};
 
 /// What a ring of kSlots has in shared memory before its slots.
 template <int kSlots>
 struct alignas(16) RingBarriers {
-  uint64_t full[kSlots];
-  uint64_t empty[kSlots];
+  BarrierState full[kSlots];
+  BarrierState empty[kSlots];
 };
 
 /// Every warp of the block visits chunks 0, 1, ... `chunks - 1`, each between acquire() and
@@ -66,7 +34,7 @@ class ChunkRing {
   /// block.
   __device__ ChunkRing(RingBarriers<kSlots>& barriers, char* slots, const void* source,
                        int64_t stride, int chunk_bytes, int chunks)
-      : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
+      : barriers_(shared_address(&barriers)),
         slots_(slots),
         source_(static_cast<const char*>(source)),
         stride_(stride),
@@ -124,7 +92,7 @@ class ChunkRing {
   __device__ __forceinline__ void release() {
     if constexpr (kHasBulkCopy) {
       // Every lane for itself: that its reads come before the next copy shows in the barrier alone.
-      empty(slot_).arrive();
+      empty(slot_).signal();
       __syncwarp();
     }
     ++index_;
@@ -135,13 +103,13 @@ class ChunkRing {
   }
 
  private:
-  __device__ __forceinline__ Barrier full(int slot) const {
-    return {barriers_ + slot * static_cast<uint32_t>(sizeof(uint64_t))};
+  __device__ __forceinline__ SharedBarrier full(int slot) const {
+    return SharedBarrier(barriers_ + slot * static_cast<uint32_t>(sizeof(BarrierState)));
   }
-  __device__ __forceinline__ Barrier empty(int slot) const { return full(kSlots + slot); }
+  __device__ __forceinline__ SharedBarrier empty(int slot) const { return full(kSlots + slot); }
   __device__ __forceinline__ void copy(int chunk, int slot) {
-    const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(slots_));
-    full(slot).copy(target + slot * chunk_bytes_, source_ + chunk * stride_, chunk_bytes_);
+    full(slot).copy(shared_address(slots_) + slot * chunk_bytes_, source_ + chunk * stride_,
+                    chunk_bytes_);
   }
   __device__ __forceinline__ void copy_together(int chunk, int slot) {
     constexpr int kAccess = 16;

@@ -67,11 +67,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const int warps = args.geometry.warps;
   const bool has_gate = params.z.present() && params.dout.present();
 
-  SharedBarrier* const barriers = reinterpret_cast<SharedBarrier*>(shared);
-  float* const handed = reinterpret_cast<float*>(shared + kMaxRelayWarps * sizeof(SharedBarrier));
+  BarrierState* const barriers = reinterpret_cast<BarrierState*>(shared);
+  float* const handed = reinterpret_cast<float*>(shared + kMaxRelayWarps * sizeof(BarrierState));
   BlockSums& sums = *reinterpret_cast<BlockSums*>(handed + kMaxRelayWarps * kWarpSize);
   float* const own = reinterpret_cast<float*>(&sums + 1) + place.warp * Layout::kSize;
-  if (lane == 0) barriers[place.warp].initialize();
+  if (lane == 0) SharedBarrier(barriers[place.warp]).initialize();
 
   const int64_t chunks = ceil_div(params.seqlen, kChunk);
   const auto origin = [&](int array) {
@@ -224,14 +224,14 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
                                                               part * params.dlast_state.state);
       }
     } else {
-      barriers[place.warp].wait(parity);
+      SharedBarrier(barriers[place.warp]).wait(parity);
       parity ^= 1;
       carry = handed[place.warp * kWarpSize + lane];
     }
     if (chunk.first_step > 0) {
       const int next = place.warp + 1 < warps ? place.warp + 1 : 0;
       handed[next * kWarpSize + lane] = apply_map(factor, offset, carry);
-      barriers[next].signal();
+      SharedBarrier(barriers[next]).signal();
     }
 
     constexpr int kChannelMask = 2;  // lanes that differ in nothing but their channel: lane_role()
@@ -342,7 +342,7 @@ cudaError_t RelayBackward<Storage, kMethod>::launch(RelayBackwardArgs args, cuda
   const auto kernel = relay_backward_kernel<Storage, kMethod>;
   constexpr int kWarpBytes = BackwardLayout<Shape<1, kChunk>, Storage>::kSize * 4;
   constexpr int kBlockBytes =
-      kMaxRelayWarps * (sizeof(SharedBarrier) + kWarpSize * sizeof(float)) + sizeof(BlockSums);
+      kMaxRelayWarps * (sizeof(BarrierState) + kWarpSize * sizeof(float)) + sizeof(BlockSums);
   RelayGeometry& geometry = args.geometry;
   int bytes = 0;
   cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, 1, geometry, bytes);

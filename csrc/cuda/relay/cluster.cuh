@@ -4,21 +4,10 @@
 
 #include <cstdint>
 
-#include "../kit/config.h"
+#include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
-#include "../kit/mbarrier.cuh"
 
 namespace selective_scan::cuda::relay {
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kHasClusters = true;
-#else
-constexpr bool kHasClusters = false;
-#endif
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 /// The address, in block `rank` of the cluster, of what lies at `address` in this block.
 __device__ __forceinline__ uint32_t address_in_cluster(uint32_t address, int rank) {
@@ -64,43 +53,5 @@ __device__ __forceinline__ void sync_cluster() {
   arrive_at_cluster();
   wait_for_cluster();
 }
-
-/// An mbarrier at which all lanes of a warp arrive, each for what it has written itself: that takes
-/// less time than to gather at one lane first. Phases count from 0; a wait names the parity of its
-/// phase.
-class SharedBarrier {
- public:
-  __device__ __forceinline__ void initialize(int arrivals = kWarpSize) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals)
-                 : "memory");
-  }
-  /// To be called by who has called initialize(), before arrive_at_cluster().
-  static __device__ __forceinline__ void publish_in_cluster() {
-    if constexpr (kHasClusters) {
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-  }
-  /// Arrives, and has the phase wait for so many bytes of send_in_cluster() too.
-  __device__ __forceinline__ void expect(int bytes) {
-    if constexpr (kHasClusters) {
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(this)),
-                   "r"(bytes)
-                   : "memory");
-    }
-  }
-  /// To be called by all lanes.
-  __device__ __forceinline__ void signal() {
-    asm volatile(
-        "{\n"
-        ".reg .b64 state;\n"
-        "mbarrier.arrive.shared.b64 state, [%0];\n"
-        "}" ::"r"(shared_address(this))
-        : "memory");
-  }
-  __device__ __forceinline__ void wait(int parity) { wait_for_phase(shared_address(this), parity); }
-
- private:
-  uint64_t state_;
-};
 
 }  // namespace selective_scan::cuda::relay

@@ -88,8 +88,8 @@ template <int kStates, int kWarpsPerMap>
 struct alignas(16) Handover {
   using Lanes = Pack<float, kStates>[kWarpSize];
   static constexpr int kMaps = kMaxRelayWarps / kWarpsPerMap;
-  SharedBarrier state_barriers[2][kMaps];
-  SharedBarrier prefix_batons[2][kMaxRelayWarps];
+  BarrierState state_barriers[2][kMaps];
+  BarrierState prefix_barriers[2][kMaxRelayWarps];
   Lanes states[2][kMaps];
 };
 /// What the chunks before a warp's within its group do.
@@ -163,10 +163,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       // it a state, and the last warp of its own block. The latter is always earlier; but so it is
       // ordered within the block that nothing is overwritten before it has been read.
       if (place.warp % kWarpsPerMap == 0) {
-        handover.state_barriers[which][place.warp / kWarpsPerMap].initialize(
-            kIsGrouped && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
+        SharedBarrier(handover.state_barriers[which][place.warp / kWarpsPerMap])
+            .initialize(kIsGrouped && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
       }
-      if constexpr (kIsGrouped) handover.prefix_batons[which][place.warp].initialize();
+      if constexpr (kIsGrouped)
+        SharedBarrier(handover.prefix_barriers[which][place.warp]).initialize();
     }
     if constexpr (kIsGrouped) SharedBarrier::publish_in_cluster();
   }
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   if constexpr (kIsGrouped) {
     arrive_at_cluster();
     // In round 0 there is nothing yet to wait for in the own block.
-    if (rank > 0 && place.warp == 0) handover.state_barriers[0][0].signal();
+    if (rank > 0 && place.warp == 0) SharedBarrier(handover.state_barriers[0][0]).signal();
   }
   const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
   const int group = place.warp / kWarpsPerMap;
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     States offset_before;
     if constexpr (kIsGrouped) {
       if (member > 0) {
-        handover.prefix_batons[buffer][place.warp].wait(round >> 1 & 1);
+        SharedBarrier(handover.prefix_barriers[buffer][place.warp]).wait(round >> 1 & 1);
         factor_before = load_pack<float, kStates>(prefixes.factors[buffer][place.warp][lane].v);
         offset_before = load_pack<float, kStates>(prefixes.offsets[buffer][place.warp][lane].v);
 #pragma unroll
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (member + 1 < kWarpsPerMap && !is_last) {
         store_pack(prefixes.factors[buffer][place.warp + 1][lane].v, pass.factor);
         store_pack(prefixes.offsets[buffer][place.warp + 1][lane].v, pass.offset);
-        handover.prefix_batons[buffer][place.warp + 1].signal();
+        SharedBarrier(handover.prefix_barriers[buffer][place.warp + 1]).signal();
       }
     }
 
@@ -293,7 +294,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     } else {
       const int wait = is_first_group ? round - 1 : round;  // how many went before
-      SharedBarrier& barrier = handover.state_barriers[wait & 1][group];
+      const SharedBarrier barrier(handover.state_barriers[wait & 1][group]);
       if (kIsGrouped && threadIdx.x == 0) barrier.expect(sizeof(handover.states[0][0]));
       barrier.wait(wait >> 1 & 1);
       h = load_pack<float, kStates>(handover.states[wait & 1][group][lane].v);
@@ -305,14 +306,14 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         leaving.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
       const int next = place.warp + 1 < warps ? group + 1 : 0;
-      SharedBarrier& barrier = handover.state_barriers[buffer][next];
+      const SharedBarrier barrier(handover.state_barriers[buffer][next]);
       Pack<float, kStates>& target = handover.states[buffer][next][lane];
       if (kIsGrouped && next == 0) {
         const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
         if constexpr (kIsGrouped) {
           send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
-                          address_in_cluster(shared_address(&barrier), next_rank));
-          handover.state_barriers[rank == 0 ? buffer : buffer ^ 1][0].signal();
+                          address_in_cluster(barrier.address, next_rank));
+          SharedBarrier(handover.state_barriers[rank == 0 ? buffer : buffer ^ 1][0]).signal();
         }
       } else {
         store_pack(target.v, leaving);

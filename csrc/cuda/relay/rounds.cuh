@@ -35,8 +35,8 @@ using LaneMaps = Pack<float, 2>[kWarpSize];
 struct alignas(16) RoundMaps {
   LaneMaps chunks[2][kMaxRelayWarps];           // of the block
   LaneMaps groups[2][kMostPairs][kMostGroups];  // of the cluster
-  SharedBarrier groups_arrived[2];
-  SharedBarrier chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
+  BarrierState groups_arrived[2];
+  BarrierState chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
 };
 
 /// The map that applies `first` and then `second`.
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     // A warp each, of which there are eight at least: one after the other they would take long.
     if (lane == 0 && warp < 2 + kMostGroups) {
       if (warp < 2) {
-        maps.groups_arrived[warp].initialize(1);
+        SharedBarrier(maps.groups_arrived[warp]).initialize(1);
       } else {
-        maps.chunks_arrived[warp - 2].initialize(kRoundsGroup * kWarpSize);
+        SharedBarrier(maps.chunks_arrived[warp - 2]).initialize(kRoundsGroup * kWarpSize);
       }
       SharedBarrier::publish_in_cluster();
     }
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     if (pairs == 1) {
       sync_warps(kFirstBarrier + slot / kRoundsGroup, kRoundsGroup);
     } else {
-      SharedBarrier& arrived = maps.chunks_arrived[slot / kRoundsGroup * pairs + pair];
+      const SharedBarrier arrived(maps.chunks_arrived[slot / kRoundsGroup * pairs + pair]);
       arrived.signal();
       arrived.wait(round & 1);
     }
@@ -335,7 +335,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     }
     if (pairs > 1 && threadIdx.x == 0) {
-      maps.groups_arrived[buffer].expect(pairs * round_chunks / kRoundsGroup * sizeof(LaneMaps));
+      SharedBarrier(maps.groups_arrived[buffer])
+          .expect(pairs * round_chunks / kRoundsGroup * sizeof(LaneMaps));
     }
     if (member == kRoundsGroup - 1) {
       auto& target = maps.groups[buffer][pair][place / kRoundsGroup][lane];
@@ -353,7 +354,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     if (pairs == 1) {
       __syncthreads();
     } else {
-      maps.groups_arrived[buffer].wait(round >> 1 & 1);
+      SharedBarrier(maps.groups_arrived[buffer]).wait(round >> 1 & 1);
     }
     float h = 0;  // that enters the group, then the chunk
 #pragma unroll

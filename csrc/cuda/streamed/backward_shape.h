@@ -160,14 +160,14 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;
-  uint64_t full[kMostSlots];
-  uint64_t empty[kMostSlots];
+  BarrierState full[kMostSlots];
+  BarrierState empty[kMostSlots];
 };
 
 /// Of a team, a phase per chunk each.
 struct TeamBarriers {
-  uint64_t filled;  // rows
-  uint64_t swept;   // the chunk: nobody reads its rows any more, all sums over lanes are there
+  BarrierState filled;  // rows
+  BarrierState swept;   // the chunk: nobody reads its rows any more, all sums over lanes are there
 };
 
 /// Byte offsets of a block's shared memory. B and C of a chunk come in slices, as many as warps

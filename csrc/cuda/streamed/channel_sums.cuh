@@ -157,7 +157,7 @@ class ChannelSums {
     }
     if (warp == 0 && lane == 0) {
       for (int slot = 0; slot < kSlots; ++slot) {
-        const Barrier full = full_of(slot);
+        const SharedBarrier full = full_of(slot);
         full.initialize(warps * kWarpSize);
         empty_of(full).initialize(kGroupTurns * kWarpSize);
       }
@@ -212,7 +212,7 @@ class ChannelSums {
   /// one first.
   template <int kBlock>
   __device__ __forceinline__ void put(const Block& block, int first_step) {
-    const Barrier full = full_of(count_);
+    const SharedBarrier full = full_of(count_);
     if constexpr (kBlock == kSweepBlocks - 1) {
       // At first the phase before the first one counts as complete.
       empty_of(full).wait((count_ / kSlots & 1) ^ 1);
@@ -240,7 +240,7 @@ class ChannelSums {
     }
     if constexpr (kBlock == 0) {
       __syncwarp();  // for who reads the warp's planes next
-      full.arrive();
+      full.signal();
       ++count_;
     }
   }
@@ -275,14 +275,14 @@ class ChannelSums {
   }
 
   /// Of the group with this number.
-  __device__ __forceinline__ Barrier full_of(unsigned group) const {
-    return {full_ + group % kSlots * static_cast<uint32_t>(sizeof(uint64_t))};
+  __device__ __forceinline__ SharedBarrier full_of(unsigned group) const {
+    return SharedBarrier(full_ + group % kSlots * static_cast<uint32_t>(sizeof(BarrierState)));
   }
   __device__ __forceinline__ int slot_offset(unsigned group) const {
     return static_cast<int>(group % kSlots) * warps_ * Shape::kSumBytes;
   }
-  static __device__ __forceinline__ Barrier empty_of(const Barrier& full) {
-    return {full.address + static_cast<uint32_t>(offsetof(SumBarriers, empty))};
+  static __device__ __forceinline__ SharedBarrier empty_of(const SharedBarrier& full) {
+    return SharedBarrier(full.address + static_cast<uint32_t>(offsetof(SumBarriers, empty)));
   }
 
   /// Adds those blocks for which it is this warp's turn, of the group `delay` groups before the
@@ -328,7 +328,7 @@ class ChannelSums {
 
   __device__ __forceinline__ void add_warps(unsigned group, int block, int first_step) {
     const int lane = threadIdx.x % kWarpSize;
-    const Barrier full = full_of(group);
+    const SharedBarrier full = full_of(group);
     full.wait(group / kSlots & 1);
     const int at = slots_ + slot_offset(group) + block * Shape::kSumVectors * kVectorBytes;
     const bool is_added = first_step >= first_added_;
@@ -339,7 +339,7 @@ class ChannelSums {
     } else {
       add_block(at, first_step, lane, std::false_type{});
     }
-    empty_of(full).arrive();
+    empty_of(full).signal();
   }
 
   __device__ __forceinline__ void add_block(int slot_at, int first_step, int lane, auto is_added) {

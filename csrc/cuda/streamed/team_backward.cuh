@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   const auto* const team_barriers = reinterpret_cast<const TeamBarriers*>(
       shared_memory() + layout.team_barriers + work.team * static_cast<int>(sizeof(TeamBarriers)));
-  const Barrier filled{static_cast<uint32_t>(__cvta_generic_to_shared(&team_barriers->filled))};
-  const Barrier swept{static_cast<uint32_t>(__cvta_generic_to_shared(&team_barriers->swept))};
+  const SharedBarrier filled(team_barriers->filled);
+  const SharedBarrier swept(team_barriers->swept);
   if (work.slice == 0 && work.lane == 0) {
     filled.initialize(kWarps * kWarpSize);
     swept.initialize(kWarps * kWarpSize);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   States start = fetch_start(work.chunks - 1);
   rows.convert(steps);
   rows.put();
-  filled.arrive();
+  filled.signal();
   __syncwarp();
   rows.step_back();
   __syncwarp();
@@ -148,13 +148,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       rows.fetch(kChunk);
       start = fetch_start(chunk - 1);
     }
-    swept.arrive();
+    swept.signal();
     if (!is_last) rows.convert(kChunk);
     swept.wait(parity);
     rows.finish();
     if (!is_last) {
       rows.put();
-      filled.arrive();
+      filled.signal();
     }
     rows.store(steps);
     __syncwarp();

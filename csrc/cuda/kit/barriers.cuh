@@ -1,0 +1,100 @@
+// Barriers in shared memory (mbarriers), by which warps wait for one another and for copies.
+#pragma once
+
+#include <cstdint>
+
+#include "config.h"
+
+namespace selective_scan::cuda {
+
+// -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper do without its bulk copies and suspended waits, as
+// earlier architectures do.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kHasClusters = true;
+#else
+constexpr bool kHasClusters = false;
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
+constexpr bool kHasBulkCopy = true;
+#else
+constexpr bool kHasBulkCopy = false;
+#endif
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// An mbarrier's place in shared memory.
+using BarrierState = uint64_t;
+
+/// An mbarrier, known by its address in shared memory. All lanes of a warp arrive at it, each for
+/// what it has written itself: that takes less time than to gather at one lane first. Phases count
+/// from 0; a wait names the parity of its phase.
+struct SharedBarrier {
+  uint32_t address;
+
+  __device__ __forceinline__ explicit SharedBarrier(uint32_t address) : address(address) {}
+  __device__ __forceinline__ explicit SharedBarrier(const BarrierState& state)
+      : address(shared_address(&state)) {}
+
+  __device__ __forceinline__ void initialize(int arrivals = kWarpSize) const {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals)
+                 : "memory");
+  }
+  /// To be called by who has called initialize(), before blocks of the cluster meet.
+  static __device__ __forceinline__ void publish_in_cluster() {
+    if constexpr (kHasClusters) {
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+  }
+  /// Arrives.
+  __device__ __forceinline__ void signal() const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  /// Arrives, and has the phase wait for so many bytes of asynchronous copies too.
+  __device__ __forceinline__ void expect(int bytes) const {
+    if constexpr (kHasClusters) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
+                   "r"(bytes)
+                   : "memory");
+    }
+  }
+  /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.
+  __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
+    expect(bytes);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(target),
+        "l"(source), "r"(bytes), "r"(address)
+        : "memory");
+  }
+  /// Hopper may suspend the warp; others poll.
+  __device__ __forceinline__ void wait(int parity) const {
+    uint32_t done;
+    do {
+      if constexpr (kHasBulkCopy) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      } else {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      }
+    } while (done == 0);
+  }
+};
+
+}  // namespace selective_scan::cuda
