@@ -13,7 +13,7 @@
 #include "barriers.cuh"
 #include "dependent_launch.cuh"
 
-namespace selective_scan::cuda::streamed {
+namespace selective_scan::cuda {
 
 /// What a ring of kSlots has in shared memory before its slots.
 template <int kSlots>
@@ -136,4 +136,4 @@ class ChunkRing {
   int parity_ = 0;
 };
 
-}  // namespace selective_scan::cuda::streamed
+}  // namespace selective_scan::cuda

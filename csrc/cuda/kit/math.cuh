@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/math.h"
+#include "config.h"
 
 namespace selective_scan {
 
@@ -40,6 +41,12 @@ static __device__ __noinline__ double2 sincos(double x) {
   return result;
 }
 }  // namespace outlined
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 struct DeviceMath {
   static __device__ __forceinline__ float exp(float x) { return ::expf(x); }
@@ -91,12 +98,6 @@ struct DeviceMath {
 
   static constexpr float kLog2e = 1.4426950408889634f;
 
-  static __device__ __forceinline__ float exp2_approx(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-  }
-
  private:
   static constexpr float kBalance = 1.9e-8f;
   static constexpr float kBalanceNearZero = 8e-9f;
@@ -106,40 +107,131 @@ struct DeviceMath {
 
 // What every (channel, step) needs, without the general functions' branches for special cases.
 
-__device__ __forceinline__ double device_sigmoid(double x) {
-  return sigmoid<DeviceMath>(x);
-}
-/// The product's rounding moves the result by 1e-7 of it where |x| is 4, less where that matters.
-__device__ __forceinline__ float device_sigmoid(float x) {
-  return reciprocal(1.0f + DeviceMath::exp2_approx(-x * DeviceMath::kLog2e));
+/// exp(x) for x ≥ −104, where it vanishes, with what rounding x·log2(e) loses put back. That
+/// matters for |x| above 1, and is hidden by the rounding of results of 2 bytes, of which kSize
+/// tells.
+template <int kSize>
+__device__ __forceinline__ float exp_for(float x) {
+  const float y = x * 1.44269504f;
+  const float power = exp2_approx(y);
+  if constexpr (kSize == 2) return power;
+  return fmaf(power, fmaf(y, -0.693147182f, x), power);
 }
 
+/// exp(−|x|), of −inf and NaN as well.
+template <int kSize>
+__device__ __forceinline__ float decay_of(float x) {
+  float exponent = -fabsf(x);
+  if constexpr (kSize != 2) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(exponent), "f"(-104.0f));
+  }
+  return exp_for<kSize>(exponent);
+}
+
+/// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). The polynomial is
+/// log1p(v)/v on [0, 1] to 5e-9 (Remez), which spares a reciprocal: the special-function unit is
+/// the scarcest here. Above the threshold v is lost in the sum, so that no comparison is needed.
+__device__ __forceinline__ float softplus_from(float x, float v) {
+  float series = -0.003244025632739067f;
+  series = fmaf(series, v, 0.019851477816700935f);
+  series = fmaf(series, v, -0.056959591805934906f);
+  series = fmaf(series, v, 0.10603664815425873f);
+  series = fmaf(series, v, -0.15305601060390472f);
+  series = fmaf(series, v, 0.196759432554245f);
+  series = fmaf(series, v, -0.24954134225845337f);
+  series = fmaf(series, v, 0.3332996368408203f);
+  series = fmaf(series, v, -0.4999990165233612f);
+  series = fmaf(series, v, 1.0f);
+  return fmaf(series, v, fmaxf(x, 0.0f));
+}
+template <int kSize = 4>
+__device__ __forceinline__ float device_softplus(float x) {
+  return softplus_from(x, decay_of<kSize>(x));
+}
 __device__ __forceinline__ double device_softplus(double x) {
   return softplus<DeviceMath>(x);
 }
-/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|), and log1p(v) = 2 atanh(s), s = v/(2 + v).
-/// For s up to 1/3 the polynomial is within 5e-9 of atanh(s)/s. Above the threshold v is lost in
-/// the sum, so that no comparison is needed.
-__device__ __forceinline__ float softplus_of(float x, float v) {
-  const float s = v * reciprocal(2.0f + v);
-  const float s2 = s * s;
-  float series = 0.280244604f;
-  series = 0.279991407f + s2 * series;
-  series = 0.400216991f + s2 * series;
-  series = 0.666664131f + s2 * series;
-  series = 2.0f + s2 * series;
-  return fmaxf(x, 0.0f) + s * series;
-}
-__device__ __forceinline__ float device_softplus(float x) {
-  return softplus_of(x, ::expf(-fabsf(x)));
-}
-
 /// The same, with the derivative, sigmoid(x): 1/(1 + v) or, for a negative x, v/(1 + v). Above the
 /// threshold that rounds to 1.
+template <int kSize = 4>
 __device__ __forceinline__ float device_softplus(float x, float& slope) {
-  const float v = ::expf(-fabsf(x));
+  const float v = decay_of<kSize>(x);
   slope = (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
-  return softplus_of(x, v);
+  return softplus_from(x, v);
+}
+
+/// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
+constexpr float kSmallSoftplus = -1.39f;
+__device__ __forceinline__ float small_log1p(float v) {
+  float series = -0.09234821051359177f;
+  series = fmaf(series, v, 0.18170911073684692f);
+  series = fmaf(series, v, -0.2477811723947525f);
+  series = fmaf(series, v, 0.33320826292037964f);
+  series = fmaf(series, v, -0.4999973773956299f);
+  series = fmaf(series, v, 1.0f);
+  return series * v;
+}
+
+/// Of the values of all lanes.
+template <class Values>
+__device__ __forceinline__ bool all_are_small(const Values& values) {
+  float largest = values.v[0];
+  for (const float value : values.v) largest = fmaxf(largest, value);
+  return __all_sync(kFullMask, largest < kSmallSoftplus);
+}
+
+/// Values of all lanes, which become softplus of themselves. Most steps of most models are small.
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_in_place(Values& values) {
+  if (all_are_small(values)) {
+    for (float& value : values.v) value = small_log1p(decay_of<kSize>(value));
+  } else {
+    for (float& value : values.v) value = device_softplus<kSize>(value);
+  }
+}
+
+/// The same, with the derivatives.
+template <int kSize, class Values>
+__device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes) {
+  constexpr int kCount = sizeof(values.v) / sizeof(float);
+  if (all_are_small(values)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float v = decay_of<kSize>(values.v[i]);
+      slopes.v[i] = v * reciprocal(1.0f + v);
+      values.v[i] = small_log1p(v);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values.v[i] = device_softplus<kSize>(values.v[i], slopes.v[i]);
+    }
+  }
+}
+
+/// sigmoid(z) = 1/(1 + exp(−z)); exp(88) is nearly the largest number.
+template <int kSize>
+__device__ __forceinline__ float sigmoid_for(float z) {
+  float exponent = -z;
+  if constexpr (kSize != 2) {
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(exponent), "f"(88.0f));
+  }
+  return reciprocal(1.0f + exp_for<kSize>(exponent));
+}
+
+/// Of the compute type. In fp32 the product's rounding moves the result by 1e-7 of it where |x| is
+/// 4, less where that matters.
+__device__ __forceinline__ float device_sigmoid(float x) {
+  return sigmoid_for<2>(x);
+}
+__device__ __forceinline__ double device_sigmoid(double x) {
+  return sigmoid<DeviceMath>(x);
+}
+
+/// x·silu(z)
+template <int kSize>
+__device__ __forceinline__ float gate(float x, float z) {
+  return (x * z) * sigmoid_for<kSize>(z);
 }
 
 /// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).

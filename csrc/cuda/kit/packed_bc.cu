@@ -6,7 +6,7 @@
 #include "elements.cuh"
 #include "launch_tools.h"
 
-namespace selective_scan::cuda::streamed {
+namespace selective_scan::cuda {
 namespace {
 
 constexpr int kWarps = 4;
@@ -160,4 +160,4 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   return cudaGetLastError();
 }
 
-}  // namespace selective_scan::cuda::streamed
+}  // namespace selective_scan::cuda

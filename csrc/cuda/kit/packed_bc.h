@@ -9,7 +9,7 @@
 #include "../../core/params.h"
 #include "config.h"
 
-namespace selective_scan::cuda::streamed {
+namespace selective_scan::cuda {
 
 /// An array (batch·group, step, B states | C states) of float or Complex<float>. States are padded
 /// to `padded_states` and steps to whole chunks of kChunk, with zeros; so is the half of a
@@ -42,4 +42,4 @@ struct ClearedWords {
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
                                 cudaStream_t stream, int slices = 1, ClearedWords cleared = {});
 
-}  // namespace selective_scan::cuda::streamed
+}  // namespace selective_scan::cuda

@@ -6,83 +6,13 @@
 #include "config.h"
 #include "math.cuh"
 
-namespace selective_scan::cuda::streamed {
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
+namespace selective_scan::cuda {
 
 __device__ __forceinline__ bool is_finite(float x) {
   return fabsf(x) < __int_as_float(0x7f800000);
 }
 __device__ __forceinline__ bool is_finite(Complex<float> x) {
   return is_finite(x.re) && is_finite(x.im);
-}
-
-/// exp(x), with what rounding x·log2(e) loses put back. That matters for |x| above 1, and is hidden
-/// by the rounding of 2-byte results.
-template <int kSize>
-__device__ __forceinline__ float exp_for(float x) {
-  const float y = x * 1.44269504f;
-  const float power = exp2_approx(y);
-  if constexpr (kSize == 2) return power;
-  return fmaf(power, fmaf(y, -0.693147182f, x), power);
-}
-
-/// log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). The polynomial is log1p(v)/v on [0, 1] to
-/// 5e-9 (Remez), which spares a reciprocal: the special-function unit is the scarcest here.
-template <int kSize>
-__device__ __forceinline__ float fast_softplus(float x) {
-  const float v = exp_for<kSize>(-fabsf(x));
-  float series = -0.003244025632739067f;
-  series = fmaf(series, v, 0.019851477816700935f);
-  series = fmaf(series, v, -0.056959591805934906f);
-  series = fmaf(series, v, 0.10603664815425873f);
-  series = fmaf(series, v, -0.15305601060390472f);
-  series = fmaf(series, v, 0.196759432554245f);
-  series = fmaf(series, v, -0.24954134225845337f);
-  series = fmaf(series, v, 0.3332996368408203f);
-  series = fmaf(series, v, -0.4999990165233612f);
-  series = fmaf(series, v, 1.0f);
-  return fmaf(series, v, fmaxf(x, 0.0f));  // above the threshold v is lost in the sum
-}
-
-/// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
-constexpr float kSmallSoftplus = -1.39f;
-__device__ __forceinline__ float small_log1p(float v) {
-  float series = -0.09234821051359177f;
-  series = fmaf(series, v, 0.18170911073684692f);
-  series = fmaf(series, v, -0.2477811723947525f);
-  series = fmaf(series, v, 0.33320826292037964f);
-  series = fmaf(series, v, -0.4999973773956299f);
-  series = fmaf(series, v, 1.0f);
-  return series * v;
-}
-
-/// Of the values of all lanes.
-template <class Values>
-__device__ __forceinline__ bool all_are_small(const Values& values) {
-  float largest = values.v[0];
-  for (const float value : values.v) largest = fmaxf(largest, value);
-  return __all_sync(kFullMask, largest < kSmallSoftplus);
-}
-
-/// Most steps of most models are small.
-template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values) {
-  if (all_are_small(values)) {
-    for (float& value : values.v) value = small_log1p(exp_for<kSize>(value));
-  } else {
-    for (float& value : values.v) value = fast_softplus<kSize>(value);
-  }
-}
-
-/// x·silu(z)
-template <int kSize>
-__device__ __forceinline__ float gate(float x, float z) {
-  return (x * z) * reciprocal(1.0f + exp_for<kSize>(-z));
 }
 
 /// A policy for Formula::step() and what goes back through steps, for results of kSize bytes.
@@ -360,4 +290,4 @@ __device__ __forceinline__ T abar_of(const ReflectedStep<T>& step) {
   return step.r - one<T>();
 }
 
-}  // namespace selective_scan::cuda::streamed
+}  // namespace selective_scan::cuda

@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       for (int i = 0; i < S::kItems; ++i) {
         delta_values.v[i] += bias;
       }
-      if (params.delta_softplus) streamed::softplus_in_place<Storage::kMathSize>(delta_values);
+      if (params.delta_softplus) softplus_in_place<Storage::kMathSize>(delta_values);
 #pragma unroll
       for (int i = 0; i < S::kItems; ++i) {
         // A step that does not exist leaves the state as it is.
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         const Values gate = z.read();
 #pragma unroll
         for (int i = 0; i < S::kItems; ++i) {
-          y.v[i] = streamed::gate<Storage::kMathSize>(y.v[i], gate.v[i]);
+          y.v[i] = gate<Storage::kMathSize>(y.v[i], gate.v[i]);
         }
       }
       out.write(chunk, has_items(chunk), y);

@@ -26,7 +26,7 @@ struct RelayGeometry {
 struct RelayForwardArgs {
   ForwardParams params;
   RelayGeometry geometry;
-  const char* projections = nullptr;  // see streamed::PackedBC
+  const char* projections = nullptr;  // see PackedBC
   int64_t sequence_bytes = 0;         // of one (batch, group) of these
   bool is_dependent = false;          // launched behind the kernel that writes them
 };

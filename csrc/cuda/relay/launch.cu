@@ -200,13 +200,12 @@ template <int kWarpsPerMap>
 cudaError_t launch_forward(const ForwardParams& params, const ForwardPlan& plan,
                            const ScratchMemory& memory, cudaStream_t stream) {
   RelayForwardArgs args{params, make_geometry<FourStates>(params, plan.warps)};
-  const streamed::PackedBC layout(params, kPaddedStates);
+  const PackedBC layout(params, kPaddedStates);
   void* const projections = memory(layout.bytes(params));
   args.projections = static_cast<const char*>(projections);
   args.sequence_bytes = layout.sequence_bytes();
   args.is_dependent = true;
-  const cudaError_t error =
-      streamed::convert_projections(params, kPaddedStates, projections, stream);
+  const cudaError_t error = convert_projections(params, kPaddedStates, projections, stream);
   if (error != cudaSuccess) return error;
   args.geometry.cluster = plan.is_clustered ? static_cast<int>(kCluster) : 1;
   args.geometry.warps = round_up(args.geometry.warps, kWarpsPerMap);

@@ -8,38 +8,11 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// softplus(x), and its derivative sigmoid(x).
-template <int kSize>
-__device__ __forceinline__ float softplus_and_slope(float x, float& slope) {
-  const float v = exp_for<kSize>(-fabsf(x));
-  slope = (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
-  return softplus_of(x, v);
-}
-
-/// Of the values of all lanes, which become softplus of themselves: see softplus_in_place().
-template <int kSize, class Values>
-__device__ __forceinline__ void softplus_and_slope_in_place(Values& values, Values& slope) {
-  constexpr int kCount = sizeof(values.v) / sizeof(float);
-  if (all_are_small(values)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float v = exp_for<kSize>(values.v[i]);
-      slope.v[i] = v * reciprocal(1.0f + v);
-      values.v[i] = small_log1p(v);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      values.v[i] = softplus_and_slope<kSize>(values.v[i], slope.v[i]);
-    }
-  }
-}
-
 /// Takes a gradient back through the gate z·sigmoid(z): dout becomes dy. Returns what y is
 /// multiplied with for dz, dout·s·(1 + z·(1 - s)).
 template <int kSize>
 __device__ __forceinline__ float pass_gate(float z, float& gradient) {
-  const float s = reciprocal(1.0f + exp_for<kSize>(-z));
+  const float s = sigmoid_for<kSize>(z);
   const float part = gradient * s;
   gradient = part * z;
   return part + gradient * (1.0f - s);
@@ -221,7 +194,7 @@ class WarpRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta.v[i] += channel_value(slice_.channel, kItems * 4);
     if (args_.params.delta_softplus) {
-      softplus_and_slope_in_place<kSize>(delta, slope);
+      softplus_in_place<kSize>(delta, slope);
     } else {
       really_branch();
 #pragma unroll

@@ -149,7 +149,7 @@ class TeamRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_.v[i] += channel_value(i, kItems * 4);
     if (args_.params.delta_softplus) {
-      softplus_and_slope_in_place<kSize>(delta_, kept_.slope);
+      softplus_in_place<kSize>(delta_, kept_.slope);
     } else {
       really_branch();
 #pragma unroll
