@@ -230,7 +230,7 @@ __device__ __forceinline__ double device_sigmoid(double x) {
 
 /// x·silu(z)
 template <int kSize>
-__device__ __forceinline__ float gate(float x, float z) {
+__device__ __forceinline__ float gated(float x, float z) {
   return (x * z) * sigmoid_for<kSize>(z);
 }
 

@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         const Values gate = z.read();
 #pragma unroll
         for (int i = 0; i < S::kItems; ++i) {
-          y.v[i] = gate<Storage::kMathSize>(y.v[i], gate.v[i]);
+          y.v[i] = gated<Storage::kMathSize>(y.v[i], gate.v[i]);
         }
       }
       out.write(chunk, has_items(chunk), y);

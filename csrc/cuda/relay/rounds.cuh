@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
           Values z = load_converted<kType, S::kItems>(raw_items + 2 * Layout::kItemsBytes);
           if (args.is_reversed) z = reversed(z);
 #pragma unroll
-          for (int i = 0; i < S::kItems; ++i) y.v[i] = gate<kSize>(y.v[i], z.v[i]);
+          for (int i = 0; i < S::kItems; ++i) y.v[i] = gated<kSize>(y.v[i], z.v[i]);
         }
         if (args.is_reversed) y = reversed(y);
         if (item_exists && item_step < steps) {

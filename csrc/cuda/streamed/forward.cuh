@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
       if (has(kGate)) {
         const Values z = Cursor::to_values(args.z, slice, raw_z);
 #pragma unroll
-        for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gate<kSize>(y.v[i], z.v[i]);
+        for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gated<kSize>(y.v[i], z.v[i]);
       }
       out_cursor.store(args.out, slice, steps_left, y);
     }
