@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../../core/affine_map.h"
-#include "../general/scan.cuh"
+#include "../kit/launch_tools.h"
+#include "../kit/states.cuh"
 #include "rows.cuh"
 
 namespace selective_scan::cuda::dstate1 {

@@ -18,8 +18,9 @@
 // Bound by: issue slots and the latency of what a lane does in sequence.
 #pragma once
 
-#include "../kit/backward_sweeps.cuh"
+#include "../kit/launch_tools.h"
 #include "kernels.h"
+#include "sweeps.cuh"
 
 namespace selective_scan::cuda {
 

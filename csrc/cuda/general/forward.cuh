@@ -14,6 +14,7 @@
 // Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory.
 #pragma once
 
+#include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "scan.cuh"
 

@@ -1,43 +1,12 @@
-// What the forward and the backward scan share, on the device and for their launches.
+// What the general forward and backward scan share.
 #pragma once
 
-#include "../../core/affine_map.h"
-#include "../kit/math.cuh"
+#include "../kit/states.cuh"
 #include "rows.cuh"
 #include "shared_layout.h"
 #include "staged_bc.cuh"
 
 namespace selective_scan::cuda {
-
-/// bbar·u. A bbar that is Δ itself is real also where the states are complex.
-template <Method kMethod, class T>
-__device__ __forceinline__ auto held_input(real_t<T> delta, real_t<T> u,
-                                           const Coefficients<T>& value) {
-  if constexpr (Formula<kMethod>::kBbarDependsOnA) {
-    return u * value.bbar;
-  } else {
-    return delta * u;
-  }
-}
-
-template <Method kMethod, class T>
-__device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const Pole<T>& pole) {
-  return Formula<kMethod>::template value<DeviceMath>(delta, pole);
-}
-
-/// Re(a·b)
-template <class R>
-__device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {
-  return a.re * b.re - a.im * b.im;
-}
-template <class R>
-__device__ __forceinline__ R real_of_product(R a, R b) {
-  return a * b;
-}
-
-/// Complex states stand for themselves and their conjugates, so y = 2·Re Σ C·h.
-template <class T>
-constexpr int kOutputScale = is_complex_v<T> ? 2 : 1;
 
 /// How each input is moved; decided on the host, where alignment is known.
 struct InputPlans {
@@ -54,34 +23,6 @@ inline InputPlans make_input_plans(const ScanParams& params, const Geometry& geo
           make_row_plan(params.z, params.groups, geometry),
           make_projection_plan(params.B, params.is_complex, params.dstate),
           make_projection_plan(params.C, params.is_complex, params.dstate)};
-}
-
-template <class T, int kStates>
-__device__ void load_poles(const ScanParams& params, int64_t channel, bool exists, int first_state,
-                           Pole<T> (&poles)[kStates]) {
-  Pack<T, kStates> A{};
-  if (exists) {
-    A = load_states<T, kStates>(params.A, channel * params.A.channel, first_state, params.dstate);
-  }
-#pragma unroll
-  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s]);
-}
-
-/// The states of a lane's channel in a (batch, channel, state) array.
-template <class T, int kStates>
-__device__ Pack<T, kStates> load_channel_states(const ArrayView& view, const WorkItem& item,
-                                                int64_t channel, bool exists, int first_state,
-                                                int64_t dstate) {
-  if (!exists || !view.present()) return Pack<T, kStates>{};
-  return load_states<T, kStates>(view, item.batch * view.batch + channel * view.channel,
-                                 first_state, dstate);
-}
-
-template <class T, int kStates>
-__device__ void store_channel_states(const ArrayView& view, const WorkItem& item, int64_t channel,
-                                     int first_state, int64_t dstate,
-                                     const Pack<T, kStates>& states) {
-  store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
 }
 
 /// B and C of a block's work item.
@@ -208,13 +149,6 @@ __device__ inline void sync_channel_warps(const Geometry& geometry) {
   }
 }
 
-/// `value`, of which the compiler knows nothing. What derives from it inside a loop is computed
-/// there again; kept in registers it would crowd out the scan.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 /// The tile of a warp's channels in the chunk that begins with `first_step`.
 __device__ __forceinline__ WarpTile warp_tile(const Geometry& geometry, const WorkItem& item,
                                               const ThreadRole& role, int64_t first_step) {
@@ -228,19 +162,6 @@ __device__ __forceinline__ WarpTile warp_tile(const Geometry& geometry, const Wo
   tile.lane = role.lane;
   tile.channel_bits = geometry.channel_bits();
   return tile;
-}
-
-/// Dynamic shared memory above 48 KiB has to be asked for.
-template <class Kernel>
-cudaError_t allow_shared_bytes(Kernel* kernel, int bytes) {
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
-inline unsigned grid_blocks(int64_t work_items) {
-  constexpr int64_t kMaxBlocks = 0x7fffffff;
-  return static_cast<unsigned>(work_items < kMaxBlocks ? work_items : kMaxBlocks);
 }
 
 }  // namespace selective_scan::cuda

@@ -46,13 +46,6 @@ ProjectionPlan make_projection_plan(const View& view, bool is_complex, int64_t d
   return plan;
 }
 
-/// Dynamic shared memory. Going through this function rather than through a pointer that was passed
-/// around lets the compiler see that an access is to shared memory.
-__device__ __forceinline__ char* shared_memory() {
-  extern __shared__ __align__(16) char selective_scan_shared[];
-  return selective_scan_shared;
-}
-
 /// B or C as a lane reads it: its states of step t of the piece lie `first + t·stride` bytes into
 /// shared memory.
 struct ProjectionRows {

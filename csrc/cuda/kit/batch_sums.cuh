@@ -1,9 +1,8 @@
 // The gradients without steps: sums of partial results over segments and batches, in a fixed order.
 #pragma once
 
-#include "../general/kernels.h"
-#include "../general/scan.cuh"
-#include "launch_tools.h"
+#include "elements.cuh"
+#include "gradient_sums.h"
 
 namespace selective_scan::cuda {
 

@@ -63,6 +63,19 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+/// Dynamic shared memory above 48 KiB has to be asked for.
+template <class Kernel>
+cudaError_t allow_shared_bytes(Kernel* kernel, int bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+inline unsigned grid_blocks(int64_t work_items) {
+  constexpr int64_t kMaxBlocks = 0x7fffffff;
+  return static_cast<unsigned>(work_items < kMaxBlocks ? work_items : kMaxBlocks);
+}
+
 /// Hands out consecutive arrays of scratch memory from `memory` on; null ones where that is null,
 /// to learn their size. An array that is not wanted stays as it is.
 class Scratch {

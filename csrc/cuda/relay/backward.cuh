@@ -12,7 +12,7 @@
 // Bound by: latency, with one or two chunks a warp.
 #pragma once
 
-#include "../kit/backward_sweeps.cuh"
+#include "../kit/update_gradient.cuh"
 #include "cluster.cuh"
 #include "copies.cuh"
 

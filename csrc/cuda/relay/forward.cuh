@@ -8,9 +8,9 @@
 // Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
 #pragma once
 
-#include "../general/scan.cuh"
 #include "../kit/dependent_launch.cuh"
 #include "../kit/launch_tools.h"
+#include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "cluster.cuh"
 #include "copies.cuh"

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../general/kernels.h"
+#include "../kit/gradient_sums.h"
 
 namespace selective_scan::cuda::relay {
 

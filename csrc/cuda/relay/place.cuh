@@ -9,8 +9,8 @@
 // rounds.cuh goes about it differently.
 #pragma once
 
-#include "../general/scan.cuh"
 #include "../kit/launch_tools.h"
+#include "../kit/states.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::relay {

@@ -15,8 +15,8 @@
 
 #include <algorithm>
 
-#include "../general/scan.cuh"
 #include "../kit/launch_tools.h"
+#include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "cluster.cuh"
 #include "copies.cuh"

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../general/kernels.h"
+#include "../kit/gradient_sums.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {

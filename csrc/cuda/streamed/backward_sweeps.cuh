@@ -2,7 +2,7 @@
 // scan_backward.cuh explains the whole.
 #pragma once
 
-#include "../general/scan.cuh"
+#include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "backward_shape.h"
 #include "channel_sums.cuh"

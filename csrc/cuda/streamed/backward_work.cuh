@@ -2,7 +2,7 @@
 // begins with, and the results at the end.
 #pragma once
 
-#include "../general/scan.cuh"
+#include "../kit/states.cuh"
 #include "backward_rows.cuh"
 #include "block_order.cuh"
 #include "constant_sweeps.cuh"

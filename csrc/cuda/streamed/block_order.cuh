@@ -16,7 +16,7 @@
 // memory: with 64 states (4, 2048, 2048, 64) half of 360 MB.
 #pragma once
 
-#include "../general/scan.cuh"
+#include "../kit/states.cuh"
 #include "backward_kernels.h"
 
 namespace selective_scan::cuda::streamed {

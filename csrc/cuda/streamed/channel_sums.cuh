@@ -33,8 +33,8 @@
 
 #include <cstddef>
 
-#include "../general/staged_bc.cuh"
 #include "../kit/elements.cuh"
+#include "../kit/states.cuh"
 #include "backward_shape.h"
 
 namespace selective_scan::cuda::streamed {

@@ -18,10 +18,10 @@
 
 #include <type_traits>
 
-#include "../general/scan.cuh"
 #include "../kit/bulk_copy.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
+#include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "forward_chunk.cuh"
 #include "forward_kernels.h"

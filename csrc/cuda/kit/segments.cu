@@ -1,0 +1,77 @@
+#include "segments.h"
+
+#include "launch_tools.h"
+#include "states.cuh"
+
+namespace selective_scan::cuda {
+
+namespace {
+
+constexpr int kCombined = 16;        // segments that a thread loads at a time
+constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
+
+/// A thread follows one (batch, channel, state) through the segments.
+template <class T>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
+                            bool backwards, SegmentStates states) {
+  const int64_t count = params.batch * params.dim * padded;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
+       i += threads) {
+    const int64_t state = i % padded;
+    const int64_t row = i / padded;
+    T value{};
+    if (state < params.dstate) {
+      value = load_component<T>(initial, row / params.dim * initial.batch +
+                                             row % params.dim * initial.channel +
+                                             state * initial.state);
+    }
+    const T* factors = static_cast<const T*>(states.factors) + i;
+    T* offsets = static_cast<T*>(states.offsets) + i;
+    const auto at = [&](int64_t s) { return (backwards ? segments - 1 - s : s) * count; };
+    for (int64_t first = 0; first < segments; first += kCombined) {
+      // The last segment has no summary, and what leaves it nobody needs.
+      T factor[kCombined]{};
+      T offset[kCombined]{};
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments - 1) continue;
+        factor[k] = factors[at(first + k)];
+        offset[k] = offsets[at(first + k)];
+      }
+#pragma unroll
+      for (int k = 0; k < kCombined; ++k) {
+        if (first + k >= segments) continue;
+        offsets[at(first + k)] = value;
+        value = apply_map(factor[k], offset[k], value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream) {
+  const int64_t count = params.batch * params.dim * padded_states;
+  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
+  combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
+      params, initial, geometry.segments, padded_states, backwards, segments);
+  return cudaGetLastError();
+}
+
+template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
+                                             int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t combine_segments<double>(const ScanParams&, const ArrayView&, const Geometry&,
+                                              int, bool, const SegmentStates&, cudaStream_t);
+template cudaError_t combine_segments<Complex<float>>(const ScanParams&, const ArrayView&,
+                                                      const Geometry&, int, bool,
+                                                      const SegmentStates&, cudaStream_t);
+template cudaError_t combine_segments<Complex<double>>(const ScanParams&, const ArrayView&,
+                                                       const Geometry&, int, bool,
+                                                       const SegmentStates&, cudaStream_t);
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,27 @@
+// Time cut into segments that are worked on at the same time.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "geometry.cuh"
+
+namespace selective_scan::cuda {
+
+/// Where a long sequence is cut into segments that run at the same time. A summary run finds, for
+/// every segment but the last of its direction, how it maps what enters it to what leaves it, x →
+/// factor·x + offset; combining these gives what enters each segment, and the full run starts from
+/// there. Arrays (segment, batch, channel, padded state) of the states' type; null where there is
+/// one segment, but for what a tile's parts hand on: see streamed/block_order.cuh.
+struct SegmentStates {
+  void* factors = nullptr;
+  void* offsets = nullptr;  // after combining: what enters the segment
+};
+
+/// Turns the summaries of the segments into what enters each: `initial` enters the first one, or
+/// the last one if `backwards`.
+template <class T>
+cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+                             const Geometry& geometry, int padded_states, bool backwards,
+                             const SegmentStates& segments, cudaStream_t stream);
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,83 @@
+// Poles and states of a channel, and what a step does to them.
+#pragma once
+
+#include "../../core/affine_map.h"
+#include "elements.cuh"
+#include "geometry.cuh"
+#include "math.cuh"
+
+namespace selective_scan::cuda {
+
+/// bbar·u. A bbar that is Δ itself is real also where the states are complex.
+template <Method kMethod, class T>
+__device__ __forceinline__ auto held_input(real_t<T> delta, real_t<T> u,
+                                           const Coefficients<T>& value) {
+  if constexpr (Formula<kMethod>::kBbarDependsOnA) {
+    return u * value.bbar;
+  } else {
+    return delta * u;
+  }
+}
+
+template <Method kMethod, class T>
+__device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const Pole<T>& pole) {
+  return Formula<kMethod>::template value<DeviceMath>(delta, pole);
+}
+
+/// Re(a·b)
+template <class R>
+__device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {
+  return a.re * b.re - a.im * b.im;
+}
+template <class R>
+__device__ __forceinline__ R real_of_product(R a, R b) {
+  return a * b;
+}
+
+/// Complex states stand for themselves and their conjugates, so y = 2·Re Σ C·h.
+template <class T>
+constexpr int kOutputScale = is_complex_v<T> ? 2 : 1;
+
+template <class T, int kStates>
+__device__ void load_poles(const ScanParams& params, int64_t channel, bool exists, int first_state,
+                           Pole<T> (&poles)[kStates]) {
+  Pack<T, kStates> A{};
+  if (exists) {
+    A = load_states<T, kStates>(params.A, channel * params.A.channel, first_state, params.dstate);
+  }
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s]);
+}
+
+/// The states of a lane's channel in a (batch, channel, state) array.
+template <class T, int kStates>
+__device__ Pack<T, kStates> load_channel_states(const ArrayView& view, const WorkItem& item,
+                                                int64_t channel, bool exists, int first_state,
+                                                int64_t dstate) {
+  if (!exists || !view.present()) return Pack<T, kStates>{};
+  return load_states<T, kStates>(view, item.batch * view.batch + channel * view.channel,
+                                 first_state, dstate);
+}
+
+template <class T, int kStates>
+__device__ void store_channel_states(const ArrayView& view, const WorkItem& item, int64_t channel,
+                                     int first_state, int64_t dstate,
+                                     const Pack<T, kStates>& states) {
+  store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
+}
+
+/// Dynamic shared memory. Going through this function rather than through a pointer that was passed
+/// around lets the compiler see that an access is to shared memory.
+__device__ __forceinline__ char* shared_memory() {
+  extern __shared__ __align__(16) char selective_scan_shared[];
+  return selective_scan_shared;
+}
+
+/// `value`, of which the compiler knows nothing. What derives from it inside a loop is computed
+/// there again; kept in registers it would crowd out the scan.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+}  // namespace selective_scan::cuda
