@@ -287,7 +287,7 @@ def dispatch_sources(backend: str) -> list[str]:
 
 
 def cpu_sources() -> list[str]:
-    return [*sources("csrc/cpu/*.cpp"), *dispatch_sources("cpu")]
+    return [*sources("csrc/cpu/**/*.cpp"), *dispatch_sources("cpu")]
 
 
 def cuda_sources() -> list[str]:

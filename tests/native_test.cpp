@@ -20,10 +20,11 @@
 #include "core/discretization.h"
 #include "core/dtype.h"
 #include "core/params.h"
-#include "cpu/launch.h"
-#include "cpu/tile.h"
-#include "cpu/vector.h"
-#include "cpu/vector_math.h"
+#include "cpu/capability.h"
+#include "cpu/selective/launch.h"
+#include "cpu/simd/tile.h"
+#include "cpu/simd/vector.h"
+#include "cpu/simd/vector_math.h"
 
 namespace selective_scan {
 namespace {

@@ -1,5 +1,5 @@
-"""The CPU kernels' vector functions (csrc/cpu/vector_math.h) against mpmath, on every instruction
-set that this processor has."""
+"""The CPU kernels' vector functions (csrc/cpu/simd/vector_math.h) against mpmath, on every
+instruction set that this processor has."""
 
 import platform
 
@@ -37,7 +37,7 @@ def functions(request, bindings_folder):
     return core_build.load(
         bindings_folder,
         "vector_math_bindings",
-        headers=("core", "cpu"),
+        headers=("core", "cpu/simd"),
         flags=(f"-DCAPABILITY={name}", "-O2", *flags),
     )
 

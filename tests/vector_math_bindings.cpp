@@ -7,8 +7,8 @@
 #include <string>
 
 #include "core/math.h"
-#include "cpu/vector.h"
-#include "cpu/vector_math.h"
+#include "cpu/simd/vector.h"
+#include "cpu/simd/vector_math.h"
 
 namespace py = pybind11;
 

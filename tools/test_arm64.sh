@@ -20,12 +20,13 @@ for program in $compiler $emulator; do
 done
 
 mkdir -p "$folder"
-sources=(csrc/cpu/*.cpp tests/native_test.cpp)
+mapfile -t sources < <(find csrc/cpu -name '*.cpp' | sort)
+sources+=(tests/native_test.cpp)
 printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
   echo "$1 {}"
-  "$1" -std=c++20 -O2 -DNDEBUG -Wall -Wextra -Werror -Icsrc -c {} -o "$2/$(basename {} .cpp).o"
+  "$1" -std=c++20 -O2 -DNDEBUG -Wall -Wextra -Werror -Icsrc -c {} -o "$2/$(echo {} | tr / _).o"
 ' _ "$compiler" "$folder"
 objects=()
-for source in "${sources[@]}"; do objects+=("$folder/$(basename "$source" .cpp).o"); done
+for source in "${sources[@]}"; do objects+=("$folder/${source//\//_}.o"); done
 "$compiler" -static "${objects[@]}" -o "$folder/native_test"
 $emulator "$folder/native_test"

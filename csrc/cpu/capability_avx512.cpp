@@ -1,5 +1,5 @@
 // Kernels for x86-64 processors with AVX-512.
-#include "standard_headers.h"
+#include "simd/standard_headers.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 

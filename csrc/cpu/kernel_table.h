@@ -6,11 +6,12 @@
 #pragma clang fp contract(fast)
 #endif
 
-#include "diagonal_kernel.h"
-#include "scan_backward.h"
-#include "scan_forward.h"
-#include "segment_maps.h"
-#include "unitary_kernel.h"
+#include "capability.h"
+#include "diagonal/scan.h"
+#include "selective/backward.h"
+#include "selective/forward.h"
+#include "selective/segment_maps.h"
+#include "unitary/scan.h"
 
 namespace selective_scan::cpu {
 

@@ -1,12 +1,9 @@
-// How a pass is divided into tasks, and the table of kernels that run them. Nothing here depends
-// on the instruction set.
+// How a pass is divided into tasks. Nothing here depends on the instruction set.
 #pragma once
 
 #include <cstdint>
 
-#include "../core/diagonal_params.h"
-#include "../core/params.h"
-#include "../core/unitary_params.h"
+#include "../core/config.h"
 
 namespace selective_scan::cpu {
 
@@ -80,99 +77,5 @@ struct Arena {
     return part;
   }
 };
-
-/// Gradients that more than one task contributes to, as the tasks leave them: in the compute type
-/// (complex interleaved), to be added up afterwards in a fixed order.
-struct BackwardPartials {
-  int64_t rows = 0;    // a row for every batch entry and set of segments
-  void* dA = nullptr;  // (row, channel, state)
-  void* dB = nullptr;  // constant B: (row, channel, state)
-  void* dC = nullptr;
-  void* dD = nullptr;  // (row, channel)
-  void* ddelta_bias = nullptr;
-  // Variable B and C of groups of several blocks: (batch, group, block, chunk, component, state,
-  // kStateChunk). Null where a block is a whole group; it then writes the gradient itself.
-  void* dB_blocks = nullptr;
-  void* dC_blocks = nullptr;
-  int64_t blocks_per_group = 1;
-};
-
-/// The kernels of one combination of compute type, real or complex, and method.
-struct Kernels {
-  int64_t lanes;  // of a vector
-  /// Each with the scratch memory that it needs for a block no larger than this one.
-  int64_t (*forward_scratch_bytes)(const ForwardParams& params, const Block& block);
-  void (*forward)(const ForwardParams& params, const Block& block, void* scratch);
-  int64_t (*backward_scratch_bytes)(const BackwardParams& params, const Block& block);
-  void (*backward)(const BackwardParams& params, const Block& block,
-                   const BackwardPartials& partials, void* scratch);
-  /// The affine maps of a block's segments, before a pass over segmented sequences.
-  int64_t (*map_scratch_bytes)(const ScanParams& params, const Block& block);
-  void (*forward_maps)(const ForwardParams& params, const Block& block, void* scratch);
-  void (*backward_maps)(const BackwardParams& params, const Block& block, void* scratch);
-};
-
-/// How the diagonal scan divides its rows. See diagonal_kernel.h.
-struct DiagonalSplit {
-  int64_t segments = 1;  // of time, of every row
-  int64_t segment_steps = 0;
-  bool lanes_are_segments = false;  // else rows along one of their dimensions
-  int lane_dim = 0;
-  int64_t lane_rows = 1;
-  int64_t outers = 1;  // combinations of the other dimensions
-
-  /// Vectors that cover what the lanes go along.
-  SELECTIVE_SCAN_HD int64_t blocks(int64_t width) const {
-    return ceil_div(lanes_are_segments ? segments : lane_rows, width);
-  }
-  SELECTIVE_SCAN_HD int64_t tasks(int64_t width) const {
-    return blocks(width) * outers * (lanes_are_segments ? lane_rows : segments);
-  }
-  SELECTIVE_SCAN_HD int64_t outer_offset(const DiagonalScanParams& params, const RowArray& array,
-                                         int64_t outer) const {
-    int64_t offset = 0;
-    for (int dim = params.row_dims - 1; dim >= 0; --dim) {
-      if (dim == lane_dim) continue;
-      offset += outer % params.row_sizes[dim] * array.row[dim];
-      outer /= params.row_sizes[dim];
-    }
-    return offset;
-  }
-};
-
-/// The kernels of the diagonal scan in one direction, of one compute type.
-template <class Params>
-struct DiagonalPass {
-  void (*map)(const Params& params, const DiagonalSplit& split, int64_t task, void* maps);
-  void (*scan)(const Params& params, const DiagonalSplit& split, int64_t task, const void* maps);
-};
-
-struct DiagonalKernels {
-  int64_t lanes;
-  DiagonalPass<DiagonalForwardParams> forward;
-  DiagonalPass<DiagonalBackwardParams> backward;
-};
-
-/// The kernels of the adaptive unitary scan, of one compute type.
-struct UnitaryKernels {
-  int64_t block_channels;
-  void (*forward)(const UnitaryForwardParams& params, const Block& block);
-  void (*backward)(const UnitaryBackwardParams& params, const Block& block);
-};
-
-/// All kernels of one instruction set.
-struct Capability {
-  const char* name;
-  Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
-  UnitaryKernels unitary[2];           // is_double
-  DiagonalKernels diagonal[2][2];      // is_double, is_complex
-};
-
-extern const Capability kDefaultCapability;
-extern const Capability kAvx2Capability;
-extern const Capability kAvx512Capability;
-
-/// The best that the processor has.
-const Capability& chosen_capability();
 
 }  // namespace selective_scan::cpu

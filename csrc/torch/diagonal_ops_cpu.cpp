@@ -1,6 +1,6 @@
 // Schemas of the diagonal scan ops, and their CPU backend.
 
-#include "../cpu/diagonal_scan.h"
+#include "../cpu/diagonal/launch.h"
 #include "diagonal_ops.h"
 #include "thread_pool.h"
 

@@ -3,7 +3,8 @@
 #include <cstring>
 #include <sstream>
 
-#include "../cpu/launch.h"
+#include "../cpu/capability.h"
+#include "../cpu/selective/launch.h"
 #include "build_info.h"
 #include "scan_ops.h"
 #include "thread_pool.h"

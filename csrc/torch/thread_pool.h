@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "../cpu/launch.h"
+#include "../cpu/thread_pool.h"
 
 namespace selective_scan::op {
 

@@ -1,6 +1,6 @@
 // Schemas of the adaptive unitary scan ops, and their CPU backend.
 
-#include "../cpu/unitary_scan.h"
+#include "../cpu/unitary/launch.h"
 #include "thread_pool.h"
 #include "unitary_ops.h"
 

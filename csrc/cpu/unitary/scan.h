@@ -10,12 +10,12 @@
 
 #include <cstdint>
 
-#include "../core/rotation.h"
-#include "../core/unitary_params.h"
-#include "tile.h"
-#include "vector.h"
-#include "vector_math.h"
-#include "work.h"
+#include "../../core/rotation.h"
+#include "../../core/unitary_params.h"
+#include "../simd/tile.h"
+#include "../simd/vector.h"
+#include "../simd/vector_math.h"
+#include "../work.h"
 
 namespace selective_scan::cpu {
 

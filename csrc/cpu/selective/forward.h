@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "scan_block.h"
+#include "block.h"
 
 namespace selective_scan::cpu {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "../core/params.h"
-#include "work.h"
+#include "../../core/params.h"
+#include "kernels.h"
 
 namespace selective_scan::cpu {
 

@@ -12,9 +12,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "../core/complex.h"
-#include "../core/config.h"
-#include "../core/dtype.h"
+#include "../../core/complex.h"
+#include "../../core/config.h"
+#include "../../core/dtype.h"
 
 #if !defined(_MSC_VER) || defined(__clang__)
 #define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1

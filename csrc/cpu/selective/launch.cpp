@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
 
+#include "../capability.h"
 #include "gradient_sums.h"
+#include "kernels.h"
 #include "segments.h"
-#include "work.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -23,43 +21,6 @@ constexpr int64_t kSmallestForwardBlock = 16;
 /// A backward task: few enough that the partial sums of dB and dC, one each per block, stay within
 /// batch·dim·dstate·seqlen/32 values; never dependent on the number of threads.
 constexpr int64_t kSmallestBackwardBlock = 64;
-
-bool processor_has(const Capability& capability) {
-  const std::string name = capability.name;
-  if (name == "default") return true;
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-  __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (name == "avx2") return has_avx2;
-  return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
-}
-
-/// From the best to the one that always works.
-const Capability* const kCapabilities[] = {
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-    &kAvx512Capability,
-    &kAvx2Capability,
-#endif
-    &kDefaultCapability,
-};
-
-const Capability& choose_capability() {
-  const char* wanted = std::getenv("SELECTIVE_SCAN_CPU_CAPABILITY");
-  std::string names;
-  for (const Capability* capability : kCapabilities) {
-    if (!processor_has(*capability)) continue;
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == capability->name) {
-      return *capability;
-    }
-    names = capability->name + std::string(names.empty() ? "" : ", ") + names;
-  }
-  throw std::runtime_error("selective_scan: SELECTIVE_SCAN_CPU_CAPABILITY must be one of " + names +
-                           " on this processor, got '" + wanted + "'");
-}
 
 const Kernels& kernels_for(const ScanParams& params) {
   return chosen_capability()
@@ -234,11 +195,6 @@ void prepare_segments(const Plan& plan, void (*maps)(const Params&, const Block&
 
 }  // namespace
 
-const Capability& chosen_capability() {
-  static const Capability& capability = choose_capability();
-  return capability;
-}
-
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
   return ForwardPlan(params, nullptr, pool).arena.bytes;
 }
@@ -273,10 +229,6 @@ void scan_backward(const BackwardParams& params, void* workspace, const ThreadPo
                                 task % chunks);
               });
   }
-}
-
-const char* capability() {
-  return chosen_capability().name;
 }
 
 }  // namespace selective_scan::cpu

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../core/diagonal_params.h"
-#include "launch.h"
+#include "../../core/diagonal_params.h"
+#include "../thread_pool.h"
 
 namespace selective_scan::cpu {
 

@@ -9,14 +9,14 @@
 
 #include <cstdint>
 
-#include "../core/discretization.h"
-#include "../core/params.h"
+#include "../../core/discretization.h"
+#include "../../core/params.h"
+#include "../simd/tile.h"
+#include "../simd/vector.h"
+#include "../simd/vector_math.h"
+#include "../work.h"
 #include "lanes.h"
 #include "step_forms.h"
-#include "tile.h"
-#include "vector.h"
-#include "vector_math.h"
-#include "work.h"
 
 namespace selective_scan::cpu {
 

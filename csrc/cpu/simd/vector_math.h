@@ -5,9 +5,9 @@
 
 #include <limits>
 
-#include "../core/complex.h"
-#include "../core/discretization.h"
-#include "../core/math.h"
+#include "../../core/complex.h"
+#include "../../core/discretization.h"
+#include "../../core/math.h"
 #include "exponentials.h"
 #include "vector.h"
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "work.h"
+#include "kernels.h"
 
 namespace selective_scan::cpu {
 

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <utility>
 
-#include "../core/dtype.h"
-#include "../core/element.h"
+#include "../../core/dtype.h"
+#include "../../core/element.h"
 #include "vector.h"
 
 namespace selective_scan::cpu {

@@ -9,12 +9,12 @@
 
 #include <cstdint>
 
-#include "../core/affine_map.h"
-#include "../core/diagonal_params.h"
-#include "../core/diagonal_step.h"
-#include "tile.h"
-#include "vector.h"
-#include "work.h"
+#include "../../core/affine_map.h"
+#include "../../core/diagonal_params.h"
+#include "../../core/diagonal_step.h"
+#include "../simd/tile.h"
+#include "../simd/vector.h"
+#include "kernels.h"
 
 namespace selective_scan::cpu {
 

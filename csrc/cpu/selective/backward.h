@@ -11,7 +11,8 @@
 
 #include <cstdint>
 
-#include "scan_forward.h"
+#include "forward.h"
+#include "kernels.h"
 
 namespace selective_scan::cpu {
 

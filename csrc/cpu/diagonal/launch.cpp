@@ -4,13 +4,13 @@
 // h -> product·h + offset of every segment, the state with which every segment begins, and the scan
 // itself. Rows that are many are scanned at once.
 
-#include "diagonal_scan.h"
+#include "launch.h"
 
 #include <algorithm>
 
-#include "../core/affine_map.h"
-#include "../core/element.h"
-#include "work.h"
+#include "../../core/affine_map.h"
+#include "../../core/element.h"
+#include "../capability.h"
 
 namespace selective_scan::cpu {
 namespace {

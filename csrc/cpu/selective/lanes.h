@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "tile.h"
-#include "work.h"
+#include "../simd/tile.h"
+#include "../work.h"
 
 namespace selective_scan::cpu {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "scan_backward.h"
+#include "backward.h"
 
 namespace selective_scan::cpu {
 

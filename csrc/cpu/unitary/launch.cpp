@@ -1,6 +1,7 @@
-#include "unitary_scan.h"
+#include "launch.h"
 
-#include "work.h"
+#include "../capability.h"
+#include "../work.h"
 
 namespace selective_scan::cpu {
 namespace {

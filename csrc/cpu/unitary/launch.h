@@ -1,8 +1,8 @@
 // Entry points of the CPU kernels of the adaptive unitary scan.
 #pragma once
 
-#include "../core/unitary_params.h"
-#include "launch.h"
+#include "../../core/unitary_params.h"
+#include "../thread_pool.h"
 
 namespace selective_scan::cpu {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../core/affine_map.h"
+#include "../../core/affine_map.h"
 
 namespace selective_scan::cpu {
 namespace {

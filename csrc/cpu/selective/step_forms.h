@@ -8,8 +8,8 @@
 // through a chunk.
 #pragma once
 
-#include "../core/discretization.h"
-#include "vector_math.h"
+#include "../../core/discretization.h"
+#include "../simd/vector_math.h"
 
 namespace selective_scan::cpu {
 

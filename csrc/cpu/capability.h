@@ -1,0 +1,28 @@
+// The kernels of every instruction set, and which of them this processor runs.
+#pragma once
+
+#include "diagonal/kernels.h"
+#include "selective/kernels.h"
+#include "unitary/kernels.h"
+
+namespace selective_scan::cpu {
+
+/// All kernels of one instruction set.
+struct Capability {
+  const char* name;
+  Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
+  UnitaryKernels unitary[2];           // is_double
+  DiagonalKernels diagonal[2][2];      // is_double, is_complex
+};
+
+extern const Capability kDefaultCapability;
+extern const Capability kAvx2Capability;
+extern const Capability kAvx512Capability;
+
+/// The best that the processor has.
+const Capability& chosen_capability();
+
+/// Its name: "default", "avx2" or "avx512".
+const char* capability();
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,51 @@
+// What the kernels of the diagonal scan are called by.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/diagonal_params.h"
+
+namespace selective_scan::cpu {
+
+/// How the diagonal scan divides its rows. See diagonal_kernel.h.
+struct DiagonalSplit {
+  int64_t segments = 1;  // of time, of every row
+  int64_t segment_steps = 0;
+  bool lanes_are_segments = false;  // else rows along one of their dimensions
+  int lane_dim = 0;
+  int64_t lane_rows = 1;
+  int64_t outers = 1;  // combinations of the other dimensions
+
+  /// Vectors that cover what the lanes go along.
+  SELECTIVE_SCAN_HD int64_t blocks(int64_t width) const {
+    return ceil_div(lanes_are_segments ? segments : lane_rows, width);
+  }
+  SELECTIVE_SCAN_HD int64_t tasks(int64_t width) const {
+    return blocks(width) * outers * (lanes_are_segments ? lane_rows : segments);
+  }
+  SELECTIVE_SCAN_HD int64_t outer_offset(const DiagonalScanParams& params, const RowArray& array,
+                                         int64_t outer) const {
+    int64_t offset = 0;
+    for (int dim = params.row_dims - 1; dim >= 0; --dim) {
+      if (dim == lane_dim) continue;
+      offset += outer % params.row_sizes[dim] * array.row[dim];
+      outer /= params.row_sizes[dim];
+    }
+    return offset;
+  }
+};
+
+/// The kernels of the diagonal scan in one direction, of one compute type.
+template <class Params>
+struct DiagonalPass {
+  void (*map)(const Params& params, const DiagonalSplit& split, int64_t task, void* maps);
+  void (*scan)(const Params& params, const DiagonalSplit& split, int64_t task, const void* maps);
+};
+
+struct DiagonalKernels {
+  int64_t lanes;
+  DiagonalPass<DiagonalForwardParams> forward;
+  DiagonalPass<DiagonalBackwardParams> backward;
+};
+
+}  // namespace selective_scan::cpu
