@@ -4,7 +4,8 @@ torch is a CUDA build.
 Environment variables:
     USE_CUDA=0|1                leave the CUDA library out, or build it in any case
     CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
-    TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native"
+    TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native",
+                                "all"; unset, those of the GPUs that are there, else all
     MAX_JOBS                    how many files are compiled at a time
     DEBUG=1                     line information, no optimisation, assertions on host and device
     SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
@@ -18,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -34,7 +35,7 @@ MINIMUM_ARCHITECTURE = 8  # the first with asynchronous copies and mbarriers
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
-DEFAULT_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+ALL_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 # The names that PyTorch gives to groups of architectures.
 NAMED_ARCHITECTURES = {
     "volta": ("7.0+PTX",),
@@ -84,8 +85,8 @@ class Architecture:
         if match is None:
             names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
             raise ValueError(
-                "TORCH_CUDA_ARCH_LIST must be native or hold entries such as 9.0, 9.0a, 9.0+PTX "
-                f"or {names}, got {text!r}"
+                "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as 9.0, 9.0a, "
+                f"9.0+PTX or {names}, got {text!r}"
             )
         major, minor, suffix, ptx = match.groups()
         return cls(int(major), int(minor), suffix.lower(), ptx is not None)
@@ -118,26 +119,53 @@ def parse_architectures(text: str) -> list[Architecture]:
     return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
 
 
-def default_architectures(supported: set[str]) -> list[Architecture]:
-    """Those that nvcc knows of DEFAULT_ARCHITECTURES, the last one with PTX for later GPUs."""
-    known = [Architecture.parse(text) for text in DEFAULT_ARCHITECTURES]
+def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
+    """The compute capabilities of the GPUs that are there, as torch or the driver tells them."""
+    if torch.version.cuda is not None:
+        count = torch.cuda.device_count()
+        return [torch.cuda.get_device_capability(index) for index in range(count)]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    found = re.findall(r"^(\d+)\.(\d+)$", answer.stdout, re.MULTILINE)
+    return [(int(major), int(minor)) for major, minor in found]
+
+
+def with_ptx(architectures: list[Architecture]) -> list[Architecture]:
+    """The same, the last one with PTX for later GPUs."""
+    return [*architectures[:-1], replace(architectures[-1], ptx=True)]
+
+
+def all_architectures(supported: set[str]) -> list[Architecture]:
+    known = [Architecture.parse(text) for text in ALL_ARCHITECTURES]
     known = [architecture for architecture in known if architecture.number in supported]
     if not known:
-        raise ValueError(f"nvcc supports none of {', '.join(DEFAULT_ARCHITECTURES)}")
-    last = known[-1]
-    return [*known[:-1], Architecture(last.major, last.minor, last.suffix, ptx=True)]
+        raise ValueError(f"nvcc supports none of {', '.join(ALL_ARCHITECTURES)}")
+    return with_ptx(known)
 
 
-def choose_architectures(text: str, supported: set[str], torch: ModuleType) -> list[Architecture]:
-    """The architectures to compile for; `supported` holds those of nvcc, as in {"80", "90"}."""
-    if not text.strip():
-        return default_architectures(supported)
-    if text.strip().lower() == "native":
-        if not torch.cuda.is_available():
-            raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
-        count = torch.cuda.device_count()
-        capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
-        text = ";".join(f"{major}.{minor}" for major, minor in capabilities)
+def choose_architectures(
+    text: str, supported: set[str], visible: list[tuple[int, int]]
+) -> list[Architecture]:
+    """The architectures to compile for.
+
+    `text` is TORCH_CUDA_ARCH_LIST, `supported` what nvcc supports, as in {"80", "90"}, `visible`
+    the compute capabilities of the GPUs that are there.
+    """
+    word = text.strip().lower()
+    if word == "native" and not visible:
+        raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
+    if word == "":
+        present = [Architecture(*capability) for capability in sorted(set(visible))]
+        # A GPU too old is left out, and one too new for nvcc is served by the PTX of the last.
+        fit = [a for a in present if a.major >= MINIMUM_ARCHITECTURE]
+        if fit and all(a.number in supported for a in fit):
+            return with_ptx(fit)
+    if word in ("", "all"):
+        return all_architectures(supported)
+    if word == "native":
+        text = ";".join(f"{major}.{minor}" for major, minor in visible)
     architectures = parse_architectures(text)
     for architecture in architectures:
         if architecture.major < MINIMUM_ARCHITECTURE:
@@ -228,7 +256,8 @@ class CudaPlan:
 
 
 def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaPlan:
-    """Decides about the CUDA library, never by whether this machine has a GPU."""
+    """Decides about the CUDA library; whether there is a GPU has a say in the architectures alone,
+    since machines that build often have none."""
     if sanitize:
         return CudaPlan(reason="a sanitizer build has the CPU library alone")
     if use_cuda is False:
@@ -259,7 +288,8 @@ def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaP
         return CudaPlan(reason=problem or "")
     try:
         wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-        architectures = choose_architectures(wanted, toolkit.supported, torch)
+        visible = visible_capabilities(torch)
+        architectures = choose_architectures(wanted, toolkit.supported, visible)
     except ValueError as error:
         stop(f"{error}.")
     return CudaPlan(toolkit, tuple(architectures))

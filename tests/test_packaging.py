@@ -28,12 +28,16 @@ def setup() -> ModuleType:
     return module
 
 
-def fake_torch(version: str = "2.13.0", cuda: str | None = None) -> SimpleNamespace:
-    """As much of a torch module as the plan looks at: no GPU, a CUDA build or not."""
+def fake_torch(
+    version: str = "2.13.0", cuda: str | None = None, gpus: tuple[tuple[int, int], ...] = ()
+) -> SimpleNamespace:
+    """As much of a torch module as the plan looks at: GPUs if any, a CUDA build or not."""
     return SimpleNamespace(
         __version__=version,
         version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(is_available=lambda: False),
+        cuda=SimpleNamespace(
+            device_count=lambda: len(gpus), get_device_capability=lambda index: gpus[index]
+        ),
     )
 
 
@@ -85,7 +89,7 @@ def test_architecture_list(setup, text, expected):
 
 @pytest.mark.parametrize("text", ["9", "sm_90", "9.0b", "Hooper", "9.0+ptxas", "90"])
 def test_architecture_list_refuses(setup, text):
-    expected = "TORCH_CUDA_ARCH_LIST must be native or hold entries such as"
+    expected = "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as"
     with pytest.raises(ValueError, match=expected) as caught:
         setup.parse_architectures(f"8.0;{text}")
     assert repr(text) in str(caught.value)
@@ -99,6 +103,7 @@ def test_nvcc_flags_of_an_architecture(setup):
     ]
 
 
+@pytest.mark.parametrize("text", ["", "all", " All "])
 @pytest.mark.parametrize(
     ("supported", "expected"),
     [
@@ -106,24 +111,72 @@ def test_nvcc_flags_of_an_architecture(setup):
         ({"70", "80", "86"}, ["8.0", "8.6+PTX"]),
     ],
 )
-def test_default_architectures_are_those_nvcc_supports(setup, supported, expected):
-    chosen = setup.choose_architectures("", supported, fake_torch())
+def test_all_architectures_are_those_nvcc_supports(setup, text, supported, expected):
+    chosen = setup.choose_architectures(text, supported, visible=[])
     assert [str(architecture) for architecture in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ([(9, 0)], ["9.0+PTX"]),
+        ([(9, 0), (8, 6), (9, 0)], ["8.6", "9.0+PTX"]),
+        ([(7, 5), (8, 9)], ["8.9+PTX"]),  # the kernels cannot run on the first
+        ([(7, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        ([(8, 0), (12, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),  # newer than nvcc
+    ],
+)
+def test_an_unset_list_means_the_gpus_that_are_there(setup, visible, expected):
+    chosen = setup.choose_architectures("", SUPPORTED, visible)
+    assert [str(architecture) for architecture in chosen] == expected
+
+
+def test_a_list_goes_before_the_gpus_that_are_there(setup):
+    for text, expected in [("8.0", ["8.0"]), ("native", ["8.6", "9.0"])]:
+        chosen = setup.choose_architectures(text, SUPPORTED, visible=[(9, 0), (8, 6)])
+        assert [str(architecture) for architecture in chosen] == expected
+
+
+def test_a_cuda_build_of_torch_tells_the_gpus(setup):
+    gpus = ((8, 0), (9, 0))
+    assert setup.visible_capabilities(fake_torch(cuda="13.0", gpus=gpus)) == [*gpus]
+    assert setup.visible_capabilities(fake_torch(cuda="13.0")) == []
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("echo 8.6; echo 9.0", [(8, 6), (9, 0)]),
+        ("echo 'could not talk to the NVIDIA driver'; exit 9", []),
+        (None, []),
+    ],
+    ids=["two GPUs", "no driver", "no nvidia-smi"],
+)
+def test_the_driver_tells_the_gpus_to_a_cpu_build_of_torch(
+    setup, monkeypatch, tmp_path, answer, expected
+):
+    if answer is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{answer}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.visible_capabilities(fake_torch()) == expected
 
 
 def test_an_architecture_nvcc_lacks_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 11\.0, which this nvcc does not support"):
-        setup.choose_architectures("9.0;11.0", SUPPORTED, fake_torch())
+        setup.choose_architectures("9.0;11.0", SUPPORTED, visible=[])
 
 
 def test_an_architecture_the_kernels_lack_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 7\.5\+PTX; the kernels need 8\.0 or later"):
-        setup.choose_architectures("Turing", SUPPORTED, fake_torch())
+        setup.choose_architectures("Turing", SUPPORTED, visible=[])
 
 
 def test_native_needs_a_gpu(setup):
     with pytest.raises(ValueError, match="native needs a GPU"):
-        setup.choose_architectures("native", SUPPORTED, fake_torch())
+        setup.choose_architectures("native", SUPPORTED, visible=[])
 
 
 # --- the decision about the CUDA library ----------------------------------------------------------
@@ -141,6 +194,7 @@ def test_cuda_is_built_where_nvcc_is(setup, monkeypatch, tmp_path, use_cuda, cud
     write_nvcc(tmp_path, "13.0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
+    monkeypatch.setattr(setup, "visible_capabilities", lambda torch: [])
     plan = setup.plan_cuda(fake_torch(cuda=cuda), use_cuda, sanitize=False)
     assert [str(architecture) for architecture in plan.architectures] == ["8.0", "9.0", "12.0+PTX"]
 
