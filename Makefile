@@ -33,6 +33,7 @@ help:
 	@echo "make test-all    run all tests"
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
+	@echo "                 SELECTIVE_SCAN_METHODS=zoh,foh builds these methods alone, in less time"
 	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
 	@echo "make lint        ruff and clang-format, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
@@ -90,7 +91,6 @@ wheel: $(ENV)/torch.stamp
 # --- checks ---------------------------------------------------------------------------------------
 
 lint: $(ENV)/linters.stamp
-	$(BIN)/python csrc/cuda/generate_instantiations.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

@@ -6,6 +6,7 @@ Environment variables:
     CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
     TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native",
                                 "all"; unset, those of the GPUs that are there, else all
+    SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
     MAX_JOBS                    how many files are compiled at a time
     DEBUG=1                     line information, no optimisation, assertions on host and device
     SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
@@ -14,6 +15,7 @@ Environment variables:
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import re
 import shutil
@@ -65,6 +67,40 @@ def environment_flag(name: str) -> bool | None:
     if value:
         stop(f"{name} must be 0 or 1, got {os.environ[name]!r}")
     return None
+
+
+def load_module(path: Path) -> ModuleType:
+    """A module by its file, since the source tree is not where Python looks for modules."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module
+
+
+instantiations = load_module(ROOT / "csrc" / "cuda" / "instantiations.py")
+
+
+def chosen_methods() -> list[str]:
+    """The discretization methods to build: those of SELECTIVE_SCAN_METHODS, all where it is unset
+    or empty."""
+    text = os.environ.get("SELECTIVE_SCAN_METHODS", "")
+    names = re.findall(r"[^\s,;]+", text.lower())
+    known = instantiations.method_names()
+    if not set(names) <= set(known):
+        stop(f"SELECTIVE_SCAN_METHODS must be some of {', '.join(known)}, got {text!r}")
+    return [name for name in known if name in names or not names]
+
+
+def method_flags(methods: list[str]) -> list[str]:
+    """Tells the C++ sources which methods are built, where not all of them are."""
+    known = instantiations.method_names()
+    if methods == known:
+        return []
+    bits = sum(1 << known.index(name) for name in methods)
+    return [f"{'/D' if os.name == 'nt' else '-D'}SELECTIVE_SCAN_METHOD_BITS={bits}u"]
 
 
 # --- GPU architectures ----------------------------------------------------------------------------
@@ -321,6 +357,7 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources() -> list[str]:
+    """Those of the source tree; the instantiations are written as they are built."""
     return [*sources("csrc/cuda/**/*.cu"), *dispatch_sources("cuda")]
 
 
@@ -350,7 +387,7 @@ def sanitizer_flags() -> list[str]:
     return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def nvcc_flags(plan: CudaPlan, debug: bool, files: int) -> list[str]:
+def nvcc_flags(plan: CudaPlan, debug: bool) -> list[str]:
     """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
     flags = ["-std=c++20", "--expt-relaxed-constexpr"]
     # The smaller format needs a driver that CUDA 13 asks for anyway, and CUDA 12 does not.
@@ -365,11 +402,6 @@ def nvcc_flags(plan: CudaPlan, debug: bool, files: int) -> list[str]:
         flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
     for architecture in plan.architectures:
         flags += architecture.nvcc_flags()
-    # Files are compiled in parallel first; what is left of the jobs goes to their architectures.
-    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-    threads = min(len(plan.architectures), jobs // max(files, 1))
-    if threads > 1:
-        flags.append(f"--threads={threads}")
     return flags
 
 
@@ -419,17 +451,19 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
 
     torch_includes = cpp_extension.include_paths()
     link = link_flags(cpp_extension.library_paths(), debug, sanitize)
-    cxx = cxx_flags(torch_includes, debug, sanitize)
+    methods = method_flags(chosen_methods())
+    cxx = [*cxx_flags(torch_includes, debug, sanitize), *methods]
     extensions = [make_extension("_cpu", cpu_sources(), cxx, [], link)]
     if plan.toolkit is not None:
         files = cuda_sources()
         names = ";".join(map(str, plan.architectures))
         cuda_cxx = [
             *cxx_flags([*torch_includes, *plan.toolkit.include_dirs], debug, sanitize),
+            *methods,
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]
-        nvcc = nvcc_flags(plan, debug, len(files))
+        nvcc = [*nvcc_flags(plan, debug), *methods]
         link = [*link, *cudart_flags(plan.toolkit)]
         extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
         cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build
@@ -464,15 +498,22 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             ext.extra_compile_args["cxx"].append(version)
             shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
             try:
+                if name == "_cuda":
+                    ext.sources += self._write_instantiations()
                 self._forget_stale_cuda_objects()
                 super().build_extension(ext)
             finally:
                 self.build_temp = shared
 
+        def _write_instantiations(self) -> list[str]:
+            folder = Path(self.build_temp, "instantiations")
+            return [path.as_posix() for path in instantiations.write(folder, chosen_methods())]
+
         def _report(self) -> None:
             kind = "sanitizer" if sanitize else "debug" if debug else "release"
             version = self.distribution.get_version()
             print(f"selective_scan {version}, {kind} build with torch {torch.__version__}:")
+            print(f"  methods: {', '.join(chosen_methods())}")
             print("  CPU library: built")
             if plan.toolkit is None:
                 print(f"  CUDA library: left out, {plan.reason}")
@@ -495,8 +536,9 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 return
             used = (path for path in headers() if path.parent.name != "torch")
             newest = max((path.stat().st_mtime for path in used), default=0.0)
-            for compiled in Path(self.build_temp).glob("csrc/cuda/**/*.o"):
-                if compiled.stat().st_mtime < newest:
+            for compiled in Path(self.build_temp).glob("**/*.o"):
+                is_torch = compiled.parent.name == "torch"
+                if not is_torch and compiled.stat().st_mtime < newest:
                     compiled.unlink()
 
     return BuildLibraries

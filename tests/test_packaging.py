@@ -1,6 +1,7 @@
 """setup.py: what it builds, for which GPUs, and what the libraries and the wheel look like."""
 
 import importlib.util
+import os
 import re
 import shutil
 import stat
@@ -11,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import setuptools
+
+from selective_scan.functional import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
@@ -282,6 +285,56 @@ def test_every_source_is_compiled(setup):
     assert {ROOT / path for path in cpu + cuda} == compiled
 
 
+def test_methods_are_those_of_the_package(setup):
+    assert setup.instantiations.method_names() == list(METHODS)
+
+
+def test_instantiations_are_written_where_they_changed(setup, tmp_path):
+    write = setup.instantiations.write
+    folder = tmp_path / "instantiations"
+    paths = write(folder, METHODS)
+    assert sorted(folder.iterdir()) == paths
+    assert len(paths) == len(METHODS) * len(setup.instantiations.SOURCES)
+    stale, changed, *others = paths[0], *write(folder, ["foh", "zoh"])
+    assert not stale.exists()  # of bilinear
+    changed.write_text("another text")
+    for path in others:
+        os.utime(path, ns=(0, 0))
+    assert write(folder, ["zoh", "foh"]) == [changed, *others]
+    assert changed.read_text() != "another text"
+    assert {path.stat().st_mtime_ns for path in others} == {0}
+
+
+def test_instantiations_include_what_there_is(setup, tmp_path):
+    for path in setup.instantiations.write(tmp_path, ["zoh"]):
+        included = re.findall(r'#include "(.+)"', path.read_text())
+        assert included
+        assert [header for header in included if not (ROOT / "csrc" / header).exists()] == []
+        assert "METHOD" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "flags"),
+    [
+        ("", METHODS, []),
+        ("rk4,foh", ("foh", "rk4"), ["34u"]),
+        (" ZOH ; foh ", ("zoh", "foh"), ["3u"]),
+        (",".join(METHODS), METHODS, []),
+    ],
+)
+def test_chosen_methods(setup, monkeypatch, text, expected, flags):
+    monkeypatch.setenv("SELECTIVE_SCAN_METHODS", text)
+    assert tuple(setup.chosen_methods()) == expected
+    found = setup.method_flags(setup.chosen_methods())
+    assert [flag.rpartition("=")[2] for flag in found] == flags
+
+
+def test_chosen_methods_refuse_an_unknown_one(setup, monkeypatch):
+    monkeypatch.setenv("SELECTIVE_SCAN_METHODS", "zoh,euler")
+    with pytest.raises(SystemExit, match=r"must be some of zoh, foh, .*, got 'zoh,euler'"):
+        setup.chosen_methods()
+
+
 def test_sources_with_one_object_file_are_refused(setup, monkeypatch, tmp_path):
     for name in ("scan.cpp", "scan.cu"):
         (tmp_path / name).touch()
@@ -320,6 +373,45 @@ def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     (line,) = result.stderr.splitlines()
     assert re.match(f"selective_scan: {expected}", line)
     assert "pip" in line
+
+
+@pytest.mark.slow
+def test_a_method_left_out_of_a_build_is_refused(tmp_path):
+    build = [sys.executable, str(SETUP), "build", "--build-base", str(tmp_path)]
+    variables = {"SELECTIVE_SCAN_METHODS": "foh", "USE_CUDA": "0"}
+    subprocess.run(
+        [*build, "--build-lib", str(tmp_path / "lib")],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        check=True,
+        capture_output=True,
+    )
+    code = """
+import torch
+from selective_scan import backends, selective_scan_fn
+inputs = [torch.rand(1, 2, 5), torch.rand(1, 2, 5), *(torch.rand(2, 3) for _ in range(3))]
+inputs[0].requires_grad_()
+selective_scan_fn(*inputs, discretization_method="foh").sum().backward()
+print(backends()["cpu"].build["methods"])
+try:
+    selective_scan_fn(*inputs, discretization_method="rk4")
+except RuntimeError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "lib")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    methods, error = result.stdout.splitlines()[:2]
+    assert methods == "foh"
+    assert error == (
+        "selective_scan: discretization_method 'rk4' was left out of this build "
+        "(SELECTIVE_SCAN_METHODS=foh); build again without it"
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ELF files are Linux's")

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../core/diagonal_params.h"
+#include "../core/method_table.h"
 #include "../core/params.h"
 #include "../core/unitary_params.h"
 
@@ -163,7 +164,7 @@ struct UnitaryKernels {
 /// All kernels of one instruction set.
 struct Capability {
   const char* name;
-  Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
+  MethodTable<Kernels> kernels[2][2];  // is_double, is_complex
   UnitaryKernels unitary[2];           // is_double
   DiagonalKernels diagonal[2][2];      // is_double, is_complex
 };
