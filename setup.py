@@ -4,7 +4,9 @@ torch is a CUDA build.
 Environment variables:
     USE_CUDA=0|1                leave the CUDA library out, or build it in any case
     CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
-    TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native"
+    TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native",
+                                "all"; unset, those of the GPUs that are there, else all
+    SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
     MAX_JOBS                    how many files are compiled at a time
     DEBUG=1                     line information, no optimisation, assertions on host and device
     SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
@@ -13,12 +15,13 @@ Environment variables:
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -34,7 +37,7 @@ MINIMUM_ARCHITECTURE = 8  # the first with asynchronous copies and mbarriers
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
-DEFAULT_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+ALL_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 # The names that PyTorch gives to groups of architectures.
 NAMED_ARCHITECTURES = {
     "volta": ("7.0+PTX",),
@@ -66,6 +69,40 @@ def environment_flag(name: str) -> bool | None:
     return None
 
 
+def load_module(path: Path) -> ModuleType:
+    """A module by its file, since the source tree is not where Python looks for modules."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module
+
+
+instantiations = load_module(ROOT / "csrc" / "cuda" / "instantiations.py")
+
+
+def chosen_methods() -> list[str]:
+    """The discretization methods to build: those of SELECTIVE_SCAN_METHODS, all where it is unset
+    or empty."""
+    text = os.environ.get("SELECTIVE_SCAN_METHODS", "")
+    names = re.findall(r"[^\s,;]+", text.lower())
+    known = instantiations.method_names()
+    if not set(names) <= set(known):
+        stop(f"SELECTIVE_SCAN_METHODS must be some of {', '.join(known)}, got {text!r}")
+    return [name for name in known if name in names or not names]
+
+
+def method_flags(methods: list[str]) -> list[str]:
+    """Tells the C++ sources which methods are built, where not all of them are."""
+    known = instantiations.method_names()
+    if methods == known:
+        return []
+    bits = sum(1 << known.index(name) for name in methods)
+    return [f"{'/D' if os.name == 'nt' else '-D'}SELECTIVE_SCAN_METHOD_BITS={bits}u"]
+
+
 # --- GPU architectures ----------------------------------------------------------------------------
 
 
@@ -84,8 +121,8 @@ class Architecture:
         if match is None:
             names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
             raise ValueError(
-                "TORCH_CUDA_ARCH_LIST must be native or hold entries such as 9.0, 9.0a, 9.0+PTX "
-                f"or {names}, got {text!r}"
+                "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as 9.0, 9.0a, "
+                f"9.0+PTX or {names}, got {text!r}"
             )
         major, minor, suffix, ptx = match.groups()
         return cls(int(major), int(minor), suffix.lower(), ptx is not None)
@@ -118,26 +155,53 @@ def parse_architectures(text: str) -> list[Architecture]:
     return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
 
 
-def default_architectures(supported: set[str]) -> list[Architecture]:
-    """Those that nvcc knows of DEFAULT_ARCHITECTURES, the last one with PTX for later GPUs."""
-    known = [Architecture.parse(text) for text in DEFAULT_ARCHITECTURES]
+def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
+    """The compute capabilities of the GPUs that are there, as torch or the driver tells them."""
+    if torch.version.cuda is not None:
+        count = torch.cuda.device_count()
+        return [torch.cuda.get_device_capability(index) for index in range(count)]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    found = re.findall(r"^(\d+)\.(\d+)$", answer.stdout, re.MULTILINE)
+    return [(int(major), int(minor)) for major, minor in found]
+
+
+def with_ptx(architectures: list[Architecture]) -> list[Architecture]:
+    """The same, the last one with PTX for later GPUs."""
+    return [*architectures[:-1], replace(architectures[-1], ptx=True)]
+
+
+def all_architectures(supported: set[str]) -> list[Architecture]:
+    known = [Architecture.parse(text) for text in ALL_ARCHITECTURES]
     known = [architecture for architecture in known if architecture.number in supported]
     if not known:
-        raise ValueError(f"nvcc supports none of {', '.join(DEFAULT_ARCHITECTURES)}")
-    last = known[-1]
-    return [*known[:-1], Architecture(last.major, last.minor, last.suffix, ptx=True)]
+        raise ValueError(f"nvcc supports none of {', '.join(ALL_ARCHITECTURES)}")
+    return with_ptx(known)
 
 
-def choose_architectures(text: str, supported: set[str], torch: ModuleType) -> list[Architecture]:
-    """The architectures to compile for; `supported` holds those of nvcc, as in {"80", "90"}."""
-    if not text.strip():
-        return default_architectures(supported)
-    if text.strip().lower() == "native":
-        if not torch.cuda.is_available():
-            raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
-        count = torch.cuda.device_count()
-        capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
-        text = ";".join(f"{major}.{minor}" for major, minor in capabilities)
+def choose_architectures(
+    text: str, supported: set[str], visible: list[tuple[int, int]]
+) -> list[Architecture]:
+    """The architectures to compile for.
+
+    `text` is TORCH_CUDA_ARCH_LIST, `supported` what nvcc supports, as in {"80", "90"}, `visible`
+    the compute capabilities of the GPUs that are there.
+    """
+    word = text.strip().lower()
+    if word == "native" and not visible:
+        raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
+    if word == "":
+        present = [Architecture(*capability) for capability in sorted(set(visible))]
+        # A GPU too old is left out, and one too new for nvcc is served by the PTX of the last.
+        fit = [a for a in present if a.major >= MINIMUM_ARCHITECTURE]
+        if fit and all(a.number in supported for a in fit):
+            return with_ptx(fit)
+    if word in ("", "all"):
+        return all_architectures(supported)
+    if word == "native":
+        text = ";".join(f"{major}.{minor}" for major, minor in visible)
     architectures = parse_architectures(text)
     for architecture in architectures:
         if architecture.major < MINIMUM_ARCHITECTURE:
@@ -228,7 +292,8 @@ class CudaPlan:
 
 
 def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaPlan:
-    """Decides about the CUDA library, never by whether this machine has a GPU."""
+    """Decides about the CUDA library; whether there is a GPU has a say in the architectures alone,
+    since machines that build often have none."""
     if sanitize:
         return CudaPlan(reason="a sanitizer build has the CPU library alone")
     if use_cuda is False:
@@ -259,7 +324,8 @@ def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaP
         return CudaPlan(reason=problem or "")
     try:
         wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-        architectures = choose_architectures(wanted, toolkit.supported, torch)
+        visible = visible_capabilities(torch)
+        architectures = choose_architectures(wanted, toolkit.supported, visible)
     except ValueError as error:
         stop(f"{error}.")
     return CudaPlan(toolkit, tuple(architectures))
@@ -291,6 +357,7 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources() -> list[str]:
+    """Those of the source tree; the instantiations are written as they are built."""
     return [*sources("csrc/cuda/**/*.cu"), *dispatch_sources("cuda")]
 
 
@@ -320,7 +387,7 @@ def sanitizer_flags() -> list[str]:
     return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def nvcc_flags(plan: CudaPlan, debug: bool, files: int) -> list[str]:
+def nvcc_flags(plan: CudaPlan, debug: bool) -> list[str]:
     """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
     flags = ["-std=c++20", "--expt-relaxed-constexpr"]
     # The smaller format needs a driver that CUDA 13 asks for anyway, and CUDA 12 does not.
@@ -335,11 +402,6 @@ def nvcc_flags(plan: CudaPlan, debug: bool, files: int) -> list[str]:
         flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
     for architecture in plan.architectures:
         flags += architecture.nvcc_flags()
-    # Files are compiled in parallel first; what is left of the jobs goes to their architectures.
-    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-    threads = min(len(plan.architectures), jobs // max(files, 1))
-    if threads > 1:
-        flags.append(f"--threads={threads}")
     return flags
 
 
@@ -389,17 +451,19 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
 
     torch_includes = cpp_extension.include_paths()
     link = link_flags(cpp_extension.library_paths(), debug, sanitize)
-    cxx = cxx_flags(torch_includes, debug, sanitize)
+    methods = method_flags(chosen_methods())
+    cxx = [*cxx_flags(torch_includes, debug, sanitize), *methods]
     extensions = [make_extension("_cpu", cpu_sources(), cxx, [], link)]
     if plan.toolkit is not None:
         files = cuda_sources()
         names = ";".join(map(str, plan.architectures))
         cuda_cxx = [
             *cxx_flags([*torch_includes, *plan.toolkit.include_dirs], debug, sanitize),
+            *methods,
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]
-        nvcc = nvcc_flags(plan, debug, len(files))
+        nvcc = [*nvcc_flags(plan, debug), *methods]
         link = [*link, *cudart_flags(plan.toolkit)]
         extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
         cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build
@@ -434,15 +498,22 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             ext.extra_compile_args["cxx"].append(version)
             shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
             try:
+                if name == "_cuda":
+                    ext.sources += self._write_instantiations()
                 self._forget_stale_cuda_objects()
                 super().build_extension(ext)
             finally:
                 self.build_temp = shared
 
+        def _write_instantiations(self) -> list[str]:
+            folder = Path(self.build_temp, "instantiations")
+            return [path.as_posix() for path in instantiations.write(folder, chosen_methods())]
+
         def _report(self) -> None:
             kind = "sanitizer" if sanitize else "debug" if debug else "release"
             version = self.distribution.get_version()
             print(f"selective_scan {version}, {kind} build with torch {torch.__version__}:")
+            print(f"  methods: {', '.join(chosen_methods())}")
             print("  CPU library: built")
             if plan.toolkit is None:
                 print(f"  CUDA library: left out, {plan.reason}")
@@ -465,8 +536,9 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 return
             used = (path for path in headers() if path.parent.name != "torch")
             newest = max((path.stat().st_mtime for path in used), default=0.0)
-            for compiled in Path(self.build_temp).glob("csrc/cuda/**/*.o"):
-                if compiled.stat().st_mtime < newest:
+            for compiled in Path(self.build_temp).glob("**/*.o"):
+                is_torch = compiled.parent.name == "torch"
+                if not is_torch and compiled.stat().st_mtime < newest:
                     compiled.unlink()
 
     return BuildLibraries

@@ -1,6 +1,7 @@
 """setup.py: what it builds, for which GPUs, and what the libraries and the wheel look like."""
 
 import importlib.util
+import os
 import re
 import shutil
 import stat
@@ -11,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import setuptools
+
+from selective_scan.functional import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
@@ -28,12 +31,16 @@ def setup() -> ModuleType:
     return module
 
 
-def fake_torch(version: str = "2.13.0", cuda: str | None = None) -> SimpleNamespace:
-    """As much of a torch module as the plan looks at: no GPU, a CUDA build or not."""
+def fake_torch(
+    version: str = "2.13.0", cuda: str | None = None, gpus: tuple[tuple[int, int], ...] = ()
+) -> SimpleNamespace:
+    """As much of a torch module as the plan looks at: GPUs if any, a CUDA build or not."""
     return SimpleNamespace(
         __version__=version,
         version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(is_available=lambda: False),
+        cuda=SimpleNamespace(
+            device_count=lambda: len(gpus), get_device_capability=lambda index: gpus[index]
+        ),
     )
 
 
@@ -85,7 +92,7 @@ def test_architecture_list(setup, text, expected):
 
 @pytest.mark.parametrize("text", ["9", "sm_90", "9.0b", "Hooper", "9.0+ptxas", "90"])
 def test_architecture_list_refuses(setup, text):
-    expected = "TORCH_CUDA_ARCH_LIST must be native or hold entries such as"
+    expected = "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as"
     with pytest.raises(ValueError, match=expected) as caught:
         setup.parse_architectures(f"8.0;{text}")
     assert repr(text) in str(caught.value)
@@ -99,6 +106,7 @@ def test_nvcc_flags_of_an_architecture(setup):
     ]
 
 
+@pytest.mark.parametrize("text", ["", "all", " All "])
 @pytest.mark.parametrize(
     ("supported", "expected"),
     [
@@ -106,24 +114,72 @@ def test_nvcc_flags_of_an_architecture(setup):
         ({"70", "80", "86"}, ["8.0", "8.6+PTX"]),
     ],
 )
-def test_default_architectures_are_those_nvcc_supports(setup, supported, expected):
-    chosen = setup.choose_architectures("", supported, fake_torch())
+def test_all_architectures_are_those_nvcc_supports(setup, text, supported, expected):
+    chosen = setup.choose_architectures(text, supported, visible=[])
     assert [str(architecture) for architecture in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ([(9, 0)], ["9.0+PTX"]),
+        ([(9, 0), (8, 6), (9, 0)], ["8.6", "9.0+PTX"]),
+        ([(7, 5), (8, 9)], ["8.9+PTX"]),  # the kernels cannot run on the first
+        ([(7, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        ([(8, 0), (12, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),  # newer than nvcc
+    ],
+)
+def test_an_unset_list_means_the_gpus_that_are_there(setup, visible, expected):
+    chosen = setup.choose_architectures("", SUPPORTED, visible)
+    assert [str(architecture) for architecture in chosen] == expected
+
+
+def test_a_list_goes_before_the_gpus_that_are_there(setup):
+    for text, expected in [("8.0", ["8.0"]), ("native", ["8.6", "9.0"])]:
+        chosen = setup.choose_architectures(text, SUPPORTED, visible=[(9, 0), (8, 6)])
+        assert [str(architecture) for architecture in chosen] == expected
+
+
+def test_a_cuda_build_of_torch_tells_the_gpus(setup):
+    gpus = ((8, 0), (9, 0))
+    assert setup.visible_capabilities(fake_torch(cuda="13.0", gpus=gpus)) == [*gpus]
+    assert setup.visible_capabilities(fake_torch(cuda="13.0")) == []
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("echo 8.6; echo 9.0", [(8, 6), (9, 0)]),
+        ("echo 'could not talk to the NVIDIA driver'; exit 9", []),
+        (None, []),
+    ],
+    ids=["two GPUs", "no driver", "no nvidia-smi"],
+)
+def test_the_driver_tells_the_gpus_to_a_cpu_build_of_torch(
+    setup, monkeypatch, tmp_path, answer, expected
+):
+    if answer is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{answer}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.visible_capabilities(fake_torch()) == expected
 
 
 def test_an_architecture_nvcc_lacks_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 11\.0, which this nvcc does not support"):
-        setup.choose_architectures("9.0;11.0", SUPPORTED, fake_torch())
+        setup.choose_architectures("9.0;11.0", SUPPORTED, visible=[])
 
 
 def test_an_architecture_the_kernels_lack_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 7\.5\+PTX; the kernels need 8\.0 or later"):
-        setup.choose_architectures("Turing", SUPPORTED, fake_torch())
+        setup.choose_architectures("Turing", SUPPORTED, visible=[])
 
 
 def test_native_needs_a_gpu(setup):
     with pytest.raises(ValueError, match="native needs a GPU"):
-        setup.choose_architectures("native", SUPPORTED, fake_torch())
+        setup.choose_architectures("native", SUPPORTED, visible=[])
 
 
 # --- the decision about the CUDA library ----------------------------------------------------------
@@ -141,6 +197,7 @@ def test_cuda_is_built_where_nvcc_is(setup, monkeypatch, tmp_path, use_cuda, cud
     write_nvcc(tmp_path, "13.0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
+    monkeypatch.setattr(setup, "visible_capabilities", lambda torch: [])
     plan = setup.plan_cuda(fake_torch(cuda=cuda), use_cuda, sanitize=False)
     assert [str(architecture) for architecture in plan.architectures] == ["8.0", "9.0", "12.0+PTX"]
 
@@ -228,6 +285,56 @@ def test_every_source_is_compiled(setup):
     assert {ROOT / path for path in cpu + cuda} == compiled
 
 
+def test_methods_are_those_of_the_package(setup):
+    assert setup.instantiations.method_names() == list(METHODS)
+
+
+def test_instantiations_are_written_where_they_changed(setup, tmp_path):
+    write = setup.instantiations.write
+    folder = tmp_path / "instantiations"
+    paths = write(folder, METHODS)
+    assert sorted(folder.iterdir()) == paths
+    assert len(paths) == len(METHODS) * len(setup.instantiations.SOURCES)
+    stale, changed, *others = paths[0], *write(folder, ["foh", "zoh"])
+    assert not stale.exists()  # of bilinear
+    changed.write_text("another text")
+    for path in others:
+        os.utime(path, ns=(0, 0))
+    assert write(folder, ["zoh", "foh"]) == [changed, *others]
+    assert changed.read_text() != "another text"
+    assert {path.stat().st_mtime_ns for path in others} == {0}
+
+
+def test_instantiations_include_what_there_is(setup, tmp_path):
+    for path in setup.instantiations.write(tmp_path, ["zoh"]):
+        included = re.findall(r'#include "(.+)"', path.read_text())
+        assert included
+        assert [header for header in included if not (ROOT / "csrc" / header).exists()] == []
+        assert "METHOD" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "flags"),
+    [
+        ("", METHODS, []),
+        ("rk4,foh", ("foh", "rk4"), ["34u"]),
+        (" ZOH ; foh ", ("zoh", "foh"), ["3u"]),
+        (",".join(METHODS), METHODS, []),
+    ],
+)
+def test_chosen_methods(setup, monkeypatch, text, expected, flags):
+    monkeypatch.setenv("SELECTIVE_SCAN_METHODS", text)
+    assert tuple(setup.chosen_methods()) == expected
+    found = setup.method_flags(setup.chosen_methods())
+    assert [flag.rpartition("=")[2] for flag in found] == flags
+
+
+def test_chosen_methods_refuse_an_unknown_one(setup, monkeypatch):
+    monkeypatch.setenv("SELECTIVE_SCAN_METHODS", "zoh,euler")
+    with pytest.raises(SystemExit, match=r"must be some of zoh, foh, .*, got 'zoh,euler'"):
+        setup.chosen_methods()
+
+
 def test_sources_with_one_object_file_are_refused(setup, monkeypatch, tmp_path):
     for name in ("scan.cpp", "scan.cu"):
         (tmp_path / name).touch()
@@ -266,6 +373,45 @@ def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     (line,) = result.stderr.splitlines()
     assert re.match(f"selective_scan: {expected}", line)
     assert "pip" in line
+
+
+@pytest.mark.slow
+def test_a_method_left_out_of_a_build_is_refused(tmp_path):
+    build = [sys.executable, str(SETUP), "build", "--build-base", str(tmp_path)]
+    variables = {"SELECTIVE_SCAN_METHODS": "foh", "USE_CUDA": "0"}
+    subprocess.run(
+        [*build, "--build-lib", str(tmp_path / "lib")],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        check=True,
+        capture_output=True,
+    )
+    code = """
+import torch
+from selective_scan import backends, selective_scan_fn
+inputs = [torch.rand(1, 2, 5), torch.rand(1, 2, 5), *(torch.rand(2, 3) for _ in range(3))]
+inputs[0].requires_grad_()
+selective_scan_fn(*inputs, discretization_method="foh").sum().backward()
+print(backends()["cpu"].build["methods"])
+try:
+    selective_scan_fn(*inputs, discretization_method="rk4")
+except RuntimeError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "lib")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    methods, error = result.stdout.splitlines()[:2]
+    assert methods == "foh"
+    assert error == (
+        "selective_scan: discretization_method 'rk4' was left out of this build "
+        "(SELECTIVE_SCAN_METHODS=foh); build again without it"
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ELF files are Linux's")

@@ -56,7 +56,7 @@ def check_cuda_library() -> str:
 
 
 def main() -> None:
-    version = importlib.metadata.version("selective_scan")
+    version = importlib.metadata.version("torch-selective-scan")
     python = ".".join(map(str, sys.version_info[:3]))
     print(f"selective_scan {version} with torch {torch.__version__}, Python {python}")
     print(f"  at {Path(selective_scan.__file__).parent}")

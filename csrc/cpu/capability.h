@@ -1,6 +1,7 @@
 // The kernels of every instruction set, and which of them this processor runs.
 #pragma once
 
+#include "../core/method_table.h"
 #include "diagonal/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
@@ -10,7 +11,7 @@ namespace selective_scan::cpu {
 /// All kernels of one instruction set.
 struct Capability {
   const char* name;
-  Kernels kernels[2][2][kNumMethods];  // is_double, is_complex, method
+  MethodTable<Kernels> kernels[2][2];  // is_double, is_complex
   UnitaryKernels unitary[2];           // is_double
   DiagonalKernels diagonal[2][2];      // is_double, is_complex
 };

@@ -28,6 +28,11 @@ constexpr Kernels kernels_of() {
           &Maps::forward,        &SegmentMaps<State, kLike>::backward};
 }
 
+template <class State>
+constexpr MethodTable<Kernels> all_methods() {
+  return make_method_table<Kernels>([]<Method kMethod>() { return kernels_of<State, kMethod>(); });
+}
+
 template <class R>
 constexpr UnitaryKernels unitary_kernels_of() {
   return {R::kWidth, &UnitaryForward<R>::run, &UnitaryBackward<R>::run};
@@ -44,16 +49,10 @@ constexpr DiagonalKernels diagonal_kernels_of() {
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
   Capability capability{name, {}, {}, {}};
-  const auto fill = [&]<size_t... kMethods>(std::index_sequence<kMethods...>) {
-    using Single = Vec<float, InstructionSet>;
-    using Double = Vec<double, InstructionSet>;
-    ((capability.kernels[0][0][kMethods] = kernels_of<Single, Method(kMethods)>(),
-      capability.kernels[0][1][kMethods] = kernels_of<Complex<Single>, Method(kMethods)>(),
-      capability.kernels[1][0][kMethods] = kernels_of<Double, Method(kMethods)>(),
-      capability.kernels[1][1][kMethods] = kernels_of<Complex<Double>, Method(kMethods)>()),
-     ...);
-  };
-  fill(std::make_index_sequence<kNumMethods>());
+  capability.kernels[0][0] = all_methods<Vec<float, InstructionSet>>();
+  capability.kernels[0][1] = all_methods<Complex<Vec<float, InstructionSet>>>();
+  capability.kernels[1][0] = all_methods<Vec<double, InstructionSet>>();
+  capability.kernels[1][1] = all_methods<Complex<Vec<double, InstructionSet>>>();
   capability.unitary[0] = unitary_kernels_of<Vec<float, InstructionSet>>();
   capability.unitary[1] = unitary_kernels_of<Vec<double, InstructionSet>>();
   capability.diagonal[0][0] = diagonal_kernels_of<Vec<float, InstructionSet>>();

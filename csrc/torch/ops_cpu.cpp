@@ -35,7 +35,8 @@ int64_t state_chunk() {
 std::string cpu_build_info() {
   std::ostringstream json;
   json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
-       << "\", \"capability\": \"" << cpu::capability() << "\"}";
+       << "\", \"capability\": \"" << cpu::capability() << "\", \"methods\": \"" << built_methods()
+       << "\"}";
   return json.str();
 }
 

@@ -42,7 +42,8 @@ std::string cuda_build_info() {
   std::ostringstream json;
   json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
        << "\", \"cuda\": \"" << CUDART_VERSION / 1000 << '.' << CUDART_VERSION % 1000 / 10
-       << "\", \"architectures\": \"" << SELECTIVE_SCAN_CUDA_ARCHITECTURES << "\"}";
+       << "\", \"architectures\": \"" << SELECTIVE_SCAN_CUDA_ARCHITECTURES << "\", \"methods\": \""
+       << built_methods() << "\"}";
   return json.str();
 }
 

@@ -1,5 +1,6 @@
 #include "scan_arguments.h"
 
+#include "../core/method_table.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
@@ -116,6 +117,25 @@ struct Components {
   }
 };
 
+template <class Predicate>
+std::string method_names(const Predicate& is_wanted, const char* separator) {
+  std::string names;
+  for (int i = 0; i < kNumMethods; ++i) {
+    if (!is_wanted(static_cast<Method>(i))) continue;
+    names += std::string(names.empty() ? "" : separator) + kMethodNames[i];
+  }
+  return names;
+}
+
+Method checked_method(Method method) {
+  if (!is_built(method)) {
+    fail("discretization_method '", kMethodNames[static_cast<int>(method)],
+         "' was left out of this build (SELECTIVE_SCAN_METHODS=", built_methods(),
+         "); build again without it");
+  }
+  return method;
+}
+
 ArrayView reversed(ArrayView view, int64_t seqlen) {
   if (seqlen == 0) return view;
   view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
@@ -125,12 +145,15 @@ ArrayView reversed(ArrayView view, int64_t seqlen) {
 
 }  // namespace
 
+std::string built_methods() {
+  return method_names(&is_built, ",");
+}
+
 Method parse_method(const std::string& name) {
   for (int i = 0; i < kNumMethods; ++i) {
-    if (name == kMethodNames[i]) return static_cast<Method>(i);
+    if (name == kMethodNames[i]) return checked_method(static_cast<Method>(i));
   }
-  std::string names;
-  for (const char* known : kMethodNames) names += std::string(names.empty() ? "" : ", ") + known;
+  const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
 }
 
@@ -138,7 +161,7 @@ Method parse_method(int64_t index) {
   if (index < 0 || index >= kNumMethods) {
     fail("discretization_method must be from 0 to ", kNumMethods - 1, ", got ", index);
   }
-  return static_cast<Method>(index);
+  return checked_method(static_cast<Method>(index));
 }
 
 ScalarType compute_dtype(const ScanParams& params) {

@@ -25,7 +25,10 @@ struct ScanArguments {
   bool reverse;
 };
 
-/// By its name, or by its place among the names.
+/// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
+std::string built_methods();
+
+/// By its name, or by its place among the names; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
 Method parse_method(int64_t index);
 

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
-#include <utility>
 
+#include "../../core/method_table.h"
 #include "../kit/dependent_launch.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
@@ -214,37 +214,39 @@ cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
   return launch_kernel(finish_kernel, shape, stream, args, channel_blocks, blocks);
 }
 
-/// Calls visit with the Kernels for a problem.
-template <class Visit>
-cudaError_t with_kernels(const ScanParams& params, Views sequences, const Visit& visit) {
+struct Launches {
+  cudaError_t (*forward)(const ForwardArgs&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardArgs&, cudaStream_t);
+};
+
+template <class Storage>
+const Launches& launches_of(Method method) {
+  static constexpr auto kTable = make_method_table<Launches>([&]<Method kMethod>() {
+    using Instance = Kernels<kMethod, Storage>;
+    return Launches{&Instance::forward, &Instance::backward};
+  });
+  return kTable[method];
+}
+
+const Launches& launches_for(const ScanParams& params, Views sequences) {
   const bool have_vectors =
       params.variable_B && params.variable_C && params.B.dtype == params.u.dtype &&
       params.C.dtype == params.u.dtype &&
       std::all_of(sequences.begin(), sequences.end(), [&](const ArrayView* view) {
         return !view->present() || has_vectors(params, *view);
       });
-  const auto with_element = [&]<Method kMethod, class Element>(Element) {
-    return have_vectors ? visit(Kernels<kMethod, Vectors<Element>>{})
-                        : visit(Kernels<kMethod, Scattered<Element>>{});
+  const auto of_element = [&]<class Element>() -> const Launches& {
+    return have_vectors ? launches_of<Vectors<Element>>(params.method)
+                        : launches_of<Scattered<Element>>(params.method);
   };
-  const auto with_method = [&]<Method kMethod>() {
-    switch (params.u.dtype) {
-      case DType::kBFloat16:
-        return with_element.template operator()<kMethod>(BFloat16{});
-      case DType::kFloat16:
-        return with_element.template operator()<kMethod>(Half{});
-      default:
-        return with_element.template operator()<kMethod>(float{});
-    }
-  };
-  cudaError_t result = cudaErrorInvalidValue;
-  [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    ((static_cast<int>(params.method) == kMethods
-          ? void(result = with_method.template operator()<static_cast<Method>(kMethods)>())
-          : void()),
-     ...);
-  }(std::make_integer_sequence<int, kNumMethods>());
-  return result;
+  switch (params.u.dtype) {
+    case DType::kBFloat16:
+      return of_element.template operator()<BFloat16>();
+    case DType::kFloat16:
+      return of_element.template operator()<Half>();
+    default:
+      return of_element.template operator()<float>();
+  }
 }
 
 }  // namespace
@@ -256,8 +258,7 @@ std::optional<cudaError_t> dstate1_forward(const ForwardParams& params, const Sc
   const Views sequences = {&params.u, &params.delta, &params.z, &params.out};
   if (!is_supported(params, kWindowChannels, sequences)) return std::nullopt;
   const ForwardArgs args = make_args(params);
-  return with_kernels(params, sequences,
-                      [&](auto kernels) { return kernels.forward(args, stream); });
+  return launches_for(params, sequences).forward(args, stream);
 }
 
 std::optional<cudaError_t> dstate1_backward(const BackwardParams& params,
@@ -269,8 +270,7 @@ std::optional<cudaError_t> dstate1_backward(const BackwardParams& params,
   BackwardArgs args = make_args(params);
   if (!is_supported(params, args.tile_channels(), sequences)) return std::nullopt;
   lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
-  const cudaError_t error =
-      with_kernels(params, sequences, [&](auto kernels) { return kernels.backward(args, stream); });
+  const cudaError_t error = launches_for(params, sequences).backward(args, stream);
   return error != cudaSuccess ? error : finish(args, stream);
 }
 

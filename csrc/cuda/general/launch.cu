@@ -3,14 +3,13 @@
 #include "../launch.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
+#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../plan/paths.h"
 #include "kernels.h"
@@ -52,40 +51,29 @@ std::optional<cudaError_t> run_special(Path<Params>* const (&paths)[kCount], con
   return std::nullopt;
 }
 
+struct Launches {
+  cudaError_t (*forward)(const ForwardParams&, const Geometry&, const SegmentStates&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardParams&, const Geometry&, const BackwardWorkspace&,
+                          cudaStream_t);
+};
+
 /// What the launcher knows of an instantiation's type.
 struct Variant {
   TypeSizes sizes;
-  std::array<cudaError_t (*)(const ForwardParams&, const Geometry&, const SegmentStates&,
-                             cudaStream_t),
-             kNumMethods>
-      forward;
-  std::array<cudaError_t (*)(const BackwardParams&, const Geometry&, const BackwardWorkspace&,
-                             cudaStream_t),
-             kNumMethods>
-      backward;
+  MethodTable<Launches> launches;
   cudaError_t (*reduce)(const BackwardParams&, const Geometry&, int, const BackwardWorkspace&,
                         cudaStream_t);
 };
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
-void add_method(Variant& variant) {
-  variant.forward[static_cast<size_t>(kMethod)] = &Scan<T, kStates, kLaneBits, kMethod>::forward;
-  variant.backward[static_cast<size_t>(kMethod)] = &Scan<T, kStates, kLaneBits, kMethod>::backward;
-}
-
-template <class T, int kStates, int kLaneBits>
-Variant make_variant() {
-  Variant variant{{kStates, sizeof(T), sizeof(real_t<T>)}, {}, {}, &reduce_gradients<T>};
-  [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    (add_method<T, kStates, kLaneBits, static_cast<Method>(kMethods)>(variant), ...);
-  }(std::make_integer_sequence<int, kNumMethods>());
-  return variant;
-}
-
 template <class T, int kStates, int kLaneBits = kAnyLanes>
 const Variant& variant() {
-  static const Variant instance = make_variant<T, kStates, kLaneBits>();
-  return instance;
+  static constexpr Variant kInstance{{kStates, sizeof(T), sizeof(real_t<T>)},
+                                     make_method_table<Launches>([&]<Method kMethod>() {
+                                       using Instance = Scan<T, kStates, kLaneBits, kMethod>;
+                                       return Launches{&Instance::forward, &Instance::backward};
+                                     }),
+                                     &reduce_gradients<T>};
+  return kInstance;
 }
 
 /// Whether dstate fills `lanes` lanes of `states` states each.
@@ -285,7 +273,7 @@ cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memor
   SegmentStates segments;
   lay_out(memory,
           [&](Scratch& scratch) { take_segments(params, variant, geometry, scratch, segments); });
-  return variant.forward[static_cast<size_t>(params.method)](params, geometry, segments, stream);
+  return variant.launches[params.method].forward(params, geometry, segments, stream);
 }
 
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
@@ -300,7 +288,7 @@ cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& mem
   BackwardWorkspace workspace;
   lay_out(memory,
           [&](Scratch& scratch) { take_workspace(params, variant, geometry, scratch, workspace); });
-  error = variant.backward[static_cast<size_t>(params.method)](params, geometry, workspace, stream);
+  error = variant.launches[params.method].backward(params, geometry, workspace, stream);
   if (error != cudaSuccess) return error;
   return variant.reduce(params, geometry, geometry.padded_states(variant.sizes.states), workspace,
                         stream);

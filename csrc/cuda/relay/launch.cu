@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <utility>
 
+#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "../plan/paths.h"
@@ -91,10 +91,10 @@ cudaError_t visit_storage(int size, const Visit& visit) {
 /// Kernel<kMethod>::launch for a method found out at run time.
 template <template <Method> class Kernel, class Args>
 cudaError_t launch_method(Method method, const Args& args, cudaStream_t stream) {
-  static constexpr auto kTable = []<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    return std::array{&Kernel<static_cast<Method>(kMethods)>::launch...};
-  }(std::make_integer_sequence<int, kNumMethods>());
-  return kTable[static_cast<size_t>(method)](args, stream);
+  using Launch = decltype(&Kernel<Method::kZoh>::launch);
+  static constexpr auto kTable = make_method_table<Launch>(
+      [&]<Method kMethod>() -> Launch { return &Kernel<kMethod>::launch; });
+  return kTable[method](args, stream);
 }
 
 template <class S, int kWarpsPerMap, class Storage>

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <iterator>
 
+#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "../plan/paths.h"
@@ -26,6 +27,9 @@ struct Kernels {
   cudaError_t (*run)(const BackwardArgs&, cudaStream_t) = nullptr;
 };
 
+/// [element size / 2 - 1][LaneMap]
+using KernelTables = std::array<std::array<MethodTable<Kernels>, 2>, 2>;
+
 /// The shape of an instantiation, without its type.
 struct Variant {
   int64_t least_states;
@@ -36,48 +40,37 @@ struct Variant {
   int team_warps;    // that share a channel
   int slice_states;  // of a channel, in a warp
   int row_channels;  // whose rows a warp moves
-  // [element size / 2 - 1][LaneMap][method]
-  std::array<std::array<std::array<Kernels, kNumMethods>, 2>, 2> kernels;
+  KernelTables kernels;
 };
 
-template <class T, int kLaneBits, bool kVariable, int kSize, LaneMap kMap, Method kMethod>
-void add(Variant& variant) {
-  using Instance = StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>;
-  variant.kernels[kSize / 2 - 1][static_cast<size_t>(kMap)][static_cast<size_t>(kMethod)] = {
-      &Instance::shared_bytes, &Instance::summarize, &Instance::run};
-}
-
-template <int kWarps, int kSize, LaneMap kMap, Method kMethod>
-void add_team(Variant& variant) {
-  using Instance = TeamBackward<kWarps, kSize, kMethod, kMap>;
-  using Summary = StreamedBackward<float, 2, kSize, true, kMethod, kMap>;
-  variant.kernels[kSize / 2 - 1][static_cast<size_t>(kMap)][static_cast<size_t>(kMethod)] = {
-      &Instance::shared_bytes, &Summary::summarize, &Instance::run};
-}
-
-/// Calls function<kSize, kMap, kMethod>() for all kernels of a variant.
-template <class Function>
-void for_all_kernels(const Function& function) {
-  const auto for_methods = [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    using enum LaneMap;
-    (function.template operator()<2, kSteps, static_cast<Method>(kMethods)>(), ...);
-    (function.template operator()<2, kChannels, static_cast<Method>(kMethods)>(), ...);
-    (function.template operator()<4, kSteps, static_cast<Method>(kMethods)>(), ...);
-    (function.template operator()<4, kChannels, static_cast<Method>(kMethods)>(), ...);
+/// The tables of kernels_of<kSize, kMap, kMethod>().
+template <class KernelsOf>
+KernelTables make_tables(const KernelsOf& kernels_of) {
+  const auto table = [&]<int kSize, LaneMap kMap>() {
+    return make_method_table<Kernels>(
+        [&]<Method kMethod>() { return kernels_of.template operator()<kSize, kMap, kMethod>(); });
   };
-  for_methods(std::make_integer_sequence<int, kNumMethods>());
+  using enum LaneMap;
+  static_assert(static_cast<int>(kSteps) == 0 && static_cast<int>(kChannels) == 1);
+  return {{{table.template operator()<2, kSteps>(), table.template operator()<2, kChannels>()},
+           {table.template operator()<4, kSteps>(), table.template operator()<4, kChannels>()}}};
 }
 
 template <class T, int kLaneBits, bool kVariable>
 Variant make_variant() {
   using Shape = BackwardShape<T, kLaneBits>;
-  Variant variant{kLeastStates,   Shape::kPadded,   is_complex_v<T>,
-                  kVariable,      kLaneBits,        1,
-                  Shape::kPadded, Shape::kChannels, {}};
-  for_all_kernels([&]<int kSize, LaneMap kMap, Method kMethod>() {
-    add<T, kLaneBits, kVariable, kSize, kMap, kMethod>(variant);
-  });
-  return variant;
+  return {kLeastStates,
+          Shape::kPadded,
+          is_complex_v<T>,
+          kVariable,
+          kLaneBits,
+          1,
+          Shape::kPadded,
+          Shape::kChannels,
+          make_tables([&]<int kSize, LaneMap kMap, Method kMethod>() {
+            using Instance = StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>;
+            return Kernels{&Instance::shared_bytes, &Instance::summarize, &Instance::run};
+          })};
 }
 
 /// For all that needs more than half of the warps.
@@ -85,22 +78,22 @@ template <int kWarps>
 Variant make_team_variant() {
   using Shape = TeamShape<kWarps>;
   constexpr int kSlice = Shape::kPadded;
-  Variant variant{kWarps / 2 * kSlice + 1,
-                  kWarps * kSlice,
-                  false,
-                  true,
-                  2,
-                  kWarps,
-                  kSlice,
-                  Shape::kRowChannels,
-                  {}};
-  for_all_kernels([&]<int kSize, LaneMap kMap, Method kMethod>() {
-    add_team<kWarps, kSize, kMap, kMethod>(variant);
-  });
-  return variant;
+  return {kWarps / 2 * kSlice + 1,
+          kWarps * kSlice,
+          false,
+          true,
+          2,
+          kWarps,
+          kSlice,
+          Shape::kRowChannels,
+          make_tables([&]<int kSize, LaneMap kMap, Method kMethod>() {
+            using Instance = TeamBackward<kWarps, kSize, kMethod, kMap>;
+            using Summary = StreamedBackward<float, 2, kSize, true, kMethod, kMap>;
+            return Kernels{&Instance::shared_bytes, &Summary::summarize, &Instance::run};
+          })};
 }
 
-/// See generate_instantiations.py.
+/// See instantiations.py.
 const Variant* find_variant(const ScanParams& params) {
   static const std::array variants = {
       make_variant<float, 2, true>(),
@@ -268,7 +261,7 @@ bool make_plan(const BackwardParams& params, Plan& plan) {
   }
   const auto kernels_for = [&](LaneMap map) {
     const auto& maps = variant->kernels[size / 2 - 1];
-    return maps[static_cast<size_t>(map)][static_cast<size_t>(params.method)];
+    return maps[static_cast<size_t>(map)][params.method];
   };
   plan.kernels = kernels_for(map);
   Device device;
@@ -335,9 +328,9 @@ std::optional<cudaError_t> streamed_backward(const BackwardParams& params,
     using T = decltype(type);
     cudaError_t error = cudaSuccess;
     if (projections != nullptr) {
-      error = streamed::convert_projections(params, plan.padded_states, projections, stream,
-                                            args.workspace.slices,
-                                            {args.done, static_cast<int>(args.flags())});
+      error =
+          convert_projections(params, plan.padded_states, projections, stream,
+                              args.workspace.slices, {args.done, static_cast<int>(args.flags())});
     } else if (args.flags() > 0) {
       error = cudaMemsetAsync(args.done, 0, args.flags() * sizeof(int), stream);
     }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <utility>
 
+#include "../../core/method_table.h"
 #include "../kit/bulk_copy.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
@@ -15,6 +15,12 @@ namespace selective_scan::cuda {
 namespace streamed {
 namespace {
 
+struct Kernels {
+  bool (*has_few_registers)(LaneMap, int64_t);
+  cudaError_t (*launch)(const ForwardArgs&, cudaStream_t);
+  cudaError_t (*summarize)(const ForwardArgs&, cudaStream_t);
+};
+
 /// What the launcher knows of an instantiation's type.
 struct ForwardVariant {
   int warp_channels;
@@ -22,28 +28,23 @@ struct ForwardVariant {
   int warp_bytes;  // of shared memory
   bool has_constant;
   bool has_own_maps;
-  std::array<bool (*)(LaneMap, int64_t), kNumMethods> has_few_registers;
-  std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> launch;
-  std::array<cudaError_t (*)(const ForwardArgs&, cudaStream_t), kNumMethods> summarize;
+  MethodTable<Kernels> kernels;
 };
 
 template <class T, int kStates, int kLaneBits>
 const ForwardVariant& variant() {
   using Shape = WarpShape<T, kStates, kLaneBits>;
-  static const ForwardVariant instance =
-      []<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-        return ForwardVariant{
-            Shape::kChannels,
-            Shape::kPadded,
-            Shape::kWarpFloats * static_cast<int>(sizeof(float)),
-            StreamedForward<T, kStates, kLaneBits, Method::kZoh>::kHasConstant,
-            kHasOwnMaps<T, kStates>,
-            {StreamedForward<T, kStates, kLaneBits,
-                             static_cast<Method>(kMethods)>::has_few_registers...},
-            {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::launch...},
-            {&StreamedForward<T, kStates, kLaneBits, static_cast<Method>(kMethods)>::summarize...}};
-      }(std::make_integer_sequence<int, kNumMethods>());
-  return instance;
+  static constexpr ForwardVariant kInstance{
+      Shape::kChannels,
+      Shape::kPadded,
+      Shape::kWarpFloats * static_cast<int>(sizeof(float)),
+      StreamedForward<T, kStates, kLaneBits, Method::kZoh>::kHasConstant,
+      kHasOwnMaps<T, kStates>,
+      make_method_table<Kernels>([&]<Method kMethod>() {
+        using Instance = StreamedForward<T, kStates, kLaneBits, kMethod>;
+        return Kernels{&Instance::has_few_registers, &Instance::launch, &Instance::summarize};
+      })};
+  return kInstance;
 }
 
 const ForwardVariant* choose_variant(const ScanParams& params) {
@@ -196,7 +197,7 @@ bool choose_geometry(const ForwardParams& params, const ForwardVariant& variant,
     }
   };
   const int64_t size = element_size(params.u.dtype);
-  if (variant.has_few_registers[static_cast<size_t>(params.method)](args.map, size)) {
+  if (variant.kernels[params.method].has_few_registers(args.map, size)) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
@@ -263,7 +264,7 @@ std::optional<cudaError_t> streamed_forward(const ForwardParams& params,
   if (variant == nullptr || !make_plan(params, *variant, args)) return std::nullopt;
   char* projections = nullptr;
   lay_out(memory, [&](Scratch& scratch) { take_workspace(*variant, args, scratch, projections); });
-  const auto method = static_cast<size_t>(params.method);
+  const Kernels& kernels = variant->kernels[params.method];
   const int padded_states = variant->padded_states;
   cudaError_t error = cudaSuccess;
   if (params.variable_B) {
@@ -271,7 +272,7 @@ std::optional<cudaError_t> streamed_forward(const ForwardParams& params,
     if (error != cudaSuccess) return error;
   }
   if (args.segments > 1) {
-    if ((error = variant->summarize[method](args, stream)) != cudaSuccess) return error;
+    if ((error = kernels.summarize(args, stream)) != cudaSuccess) return error;
     Geometry geometry;
     geometry.segments = args.segments;
     const auto combine =
@@ -280,7 +281,7 @@ std::optional<cudaError_t> streamed_forward(const ForwardParams& params,
         combine(params, params.initial_state, geometry, padded_states, false, args.states, stream);
     if (error != cudaSuccess) return error;
   }
-  return variant->launch[method](args, stream);
+  return kernels.launch(args, stream);
 }
 
 }  // namespace selective_scan::cuda

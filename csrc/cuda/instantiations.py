@@ -1,0 +1,174 @@
+"""The CUDA kernels' instantiations: a small source for each, which setup.py has written into the
+build folder.
+
+Separate sources compile in parallel. The launchers choose among the instantiations; one that is
+missing here is an undefined symbol there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source that exists once for each method."""
+
+    name: str  # of the file, without the method's
+    folder: str  # of the headers
+    headers: tuple[str, ...]
+    structs: tuple[str, ...]  # in which METHOD stands for the method
+
+    def text(self, method: str) -> str:
+        lines = [f'#include "cuda/{self.folder}/{header}.cuh"' for header in self.headers]
+        namespace = "selective_scan::cuda"
+        if self.folder != "general":
+            namespace += f"::{self.folder}"
+        lines += ["", f"namespace {namespace} {{", ""]
+        enumerator = f"Method::k{method.capitalize()}"
+        lines += [f"template struct {it.replace('METHOD', enumerator)};" for it in self.structs]
+        lines += ["", f"}}  // namespace {namespace}", ""]
+        return "\n".join(lines)
+
+
+# Type of the states, states per lane, log2 of the lanes that share a channel. A lane holds 16 bytes
+# of states. Kernels with a fixed number of lanes are for dstate 1, 13 to 16 and 61 to 64 in float,
+# 15 and 16 in Complex<float>.
+GENERAL = [
+    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",))
+    for name, shape in [
+        ("float_1x1", "float, 1, 0"),
+        ("float_4x4", "float, 4, 2"),
+        ("float_4x16", "float, 4, 4"),
+        ("float_4xany", "float, 4, kAnyLanes"),
+        ("double_2xany", "double, 2, kAnyLanes"),
+        ("complex_float_2x8", "Complex<float>, 2, 3"),
+        ("complex_float_2xany", "Complex<float>, 2, kAnyLanes"),
+        ("complex_double_1xany", "Complex<double>, 1, kAnyLanes"),
+    ]
+]
+
+# How the arrays of a dstate 1 problem lie in memory, and their elements' types.
+DSTATE1 = [
+    Source(
+        "dstate1",
+        "dstate1",
+        ("backward", "forward"),
+        tuple(
+            f"Kernels<METHOD, {storage}<{element}>>"
+            for storage in ("Vectors", "Scattered")
+            for element in ("float", "BFloat16", "Half")
+        ),
+    )
+]
+
+# Forward kernels: states per lane, steps of a chunk, warps of a group, storages; those for vectors
+# with one state a lane: the elements' type.
+RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Elements")
+RELAY = [
+    Source(
+        "relay",
+        "relay",
+        ("backward", "forward", "rounds"),
+        (
+            *(
+                f"RelayForward<{shape}, {storage}, METHOD>"
+                for shape in ("4, 16, 1", "4, 16, 4")
+                for storage in RELAY_STORAGES
+            ),
+            *(
+                f"RoundsForward<DType::{dtype}, METHOD>"
+                for dtype in ("kFloat32", "kFloat16", "kBFloat16")
+            ),
+            *(f"RelayBackward<{storage}, METHOD>" for storage in RELAY_STORAGES),
+        ),
+    )
+]
+
+# Type of the states, states per lane, log2 of the lanes that share a channel.
+STREAMED_FORWARD = [
+    Source(
+        f"streamed_forward_{name}",
+        "streamed",
+        ("forward", "summarize"),
+        (f"StreamedForward<{shape}, METHOD>",),
+    )
+    for name, shape in [
+        ("float_4x4", "float, 4, 2"),
+        ("float_8x4", "float, 8, 2"),
+        ("float_16x4", "float, 16, 2"),
+        ("complex_float_2x8", "Complex<float>, 2, 3"),
+    ]
+]
+
+# Bytes of an element, and what a warp's lanes stand for as they move rows.
+STREAMED_ACCESS = list(itertools.product((2, 4), ("kSteps", "kChannels")))
+
+# Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether
+# B and C vary.
+STREAMED_BACKWARD = [
+    Source(
+        f"streamed_backward_{name}",
+        "streamed",
+        ("backward",),
+        tuple(
+            f"StreamedBackward<{kind}, {bits}, {size}, {variable}, METHOD, LaneMap::{lane_map}>"
+            for size, lane_map in STREAMED_ACCESS
+        ),
+    )
+    for name, kind, bits, variable in [
+        ("float_4_variable", "float", 2, "true"),
+        ("float_4_constant", "float", 2, "false"),
+        ("complex_float_8_variable", "Complex<float>", 3, "true"),
+    ]
+]
+
+# The same with the states of a channel in several warps.
+TEAM_BACKWARD = [
+    Source(
+        f"team_backward_{warps}",
+        "streamed",
+        ("team_backward",),
+        tuple(
+            f"TeamBackward<{warps}, {size}, METHOD, LaneMap::{lane_map}>"
+            for size, lane_map in STREAMED_ACCESS
+        ),
+    )
+    for warps in (2, 4)
+]
+
+SOURCES = [*GENERAL, *DSTATE1, *RELAY, *STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD]
+
+
+def method_names() -> list[str]:
+    """The names of all methods, in the order of the enum, as the C++ sources give them."""
+    for header in sorted(CSRC.glob("core/**/*.h")):
+        found = re.search(r"kMethodNames\[\] = \{([^}]*)\}", header.read_text(encoding="utf-8"))
+        if found:
+            return re.findall(r'"(\w+)"', found[1])
+    raise ValueError("no header of csrc/core defines kMethodNames")
+
+
+def write(folder: Path, methods: Iterable[str]) -> list[Path]:
+    """Has the folder hold the sources of these methods and no others; returns their paths.
+
+    A file whose text stays is left as it is, so that it is not compiled again.
+    """
+    texts = {
+        folder / f"{source.name}_{method}.cu": source.text(method)
+        for source in SOURCES
+        for method in methods
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in set(folder.glob("*.cu")) - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    return sorted(texts)

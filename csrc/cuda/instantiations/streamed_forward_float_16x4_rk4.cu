@@ -1,9 +1,0 @@
-// Written by generate_instantiations.py; do not edit.
-#include "../streamed/forward.cuh"
-#include "../streamed/summarize.cuh"
-
-namespace selective_scan::cuda::streamed {
-
-template struct StreamedForward<float, 16, 2, Method::kRk4>;
-
-}  // namespace selective_scan::cuda::streamed
