@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/affine_map.h"
+#include "../../core/discretization.h"
 #include "../kit/math.cuh"
 #include "rows.cuh"
 #include "shared_layout.h"
