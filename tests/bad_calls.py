@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from problem import TENSORS
+from problem import METHODS, TENSORS
 
 BATCH, DIM, SEQLEN, DSTATE, GROUPS = 2, 4, 6, 3, 2
 
@@ -79,8 +79,7 @@ def wrong_methods():
     for method in ("euler", "ZOH", "", "zoh "):
         yield Bad(
             {"discretization_method": method},
-            "discretization_method must be one of zoh, foh, bilinear, poly, highorder, rk4, "
-            f"got '{method}'",
+            f"discretization_method must be one of {', '.join(METHODS)}, got '{method}'",
         )
 
 
@@ -250,8 +249,7 @@ def wrong_in_order():
     )
     yield Bad(
         {"u": Value((b, d, s), torch.int32), "discretization_method": "tustin"},
-        "discretization_method must be one of zoh, foh, bilinear, poly, highorder, rk4, "
-        "got 'tustin'",
+        f"discretization_method must be one of {', '.join(METHODS)}, got 'tustin'",
     )
 
 

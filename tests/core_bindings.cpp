@@ -73,22 +73,13 @@ Method parse_method(const std::string& name) {
 
 /// Calls visit with the method as a template argument.
 template <class Visit>
-auto with_method(Method method, const Visit& visit) {
-  switch (method) {
-    case Method::kZoh:
-      return visit.template operator()<Method::kZoh>();
-    case Method::kFoh:
-      return visit.template operator()<Method::kFoh>();
-    case Method::kBilinear:
-      return visit.template operator()<Method::kBilinear>();
-    case Method::kPoly:
-      return visit.template operator()<Method::kPoly>();
-    case Method::kHighorder:
-      return visit.template operator()<Method::kHighorder>();
-    case Method::kRk4:
-      return visit.template operator()<Method::kRk4>();
-  }
-  throw std::invalid_argument("method");
+void with_method(Method method, const Visit& visit) {
+  [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+    ((static_cast<int>(method) == kMethods
+          ? visit.template operator()<static_cast<Method>(kMethods)>()
+          : void()),
+     ...);
+  }(std::make_integer_sequence<int, kNumMethods>());
 }
 
 template <class T>
@@ -149,6 +140,119 @@ std::pair<Array<real_t<T>>, Array<T>> step_gradient(const std::string& method,
   return {ddelta, dA};
 }
 
+/// What the formulas ask of a policy for scans that prepare their poles.
+struct PreparedMath : StandardMath {
+  template <class T>
+  struct ExactHoldStep {
+    T abar;
+    T phi1;
+  };
+
+  template <class T>
+  static T rate(T A) {
+    return A;
+  }
+  template <class T>
+  static T exp_at(real_t<T> delta, T rate) {
+    return exp(delta * rate);
+  }
+  template <class T>
+  static T exact_hold_constants(T A) {
+    return A;
+  }
+  template <class T>
+  static ExactHoldStep<T> exact_hold_step(real_t<T> delta, T A) {
+    const T x = delta * A;
+    return {exp(x),
+            norm(x) == 0 ? one<T>() : selective_scan::expm1<StandardMath>(x) * reciprocal(x)};
+  }
+};
+
+/// Formula F with nothing but its value and derivatives, the rest being derived.
+template <class F>
+struct Derived : StepForms<Derived<F>> {
+  static constexpr bool kAbarIsExponential = F::kAbarIsExponential;
+  static constexpr bool kBbarDependsOnA = F::kBbarDependsOnA;
+
+  template <class Math, class T>
+  static Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
+    if constexpr (requires { F::template hold<Math>(delta, pole); }) {
+      return F::template hold<Math>(delta, pole);
+    } else {
+      const auto value = PreparedMath::exact_hold_step(delta, pole.A);
+      return {value.abar, value.phi1};
+    }
+  }
+  template <class Math, class T>
+  static Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
+    return F::template slopes<Math>(delta, A, hold);
+  }
+};
+
+template <class T, class Input>
+T advance(const Step<T, Input>& step, T h, T B) {
+  return step.abar * h + step.input * B;
+}
+template <class T>
+T advance(const ReflectedStep<T>& step, T h, T B) {
+  return step.r * (h + step.input * B) - h;
+}
+
+/// A step from h with the input u·B, by F's step() and by its advance(), and from the gradient g of
+/// the state behind it those of h, B, Δ, A and u.
+template <class F, class T>
+py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
+                   const Array<T>& B, const Array<T>& h, const Array<T>& g) {
+  using R = real_t<T>;
+  const py::ssize_t count = A.size();
+  Array<T> stepped(count), advanced(count), dh(count), dB(count), dA(count);
+  Array<R> ddelta(count), du(count);
+  for (py::ssize_t i = 0; i < count; ++i) {
+    const R step_size = delta.data()[i], input = step_size * u.data()[i];
+    const T pole = from_numpy<T>(A.data()[i]), b = from_numpy<T>(B.data()[i]);
+    const T before = from_numpy<T>(h.data()[i]), gradient = from_numpy<T>(g.data()[i]);
+    const auto constants = F::template constants<PreparedMath>(pole);
+    const T after =
+        advance(F::template step<PreparedMath, T>(step_size, input, constants), before, b);
+    stepped.mutable_data()[i] = to_numpy<T>(after);
+    auto kept =
+        F::template keep<PreparedMath, T>(step_size, constant<T>(F::kPoleScale) * pole, constants);
+    advanced.mutable_data()[i] =
+        to_numpy<T>(F::advance(kept, constant<T>(F::kInputScale) * input, before, b));
+    const StepBack<T> back =
+        F::template step_back<PreparedMath, T>(input, kept, before, after, b, gradient);
+    const T w = constant<T>(F::kInputScale) * back.input, x = constant<T>(F::kXScale) * back.x;
+    const R through_input = real_of_product_conj(w, b);
+    dh.mutable_data()[i] = to_numpy<T>(back.state);
+    dB.mutable_data()[i] = to_numpy<T>(input * w);
+    dA.mutable_data()[i] = to_numpy<T>(step_size * x);
+    ddelta.mutable_data()[i] = real_of_product_conj(x, pole) + u.data()[i] * through_input;
+    du.mutable_data()[i] = step_size * through_input;
+  }
+  py::dict result;
+  result["stepped"] = stepped;
+  result["advanced"] = advanced;
+  result["h"] = dh;
+  result["B"] = dB;
+  result["A"] = dA;
+  result["delta"] = ddelta;
+  result["u"] = du;
+  return result;
+}
+
+/// By the formula's own forms or by the derived ones.
+template <class T>
+py::dict step_forms(const std::string& method, bool derived, const Array<real_t<T>>& delta,
+                    const Array<real_t<T>>& u, const Array<T>& A, const Array<T>& B,
+                    const Array<T>& h, const Array<T>& g) {
+  py::dict result;
+  with_method(parse_method(method), [&]<Method kMethod>() {
+    result = derived ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
+                     : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
+  });
+  return result;
+}
+
 /// What exists for real and complex numbers.
 template <class T>
 void define_common(py::module_& m) {
@@ -163,6 +267,9 @@ void define_common(py::module_& m) {
   m.def("derivatives", &derivatives<T>, py::arg("method"), delta, A);
   m.def("step_gradient", &step_gradient<T>, py::arg("method"), delta, A,
         py::arg("dabar").noconvert(), py::arg("dbbar").noconvert());
+  m.def("step_forms", &step_forms<T>, py::arg("method"), py::arg("derived"), delta,
+        py::arg("u").noconvert(), A, py::arg("B").noconvert(), py::arg("h").noconvert(),
+        py::arg("g").noconvert());
 }
 
 /// What exists for real numbers.

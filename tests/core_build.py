@@ -29,7 +29,7 @@ def load(
     """
     sources = [TESTS / f"{name}.cpp", Path(__file__)]
     for folder in headers:
-        sources += sorted((CSRC / folder).glob("*.h"))
+        sources += sorted((CSRC / folder).rglob("*.h"))
     digest = hashlib.sha256(" ".join([sys.version, *flags]).encode())
     for source in sources:
         digest.update(source.read_bytes())

@@ -23,39 +23,37 @@ def phi1_derivative(x):
     return (mpmath.exp(x) * (x - 1) + 1) / x**2
 
 
-def _truncated_hold(terms):
+def phi1_terms(count):
+    """The first terms of phi1's series."""
+
     def b(x):
-        return mpmath.fsum(x**k / mpmath.factorial(k + 1) for k in range(terms))
+        return mpmath.fsum(x**k / mpmath.factorial(k + 1) for k in range(count))
 
-    def slope(x):
-        return mpmath.fsum(k * x ** (k - 1) / mpmath.factorial(k + 1) for k in range(1, terms))
-
-    return b, slope
+    return b
 
 
-# b(x) and b'(x) of bbar = delta * b(delta * A)
-HOLDS = {
-    "zoh": _truncated_hold(1),
-    "highorder": _truncated_hold(2),
-    "poly": _truncated_hold(3),
-    "rk4": _truncated_hold(4),
-    "foh": (phi1, phi1_derivative),
-    "bilinear": (lambda x: 1 / (1 - x / 2), lambda x: 1 / (2 * (1 - x / 2) ** 2)),
+# a(x) and b(x) of abar = a(delta * A) and bbar = delta * b(delta * A)
+FORMULAS = {
+    "zoh": (mpmath.exp, phi1_terms(1)),
+    "foh": (mpmath.exp, phi1),
+    "bilinear": (lambda x: (1 + x / 2) / (1 - x / 2), lambda x: 1 / (1 - x / 2)),
+    "poly": (mpmath.exp, phi1_terms(3)),
+    "highorder": (mpmath.exp, phi1_terms(2)),
+    "rk4": (mpmath.exp, phi1_terms(4)),
 }
 
 
 def coefficients(method, delta, A):
-    x = delta * A
-    abar = (1 + x / 2) / (1 - x / 2) if method == "bilinear" else mpmath.exp(x)
-    return abar, delta * HOLDS[method][0](x)
+    a, b = FORMULAS[method]
+    return a(delta * A), delta * b(delta * A)
 
 
 def derivatives(method, delta, A):
     """Of abar by delta and A, then of bbar by delta and A."""
     x = delta * A
-    abar_slope = 1 / (1 - x / 2) ** 2 if method == "bilinear" else mpmath.exp(x)
-    b, b_slope = (f(x) for f in HOLDS[method])
-    return A * abar_slope, delta * abar_slope, b + x * b_slope, delta**2 * b_slope
+    a, b = FORMULAS[method]
+    a_slope, b_slope = mpmath.diff(a, x), mpmath.diff(b, x)
+    return A * a_slope, delta * a_slope, b(x) + x * b_slope, delta**2 * b_slope
 
 
 def ulps(actual, exact):

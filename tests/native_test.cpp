@@ -15,6 +15,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/discretization.h"
@@ -212,23 +213,19 @@ Problem make_problem(const Shape& shape, Method method, bool is_complex) {
 
 using Number = std::complex<double>;
 
-/// abar and bbar as the README has them.
+/// abar and bbar by the scalar core, which tests/test_core.py compares with mpmath.
 Coefficients<Number> discretize(Method method, double delta, Number A) {
-  const Number x = delta * A;
-  switch (method) {
-    case Method::kFoh:
-      return {std::exp(x), (std::exp(x) - 1.0) / A};
-    case Method::kBilinear:
-      return {(1.0 + x / 2.0) / (1.0 - x / 2.0), delta / (1.0 - x / 2.0)};
-    case Method::kPoly:
-      return {std::exp(x), delta * (1.0 + x / 2.0 + x * x / 6.0)};
-    case Method::kHighorder:
-      return {std::exp(x), delta * (1.0 + x / 2.0)};
-    case Method::kRk4:
-      return {std::exp(x), delta * (1.0 + x / 2.0 + x * x / 6.0 + x * x * x / 24.0)};
-    default:
-      return {std::exp(x), delta};
-  }
+  using T = Complex<double>;
+  const auto pole = make_pole<StandardMath>(T{A.real(), A.imag()});
+  Coefficients<T> value{};
+  [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+    ((static_cast<int>(method) == kMethods
+          ? void(value = Formula<static_cast<Method>(kMethods)>::template value<StandardMath>(delta,
+                                                                                              pole))
+          : void()),
+     ...);
+  }(std::make_integer_sequence<int, kNumMethods>());
+  return {{value.abar.re, value.abar.im}, {value.bbar.re, value.bbar.im}};
 }
 
 /// out and last_state, by loops.

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from selective_scan import selective_scan_fn, selective_scan_ref
+from selective_scan._discretization import DISCRETIZATIONS
 
-METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
+METHODS = tuple(DISCRETIZATIONS)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 TENSORS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 # What B and C may look like. "shared" is (batch, N, seqlen), "grouped" (batch, groups, N, seqlen).

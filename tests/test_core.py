@@ -129,6 +129,50 @@ def test_step_gradient_chains_the_derivatives(core, random, method, dtype):
     assert (np.abs(dA - expected) <= 8 * epsilon * scale).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("derived", [False, True], ids=["own", "derived"])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_and_their_gradients_follow_from_the_value_and_its_derivatives(
+    core, random, method, derived, dtype
+):
+    """The forms that scans take, each formula's own and those derived for it."""
+    count = 300
+    delta, A = poles(random, count, dtype)
+    u = spread(random, count, np.float64, 0.1, 3)
+    B, h, g = (spread(random, count, dtype, 0.1, 3) for _ in range(3))
+    actual = core.step_forms(method, derived, delta, u, A, B, h, g)
+
+    abar, bbar = core.coefficients(method, delta, A)
+    abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(method, delta, A)
+    dabar, dbbar = g * h.conj(), g * (u * B).conj()
+    after = (abar * h, bbar * u * B)
+    expected = {
+        "stepped": after,
+        "advanced": after,
+        "h": (g * abar.conj(),),
+        "B": (u * g * bbar.conj(),),
+        "A": (dabar * abar_A.conj(), dbbar * bbar_A.conj()),
+        "delta": (dabar * abar_delta.conj(), dbbar * bbar_delta.conj()),
+        "u": (g * (bbar * B).conj(),),
+    }
+    # Where abar, bbar/Δ or their derivatives are small, they may be differences of numbers near 1.
+    near_one = {
+        "stepped": np.abs(h) + delta * np.abs(u * B),
+        "h": np.abs(g),
+        "B": delta * np.abs(u * g),
+        "A": delta * np.abs(dabar) + delta**2 * np.abs(dbbar),
+        "delta": np.abs(A * dabar) + (1 + delta * np.abs(A)) * np.abs(dbbar),
+        "u": delta * np.abs(g * B),
+    }
+    near_one["advanced"] = near_one["stepped"]
+    assert actual.keys() == expected.keys()
+    for name, terms in expected.items():
+        size = sum(np.abs(term) for term in terms) + near_one[name]
+        want = sum(terms)
+        error = np.abs(actual[name] - (want.real if name in ("delta", "u") else want))
+        assert (error <= 1e-13 * size).all(), f"{name}: {np.max(error / size)}"
+
+
 ACTIVATIONS = {
     "softplus": lambda x: x if x > 20 else mpmath.log1p(mpmath.exp(x)),
     "silu": lambda x: x / (1 + mpmath.exp(-x)),

@@ -353,10 +353,7 @@ def test_causal_conv1d_is_not_used_on_the_cpu(monkeypatch):
         ({"bidirectional": 1}, "bidirectional must be a bool, got 1"),
         (
             {"discretization_method": "euler"},
-            (
-                "discretization_method must be one of zoh, foh, bilinear, poly, highorder, rk4, "
-                "got 'euler'"
-            ),
+            f"discretization_method must be one of {', '.join(METHODS)}, got 'euler'",
         ),
         (
             {"dtype": torch.int64},

@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "config.h"
-#include "discretization.h"
+#include "discretization/method.h"
 #include "dtype.h"
 
 namespace selective_scan {

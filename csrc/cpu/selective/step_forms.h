@@ -74,32 +74,31 @@ struct ByFactors {
                                           State before, const Kept& kept, State g,
                                           StepGradients<State>& gradients, PoleGradient& dA) {
     const State a = kept.first;
+    const State b = kept.second;
     const State g_conj_B = g * conj(B);
     gradients.before = g * conj(a);
-    const State da_conj_a = gradients.before * conj(before);
-    if constexpr (!F::kBbarDependsOnA) {
-      gradients.B = gain * g;
-      gradients.gain += real(g_conj_B);
-      gradients.delta += real_of_product_conj(da_conj_a, pole.A);  // exp' = exp
-      dA.sum += delta * da_conj_a;
-    } else {
-      const State b = kept.second;
+    State db{};
+    if constexpr (F::kBbarDependsOnA) {
       gradients.B = gain * (g * conj(b));
       gradients.gain += real(g_conj_B * conj(b));
-      const State db = gain * g_conj_B;
-      if constexpr (kHasHold) {
-        const State dx = F::template gradient_of_x<VectorMath>(delta, pole.A, Hold<State>{a, b},
-                                                               g * conj(before), da_conj_a, db);
-        gradients.delta += real_of_product_conj(dx, pole.A);
-        dA.sum += delta * dx;
-      } else {
-        static_assert(F::kAbarIsExponential);
-        const Derivatives<State> d =
-            F::template derivatives<VectorMath>(delta, pole, Coefficients<State>{a, b});
-        gradients.delta +=
-            real_of_product_conj(da_conj_a, pole.A) + real_of_product_conj(db, d.bbar_delta);
-        dA.sum += delta * da_conj_a + db * conj(d.bbar_A);
-      }
+      db = gain * g_conj_B;
+    } else {
+      gradients.B = gain * g;
+      gradients.gain += real(g_conj_B);
+    }
+    const State da_conj_a = gradients.before * conj(before);
+    if constexpr (kHasHold) {
+      const State dx = F::template gradient_of_x<VectorMath>(delta, pole.A, Hold<State>{a, b},
+                                                             g * conj(before), da_conj_a, db);
+      gradients.delta += real_of_product_conj(dx, pole.A);
+      dA.sum += delta * dx;
+    } else {
+      static_assert(F::kAbarIsExponential);  // a' = a
+      const Derivatives<State> d =
+          F::template derivatives<VectorMath>(delta, pole, Coefficients<State>{a, b});
+      gradients.delta +=
+          real_of_product_conj(da_conj_a, pole.A) + real_of_product_conj(db, d.bbar_delta);
+      dA.sum += delta * da_conj_a + db * conj(d.bbar_A);
     }
   }
 };
@@ -173,7 +172,7 @@ struct ByIncrements {
 template <Method kMethod, class State, class Run>
 SELECTIVE_SCAN_HD void with_form(const Pole<State>* poles, int count, real_t<State> least_norm,
                                  const Run& run) {
-  if constexpr (kMethod == Method::kFoh) {
+  if constexpr (Formula<kMethod>::kHasIncrements) {
     if (ByIncrements<State>::serves(poles, count, least_norm)) {
       run(ByIncrements<State>{});
       return;

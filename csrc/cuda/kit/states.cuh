@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/affine_map.h"
+#include "../../core/discretization.h"
 #include "elements.cuh"
 #include "geometry.cuh"
 #include "math.cuh"

@@ -38,18 +38,17 @@ __device__ __forceinline__ Complex<float> made_anew(Complex<float> x) {
 /// Whether the way forward makes its constants anew for every chunk: the way back, which needs the
 /// rate alone, has no registers for the coefficients of a truncated hold.
 template <Method kMethod>
-constexpr bool kHasCoefficients = Formula<kMethod>::kAbarIsExponential &&
-                                  Formula<kMethod>::kBbarDependsOnA && kMethod != Method::kFoh;
+constexpr bool kHasCoefficients =
+    Formula<kMethod>::kAbarIsByRate && Formula<kMethod>::kBbarDependsOnA;
 
 /// Whether warps go by ExactIncrements where they can. Those of a team would have to agree.
 template <class Shape, Method kMethod>
-constexpr bool kHasIncrements = kMethod == Method::kFoh && Shape::kWarps == 1;
+constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements && Shape::kWarps == 1;
 
 /// Whether the way forward, which begins anew with every chunk, takes shorter complex exponentials
 /// than the way back.
 template <Method kMethod, class T, int kSize>
-constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 &&
-                                Formula<kMethod>::kAbarIsExponential && kMethod != Method::kFoh;
+constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 && Formula<kMethod>::kAbarIsByRate;
 
 /// One lane's poles.
 template <class T, int kStates, int kSize, Method kMethod>
@@ -236,7 +235,7 @@ struct BlockStates {
   static __device__ __forceinline__ Kept kept_of(float delta,
                                                  const LanePoles<T, kStates, kSize, kMethod>& poles,
                                                  int s, const T* abar) {
-    if constexpr (requires { F::keep_with(T{}, delta, T{}); }) {
+    if constexpr (F::kAbarIsByRate) {
       if (abar != nullptr) return F::keep_with(*abar, delta, poles.A[s]);
     }
     return F::template keep<ScanMathFor<kSize>, T>(delta, poles.A[s], poles.constants[s]);

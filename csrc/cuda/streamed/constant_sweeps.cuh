@@ -67,7 +67,7 @@ struct ConstantWeights {
 
 /// Whether the way back takes abar of a group's first block from the way forward.
 template <Method kMethod>
-constexpr bool kKeepsAbar = Formula<kMethod>::kAbarIsExponential && kMethod != Method::kFoh;
+constexpr bool kKeepsAbar = Formula<kMethod>::kAbarIsByRate;
 
 /// Runs h' through all blocks of `groups` groups but the last one, and leaves records of what comes
 /// before each; kIncrements: A·h'. See ConstantShape. kSumsOutputs: adds Σ dy·h' over all blocks to

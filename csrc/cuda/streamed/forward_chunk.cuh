@@ -16,7 +16,7 @@ constexpr int kUnrolledBlocks =
 
 /// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
 template <Method kMethod>
-constexpr bool kGoesByIncrements = kMethod == Method::kFoh;
+constexpr bool kGoesByIncrements = Formula<kMethod>::kHasIncrements;
 
 template <Method kMethod, class T, class Constants>
 __device__ __forceinline__ auto step_of(float delta, float input, const Constants& constants) {

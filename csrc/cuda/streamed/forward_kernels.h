@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/discretization.h"
 #include "../kit/gradient_sums.h"
 #include "row_slices.cuh"
 
@@ -103,13 +104,14 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
 template <class T, int kStates, int kLaneBits, Method kMethod>
 struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;
+  using F = Formula<kMethod>;
   static constexpr bool kHasConstant = kStates * Shape::kComponents == 4;  // constant B and C
 
   /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
   /// of `size` bytes; those of 4 need too many registers on their way.
   static constexpr SELECTIVE_SCAN_HD bool has_few_registers(LaneMap map, int64_t size) {
-    return !is_complex_v<T> && kStates == 4 && kMethod == Method::kZoh && size == 2 &&
-           map == LaneMap::kSteps;
+    return !is_complex_v<T> && kStates == 4 && F::kAbarIsExponential && !F::kBbarDependsOnA &&
+           size == 2 && map == LaneMap::kSteps;
   }
 
   static cudaError_t launch(const ForwardArgs& args, cudaStream_t stream);

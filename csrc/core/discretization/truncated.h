@@ -1,0 +1,185 @@
+// zoh, highorder, poly, rk4: abar = exp(x), and bbar is Δ times the first 1, 2, 3, 4 terms of the
+// series of φ1(x) = (exp(x) − 1)/x.
+#pragma once
+
+#include "formula.h"
+
+namespace selective_scan {
+
+/// What exp(Δ·A) needs of A, for a policy that has rate(A) and exp_at(Δ, rate).
+template <class Math, class T>
+using rate_t = decltype(Math::rate(T{}));
+
+/// b(x) = Σ_{k<kTerms} x^k/(k+1)!
+template <int kTerms>
+struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
+  static constexpr bool kAbarIsExponential = true;
+  static constexpr bool kBbarDependsOnA = kTerms > 1;
+  static constexpr bool kAbarIsByRate = true;
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
+    const T x = delta * pole.A;
+    double factorial = 1;
+    for (int k = 2; k <= kTerms; ++k) factorial *= k;
+    T b = constant<T>(1 / factorial) * one<T>();
+    for (int k = kTerms; k > 1; --k) {
+      factorial /= k;
+      b = constant<T>(1 / factorial) + x * b;
+    }
+    return {Math::exp_of(delta * pole.exponent), b};
+  }
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
+    if constexpr (kTerms == 1) {
+      return {hold.a, T{}};
+    } else {
+      return {hold.a, slope_terms<1, kTerms>(delta * A)};
+    }
+  }
+
+  /// d(Δ·b)/dΔ = b + x·b' is exp's series of as many terms; d(Δ·b)/dA = Δ²·b'.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
+                                                      const Coefficients<T>& value) {
+    const T x = delta * pole.A;
+    double factorial = 1;
+    for (int k = 2; k <= kTerms; ++k) factorial *= k;
+    T exp_series = constant<T>(kTerms / factorial) * one<T>();
+    T slope = T{};  // b'(x) = Σ k·x^(k-1)/(k+1)!
+    for (int k = kTerms - 1; k >= 1; --k) {
+      slope = constant<T>(k / factorial) + x * slope;
+      factorial /= k + 1;
+      exp_series = constant<T>(k / factorial) + x * exp_series;
+    }
+    return {pole.A * value.abar, delta * value.abar, exp_series, (delta * delta) * slope};
+  }
+
+  /// b is a polynomial of Δ, with coefficients A^k/(k+1)! for k > 0.
+  template <class Math, class T>
+  struct Constants {
+    rate_t<Math, T> rate;
+    T coefficients[kTerms > 1 ? kTerms - 1 : 1];
+  };
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+    Constants<Math, T> result{Math::rate(A), {}};
+    T power = one<T>();
+    double factorial = 1;
+    for (int k = 1; k < kTerms; ++k) {
+      power = power * A;
+      factorial *= k + 1;
+      result.coefficients[k - 1] = constant<T>(1 / factorial) * power;
+    }
+    return result;
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD auto step(real_t<T> delta, real_t<T> delta_u,
+                                     const Constants<Math, T>& constants) {
+    const T abar = Math::exp_at(delta, constants.rate);
+    if constexpr (kTerms == 1) {
+      return Step<T, real_t<T>>{abar, delta_u};
+    } else {
+      T sum = constants.coefficients[kTerms - 2];
+      for (int k = kTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
+      return Step<T, T>{abar, delta_u + (delta * delta_u) * sum};
+    }
+  }
+
+  /// With k = kInputScale and s = k·Δ·u·B,
+  ///   h[t] = a·h[t-1] + s·b/k        its derivative by x is a·h[t-1] + s·b'/k
+  /// b/k and b'/k take few operations where they are polynomials of the right v:
+  ///   b                        k    v          b/k                          b'/k
+  ///   1 + x/2                  1/2  1 + x      1 + v                        1
+  ///   1 + x/2 + x²/6           2/3  3/4 + x/2  v² + 15/16                   v
+  ///   1 + x/2 + x²/6 + x³/24   9/8  4/9 + x/3  v·(v² + 20/27) + 344/729     v² + 20/81
+  template <class T>
+  struct Kept {
+    T a;
+    T v;
+    T b;      // divided by k
+    T slope;  // b'/k
+    T by_x;   // the derivative of h[t] by x
+  };
+  static constexpr double kInputScale = kTerms == 1   ? 1
+                                        : kTerms == 2 ? 0.5
+                                        : kTerms == 3 ? 2.0 / 3
+                                                      : 9.0 / 8;
+  static constexpr double kPoleScale = kTerms == 3 ? 0.5 : kTerms == 4 ? 1.0 / 3 : 1;
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T scaled_A,
+                                        const Constants<Math, T>& constants) {
+    return keep_with(Math::exp_at(delta, constants.rate), delta, scaled_A);
+  }
+  template <class T>
+  static SELECTIVE_SCAN_HD Kept<T> keep_with(T a, real_t<T> delta, T scaled_A) {
+    if constexpr (kTerms == 1) {
+      return {a, {}, {}, {}, {}};
+    } else if constexpr (kTerms == 2) {
+      return {a, constant<T>(1) + delta * scaled_A, {}, {}, {}};
+    } else if constexpr (kTerms == 3) {
+      const T v = constant<T>(0.75) + delta * scaled_A;
+      return {a, v, multiply_add(v, v, constant<T>(15.0 / 16) * one<T>()), v, {}};
+    } else {
+      static_assert(kTerms == 4);
+      const T v = constant<T>(4.0 / 9) + delta * scaled_A;
+      const T slope = multiply_add(v, v, constant<T>(20.0 / 81) * one<T>());
+      const T factor = constant<T>(40.0 / 81) + slope;
+      return {a, v, multiply_add(v, factor, constant<T>(344.0 / 729) * one<T>()), slope, {}};
+    }
+  }
+
+  template <class T>
+  static SELECTIVE_SCAN_HD T advance(Kept<T>& kept, real_t<T> input, T h, T B) {
+    if constexpr (kTerms == 1) {
+      return kept.a * h + input * B;
+    } else {
+      const T s = input * B;
+      if constexpr (kTerms == 2) {
+        kept.by_x = multiply_add(kept.a, h, s);
+        return multiply_add(kept.v, s, kept.by_x);
+      } else {
+        const T carried = kept.a * h;
+        kept.by_x = multiply_add(kept.slope, s, carried);
+        return multiply_add(kept.b, s, carried);
+      }
+    }
+  }
+
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
+                                                 T before, T /*after*/, T /*B*/, T g) {
+    const T carry = g * conj(kept.a);
+    if constexpr (kTerms == 1) {
+      return {carry, g, carry * conj(before)};
+    } else if constexpr (kTerms == 2) {
+      return {carry, multiply_add(g, conj(kept.v), g), g * conj(kept.by_x)};
+    } else {
+      return {carry, g * conj(kept.b), g * conj(kept.by_x)};
+    }
+  }
+
+ private:
+  /// Σ_{kFirst ≤ k < kEnd} k·x^(k-kFirst)/(k+1)!
+  template <int kFirst, int kEnd, class T>
+  static SELECTIVE_SCAN_HD T slope_terms(T x) {
+    constexpr double kCoefficient = kFirst / factorial(kFirst + 1);
+    if constexpr (kFirst + 1 == kEnd) {
+      return constant<T>(kCoefficient) * one<T>();
+    } else {
+      return constant<T>(kCoefficient) + x * slope_terms<kFirst + 1, kEnd>(x);
+    }
+  }
+};
+
+template <>
+struct Formula<Method::kZoh> : TruncatedHold<1> {};
+template <>
+struct Formula<Method::kHighorder> : TruncatedHold<2> {};
+template <>
+struct Formula<Method::kPoly> : TruncatedHold<3> {};
+template <>
+struct Formula<Method::kRk4> : TruncatedHold<4> {};
+
+}  // namespace selective_scan
