@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+import oracle
 from selective_scan import selective_scan_fn, selective_scan_ref
 from selective_scan._discretization import DISCRETIZATIONS
 
@@ -51,6 +52,13 @@ class Case:
     step_shift: float = 0.0  # of delta before softplus: negative for small steps
 
     @property
+    def data(self) -> "Case":
+        """The case whose values this one has: layouts move values, and expansion repeats some."""
+        if self.layout == "expanded":
+            return self
+        return self.with_(layout="contiguous", layout_of=TENSORS)
+
+    @property
     def is_double(self) -> bool:
         dtypes = (self.dtype, self.projection_dtype, self.pole_dtype, self.channel_dtype)
         return torch.float64 in dtypes
@@ -87,9 +95,13 @@ def generator(name: object) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
 
-@functools.lru_cache(maxsize=8)
 def make(case: Case) -> Problem:
     """Data of moderate size, on the CPU, contiguous; poles are stable, steps positive."""
+    return _make(case.data)
+
+
+@functools.lru_cache(maxsize=8)
+def _make(case: Case) -> Problem:
     random = generator(case)
 
     def normal(*shape):
@@ -256,27 +268,42 @@ def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, tor
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
-@functools.lru_cache(maxsize=16)
-def reference(case: Case, dtype: torch.dtype = torch.float64, nudge: int = 0):
-    """Outputs and gradients of the step-by-step reference from the same, already rounded, inputs
-    cast to `dtype`: in float64 the truth, in float32 what plain arithmetic achieves.
+def reference(case: Case) -> dict[str, torch.Tensor]:
+    """Outputs and gradients in float64 from the same, already rounded, inputs: the truth."""
+    return _reference(case.data)
 
-    `nudge` seeds a random move of every input by up to one rounding error of `dtype`.
-    """
-    problem = make(case)
+
+@functools.lru_cache(maxsize=16)
+def _reference(case: Case) -> dict[str, torch.Tensor]:
+    return _solve(case, torch.float64, lambda tensor: tensor, oracle.scan)
+
+
+@functools.lru_cache(maxsize=16)
+def _plain_result(case: Case, nudge: int) -> dict[str, torch.Tensor]:
+    """What the step-by-step reference gives in float32. `nudge` seeds a random move of every input
+    by up to one rounding error."""
     random = generator(f"nudge {nudge} {case}")
 
+    def move(tensor):
+        noise = 2 * torch.rand(tensor.shape, generator=random, dtype=torch.float64) - 1
+        return tensor * (1 + torch.finfo(torch.float32).eps * noise) if nudge else tensor
+
+    scan = functools.partial(selective_scan_ref, return_last_state=True)
+    return _solve(case, torch.float32, move, scan)
+
+
+def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor]:
+    """Outputs and gradients of `scan` for the case's values, moved and then cast to `dtype`."""
+    problem = make(case)
+
     def cast(tensor):
-        if nudge:
-            noise = 2 * torch.rand(tensor.shape, generator=random, dtype=torch.float64) - 1
-            tensor = tensor * (1 + torch.finfo(dtype).eps * noise)
-        return tensor.to(_counterpart(dtype, tensor.is_complex()))
+        return move(tensor).to(_counterpart(dtype, tensor.is_complex()))
 
     inputs = {
         name: None if value is None else cast(value).detach().requires_grad_()
         for name, value in problem.tensors.items()
     }
-    out, last_state = selective_scan_ref(**inputs, **problem.options, return_last_state=True)
+    out, last_state = scan(**inputs, **problem.options)
     outputs = {"out": out, "last_state": last_state}
     cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
     return outputs | differentiate(outputs, inputs, cotangents)
@@ -288,7 +315,7 @@ def plain_results(case: Case) -> list[dict[str, torch.Tensor]]:
     Where terms cancel, in a gradient summed over batch and steps for example, one result may be
     accurate by chance; several show how well conditioned the problem is.
     """
-    return [reference(case, torch.float32, nudge) for nudge in range(4)]
+    return [_plain_result(case.data, nudge) for nudge in range(4)]
 
 
 @dataclass(frozen=True)

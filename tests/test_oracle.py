@@ -1,0 +1,55 @@
+"""The oracle of the tests is the reference: it gives the same outputs and gradients in float64."""
+
+import itertools
+
+import pytest
+import torch
+
+import oracle
+from problem import COMPLEX_KINDS, METHODS, REAL_KINDS, Case, differentiate, make
+from selective_scan import selective_scan_ref
+
+OPTIONS = (
+    {},
+    {"D": False, "delta_bias": False},
+    {"z": False, "initial_state": False},
+    {"delta_softplus": False},
+)
+
+
+def cases():
+    for is_complex, method, reverse in itertools.product((False, True), METHODS, (False, True)):
+        base = Case(complex=is_complex, method=method, reverse=reverse, dtype=torch.float64)
+        yield from (base.with_(dstate=5, seqlen=33, **options) for options in OPTIONS)
+    for is_complex, reverse in itertools.product((False, True), repeat=2):
+        base = Case(complex=is_complex, method="foh", reverse=reverse, dtype=torch.float64)
+        for B, C in itertools.product(COMPLEX_KINDS if is_complex else REAL_KINDS, repeat=2):
+            yield base.with_(B=B, C=C, groups=1, seqlen=9)
+        yield from (base.with_(groups=groups, seqlen=9) for groups in (3, 6))
+        yield from (base.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 1000))
+        yield base.with_(cotangents=("out",))
+        yield base.with_(cotangents=("last_state",))
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
+def test_oracle(case):
+    problem = make(case)
+    inputs = {
+        name: None if value is None else value.detach().clone().requires_grad_()
+        for name, value in problem.tensors.items()
+    }
+    results = []
+    for scan, options in (
+        (selective_scan_ref, problem.options | {"return_last_state": True}),
+        (oracle.scan, problem.options),
+    ):
+        out, last_state = scan(**inputs, **options)
+        outputs = {"out": out, "last_state": last_state}
+        results.append(outputs | differentiate(outputs, inputs, problem.cotangents))
+    expected, actual = results
+    for name, value in expected.items():
+        if value is None or actual[name] is None:
+            assert value is actual[name] or not (value if actual[name] is None else actual[name]).any()
+            continue
+        error = (actual[name] - value).norm() / value.norm().clamp(min=1e-300)
+        assert error < 1e-13, f"{name}: {error:.3g}"
