@@ -1,0 +1,56 @@
+"""Command-line arguments that several programs share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import torch
+
+
+def make_parser(documentation: str) -> argparse.ArgumentParser:
+    """A parser whose help is a program's docstring: a description, then "Example:" and calls."""
+    description, _, example = documentation.partition("Example:")
+    return argparse.ArgumentParser(
+        description=description,
+        epilog=f"example:{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def find_device(text: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        RuntimeError: there is none, or the kernels for it are missing.
+    """
+    from selective_scan import backends
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise RuntimeError(f"device must be cpu, cuda or cuda:N, got {text!r}")
+    device = torch.device(text)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"device {text!r} is not there: this PyTorch finds no CUDA device")
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count:
+            raise RuntimeError(f"device {text!r} is not there: there are {count}")
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(device)
+    backend = backends()[device.type]
+    if not backend.available:
+        raise RuntimeError(f"the kernels for {device.type} are missing: {backend.reason}")
+    return device
+
+
+def count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a count, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if count(text) == 0:
+        raise argparse.ArgumentTypeError("expected at least 1, got 0")
+    return int(text)
