@@ -28,7 +28,7 @@ import torch
 from harness.arguments import find_device, make_parser, positive
 from harness.operators import Scan, make_scan
 from harness.problems import METHODS, SHAPES, Problem, Shape, parse_shape, product, select_problems
-from harness.timing import sample
+from harness.timing import REST_SECONDS, sample
 from harness.workers import Worker, alternate, serve
 
 _SHAPES = (
@@ -40,8 +40,6 @@ _DTYPES = ("bfloat16", "float32")
 _VARIANTS = ("complex", "constant", "channel-last", "reverse")
 _WARMUP = 3
 _NOTED_RATIO = 1.02
-# A runtime's idle threads may spin for 0.2 s, on the cores that the other process is to have.
-_CPU_REST_SECONDS = 0.3
 
 
 def problems(quick: bool) -> list[Problem]:
@@ -99,7 +97,7 @@ def work(options: argparse.Namespace) -> None:
         calls = scan.passes(backward=True)
         samples = sample(calls, device, warmup=_WARMUP, runs=options.runs)
         if device.type == "cpu":
-            time.sleep(_CPU_REST_SECONDS)
+            time.sleep(REST_SECONDS)
         return samples
 
     serve(describe=describe, prepare=prepare, measure=measure)

@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from harness.problems import Shape, parse_shape
+
 
 def make_parser(documentation: str) -> argparse.ArgumentParser:
     """A parser whose help is a program's docstring: a description, then "Example:" and calls."""
@@ -54,3 +56,10 @@ def positive(text: str) -> int:
     if count(text) == 0:
         raise argparse.ArgumentTypeError("expected at least 1, got 0")
     return int(text)
+
+
+def shape(text: str) -> Shape:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -20,6 +20,8 @@ _MIN_HOST_RUN_SECONDS = 1e-3
 # enough for a busy host): the events then enclose the kernels alone, not the gaps between launches.
 _QUEUE_AHEAD_CYCLES = 1_000_000
 _FEWEST_RUNS = 5
+# A runtime's idle threads may spin for 0.2 s, on cores that another process is to have next.
+REST_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
