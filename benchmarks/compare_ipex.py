@@ -1,7 +1,7 @@
 """Times the CPU kernel against that of Intel Extension for PyTorch 2.8, which is forward only.
 
-That package needs PyTorch 2.8, so it lives in an environment of its own. This file runs under both
-interpreters: it starts itself as a worker under each in turn, several times, and compares medians.
+That package needs PyTorch 2.8, so it lives in an environment of its own. Each side runs in a
+process of its own, this file under its interpreter, and the processes take turns.
 
 Example:
     python -m venv ipex
@@ -12,42 +12,28 @@ Example:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-import json
-import math
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_SHAPES = ((2, 512, 1024, 16), (1, 1536, 2048, 16))  # batch, dim, seqlen, dstate
+from harness.arguments import make_parser, positive, shape
+from harness.operators import make_scan
+from harness.problems import Problem
+from harness.timing import REST_SECONDS, Timing, sample
+from harness.workers import Worker, alternate, serve
+
+_DTYPES = ("float32", "bfloat16")
+_SHAPES = ("2,512,1024,16", "1,1536,2048,16")
+_SIDES = ("ours", "ipex")
 # A different order of sums, and the rounding of the output.
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-
-
-def make_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """u, delta, A, B, C, D, z and delta_bias: the same under both interpreters.
-
-    delta is float32 throughout: the peer takes no other dtype for it.
-    """
-    batch, dim, seqlen, dstate = shape
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator)
-
-    u, z = (randn(batch, dim, seqlen).to(dtype) for _ in range(2))
-    delta = randn(batch, dim, seqlen)
-    B, C = (randn(batch, dstate, seqlen).to(dtype) for _ in range(2))
-    A = -torch.arange(1.0, dstate + 1).repeat(dim, 1)
-    step = torch.exp(math.log(1e-3) + torch.rand(dim, generator=generator) * math.log(100))
-    return u, delta / 2, A, B, C, randn(dim), z, step + torch.log(-torch.expm1(-step))
 
 
 def load_kernel(name: str) -> Callable[..., torch.Tensor]:
@@ -62,115 +48,96 @@ def load_kernel(name: str) -> Callable[..., torch.Tensor]:
     return lambda *inputs: selective_scan.selective_scan_fn(*inputs, True, backend="cpu")
 
 
+def cases(options: argparse.Namespace) -> list[tuple[Problem, int]]:
+    sizes = itertools.product(options.shapes, _DTYPES, options.threads)
+    return [(Problem(shape, dtype), threads) for shape, dtype, threads in sizes]
+
+
 def work(options: argparse.Namespace) -> None:
-    """Prints the times of every case as JSON, and saves the first outputs for the comparison."""
     kernel = load_kernel(options.worker)
-    cases = []
+    found = cases(options)
+    call: Callable[[], torch.Tensor] | None = None
+
+    def prepare(case: int) -> dict[str, object]:
+        nonlocal call
+        problem, threads = found[case]
+        torch.set_num_threads(threads)
+        scan = make_scan(problem, torch.device("cpu"), seed=case)
+        scan.tensors["delta"] = scan.tensors["delta"].float()  # the peer takes no other dtype
+        # The peer takes no groups.
+        scan.tensors |= {name: scan.tensors[name][:, 0] for name in "BC"}
+        inputs = scan.arguments()[:8]
+        call = lambda: kernel(*inputs)  # noqa: E731
+        torch.save(call(), options.outputs / f"{options.worker}.pt")
+        return {"torch": torch.__version__}
+
+    def measure() -> dict[str, list[float]]:
+        samples = sample({"forward": call}, torch.device("cpu"), warmup=2, runs=options.runs)
+        time.sleep(REST_SECONDS)
+        return samples
+
     with torch.no_grad():
-        for shape, dtype, threads in itertools.product(_SHAPES, _DTYPES, options.threads):
-            torch.set_num_threads(threads)
-            inputs = make_inputs(shape, _DTYPES[dtype])
-            out = kernel(*inputs)
-            kernel(*inputs)
-            samples = []
-            for _ in range(options.runs):
-                begin = time.perf_counter()
-                kernel(*inputs)
-                samples.append((time.perf_counter() - begin) * 1e3)
-            case = {"shape": shape, "dtype": dtype, "threads": threads, "samples_ms": samples}
-            cases.append(case)
-            torch.save(out, options.outputs / f"{options.worker}-{len(cases)}.pt")
-    print(json.dumps({"torch": torch.__version__, "cases": cases}))
+        serve(prepare=prepare, measure=measure)
 
 
-def run_worker(name: str, options: argparse.Namespace, outputs: Path) -> dict[str, object]:
-    interpreter = options.ipex_python if name == "ipex" else sys.executable
-    command = [str(interpreter), __file__, "--worker", name, "--outputs", str(outputs)]
-    command += ["--runs", str(options.runs), "--threads", *map(str, options.threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"the worker {name} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def compare(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace, outputs: Path) -> None:
     # Only this side has them: the other environment holds the peer and nothing else.
-    import report
+    from harness import records, report
+    from harness.checks import relative_l2
 
-    names = ("ours", "ipex")
-    with tempfile.TemporaryDirectory() as scratch:
-        outputs = Path(scratch)
-        rounds = [
-            {name: run_worker(name, options, outputs) for name in names}
-            for _ in range(options.rounds)
-        ]
-        rows = []
-        for index, case in enumerate(rounds[0]["ours"]["cases"]):
-            ours, theirs = (
-                torch.load(outputs / f"{name}-{index + 1}.pt").double() for name in names
-            )
-            difference = ((ours - theirs).norm() / theirs.norm()).item()
-            if not difference <= _TOLERANCE[case["dtype"]]:
-                sys.exit(f"{case['shape']} {case['dtype']}: outputs differ by {difference:.1e}")
-            times = {}
-            for name in names:
-                samples = [x for one in rounds for x in one[name]["cases"][index]["samples_ms"]]
-                q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-                times[name] = {"median": median, "q1": q1, "q3": q3, "runs": len(samples)}
-            row = {name: case[name] for name in ("shape", "dtype", "threads")}
-            updates = math.prod(case["shape"])
-            rows.append(
-                {
-                    **row,
-                    **times,
-                    "difference": difference,
-                    "speedup": times["ipex"]["median"] / times["ours"]["median"],
-                    "ns_per_update": {n: times[n]["median"] * 1e6 / updates for n in names},
-                }
-            )
-
-    environment = report.environment(torch.device("cpu"))
-    environment["ipex_torch"] = rounds[0]["ipex"]["torch"]
-    console = report.console()
-    lines = [
-        (
-            str(tuple(row["shape"])), row["dtype"], str(row["threads"]),
-            *(
-                text
-                for name in names
-                for text in (
-                    f"{row[name]['median']:.2f}",
-                    f"{row[name]['q1']:.2f}–{row[name]['q3']:.2f}",
-                    f"{row['ns_per_update'][name]:.2f}",
-                )
-            ),
-            f"{row['speedup']:.2f}×", f"{row['difference']:.0e}",
+    shapes = [",".join(map(str, Problem(each).sizes)) for each in options.shapes]
+    arguments = ["--outputs", str(outputs), "--runs", str(options.runs), "--shapes", *shapes]
+    arguments += ["--threads", *map(str, options.threads)]
+    interpreters = {"ours": sys.executable, "ipex": options.ipex_python}
+    workers = [
+        Worker(name, [interpreters[name], __file__, "--worker", name, *arguments], {})
+        for name in _SIDES
+    ]
+    rows = []
+    for number, (problem, threads) in enumerate(cases(options)):
+        facts, samples = alternate(workers, number, options.rounds)
+        ours, theirs = (torch.load(outputs / f"{name}.pt").double() for name in _SIDES)
+        difference = relative_l2(ours, theirs)
+        if not difference <= _TOLERANCE[problem.dtype]:
+            sys.exit(f"{problem}: outputs differ by {difference:.1e}")
+        times = {
+            name: dataclasses.asdict(Timing.of(list(chain(*own["forward"]))))
+            for name, own in zip(_SIDES, samples, strict=True)
+        }
+        ns = {name: time["median"] * 1e6 / problem.updates for name, time in times.items()}
+        rows.append(
+            {
+                "shape": problem.sizes[:4],
+                "dtype": problem.dtype,
+                "threads": threads,
+                **times,
+                "difference": difference,
+                "speedup": times["ipex"]["median"] / times["ours"]["median"],
+                "ns_per_update": ns,
+            }
         )
-        for row in rows
-    ]  # fmt: skip
-    header = ("shape", "dtype", "threads", "ours, ms", "q1–q3", "ns/update", "IPEX, ms", "q1–q3",
-              "ns/update", "speedup", "difference")  # fmt: skip
-    title = f"Forward, {environment['device']}, medians over {options.rounds} rounds in turn"
-    report.print_table(console, title, header, lines)
+    for worker in workers:
+        worker.close()
+    environment = {**records.environment(torch.device("cpu")), "ipex_torch": facts[1]["torch"]}
+
+    title = f"Forward, {environment['device']}, ms, medians over {options.rounds} rounds in turn"
+    report.print_table(title, rows, "shape dtype threads ours ipex speedup difference")
     if options.json:
-        report.write_json(options.json, {"environment": environment, "rows": rows})
+        records.write(options.json, {"environment": environment, "rows": rows})
 
 
 def main() -> None:
-    description, _, example = __doc__.partition("Example:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example:{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--ipex-python", metavar="FILE", help="interpreter of the other environment")
-    add("--threads", nargs="+", type=int, default=[1, 2])
-    add("--rounds", type=int, default=5, help="how often each side runs (default: 5)")
-    add("--runs", type=int, default=6, help="timed runs in each round (default: 6)")
+    add("--shapes", nargs="+", type=shape, default=[shape(text) for text in _SHAPES],
+        metavar="SHAPE", help=f"batch,dim,seqlen,dstate (default: {' '.join(_SHAPES)})")
+    add("--threads", nargs="+", type=positive, default=[1, 2])
+    add("--rounds", type=positive, default=5, help="how often each side runs (default: 5)")
+    add("--runs", type=positive, default=6, help="timed runs in each round (default: 6)")
     add("--json", type=Path, metavar="FILE")
-    add("--worker", choices=("ours", "ipex"), help=argparse.SUPPRESS)
+    add("--worker", choices=_SIDES, help=argparse.SUPPRESS)
     add("--outputs", type=Path, help=argparse.SUPPRESS)
     # fmt: on
     options = parser.parse_args()
@@ -179,7 +146,8 @@ def main() -> None:
     elif options.ipex_python is None:
         parser.error("--ipex-python is required")
     else:
-        compare(options)
+        with tempfile.TemporaryDirectory() as outputs:
+            compare(options, Path(outputs))
 
 
 if __name__ == "__main__":

@@ -19,17 +19,18 @@ import dataclasses
 import os
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-import report
-from arguments import find_device, make_parser, positive
-from checks import relative_l2
-from problems import DTYPES
+from harness import records, report
+from harness.arguments import find_device, make_parser, positive
+from harness.checks import relative_l2
+from harness.problems import DTYPES
+from harness.timing import Timing
 from selective_scan import selective_scan_fn
-from timing import Timing
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 try:
@@ -70,18 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def no_scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    return_last_state: bool,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def no_scan(u, delta, A, B, C, D=None, z=None, return_last_state=False, **_: object) -> object:
     """A result that depends on all that passes through layers, so that nothing else is spared."""
     out = u + delta + (B + C).sum(1, keepdim=True)
     out = out if z is None else out + z
@@ -92,28 +82,15 @@ def no_scan(
 def replaced_scan(scan: Callable[..., object]) -> Iterator[None]:
     """`scan` in the place of transformers' function, whose switches between its own ways do not
     apply."""
+    names = ("D", "z", "delta_bias", "delta_softplus", "return_last_state")
 
-    def replacement(
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        D: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        delta_bias: torch.Tensor | None = None,
-        delta_softplus: bool = False,
-        return_last_state: bool = False,
-        **_: object,
-    ) -> object:
-        return scan(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+    def replacement(hidden_states, dt, A, B, C, *others: object, **keywords: object) -> object:
+        given = dict(zip(names, others, strict=False)) | keywords
+        given = {name: given[name] for name in names if name in given}
+        return scan(hidden_states, dt, A, B, C, **given)
 
-    original = modeling_mamba.mamba_selective_scan
-    modeling_mamba.mamba_selective_scan = replacement
-    try:
+    with unittest.mock.patch.object(modeling_mamba, "mamba_selective_scan", replacement):
         yield
-    finally:
-        modeling_mamba.mamba_selective_scan = original
 
 
 def time_in_turn(
@@ -189,37 +166,20 @@ def main() -> int:
         )
 
     environment = {
-        **report.environment(options.device),
+        **records.environment(options.device),
         "transformers": transformers.__version__,
         "model": f"MambaForCausalLM, {options.layers} layers, hidden {options.hidden}, {size} "
         f"tokens, {options.dtype}",
     }
-    console = report.console()
-    console.print(
+    print(
         f"{environment['device']}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, {options.threads} threads"
     )
-    header = (
-        "pass", "its own, ms", "q1–q3", "ours, ms", "q1–q3", "no scan, ms", "q1–q3", "speedup",
-        "at most", "difference",
-    )  # fmt: skip
-    lines = [
-        (
-            row["pass"],
-            *(
-                text
-                for timing in (row["transformers"], row["selective_scan"], row["no_scan"])
-                for text in (f"{timing['median']:.0f}", f"{timing['q1']:.0f}–{timing['q3']:.0f}")
-            ),
-            f"{row['speedup']:.2f}×",
-            f"{row['largest_speedup']:.2f}×",
-            f"{row['difference']:.0e}",
-        )
-        for row in rows
-    ]
-    report.print_table(console, environment["model"], header, lines)
+
+    names = "pass transformers selective_scan no_scan speedup largest_speedup difference"
+    report.print_table(f"{environment['model']}, ms: median (quartiles)", rows, names)
     if options.json:
-        report.write_json(options.json, {"environment": environment, "rows": rows})
+        records.write(options.json, {"environment": environment, "rows": rows})
     return 0
 
 

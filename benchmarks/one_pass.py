@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import torch
 
-from arguments import make_parser
-from problems import DTYPES, METHODS, VARIANTS, Problem, make_inputs, parse_shape
+import selective_scan  # noqa: F401  registers the operators
+from harness.arguments import make_parser, shape
+from harness.operators import make_scan
+from harness.problems import DTYPES, METHODS, VARIANTS, Problem
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--shape", default="1,64,256,16", help="batch,dim,seqlen,dstate[,groups] or a name")
+    # fmt: off
+    add("--shape", type=shape, default=shape("1,64,256,16"),
+        help="batch,dim,seqlen,dstate[,groups] or a name")
+    # fmt: on
     add("--dtype", choices=DTYPES, default="float32")
     add("--variant", choices=VARIANTS, default="plain")
     add("--method", choices=METHODS, default="zoh")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    try:
-        shape = parse_shape(options.shape)
-    except ValueError as error:
-        parser.error(str(error))
-    problem = Problem(shape, options.dtype, VARIANTS[options.variant], options.method)
-    inputs = make_inputs(problem, torch.device("cpu"), seed=0)
-    _, _, states = inputs.forward_op(True)
-    inputs.backward_op(states)
-    print(f"{problem}: {shape.updates} state updates forward, as many backward")
+    problem = Problem(options.shape, options.dtype, VARIANTS[options.variant], options.method)
+    scan = make_scan(problem, torch.device("cpu"), seed=0)
+    scan.backward(scan.forward(True)[2])
+    print(f"{problem}: {problem.updates} state updates forward, as many backward")
 
 
 if __name__ == "__main__":

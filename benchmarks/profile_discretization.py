@@ -15,45 +15,16 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import torch
-from rich.console import Console
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-import report
-from arguments import find_device, make_parser, positive
-from problems import DTYPES, METHODS, Inputs, Problem, Shape, make_inputs
+from harness import plots, records, report
+from harness.arguments import find_device, make_parser, positive
+from harness.operators import Scan, make_scan
+from harness.problems import DTYPES, METHODS, Problem, Shape
+from harness.timing import Timing, measure
 from selective_scan import selective_scan_fn
-from timing import Timing, measure
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One operation or pass: its time, for how many elements or state updates."""
-
-    name: str
-    implementation: str
-    which: str
-    count: int
-    unit: str
-    time: Timing
-
-    @property
-    def ns_per_unit(self) -> float:
-        return self.time.median * 1e6 / self.count
-
-    @property
-    def units_per_s(self) -> float:
-        return self.count / self.time.median * 1e3
-
-    def as_json(self) -> dict[str, object]:
-        derived = {"ns_per_unit": self.ns_per_unit, "units_per_s": self.units_per_s}
-        return {**dataclasses.asdict(self), **derived}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -82,7 +53,23 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def profile_operations(problem: Problem, device: torch.device, trials: int) -> list[Cost]:
+def cost(
+    name: str, implementation: str, which: str, count: int, unit: str, time: Timing
+) -> records.Row:
+    """One operation or pass: its time, for how many elements or state updates."""
+    return {
+        "name": name,
+        "implementation": implementation,
+        "which": which,
+        "count": count,
+        "unit": unit,
+        "time": dataclasses.asdict(time),
+        "ns_per_unit": time.median * 1e6 / count,
+        "units_per_s": count / time.median * 1e3,
+    }
+
+
+def profile_operations(problem: Problem, device: torch.device, trials: int) -> list[records.Row]:
     """Elementwise on x = Δ·A of one step of every state, at seqlen steps as far as 2^24 elements.
 
     The inverse is that of 1 − Δ·A/2 for a full dstate × dstate matrix per channel, which a
@@ -91,7 +78,7 @@ def profile_operations(problem: Problem, device: torch.device, trials: int) -> l
     """
     shape = problem.shape
     dtype = DTYPES[problem.dtype]
-    elements = min(shape.updates, 1 << 24)
+    elements = min(problem.updates, 1 << 24)
     x = -torch.rand(elements, device=device).to(dtype)
     divisor = 1 - x / 2
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
@@ -101,101 +88,50 @@ def profile_operations(problem: Problem, device: torch.device, trials: int) -> l
 
     out = torch.empty_like(x)
     inverses = torch.empty_like(systems)
-    calls: dict[str, tuple[Callable[[], object], int, str]] = {
-        "copy": (lambda: out.copy_(x), elements, "element"),
-        "multiply": (lambda: torch.mul(x, divisor, out=out), elements, "element"),
-        "exp": (lambda: torch.exp(x, out=out), elements, "element"),
-        "expm1": (lambda: torch.expm1(x, out=out), elements, "element"),
-        "division": (lambda: torch.div(x, divisor, out=out), elements, "element"),
-        "matrix inverse": (
-            lambda: torch.linalg.inv(systems, out=inverses), systems.shape[0],
-            f"{shape.dstate} × {shape.dstate} matrix",
-        ),
-    }  # fmt: skip
-    times = measure({name: call[0] for name, call in calls.items()}, device, warmup=2, runs=trials)
+    calls = {
+        "copy": lambda: out.copy_(x),
+        "multiply": lambda: torch.mul(x, divisor, out=out),
+        "exp": lambda: torch.exp(x, out=out),
+        "expm1": lambda: torch.expm1(x, out=out),
+        "division": lambda: torch.div(x, divisor, out=out),
+        "matrix inverse": lambda: torch.linalg.inv(systems, out=inverses),
+    }
+    times = measure(calls, device, warmup=2, runs=trials)
+    inverse = times.pop("matrix inverse")
+    unit = f"{shape.dstate} × {shape.dstate} matrix"
     return [
-        Cost(name, "torch", "", count, unit, times[name])
-        for name, (_, count, unit) in calls.items()
+        *(cost(name, "torch", "", elements, "element", time) for name, time in times.items()),
+        cost("matrix inverse", "torch", "", systems.shape[0], unit, inverse),
     ]
 
 
-def scan_passes(inputs: Inputs, backend: str) -> dict[str, Callable[[], object]]:
+def scan_passes(scan: Scan, backend: str) -> dict[str, Callable[[], object]]:
     """Forward without gradients, and backward alone: the graph is kept between calls."""
-    keywords = inputs.keywords()
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.tensors().items()}
-    out = selective_scan_fn(**{**keywords, **leaves}, backend=backend)
+    leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
+    out = selective_scan_fn(**scan.keywords(leaves), backend=backend)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return selective_scan_fn(**keywords, backend=backend)
+            return selective_scan_fn(**scan.keywords(), backend=backend)
 
     def backward() -> object:
-        return torch.autograd.grad(out, list(leaves.values()), inputs.dout, retain_graph=True)
+        return torch.autograd.grad(out, list(leaves.values()), scan.dout, retain_graph=True)
 
     return {"forward": forward, "backward": backward}
 
 
-def profile_scan(shape: Shape, dtype: str, device: torch.device, trials: int) -> list[Cost]:
+def profile_scan(problem: Problem, device: torch.device, trials: int) -> list[records.Row]:
     costs = []
     for method in METHODS:
-        inputs = make_inputs(Problem(shape, dtype, method=method), device, torch.initial_seed())
+        scan = make_scan(dataclasses.replace(problem, method=method), device, torch.initial_seed())
         for implementation, backend in (("kernel", device.type), ("reference", "reference")):
-            times = measure(scan_passes(inputs, backend), device, warmup=1, runs=trials, budget=10)
+            passes = scan_passes(scan, backend)
+            times = measure(passes, device, warmup=1, runs=trials, budget=10)
             costs += [
-                Cost(method, implementation, which, shape.updates, "state update", time)
+                cost(method, implementation, which, problem.updates, "state update", time)
                 for which, time in times.items()
             ]
     return costs
-
-
-def print_costs(console: Console, title: str, name: str, costs: list[Cost]) -> None:
-    reference = {
-        (cost.name, cost.which): cost.time.median
-        for cost in costs
-        if cost.implementation == "reference"
-    }
-    lines = []
-    for cost in costs:
-        other = reference.get((cost.name, cost.which))
-        is_kernel = cost.implementation == "kernel" and other is not None
-        lines.append(
-            (
-                cost.name, cost.implementation, cost.which, report.format_ms(cost.time.median),
-                f"{report.format_ms(cost.time.q1)}–{report.format_ms(cost.time.q3)}",
-                f"{cost.ns_per_unit:.3f}", f"{cost.units_per_s:.3g}", cost.unit,
-                report.format_ratio(other / cost.time.median) if is_kernel else "",
-            )
-        )  # fmt: skip
-    header = (name, "implementation", "pass", "ms", "q1–q3", "ns each", "per second", "unit",
-              "× ref")  # fmt: skip
-    report.print_table(console, title, header, lines)
-
-
-def plot_costs(operations: list[Cost], scan: list[Cost], title: str, path: Path) -> None:
-    parts = [part for part in (operations, scan) if part]
-    figure, all_axes = plt.subplots(
-        1, len(parts), figsize=(6.5 * len(parts), 4.2), squeeze=False, layout="constrained"
-    )
-    for axes, part in zip(all_axes[0], parts, strict=True):
-        groups = list(dict.fromkeys((cost.implementation, cost.which) for cost in part))
-        names = list(dict.fromkeys(cost.name for cost in part))
-        width = 0.8 / len(groups)
-        for index, group in enumerate(groups):
-            chosen = [cost for cost in part if (cost.implementation, cost.which) == group]
-            places = [names.index(cost.name) + index * width for cost in chosen]
-            label = " ".join(filter(None, group))
-            axes.bar(places, [cost.ns_per_unit for cost in chosen], width, label=label)
-        axes.set_xticks([i + 0.4 - width / 2 for i in range(len(names))], names, rotation=20)
-        axes.set_yscale("log")
-        is_scan = part is scan
-        axes.set_ylabel("ns per state update" if is_scan else "ns per element or matrix")
-        axes.set_title("selective_scan_fn" if is_scan else "elementary operations")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8)
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -208,32 +144,34 @@ def main(arguments: list[str] | None = None) -> int:
     if both or options.profile_ops:
         operations = profile_operations(problem, options.device, options.n_trials)
     if both or options.profile_scan:
-        scan = profile_scan(shape, options.dtype, options.device, options.n_trials)
+        scan = profile_scan(problem, options.device, options.n_trials)
 
-    environment = report.environment(options.device)
-    console = report.console()
+    environment = records.environment(options.device)
     title = (
         f"{environment['device']}, {options.dtype}, (batch, dim, seqlen, dstate) = "
-        f"{shape.sizes[:-1]}"
+        f"{problem.sizes[:4]}"
     )
-    console.print(f"{title}, torch {environment['torch']}, {environment['threads']} threads")
-    if operations:
-        print_costs(console, "Elementary operations", "operation", operations)
-    if scan:
-        print_costs(console, "selective_scan_fn", "method", scan)
+    print(f"{title}, torch {environment['torch']}, {environment['threads']} threads")
+    names = "name implementation which time ns_per_unit units_per_s unit"
+    parts = {"elementary operations": operations, "selective_scan_fn": scan}
+    for part, costs in parts.items():
+        if costs:
+            report.print_table(f"{part}, ms: median (quartiles)", costs, names)
     if options.json:
         content = {
             "environment": environment,
             "shape": dataclasses.asdict(shape),
             "dtype": options.dtype,
-            "operations": [cost.as_json() for cost in operations],
-            "scan": [cost.as_json() for cost in scan],
+            "operations": operations,
+            "scan": scan,
         }
-        report.write_json(options.json, content)
-        console.print(f"Wrote {options.json}")
+        records.write(options.json, content)
     if options.plot:
-        plot_costs(operations, scan, title, options.plot)
-        console.print(f"Drew {options.plot}")
+        plots.plot_bars(
+            options.plot, title, parts, "ns per element, matrix or state update",
+            label=lambda cost: cost["name"], length=lambda cost: cost["ns_per_unit"],
+            group=lambda cost: f"{cost['implementation']} {cost['which']}".strip(),
+        )  # fmt: skip
     return 0
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -115,27 +116,6 @@ def test_benchmark_compares_with_the_reference(quick_run):
             assert row[f"speedup_over_{name}"] == pytest.approx(speedup)
 
 
-def test_benchmark_ratios_follow_from_the_rows(quick_run):
-    _, content, _ = quick_run
-    medians = {
-        (row["shape"], row["variant"], row["method"], row["threads"], row["which"]): row["time"][
-            "median"
-        ]
-        for row in content["rows"]
-    }
-    found = {
-        (entry["what"], entry["shape"], entry["variant"], entry["method"]): entry["ratio"]
-        for entry in content["ratios"]
-        if entry["pass"] == "forward"
-    }
-    threads = "1 thread / 2 threads"
-    key = ("medium", "plain", "zoh")
-    assert found[(threads, *key)] == pytest.approx(
-        medians[(*key, 1, "forward")] / medians[(*key, 2, "forward")]
-    )
-    assert {what for what, *_ in found} == {threads, "bilinear / zoh", "complex / plain"}
-
-
 def test_benchmark_describes_its_environment(quick_run):
     printed, content, _ = quick_run
     environment = content["environment"]
@@ -151,11 +131,11 @@ def test_benchmark_describes_its_environment(quick_run):
 
 def test_benchmark_prints_tables_and_draws_plots(quick_run):
     printed, content, folder = quick_run
-    for text in ("Medians of 3 runs", "Ratios of medians", "no_grad call", "bilinear", "medium"):
+    for text in ("Medians of 3 runs", "no_grad call", "bilinear", "medium"):
         assert text in printed
     assert printed.count("│ small ") >= len(content["rows"]) // 2
+    assert " × floor " in printed
     assert_is_png(folder / "cpu_speedup.png")
-    assert_is_png(folder / "cpu_roofline.png")
 
 
 def test_benchmark_takes_sizes_as_a_shape(tmp_path):
@@ -178,19 +158,16 @@ def test_benchmark_measures_the_other_operators(tmp_path):
         tmp_path / "rows.json", "--plot", tmp_path / "cpu",
     )  # fmt: skip
     content = json.loads((tmp_path / "rows.json").read_text())
-    assert content["failures"] == content["rows"] == content["host_overhead"] == []
-    rows = content["siblings"]
-    assert {(row["operator"], row["dtype"], row["layout"], row["which"]) for row in rows} == {
+    assert content["failures"] == content["host_overhead"] == []
+    rows = content["rows"]
+    assert {(row["operator"], row["dtype"], row["variant"], row["which"]) for row in rows} == {
         *(
             ("diagonal", dtype, layout, which)
             for dtype in ("float32", "bfloat16")
-            for layout in ("contiguous", "channel-last")
+            for layout in ("plain", "channel-last")
             for which in ("forward", "backward")
         ),
-        *(
-            ("adaptive_unitary", "float32", "contiguous", which)
-            for which in ("forward", "backward")
-        ),
+        *(("adaptive_unitary", "float32", "plain", which) for which in ("forward", "backward")),
     }
     for row in rows:
         time = row["time"]
@@ -198,7 +175,7 @@ def test_benchmark_measures_the_other_operators(tmp_path):
         moved = row["bytes_moved"] / time["median"] / 1e6
         assert row["GB_per_s"] == pytest.approx(moved)
         ceiling = content["ceilings"]["copy_bytes_per_s"]
-        assert row["fraction_of_copy_bandwidth"] == pytest.approx(moved * 1e9 / ceiling)
+        assert 1 / row["ratio_to_floor"] == pytest.approx(moved * 1e9 / ceiling)
         assert 0 < row["error"] < (1e-4 if row["dtype"] == "float32" else 2e-2)
         assert (row["reference"] is not None) == (row["which"] == "forward")
         if row["operator"] == "diagonal":
@@ -207,27 +184,6 @@ def test_benchmark_measures_the_other_operators(tmp_path):
             assert row["bytes_moved"] == values * width * math.prod(row["sizes"])
     assert "adaptive_unitary" in done.stdout
     assert_is_png(tmp_path / "cpu_siblings.png")
-
-
-@pytest.mark.parametrize("operator", ["diagonal", "adaptive_unitary"])
-@pytest.mark.parametrize("which", ["forward", "backward"])
-def test_check_refuses_a_wrong_sibling(monkeypatch, operator, which):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    siblings = importlib.import_module("siblings")
-    problem = siblings.select_siblings([operator], "cpu", ["float32"], quick=True)[0]
-    inputs = siblings._INPUTS[operator](problem, torch.device("cpu"), seed=1)
-    assert inputs.check(backward=True)
-    name = which if operator == "diagonal" or which == "backward" else "_forward"
-    right = getattr(inputs, name)
-
-    def wrong(*arguments):
-        result = right(*arguments)
-        (result if isinstance(result, torch.Tensor) else result[0]).mul_(1.01)
-        return result
-
-    monkeypatch.setattr(inputs, name, wrong)
-    with pytest.raises(RuntimeError, match=r"relative error of"):
-        inputs.check(backward=True)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +215,16 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["benchmark_selective_scan.py", "profile_discretization.py", "compare_ipex.py"],
+    [
+        "benchmark_selective_scan.py",
+        "profile_discretization.py",
+        "compare_ipex.py",
+        "compare_revisions.py",
+    ],
 )
 def test_help_has_an_example(name):
     printed = run_program(name, "--help").stdout
-    assert f"python benchmarks/{name} --" in printed.partition("example:")[2]
+    assert f"python benchmarks/{name} " in printed.partition("example:")[2]
 
 
 def test_profile_of_the_discretizations(tmp_path):
@@ -311,53 +272,119 @@ def test_the_anchors_cover_every_shape_that_they_are_for():
         assert 0 < row["mamba_ssm_fwd_ms"] < row["mamba_ssm_bwd_ms"]
 
 
+def test_two_revisions_are_timed_in_turns(tmp_path):
+    """Here the revision under test with itself: all its results have the same bits."""
+    folder = Path(selective_scan.__file__).resolve().parents[1]
+    done = run_program(
+        "compare_revisions.py", folder, folder, "--device", "cpu", "--quick", "--rounds", "2",
+        "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive", "--json",
+        tmp_path / "revisions.json",
+    )  # fmt: skip
+    content = json.loads((tmp_path / "revisions.json").read_text())
+    assert content["failures"] == []
+    assert content["environment"]["old"] == content["environment"]["new"]
+    rows = content["rows"]
+    assert {(row["operator"], row["variant"], row["which"]) for row in rows} == {
+        *(
+            ("selective_scan", variant, which)
+            for variant in ("complex", "channel-last")
+            for which in PASSES
+        ),
+        *(("diagonal", "channel-last", which) for which in PASSES[:2]),
+        *(("adaptive_unitary", "plain", which) for which in PASSES[:2]),
+    }
+    for row in rows:
+        assert row["same_bits"]
+        assert row["ratio"] == pytest.approx(row["new_ms"] / row["old_ms"])
+        assert len(row["ratios_of_rounds"]) == 2
+    assert content["worst"]["ratio"] == max(row["ratio"] for row in rows)
+    assert "median of 10 rows" in done.stdout
+
+
+def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):
+    folder = Path(selective_scan.__file__).resolve().parents[1]
+    arguments = (folder, tmp_path, "--device", "cpu", "--quick")
+    done = run_program("compare_revisions.py", *arguments, status=1)
+    assert f"not from {tmp_path}" in done.stderr
+
+
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """The benchmarks' own checks and problems."""
+def harness(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module of the benchmarks' harness."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("checks"), importlib.import_module("problems")
+    return lambda name: importlib.import_module(f"harness.{name}")
 
 
-@pytest.mark.parametrize("variant", ["plain", "complex", "constant", "reverse", "initial-state"])
-def test_check_accepts_the_kernels(modules, variant):
-    checks, problems = modules
-    shape = problems.Shape("odd", 3, 8, 45, 5, 2)
-    problem = problems.Problem(shape, "float64", problems.VARIANTS[variant], "foh")
-    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
-    errors = checks.check_problem(problem, inputs, backward=True)
-    assert errors.keys() == {"out", "last_state", *(f"d{name}" for name in inputs.tensors())}
+def small_scan(harness, operator="selective_scan", dtype="float32", variant="plain", method="zoh"):
+    problems = harness("problems")
+    shape = problems.Shape("odd", 3, 8, 45, 5, 2 if operator == "selective_scan" else 1)
+    problem = problems.Problem(shape, dtype, problems.VARIANTS[variant], method, operator)
+    return harness("operators").make_scan(problem, torch.device("cpu"), seed=1)
 
 
-def test_parallel_scan_is_the_reference(modules):
-    checks, _ = modules
-    checks.check_oracle(torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("operator", "variant"),
+    [
+        *(("selective_scan", v) for v in ("complex", "constant", "reverse", "initial-state")),
+        *((operator, "plain") for operator in ("selective_scan", "diagonal", "adaptive_unitary")),
+    ],
+)
+def test_check_accepts_the_kernels(harness, operator, variant):
+    scan = small_scan(harness, operator, "float64", variant, "foh")
+    errors = harness("checks").check(scan, backward=True)
+    states = set() if operator == "diagonal" else {"last_state"}
+    assert errors.keys() == {"out", *states, *(f"d{name}" for name in scan.tensors)}
+
+
+@pytest.mark.parametrize("variant", ["plain", "no-z", "complex", "constant", "complex-constant",
+                                     "channel-last", "reverse", "initial-state"])  # fmt: skip
+@pytest.mark.parametrize("method", METHODS)
+def test_exact_results_are_those_of_the_reference(harness, variant, method):
+    scan = small_scan(harness, dtype="float64", variant=variant, method=method)
+    expected = selective_scan.selective_scan_ref(**scan.keywords(), return_last_state=True)
+    torch.testing.assert_close(scan.exact(scan.tensors), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["diagonal", "adaptive_unitary"])
+def test_exact_results_of_the_other_operators(harness, operator):
+    scan = small_scan(harness, operator, "float64")
+    out, _ = scan.exact(scan.tensors, torch.arange(8))
+    torch.testing.assert_close(out, scan.reference(scan.tensors), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_textbook_scan_is_the_reference(modules, groups):
-    _, problems = modules
-    peers = importlib.import_module("peers")
-    problem = problems.Problem(problems.Shape("odd", 3, 8, 45, 5, groups))
-    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
-    expected = selective_scan.selective_scan_ref(**inputs.keywords())
-    torch.testing.assert_close(peers.textbook_scan(**inputs.keywords()), expected)
+def test_textbook_scan_is_the_reference(harness, groups):
+    scan = small_scan(harness)
+    scan.tensors |= {name: scan.tensors[name][:, :groups] for name in "BC"}
+    textbook_scan = harness("peers").textbook_scan
+    torch.testing.assert_close(textbook_scan(**scan.keywords()), scan.reference(scan.tensors))
     with pytest.raises(ValueError, match="knows zoh"):
-        peers.textbook_scan(**{**inputs.keywords(), "reverse": True})
+        textbook_scan(**{**scan.keywords(), "reverse": True})
 
 
-@pytest.mark.parametrize("which", ["forward_op", "backward_op"])
-def test_check_refuses_a_wrong_kernel(modules, monkeypatch, which):
-    checks, problems = modules
-    problem = problems.Problem(problems.Shape("odd", 3, 8, 45, 5, 2))
-    inputs = problems.make_inputs(problem, torch.device("cpu"), seed=1)
-    right = getattr(problems.Inputs, which)
+@pytest.mark.parametrize("operator", ["selective_scan", "diagonal", "adaptive_unitary"])
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_check_refuses_a_wrong_kernel(harness, monkeypatch, operator, which):
+    scan = small_scan(harness, operator)
+    right = getattr(scan, which)
 
-    def wrong(*arguments, **keywords):
-        result = right(*arguments, **keywords)
-        first = result[0] if which == "forward_op" else result["B"]
-        first.mul_(1.001)
+    def wrong(*arguments):
+        result = right(*arguments)
+        tensor = result[0] if which == "forward" else list(result.values())[1]
+        tensor.mul_(1.01)
         return result
 
-    monkeypatch.setattr(problems.Inputs, which, wrong)
-    with pytest.raises(RuntimeError, match=r"relative error of (out|dB) 1\.0e-03"):
-        checks.check_problem(problem, inputs, backward=True)
+    monkeypatch.setattr(scan, which, wrong)
+    with pytest.raises(RuntimeError, match=r"relative error of (out|ddelta|db|ddt) 1\.0e-02"):
+        harness("checks").check(scan, backward=True)
+
+
+def test_old_records_are_read_as_the_new_ones(harness):
+    records = harness("records")
+    rows = records.load(BENCHMARKS / "results" / "h200_siblings.json")["rows"]
+    assert {row["operator"] for row in rows} == {"diagonal", "adaptive_unitary"}
+    assert {row["variant"] for row in rows} == {"plain", "channel-last"}
+    for row in rows:
+        assert row["fraction_of_copy_bandwidth"] == pytest.approx(1 / row["ratio_to_floor"])
+    rows = records.load(BENCHMARKS / "results" / "h200.json")["rows"]
+    assert {row["operator"] for row in rows} == {"selective_scan"}

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from selective_scan import backends
+from harness.problems import Shape, parse_shape
 
 
 def make_parser(documentation: str) -> argparse.ArgumentParser:
@@ -26,6 +26,8 @@ def find_device(text: str) -> torch.device:
     Raises:
         RuntimeError: there is none, or the kernels for it are missing.
     """
+    from selective_scan import backends
+
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise RuntimeError(f"device must be cpu, cuda or cuda:N, got {text!r}")
     device = torch.device(text)
@@ -54,3 +56,10 @@ def positive(text: str) -> int:
     if count(text) == 0:
         raise argparse.ArgumentTypeError("expected at least 1, got 0")
     return int(text)
+
+
+def shape(text: str) -> Shape:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

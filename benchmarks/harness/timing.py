@@ -1,4 +1,4 @@
-"""Timing: alternating runs after a warm-up, reported as median and quartiles."""
+"""Timing: runs in turn after a warm-up, reported as median and quartiles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import statistics
 import sys
 import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,11 +20,13 @@ _MIN_HOST_RUN_SECONDS = 1e-3
 # enough for a busy host): the events then enclose the kernels alone, not the gaps between launches.
 _QUEUE_AHEAD_CYCLES = 1_000_000
 _FEWEST_RUNS = 5
+# A runtime's idle threads may spin for 0.2 s, on cores that another process is to have next.
+REST_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call."""
+    """Milliseconds per call, where nothing else is said."""
 
     median: float
     q1: float
@@ -33,10 +36,9 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
+        q1 = q3 = samples[0]
         if len(samples) > 1:
             q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-        else:
-            q1 = q3 = samples[0]
         return cls(statistics.median(samples), q1, q3, min(samples), len(samples))
 
 
@@ -52,9 +54,7 @@ def keep_freed_memory() -> None:
     of a large tensor again, which PyTorch wants aligned to a page, once the thread's cache has
     taken a few bytes beside it. That cache is set by the environment alone, when a program starts.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     tunables = os.environ.get("GLIBC_TUNABLES", "")
@@ -67,16 +67,8 @@ def keep_freed_memory() -> None:
     mallopt(mmap_threshold, 1 << 25)  # the most that it takes
 
 
-def _host_ms(call: Callable[[], object], repeats: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - begin) / repeats * 1e3
-
-
-def _cuda_ms(call: Callable[[], object], flush: torch.Tensor | None) -> float:
-    begin = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
+def cuda_ms(call: Callable[[], object], flush: torch.Tensor | None = None) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if flush is not None:
         flush.zero_()
     torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)
@@ -87,7 +79,7 @@ def _cuda_ms(call: Callable[[], object], flush: torch.Tensor | None) -> float:
     return begin.elapsed_time(end)
 
 
-def measure(
+def sample(
     calls: Mapping[str, Callable[[], object]],
     device: torch.device,
     *,
@@ -95,8 +87,8 @@ def measure(
     runs: int,
     budget: float = math.inf,
     cold_l2: bool = False,
-) -> dict[str, Timing]:
-    """Times several calls in turn, so that a drift of the machine meets them all.
+) -> dict[str, list[float]]:
+    """Milliseconds of several calls made in turn, so that a drift of the machine meets them all.
 
     Args:
         calls: what to time, by name.
@@ -118,8 +110,8 @@ def measure(
         torch.cuda.synchronize(device)
     else:
         for name, call in calls.items():
-            once = _host_ms(call, 1) / 1e3
-            repeats[name] = max(1, math.ceil(_MIN_HOST_RUN_SECONDS / max(once, 1e-7)))
+            once = max(timeit.timeit(call, number=1), 1e-7)
+            repeats[name] = math.ceil(_MIN_HOST_RUN_SECONDS / once)
 
     samples: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
@@ -128,10 +120,17 @@ def measure(
             break
         for name, call in calls.items():
             if device.type == "cuda":
-                samples[name].append(_cuda_ms(call, flush))
+                samples[name].append(cuda_ms(call, flush))
             else:
-                samples[name].append(_host_ms(call, repeats[name]))
-    return {name: Timing.of(values) for name, values in samples.items()}
+                seconds = timeit.timeit(call, number=repeats[name])
+                samples[name].append(seconds / repeats[name] * 1e3)
+    return samples
+
+
+def measure(*arguments, **keywords) -> dict[str, Timing]:
+    """As :func:`sample`, its times summed up."""
+    found = sample(*arguments, **keywords)
+    return {name: Timing.of(values) for name, values in found.items()}
 
 
 def host_overhead_us(
@@ -139,16 +138,11 @@ def host_overhead_us(
 ) -> Timing:
     """Microseconds per call over `calls` calls in a row, the device's work awaited at the end."""
 
-    def synchronize() -> None:
+    def row_of_calls() -> None:
+        for _ in range(calls):
+            call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    samples = []
-    for _ in range(repeats + 1):  # the first is the warm-up
-        synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize()
-        samples.append((time.perf_counter() - begin) / calls * 1e6)
-    return Timing.of(samples[1:])
+    samples = timeit.repeat(row_of_calls, number=1, repeat=repeats + 1)
+    return Timing.of([seconds / calls * 1e6 for seconds in samples[1:]])  # the first is the warm-up

@@ -1,0 +1,138 @@
+"""What the kernels are compared with: mamba_ssm's kernels where it is importable, or times from a
+file; and the scan as textbooks write it in PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from harness.operators import Scan
+from harness.problems import Problem
+
+_FOLDER = Path(__file__).resolve().parents[1] / "anchors"
+_DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
+
+
+def _is_mambas(problem: Problem) -> bool:
+    """Whether mamba_ssm's kernels solve it, layout apart."""
+    variant = problem.variant
+    is_plain = not (variant.channel_last or variant.reverse or variant.initial_state)
+    return problem.operator == "selective_scan" and problem.method == "zoh" and is_plain
+
+
+@dataclass
+class Anchors:
+    """Times of other kernels on some GPU, measured elsewhere.
+
+    A row of mamba_ssm's names batch B, dim D, seqlen L, dstate N, groups G, dtype and z; "A":
+    "complex" and "B_C": "constant" mark what differs from real A and variable B, C. The operators
+    beside the selective scan have a file of their own, for the GPU that it names.
+    """
+
+    device: str = ""
+    ceilings: dict[str, float] = field(default_factory=dict)
+    rows: dict[tuple, dict] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None, device_name: str) -> Anchors:
+        content = json.loads(path.read_text()) if path else {}
+        rows = {}
+        for row in content.get("rows", ()):
+            sizes = tuple(row[name] for name in ("B", "D", "L", "N", "G"))
+            kind = (row["z"], row.get("A") == "complex", row.get("B_C") == "constant")
+            rows[(sizes, row["dtype"], *kind)] = row
+        siblings = json.loads((_FOLDER / "h200_siblings.json").read_text())
+        for row in siblings["rows"] if siblings["device"] == device_name else ():
+            variant = "plain" if row["layout"] == "contiguous" else row["layout"]
+            rows[(row["operator"], row["shape"], row["dtype"], variant, row["which"])] = row
+        return cls(content.get("device", device_name), content.get("ceilings", {}), rows)
+
+    def find(self, problem: Problem) -> dict:
+        """mamba_ssm's row; float16 is as fast as bfloat16 there."""
+        variant = problem.variant
+        dtype = "bfloat16" if problem.dtype == "float16" else problem.dtype
+        key = (problem.sizes, dtype, variant.has_z, variant.is_complex, variant.is_constant)
+        return self.rows.get(key, {}) if _is_mambas(problem) else {}
+
+    def milliseconds(self, problem: Problem, which: str) -> tuple[str | None, float | None]:
+        """Whose time, and the time."""
+        if problem.operator == "selective_scan":
+            name, ms = "mamba_ssm", self.find(problem).get(f"mamba_ssm_{_DIRECTIONS.get(which)}_ms")
+        else:
+            key = (problem.operator, problem.shape.name, problem.dtype, problem.variant.name, which)
+            name, ms = "the fastest public kernel", self.rows.get(key, {}).get("ms")
+        return (f"{name} ({self.device})" if ms else None), ms
+
+
+def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], object]]:
+    """mamba_ssm's compiled kernels, called as its autograd function calls them, by pass; none
+    where they are not importable or do not solve the problem."""
+    problem = scan.problem
+    if not _is_mambas(problem) or problem.dtype == "float64" or problem.shape.dstate > 256:
+        return {}
+    try:
+        module = importlib.import_module("selective_scan_cuda")
+    except ImportError:
+        return {}
+    inputs = scan.arguments()[:8]
+
+    def forward() -> tuple[torch.Tensor, ...]:
+        return tuple(module.fwd(*inputs, True))
+
+    out, states = forward()[:2]
+    saved_out = out if "z" in scan.tensors else None
+
+    def run_backward() -> object:
+        return module.bwd(*inputs, scan.dout, states, saved_out, None, True, False)
+
+    return {"forward": forward, **({"backward": run_backward} if backward else {})}
+
+
+def textbook_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    delta_bias: torch.Tensor,
+    *,
+    delta_softplus: bool,
+    discretization_method: str,
+    reverse: bool,
+) -> torch.Tensor:
+    """The zoh scan as one meets it in papers and tutorials, for real A and variable B and C.
+
+    Everything of size (batch, dim, seqlen, dstate) is computed at once, then a loop goes over time
+    (Gu and Dao, "Mamba", 2023, section 3.2). selective_scan_ref is faster: its tensors are those of
+    one step, which stay in the cache.
+    """
+    if discretization_method != "zoh" or reverse:
+        raise ValueError(
+            "the textbook's scan knows zoh from the first step on, "
+            f"got {discretization_method}, reverse={reverse}"
+        )
+    dtype = u.dtype
+    u, delta, B, C = (x.to(A.dtype) for x in (u, delta, B, C))
+    delta = delta + delta_bias[:, None]
+    if delta_softplus:
+        delta = F.softplus(delta)
+    B, C = (x.repeat_interleave(u.shape[1] // x.shape[1], dim=1) for x in (B, C))
+    deltaA = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+    deltaB_u = torch.einsum("bdl,bdnl,bdl->bdln", delta, B, u)
+    h = torch.zeros_like(deltaA[:, :, 0])
+    ys = []
+    # unbind, since the gradient of deltaA[:, :, t] would be as large as deltaA, at every step.
+    steps = zip(deltaA.unbind(2), deltaB_u.unbind(2), C.unbind(-1), strict=True)
+    for deltaA_t, deltaB_u_t, C_t in steps:
+        h = deltaA_t * h + deltaB_u_t
+        ys.append(torch.einsum("bdn,bdn->bd", h, C_t))
+    y = torch.stack(ys, dim=-1) + D[:, None] * u
+    return (y * F.silu(z.to(A.dtype))).to(dtype)

@@ -1,0 +1,100 @@
+"""Bar charts of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from harness.records import Row
+
+
+def plot_bars(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Sequence[Row]],
+    caption: str,
+    *,
+    label: Callable[[Row], str],
+    group: Callable[[Row], str],
+    length: Callable[[Row], float],
+    mark: float | None = None,
+) -> None:
+    """Panels beside each other; in each a line for each label, in that a bar for each group.
+
+    `mark` is where a vertical line stands; without it the scale is logarithmic.
+    """
+    panels = {name: rows for name, rows in panels.items() if rows}
+    most = max(len({label(row) for row in rows}) for rows in panels.values())
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=(1.5 + 5 * len(panels), 1.5 + 0.4 * most),
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
+    for axes, (name, rows) in zip(all_axes[0], panels.items(), strict=True):
+        labels = list(dict.fromkeys(map(label, rows)))
+        groups = list(dict.fromkeys(map(group, rows)))
+        height = 0.8 / len(groups)
+        for index, each in enumerate(groups):
+            chosen = [row for row in rows if group(row) == each]
+            places = [labels.index(label(row)) + index * height for row in chosen]
+            bars = axes.barh(places, list(map(length, chosen)), height, label=each)
+            axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
+        middle = 0.4 - height / 2
+        axes.set_yticks([i + middle for i in range(len(labels))], labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12)
+        axes.set_title(name, fontsize=9)
+        if mark is None:
+            axes.set_xscale("log")
+        else:
+            axes.axvline(mark, color="black", linewidth=0.8)
+    all_axes[0][-1].legend(fontsize=8)
+    figure.suptitle(title)
+    figure.supxlabel(caption, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    print(f"Drew {path}")
+
+
+def label(row: Row) -> str:
+    """A row's problem, without dtype and what is usual."""
+    usual = ("plain", "zoh")
+    return ", ".join(
+        [row["shape"], *(row[n] for n in ("variant", "method") if row[n] not in usual)]
+    )
+
+
+def by(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
+    """The rows with the most threads, by the value of that name."""
+    most = max(row["threads"] for row in rows)
+    values = dict.fromkeys(row[name] for row in rows)
+    return {v: [row for row in rows if row[name] == v and row["threads"] == most] for v in values}
+
+
+def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> None:
+    """Speedup over the peer, or where there is none over the reference, pass by pass."""
+    over = next((n for n in ("peer", "reference") if any(row[n] for row in rows)), None)
+    compared = [row for row in rows if over and row[over] and row["which"] != "training forward"]
+    if compared:
+        name = compared[0]["peer"] if over == "peer" else "selective_scan_ref"
+        plot_bars(
+            path, f"Selective scan on {device}", by(compared, "dtype"),
+            f"speedup over {name}, medians", label=label, group=lambda row: row["which"],
+            length=lambda row: row[f"speedup_over_{over}"], mark=1,
+        )  # fmt: skip
+
+
+def plot_siblings(rows: Sequence[Row], device: str, path: Path) -> None:
+    """What part of the copy bandwidth each pass of the other operators reaches."""
+    plot_bars(
+        path, f"Diagonal and adaptive unitary scan on {device}", by(rows, "operator"),
+        "inputs and results once, in % of copy bandwidth, medians",
+        label=lambda row: f"{label(row)}, {row['dtype']}", group=lambda row: row["which"],
+        length=lambda row: 100 / row["ratio_to_floor"], mark=100,
+    )  # fmt: skip
