@@ -22,8 +22,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all test-arm64 build cuda-build lint format check-abi asan sanitize \
-  clean FORCE
+.PHONY: help demo test test-all test-arm64 build cuda-build docs lint format check-abi asan \
+  sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all    run all tests"
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
+	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff and clang-format, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
@@ -76,10 +77,18 @@ $(ENV)/linters.stamp: $(ENV)/bin/python Makefile
 	$(PIP) install --quiet $(LINTERS)
 	@touch $@
 
+$(ENV)/docs.stamp: pyproject.toml | $(ENV)/package.stamp
+	$(PIP) install --quiet --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 build: $(ENV)/package.stamp
 
 cuda-build: $(ENV)/torch.stamp
 	USE_CUDA=1 $(BIN)/python setup.py build_ext --inplace
+
+docs: $(ENV)/package.stamp $(ENV)/docs.stamp
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "build/docs/index.html"
 
 # --- checks ---------------------------------------------------------------------------------------
 
