@@ -23,8 +23,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all test-arm64 build cuda-build wheel lint format check-abi asan \
-  sanitize clean FORCE
+.PHONY: help demo test test-all test-arm64 build cuda-build wheel docs lint format check-abi \
+  asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
 	@echo "                 SELECTIVE_SCAN_METHODS=zoh,foh builds these methods alone, in less time"
 	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
+	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff and clang-format, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
@@ -79,6 +80,10 @@ $(ENV)/linters.stamp: $(ENV)/bin/python Makefile
 	$(PIP) install --quiet $(LINTERS)
 	@touch $@
 
+$(ENV)/docs.stamp: pyproject.toml | $(ENV)/package.stamp
+	$(PIP) install --quiet --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 build: $(ENV)/package.stamp
 
 cuda-build: $(ENV)/torch.stamp
@@ -87,6 +92,9 @@ cuda-build: $(ENV)/torch.stamp
 wheel: $(ENV)/torch.stamp
 	$(PIP) install --quiet $(WHEEL_TOOLS)
 	tools/build_wheel.sh $(BIN)/python build/wheel dist
+docs: $(ENV)/package.stamp $(ENV)/docs.stamp
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "build/docs/index.html"
 
 # --- checks ---------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def backends() -> Backends:
     """Says which backends this installation has.
 
     Returns:
-        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`Backend`: whether it
+        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`.Backend`: whether it
         is available and if not why, the library's path, and what it was built for.
 
     Example:

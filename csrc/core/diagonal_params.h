@@ -1,12 +1,16 @@
 // What the kernels of the general diagonal scan are given. With rows in any number of dimensions,
 //
-//   forward    h[t] = a[t]·h[t-1] + b[t]                       h[-1] = initial_state or 0
-//   backward   g[t] = dh[t] + conj(a[t+1])·g[t+1]              da[t] = g[t]·conj(h[t-1]), db[t] =
-//   g[t]
+//   forward    h[t] = a[t]·h[t-1] + b[t]             h[-1] = initial_state or 0
+//   backward   g[t] = dh[t] + conj(a[t+1])·g[t+1]    g[seqlen] = 0
+//              da[t] = g[t]·conj(h[t-1])
+//              db[t] = g[t]
 //
-// The backward pass is the same recurrence from the last step to the first over s[t] =
-// conj(a[t])·g[t], the gradient that arrives at h[t-1]: g[t] = dh[t] + s[t+1], and s[0] is the
-// gradient of initial_state.
+// The backward pass is the same recurrence from the last step to the first. What it carries is
+//
+//   s[t] = conj(a[t])·g[t]
+//
+// which is the gradient that arrives at h[t-1]. So g[t] = dh[t] + s[t+1], and s[0] is the gradient
+// of initial_state.
 //
 // As in params.h the caller has validated everything, a dimension that an array lacks has stride 0,
 // and a kernel scans from position 0 to seqlen - 1: where the steps run the other way, the array

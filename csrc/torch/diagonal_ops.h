@@ -1,10 +1,16 @@
 // The forward and backward ops of the general diagonal scan on one backend.
 //
-// A Backend names where the kernels run:
-//   explicit Backend(const Tensor& b)                                   selects the device
-//   int64_t num_segments(const DiagonalScanParams&) const               see the kernels
-//   int64_t workspace_bytes(const DiagonalScanParams&) const
-//   void launch(const DiagonalForwardParams&, void* workspace) const    and for the backward pass
+// A Backend names where the kernels run. It has:
+//
+//   explicit Backend(const Tensor& b)
+//       Selects the device of b.
+//   int64_t num_segments(const DiagonalScanParams& params) const
+//       Into how many segments of time the kernels split every row.
+//   int64_t workspace_bytes(const DiagonalScanParams& params) const
+//       How much scratch memory a pass takes.
+//   void launch(const DiagonalForwardParams& params, void* workspace) const
+//   void launch(const DiagonalBackwardParams& params, void* workspace) const
+//       Runs a pass.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -16,8 +16,8 @@ namespace selective_scan::op {
 constexpr int64_t kAdvisedBytes = 1 << 20;
 
 /// Has the system back memory with huge pages, where it leaves that to the program, as NumPy does.
-/// Memory that malloc has afresh from the system comes page by page, at the first write to each: a
-/// microsecond for 4 KiB, which for a large result is up to half of the time that the scan takes.
+/// Memory that malloc has afresh from the system comes page by page, at the first write to each.
+/// For a large result that is a good part of the time that the scan takes; see docs/kernels/cpu.md.
 inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kAdvisedBytes) return;

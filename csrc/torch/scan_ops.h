@@ -1,12 +1,16 @@
 // The forward and backward ops of one backend: validate, allocate, launch.
 //
-// A Backend names where the kernels run:
-//   static constexpr int64_t kMaxDstate                     0: no limit
-//   explicit Backend(const Tensor& u)                       selects the tensors' device
-//   void launch(const ForwardParams&, const auto&) const    and for BackwardParams; the second
-//   gives
-//                                                           void* scratch memory of int64_t bytes
+// A Backend names where the kernels run. It has:
+//
+//   static constexpr int64_t kMaxDstate
+//       The largest dstate; 0 says that there is no limit.
+//   explicit Backend(const Tensor& u)
+//       Selects the device of u.
+//   void launch(const ForwardParams& params, const auto& memory) const
+//   void launch(const BackwardParams& params, const auto& memory) const
+//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 //   void zero(void* data, int64_t bytes) const
+//       Sets bytes to 0, in order with the passes.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -1,12 +1,20 @@
 // The forward and backward ops of the adaptive unitary scan on one backend: theta by matrix
 // products, slab by slab, and kernels that scan each slab.
 //
-// A Backend names where the kernels run:
-//   static constexpr int64_t kMaxDstate                    0: no limit
-//   static constexpr int64_t kThetaBytes                   budget for theta of one slab
-//   static constexpr int64_t kLanes, bool kChannelsLast    how theta lies in memory, see
-//   ThetaLayout explicit Backend(const Tensor& u)                      selects the tensors' device
-//   void launch(const UnitaryForwardParams&) const         and for UnitaryBackwardParams
+// A Backend names where the kernels run. It has:
+//
+//   static constexpr int64_t kMaxDstate
+//       The largest dstate; 0 says that there is no limit.
+//   static constexpr int64_t kThetaBytes
+//       How large theta of one slab may be.
+//   static constexpr int64_t kLanes
+//   static constexpr bool kChannelsLast
+//       How theta lies in memory; see ThetaLayout.
+//   explicit Backend(const Tensor& u)
+//       Selects the device of u.
+//   void launch(const UnitaryForwardParams& params) const
+//   void launch(const UnitaryBackwardParams& params) const
+//       Runs a pass over one slab.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
