@@ -33,3 +33,5 @@ DISCRETIZATIONS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = 
     "highorder": lambda delta, x: (x.exp(), delta * (1 + x / 2)),
     "rk4": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6 + x**3 / 24)),
 }
+
+METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h

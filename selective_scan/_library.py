@@ -106,18 +106,14 @@ def _build_info(name: str) -> dict[str, str]:
     return json.loads(getattr(torch.ops.selective_scan, f"{name}_build_info")())
 
 
-def load_libraries() -> None:
+def _load_libraries() -> None:
     for name in ("cpu", "cuda"):
         reason = _load(name)
         if reason is None:
             devices.add(name)
         else:
             _reasons[name] = reason
-    if "cpu" in devices:
-        from . import _diagonal_ops, _ops, _unitary_ops
-
-        for ops in (_ops, _diagonal_ops, _unitary_ops):
-            ops.register()
+    if "cpu" in devices:  # with its schemas, each Operator registers fake kernels
         devices.add("meta")
     if _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK"):
         allow_fallback(True)
@@ -213,3 +209,6 @@ def handle_missing_kernels(device: str, backend: str) -> None:
         "Or use the slow PyTorch reference: backend='reference', or "
         "selective_scan.allow_fallback(True)"
     )
+
+
+_load_libraries()

@@ -6,10 +6,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _library, _unitary_ops
-from ._dtypes import compute_dtype
-from ._unitary_validation import check_unitary_inputs, check_unitary_types, state_dtype
-from ._validation import check_backend
+from ._checks import COMPLEX, REAL, Projection, Table, TensorArgument, state_dtypes
+from ._operator import Operator, Result
+
+_SEQUENCE = ("batch", "dim", "seqlen")
+_STATE = ("batch", "dim", "dstate")
+
+
+def _arguments(B: str, C: str) -> Table:
+    """With B and C under these names: the ops take b and c, their polar forms."""
+    return Table(
+        TensorArgument("u", REAL, _SEQUENCE),
+        TensorArgument("dt", REAL, _SEQUENCE),
+        TensorArgument("x", REAL, ("dim", "dstate", "dim")),
+        TensorArgument("x_bias", REAL, ("dim", "dstate")),
+        TensorArgument(B, COMPLEX, Projection(("dstate",))),
+        TensorArgument(C, COMPLEX, Projection(("dstate",))),
+        TensorArgument("D", REAL, ("dim",)),
+        TensorArgument("z", REAL, _SEQUENCE, optional=True),
+        TensorArgument("initial_state", state_dtypes, _STATE, optional=True),
+        anchor="u",
+        complex_by=(B, C),
+    )
+
+
+_FUNCTION_ARGUMENTS = _arguments("B", "C")
+_ADAPTIVE_UNITARY_SCAN = Operator(
+    "adaptive_unitary_scan",
+    _arguments("b", "c"),
+    results=[
+        Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
+        Result("last_state", _STATE, lambda call: call.state_dtype),
+        Result(
+            "states", ("saved values",), lambda call: call.state_dtype, chunk="unitary_state_chunk"
+        ),
+    ],
+    backward="dout dlast_state u dt x x_bias b c D z initial_state states",
+    function_arguments=_FUNCTION_ARGUMENTS,
+)
 
 
 def polar_form(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -47,11 +81,10 @@ def adaptive_unitary_scan_ref(
         torch.Size([2, 4, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    check_unitary_types(inputs, return_last_state=return_last_state)
-    check_unitary_inputs(inputs)
+    call = _ADAPTIVE_UNITARY_SCAN.check(inputs, "auto", return_last_state)
 
     batch, dim, seqlen = u.shape
-    dtype, h_dtype = compute_dtype(inputs), state_dtype(inputs)
+    dtype, h_dtype = call.compute_dtype, call.state_dtype
     b_steps = _steps(polar_form(B, h_dtype), dim, seqlen)
     c_steps = _steps(polar_form(C, h_dtype), dim, seqlen)
     x, x_bias = x.to(dtype), x_bias.to(dtype)
@@ -183,17 +216,11 @@ def adaptive_unitary_scan_fn(
         torch.Size([2, 16, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    check_unitary_types(inputs, return_last_state=return_last_state, backend=backend)
-    check_backend(backend, u.device)
-    if backend != "reference" and u.device.type not in _library.devices:
-        _library.handle_missing_kernels(u.device.type, backend)
-        backend = "reference"
-    if backend == "reference":
+    if not _ADAPTIVE_UNITARY_SCAN.has_kernels(inputs, backend, return_last_state):
         return adaptive_unitary_scan_ref(
             *inputs[:8], initial_state=initial_state, return_last_state=return_last_state
         )
-    check_unitary_inputs(inputs)
-    dtype = state_dtype(inputs)
+    dtype = _FUNCTION_ARGUMENTS.check_values(inputs).state_dtype
     weights = (polar_form(B, dtype), polar_form(C, dtype))
-    out, last_state, _ = _unitary_ops.scan((*inputs[:4], *weights, D, z, initial_state))
+    out, last_state, _ = _ADAPTIVE_UNITARY_SCAN(*inputs[:4], *weights, D, z, initial_state)
     return (out, last_state) if return_last_state else out

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from . import _diagonal_ops, _library
-from ._diagonal_validation import (
-    check_diagonal_inputs,
-    check_diagonal_layouts_and_devices,
-    check_diagonal_types,
-    state_dtype,
+from ._checks import (
+    COMPLEX,
+    HALF,
+    REAL,
+    SINGLE_OR_DOUBLE,
+    BroadcastableTo,
+    Call,
+    Dtypes,
+    Option,
+    Table,
+    TensorArgument,
+    state_dtypes,
 )
-from ._validation import check_backend
+from ._operator import Operator, Result
+
+
+def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:
+    """Half precision has no complex counterpart that a complex `other` could turn it into."""
+
+    def dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+        if tensor.dtype in HALF and call[other].is_complex():
+            return (*SINGLE_OR_DOUBLE, *COMPLEX), f" (complex {other})"
+        return (*REAL, *COMPLEX), ""
+
+    return dtypes
+
+
+def _arguments(b: str, *options: Option) -> Table:
+    return Table(
+        TensorArgument("a", _dtypes_beside(b), BroadcastableTo(b)),
+        TensorArgument(b, _dtypes_beside("a"), ("...", "seqlen")),
+        TensorArgument("initial_state", state_dtypes, ("...",), optional=True),
+        *options,
+        anchor=b,
+        complex_by=("a", b),
+    )
+
+
+def _result_dtype(call: Call) -> torch.dtype:
+    dtype = call["b"].dtype
+    return dtype.to_complex() if call.is_complex else dtype
+
+
+def _allocate_db(given: dict) -> Tensor:
+    h = given["h"]
+    return torch.empty_like(h, dtype=h.dtype if given["complex_b"] else h.dtype.to_real())
+
+
+_DIAGONAL_SCAN = Operator(
+    "diagonal_scan",
+    _arguments("b", Option("reverse")),
+    results=[Result("h", ("...", "seqlen"), _result_dtype, like="b")],
+    backward="dh a h initial_state reverse complex_b",
+    derived={"complex_b": lambda inputs: inputs[1].is_complex()},
+    backward_arguments=_arguments("h"),
+    gradient_like={"b": _allocate_db},
+)
 
 
 def diagonal_scan_ref(
@@ -33,9 +84,7 @@ def diagonal_scan_ref(
         >>> diagonal_scan_ref(torch.tensor([0.5]), torch.ones(4))
         tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    check_diagonal_types(a, b, initial_state, reverse=reverse)
-    check_diagonal_inputs(a, b, initial_state)
-    dtype = state_dtype(a, b, initial_state)
+    dtype = _DIAGONAL_SCAN.check((a, b, initial_state, reverse)).state_dtype
     seqlen = b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)
@@ -122,12 +171,7 @@ def diagonal_scan_fn(
         >>> pole.grad.shape
         torch.Size([64])
     """
-    check_diagonal_types(a, b, initial_state, reverse=reverse, backend=backend)
-    check_backend(backend, b.device)
-    if backend != "reference" and b.device.type not in _library.devices:
-        _library.handle_missing_kernels(b.device.type, backend)
-        backend = "reference"
-    if backend == "reference":
+    arguments = (a, b, initial_state, reverse)
+    if not _DIAGONAL_SCAN.has_kernels(arguments, backend):
         return diagonal_scan_ref(a, b, initial_state=initial_state, reverse=reverse)
-    check_diagonal_layouts_and_devices(a, b, initial_state)
-    return _diagonal_ops.scan(a, b, initial_state, reverse)
+    return _DIAGONAL_SCAN(*arguments)

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import _library, _ops
-from ._forward_mode import refuse_tangents
-from ._validation import (
-    METHODS,
-    are_plain,
-    check_backend,
-    check_layouts_and_devices,
-    check_method,
-    check_types,
-)
+from ._selective_scan import SELECTIVE_SCAN
 from .reference import selective_scan_ref
-
-_library.load_libraries()
 
 
 def selective_scan_fn(
@@ -129,62 +118,15 @@ def selective_scan_fn(
         >>> u.grad.shape
         torch.Size([2, 64, 100])
     """
-    if (
-        are_plain(
-            (u, delta, A, B, C),
-            (D, z, delta_bias, initial_state),
-            (delta_softplus, return_last_state, reverse),
-            discretization_method,
-        )
-        and (backend == "auto" or backend == u.device.type)
-        and _library.devices
-        and _ops.is_plain_eager()
-    ):
-        try:
-            return _ops.eager_scan(
-                u,
-                delta,
-                A,
-                B,
-                C,
-                D,
-                z,
-                delta_bias,
-                delta_softplus,
-                METHODS.index(discretization_method),
-                initial_state,
-                reverse,
-                return_last_state,
-            )
-        except NotImplementedError:  # no kernels for such tensors; what follows says why
-            pass
-
-    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    flags = (delta_softplus, return_last_state, reverse)
-    check_types(
-        inputs,
-        delta_softplus=delta_softplus,
-        return_last_state=return_last_state,
-        reverse=reverse,
-        discretization_method=discretization_method,
-        backend=backend,
-    )
-    check_backend(backend, u.device)
-    if backend != "reference" and u.device.type not in _library.devices:
-        _library.handle_missing_kernels(u.device.type, backend)
-        backend = "reference"
-    if backend == "reference":
+    options = (delta_softplus, discretization_method, initial_state, reverse)
+    arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
+    if not SELECTIVE_SCAN.has_kernels(arguments, backend, return_last_state):
         return selective_scan_ref(
-            *inputs[:8],
-            *flags[:2],
+            *arguments[:9],
+            return_last_state,
             discretization_method=discretization_method,
             initial_state=initial_state,
             reverse=reverse,
         )
-    check_method(discretization_method)
-    check_layouts_and_devices(inputs)
-    refuse_tangents(inputs, "selective_scan_ref")
-    out, last_state = _ops.scan(
-        *inputs[:8], delta_softplus, discretization_method, initial_state, reverse
-    )
+    out, last_state, _ = SELECTIVE_SCAN(*arguments)
     return (out, last_state) if return_last_state else out

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._autograd import are_transforms_active
 from ._discretization import DISCRETIZATIONS
-from ._dtypes import compute_dtype, state_dtype
-from ._validation import check_backend, check_inputs, check_types
+from ._pytorch import are_transforms_active
+from ._selective_scan import SELECTIVE_SCAN
 
 
 def selective_scan_ref(
@@ -47,20 +46,12 @@ def selective_scan_ref(
         >>> selective_scan_ref(u, delta, A, B, C).shape
         torch.Size([2, 8, 100])
     """
-    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    check_types(
-        inputs,
-        delta_softplus=delta_softplus,
-        return_last_state=return_last_state,
-        reverse=reverse,
-        discretization_method=discretization_method,
-        backend=backend,
-    )
-    check_backend(backend, u.device)
-    check_inputs(inputs, discretization_method)
+    options = (delta_softplus, discretization_method, initial_state, reverse)
+    arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
+    call = SELECTIVE_SCAN.check(arguments, backend, return_last_state)
 
     batch, dim, seqlen = u.shape
-    dtype, h_dtype = compute_dtype(inputs), state_dtype(inputs, A)
+    dtype, h_dtype = call.compute_dtype, call.state_dtype
     discretize = DISCRETIZATIONS[discretization_method]
 
     delta = delta.to(dtype)

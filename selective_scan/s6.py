@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._dtypes import HALF
-from ._validation import METHODS
+from ._checks import HALF
+from ._discretization import METHODS
 from .functional import selective_scan_fn
 
 try:

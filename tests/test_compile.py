@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from problem import Case, check, inputs_on
-from selective_scan import S6, _ops, selective_scan_fn, selective_scan_ref
+from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
 SMALL = Case(dim=4, seqlen=70, dstate=3, delta_softplus=False)
@@ -99,13 +99,6 @@ def test_the_function_and_the_registered_derivative_agree(case, return_last_stat
         actual += by_function()
         expected += by_op
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
-
-
-def test_a_pytorch_without_the_names_that_the_short_way_needs(device, monkeypatch):
-    monkeypatch.setattr(_ops, "_has_short_way", False)
-    check(SMALL, device)
-    monkeypatch.setattr(_ops, "are_transforms_active", lambda: True)
-    check(SMALL, device)
 
 
 def test_a_gradient_of_a_subclass_of_tensor(device):

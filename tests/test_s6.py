@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from selective_scan import S6, s6, selective_scan_ref
-from selective_scan._validation import METHODS
+from selective_scan._discretization import METHODS
 
 LAYER = (
     "norm.weight",

@@ -1,0 +1,305 @@
+"""What the arguments of an operator must be: a table, and the checks that read it.
+
+csrc/torch/*_arguments.cpp check dtypes and shapes in the same order with the same sentences. These
+serve where they do not run, in the references and in the fake kernels of torch.compile, and for
+what only Python can see: types, layouts, devices, the backend.
+
+Sizes may be symbolic: they are compared, and turned into text only for an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
+REAL = (torch.float32, *HALF, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+INTEGER = (torch.int32, torch.int64)
+_DOUBLE = (torch.float64, torch.complex128)
+_NOT_EMPTY = ("dstate",)  # dimensions whose size is at least 1
+_ELLIPSIS = "..."
+
+Dtypes = tuple[torch.dtype, ...]
+
+
+def fail(message: str) -> NoReturn:
+    raise RuntimeError(f"selective_scan: {message}")
+
+
+class Call:
+    """The tensors of a call by name, and what follows from them.
+
+    Attributes:
+        tensors: those that are there.
+        anchor: the name of that on whose device the others are.
+        sizes: of the dimensions by name, as far as shapes were checked; "..." is a tuple of sizes.
+        is_complex: whether the state is.
+        compute_dtype: of all arithmetic: float32, or float64 if any tensor is float64 or
+            complex128.
+        state_dtype: the compute dtype, its complex counterpart if the state is complex.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], anchor: str, complex_by: Sequence[str]) -> None:
+        self.tensors = tensors
+        self.anchor = anchor
+        self.sizes: dict[str, int | torch.SymInt | tuple] = {}
+        self.groups: dict[str, int | torch.SymInt] = {}  # of projections with steps
+        self.is_complex = any(tensors[name].is_complex() for name in complex_by)
+        is_double = any(tensor.dtype in _DOUBLE for tensor in tensors.values())
+        self.compute_dtype = SINGLE_OR_DOUBLE[is_double]
+        self.state_dtype = (COMPLEX if self.is_complex else SINGLE_OR_DOUBLE)[is_double]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """An argument that is a tensor.
+
+    Attributes:
+        name: as in the schema of the op.
+        dtypes: those allowed, or what finds them, and a remark on them, for a tensor of a call.
+        shape: the names of its dimensions; or what checks its shape.
+        optional: whether it may be None.
+    """
+
+    name: str
+    dtypes: Dtypes | Callable[[Tensor, Call], tuple[Dtypes, str]]
+    shape: tuple[str, ...] | Callable[[str, Tensor, Call], None]
+    optional: bool = False
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.dtypes is not INTEGER
+
+    def check_type(self, value: object) -> None:
+        if isinstance(value, Tensor) or (value is None and self.optional):
+            return
+        _fail_on_type(self.name, "a Tensor or None" if self.optional else "a Tensor", value)
+
+    def check_dtype(self, tensor: Tensor, call: Call) -> None:
+        allowed, remark = self.dtypes, ""
+        if not isinstance(allowed, tuple):
+            allowed, remark = allowed(tensor, call)
+        check_dtype(self.name, tensor, allowed, remark)
+
+    def check_shape(self, tensor: Tensor, call: Call) -> None:
+        if isinstance(self.shape, tuple):
+            check_dims(self.name, tensor, self.shape, call.sizes)
+        else:
+            self.shape(self.name, tensor, call)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument that is a bool, or a str of some choices; left out, it is False, or the first."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def default(self) -> bool | str:
+        return self.choices[0] if self.choices else False
+
+    def check_type(self, value: object) -> None:
+        wanted = str if self.choices else bool
+        if not isinstance(value, wanted):
+            _fail_on_type(self.name, f"a {wanted.__name__}", value)
+
+
+def _fail_on_type(name: str, wanted: str, value: object) -> NoReturn:
+    raise TypeError(f"selective_scan: {name} must be {wanted}, got {type(value).__name__}")
+
+
+BACKEND = Option("backend", ("auto", "cpu", "cuda", "reference"))
+
+
+def check_backend(backend: str, device: torch.device) -> None:
+    if backend not in BACKEND.choices:
+        names = ", ".join(BACKEND.choices)
+        raise ValueError(f"selective_scan: backend must be one of {names}, got '{backend}'")
+    if backend in ("cpu", "cuda") and backend != device.type:
+        raise ValueError(
+            f"selective_scan: backend '{backend}' needs tensors on {backend}, got {device}"
+        )
+
+
+class Table:
+    """The arguments of an operator, in the order of its op.
+
+    Args:
+        arguments: what they are.
+        anchor: the tensor on whose device the others are.
+        complex_by: the tensors of which any makes the state complex, if it is so itself.
+    """
+
+    def __init__(
+        self,
+        *arguments: TensorArgument | Option,
+        anchor: str,
+        complex_by: tuple[str, ...] = (),
+    ) -> None:
+        self.arguments = arguments
+        self.names = tuple(argument.name for argument in arguments)
+        self.tensors = tuple(a for a in arguments if isinstance(a, TensorArgument))
+        self.options = tuple(a for a in arguments if isinstance(a, Option))
+        self.defaults = tuple(getattr(argument, "default", None) for argument in arguments)
+        self.anchor = anchor
+        self._complex_by = complex_by
+        # Named dimensions first, by which the shapes of others may be measured.
+        self._by_shape = sorted(self.tensors, key=lambda a: isinstance(a.shape, BroadcastableTo))
+
+    def check_types(self, values: Sequence[object]) -> None:
+        """TypeError unless every tensor is one, and then every option what it must be."""
+        given = dict(zip(self.names, values, strict=True))
+        for argument in (*self.tensors, *self.options):
+            argument.check_type(given[argument.name])
+
+    def check_values(self, values: Sequence[object]) -> Call:
+        """As check. PyTorch may have left out the last ones, or have one of its own behind them."""
+        filled = (*values, *self.defaults[len(values) :])
+        return self.check(dict(zip(self.names, filled, strict=False)))
+
+    def check(self, given: Mapping[str, object]) -> Call:
+        """RuntimeError unless values of the right types are right in all else, too."""
+        for option in self.options:
+            if option.choices and given[option.name] not in option.choices:
+                choices, value = ", ".join(option.choices), given[option.name]
+                fail(f"{option.name} must be one of {choices}, got '{value}'")
+        present = {a.name: given[a.name] for a in self.tensors if given[a.name] is not None}
+        for name, tensor in present.items():
+            check_dense(name, tensor)
+        for name, tensor in present.items():
+            check_device(name, tensor, self.anchor, present[self.anchor])
+        call = Call(present, self.anchor, self._complex_by)
+        for argument in self.tensors:
+            if argument.name in present:
+                argument.check_dtype(present[argument.name], call)
+        for argument in self._by_shape:
+            if argument.name in present:
+                argument.check_shape(present[argument.name], call)
+        return call
+
+
+# --- dtypes and shapes that depend on other arguments ---------------------------------------------
+
+
+def state_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (COMPLEX if call.is_complex else SINGLE_OR_DOUBLE), ""
+
+
+@dataclass(frozen=True)
+class BroadcastableTo:
+    other: str
+
+    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        wanted, got = call[self.other].shape, tensor.shape
+        pairs = zip(reversed(got), reversed(wanted), strict=False)
+        if len(got) > len(wanted) or not all(size in (1, other) for size, other in pairs):
+            fail(f"{name} must be broadcastable to {self.other}, {tuple(wanted)}, got {tuple(got)}")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """B or C: constant with these dimensions; or with steps, (batch, dstate, seqlen) for all of dim
+    or (batch, groups, dstate, seqlen). A real one for a complex state has two values a step."""
+
+    constant: tuple[str, ...]
+
+    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        sizes = call.sizes.copy()
+        steps = "seqlen"
+        if call.is_complex and not tensor.is_complex():
+            steps = "2*seqlen"
+            sizes[steps] = 2 * sizes["seqlen"]
+        of_all, of_groups = ("batch", "dstate", steps), ("batch", "groups", "dstate", steps)
+        if tensor.dim() == len(self.constant):
+            return check_dims(name, tensor, self.constant, sizes)
+        if tensor.dim() == 3:
+            call.groups[name] = 1
+            check_dims(name, tensor, of_all, sizes)
+        elif tensor.dim() == 4:
+            call.groups[name] = groups = tensor.shape[1]
+            check_dims(name, tensor, of_groups, sizes)
+            if groups == 0 or sizes["dim"] % groups != 0:
+                fail(
+                    f"{name} must have a number of groups that divides dim = {sizes['dim']}, "
+                    f"got {groups}"
+                )
+        else:
+            fail(
+                f"{name} must be {_tuple_text(self.constant)}, (batch, dstate, seqlen) or "
+                f"(batch, groups, dstate, seqlen), got {tuple(tensor.shape)}"
+            )
+        for other, groups in call.groups.items():
+            if groups != call.groups[name]:
+                fail(
+                    f"{name} must have as many groups as {other}, {groups}, got {call.groups[name]}"
+                )
+
+
+# --- one tensor -----------------------------------------------------------------------------------
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        fail(f"{name} must be a dense (strided) tensor, got layout {layout}")
+    if tensor.is_nested:
+        fail(f"{name} must be a dense (strided) tensor, got a nested one")
+
+
+def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.device != other.device:
+        fail(f"{name} must be on the device of {other_name}, {other.device}, got {tensor.device}")
+
+
+def check_dtype(name: str, tensor: Tensor, allowed: Dtypes, remark: str = "") -> None:
+    if tensor.dtype not in allowed:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in allowed)
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        got = str(tensor.dtype).removeprefix("torch.")
+        fail(f"{name} must have dtype {wanted}{remark}, got {got}")
+
+
+def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) -> None:
+    """Compares the tensor's sizes with those of `sizes`, and puts the others there."""
+    known = {dim: sizes[dim] for dim in dims if dim in sizes}
+    actual = _sizes_by_dim(tuple(tensor.shape), dims)
+    if actual is None or not all(sizes.setdefault(dim, size) == size for dim, size in actual):
+        text = f"{name} must be {_tuple_text(dims)}"
+        if known:
+            text += f" = {_tuple_text(known.get(dim, '*') for dim in dims)}"
+        fail(f"{text}, got {tuple(tensor.shape)}")
+    for dim, size in actual:
+        if dim in _NOT_EMPTY and size == 0:
+            fail(f"{name} must have {dim} of at least 1, got {tuple(tensor.shape)}")
+
+
+def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:
+    """Pairs of dimension and size, None where there are too few or too many."""
+    if dims[0] != _ELLIPSIS:
+        return list(zip(dims, shape, strict=True)) if len(dims) == len(shape) else None
+    leading = len(shape) - (len(dims) - 1)
+    if leading < 0:
+        return None
+    return [(_ELLIPSIS, shape[:leading]), *zip(dims[1:], shape[leading:], strict=True)]
+
+
+def _tuple_text(entries: Iterable[object]) -> str:
+    texts = [str(entry) for entry in entries]
+    if len(texts) > 1:
+        return f"({', '.join(texts)})"
+    if texts[0].startswith("("):  # the sizes of an ellipsis, which are a tuple
+        return texts[0]
+    return "(...)" if texts[0] == _ELLIPSIS else f"({texts[0]},)"

@@ -1,0 +1,384 @@
+"""How an operator is called, and what PyTorch needs to know of it beside its kernels."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _library, _pytorch
+from ._checks import (
+    BACKEND,
+    Call,
+    Option,
+    Table,
+    TensorArgument,
+    check_backend,
+    check_dense,
+    check_device,
+    check_dims,
+    check_dtype,
+    fail,
+    state_dtypes,
+)
+
+RETURN_LAST_STATE = Option("return_last_state")
+_STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that an op returns.
+
+    Attributes:
+        name: as in the schema of the op.
+        dims: the names of its dimensions.
+        dtype: what finds its dtype.
+        like: the argument as which it is laid out.
+        chunk: for states that the backward op wants, the op that gives the number of steps from one
+            to the next. They are not differentiable; empty, where none are to be saved.
+        recomputed: whether the backward op computes such states if it is not given them.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: Callable[[Call], torch.dtype]
+    like: str | None = None
+    chunk: str | None = None
+    recomputed: bool = False
+
+    def sizes(self, call: Call) -> list[int | torch.SymInt]:
+        if self.chunk is None:
+            return [call.sizes[dim] for dim in self.dims]
+        batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
+        steps = getattr(torch.ops.selective_scan, self.chunk)()
+        num_states = (torch.sym_max(seqlen, 1) - 1) // steps
+        return [num_states * batch * dim * dstate + _STATES_PADDING]
+
+    def allocate(self, call: Call, is_saved: bool) -> Tensor:
+        dtype = self.dtype(call)
+        if self.like is not None:
+            return torch.empty_like(call[self.like], dtype=dtype)
+        is_empty = self.chunk is not None and not is_saved
+        return call[call.anchor].new_empty([0] if is_empty else self.sizes(call), dtype=dtype)
+
+
+class Operator:
+    """One operator: its checks, fake kernels, derivative and refusals, and the shortest right way
+    to its ops.
+
+    What differs between operators is said in a declaration, from which all the rest follows. The
+    recurrence h[t] = a[t]·h[t-1] + b[t], say, with ops ``decay_fwd`` and ``decay_bwd``, whose
+    schemas and kernels are in csrc/torch::
+
+        DECAY = Operator(
+            "decay",
+            Table(
+                TensorArgument("a", REAL, ("batch", "dim", "seqlen")),
+                TensorArgument("b", REAL, ("batch", "dim", "seqlen")),
+                TensorArgument("initial_state", state_dtypes, ("batch", "dim"), optional=True),
+                Option("reverse"),
+                anchor="a",
+            ),
+            results=[
+                Result("h", ("batch", "dim", "seqlen"), lambda call: call["b"].dtype, like="b"),
+            ],
+            backward="dh a h initial_state reverse",
+        )
+
+        def decay_fn(a, b, *, initial_state=None, reverse=False, backend="auto"):
+            arguments = (a, b, initial_state, reverse)
+            if not DECAY.has_kernels(arguments, backend):
+                return decay_ref(a, b, initial_state=initial_state, reverse=reverse)
+            return DECAY(*arguments)
+
+    where ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse))``. That is
+    all of it: bad calls are refused with the sentences of the table, torch.compile, export,
+    torch.func and opcheck work, and second derivatives and forward mode are refused.
+
+    An op without a derivative, such as one that updates a state in place, has neither results that
+    are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
+    that would need a gradient is refused. Tensors of INTEGER dtypes have no gradient.
+
+    Args:
+        name: the ops are ``selective_scan::{name}_fwd`` and ``selective_scan::{name}_bwd``, or
+            ``selective_scan::{name}`` without a derivative; ``{name}_ref`` is the reference.
+        arguments: those of the forward op, but for its last, ``save_states``, which it has if one
+            of the results is saved states.
+        results: those of the forward op, which may be named by `backward`; differentiable ones
+            first.
+        backward: the names of the backward op's arguments, in its order: the gradient of each
+            differentiable result, ``d`` and its name, then arguments and results of the forward op
+            and values of `derived`. It returns the gradient of every tensor argument, in their
+            order; an absent one's is empty, and of the compute dtype or, for states, the state's.
+        derived: values that the backward op wants beside, by name, each from the forward op's
+            arguments.
+        function_arguments: those of the function and the reference, where not `arguments`.
+        backward_arguments: the tensors that the backward op is given, where not `arguments`.
+        gradient_like: for arguments that the backward op is not given, what allocates the gradient
+            given the backward op's arguments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Table,
+        results: Sequence[Result],
+        backward: str = "",
+        *,
+        derived: Mapping[str, Callable[[Sequence], object]] | None = None,
+        function_arguments: Table | None = None,
+        backward_arguments: Table | None = None,
+        gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
+    ) -> None:
+        self.name = name
+        self.arguments = arguments
+        self._results = results
+        self._backward_names = tuple(backward.split())
+        self._function_arguments = function_arguments or arguments
+        self._backward_arguments = backward_arguments or arguments
+        self._derived = derived or {}
+        self._gradient_like = gradient_like or {}
+        self._saves_states = any(result.chunk for result in results)
+        self._defaults = (*arguments.defaults, *[False] * self._saves_states)
+        self._gradients = [argument for argument in arguments.tensors if argument.has_gradient]
+        self._anchor = arguments.names.index(arguments.anchor)
+        self._seen_types: set[tuple[type, ...]] = set()
+        if backward:
+            self._plan_backward()
+        if "cpu" in _library.devices:
+            self._register()
+
+    # --- a call -----------------------------------------------------------------------------------
+
+    def check(self, arguments: tuple, backend: str = "auto", *flags: bool) -> Call:
+        """Refuses what is wrong in a call of the reference."""
+        self._check_types(arguments, backend, flags)
+        check_backend(backend, self._device(arguments))
+        return self._function_arguments.check_values(arguments)
+
+    def has_kernels(self, arguments: tuple, backend: str, *flags: bool) -> bool:
+        """Whether kernels serve a call; if not, the reference does, or it is refused.
+
+        Checks what kernels do not see. `flags` are return_last_state, if there is one.
+        """
+        types = (*map(type, arguments), type(backend), *map(type, flags))
+        if torch.compiler.is_compiling():
+            self._check_types(arguments, backend, flags)
+        elif types not in self._seen_types:
+            self._check_types(arguments, backend, flags)
+            self._seen_types.add(types)  # takes less time than to check them again
+        device = self._device(arguments)
+        if backend != "auto":
+            check_backend(backend, device)
+            if backend == "reference":
+                return False
+        if device.type in _library.devices:
+            return True
+        _library.handle_missing_kernels(device.type, backend)
+        return False
+
+    def __call__(self, *arguments):
+        """The results of the forward op."""
+        if _pytorch.may_have_tangents():
+            self._refuse_tangents(arguments)
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
+        )
+        if needs_gradient and not self._backward_names:
+            raise RuntimeError(
+                f"selective_scan: {self.name} has no derivative; call it under torch.no_grad()"
+            )
+        if self._saves_states:
+            arguments = (*arguments, needs_gradient)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self._forward(*arguments)
+        try:
+            if self._backward_names and _pytorch.are_transforms_active():
+                return self._function.apply(*arguments)
+            if needs_gradient:
+                return self._apply(*arguments)
+            with _pytorch.below_autograd():
+                return self._forward(*arguments)
+        except NotImplementedError:  # no kernels for such tensors; the checks say why
+            self.arguments.check_values(arguments)
+            raise
+
+    def _device(self, arguments: tuple) -> torch.device:
+        return arguments[self._anchor].device
+
+    def _check_types(self, arguments: tuple, backend: str, flags: Sequence[bool]) -> None:
+        self._function_arguments.check_types(arguments)
+        for flag in flags:
+            RETURN_LAST_STATE.check_type(flag)
+        BACKEND.check_type(backend)
+
+    def _refuse_tangents(self, arguments: tuple) -> None:
+        """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
+        for tensor in arguments:
+            if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(
+                    "forward-mode differentiation is not supported by the kernels; "
+                    f"{self.name}_ref, or backend='reference', supports it"
+                )
+
+    # --- what PyTorch is told ---------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Registers fake kernels and derivatives; the CPU library must be loaded."""
+        ops = torch.ops.selective_scan
+        forward = f"selective_scan::{self.name}{'_fwd' if self._backward_names else ''}"
+        backward = f"selective_scan::{self.name}_bwd"
+        torch.library.register_fake(forward, self._forward_fake)
+        self._forward = getattr(ops, forward.partition("::")[2]).default
+        if not self._backward_names:
+            return
+        self._backward_op = getattr(ops, f"{self.name}_bwd").default
+        torch.library.register_fake(backward, self._backward_fake)
+        torch.library.register_autograd(
+            forward, self._backward, setup_context=self._save_for_backward
+        )
+        torch.library.register_autograd(backward, _refuse_double_backward)
+        self._function = _make_function(
+            self.name, self._forward, self._save_for_backward, self._backward
+        )
+        # torch.func always wants to differentiate once more.
+        self._gradient = _make_function(
+            f"{self.name}_gradient", self._backward_op, _save_nothing, _refuse_double_backward
+        )
+        self._apply = _pytorch.apply_outside_transforms(self._function)
+
+    # --- fake kernels: the results' shapes, dtypes and strides ------------------------------------
+
+    def _forward_fake(self, *arguments):
+        call = self.arguments.check_values(arguments)
+        is_saved = len(arguments) == len(self._defaults) and arguments[-1] is True
+        results = tuple(result.allocate(call, is_saved) for result in self._results)
+        return results[0] if len(results) == 1 else results or None
+
+    def _backward_fake(self, *arguments):
+        given = dict(zip(self._backward_names, arguments, strict=True))
+        call = self._backward_arguments.check(given)
+        for result in self._results:
+            self._check_backward_argument(result, given, call)
+        return tuple(self._allocate_gradient(argument, given, call) for argument in self._gradients)
+
+    def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
+        """Checks the gradient of a result, or the saved states."""
+        name = result.name if result.chunk else f"d{result.name}"
+        tensor = given[name]
+        if tensor is None or (result.recomputed and tensor.numel() == 0):
+            return
+        check_dense(name, tensor)
+        check_device(name, tensor, call.anchor, call[call.anchor])
+        twin = given.get(result.name)  # a result that the backward op is given beside its gradient
+        if result.chunk or twin is None:
+            check_dtype(name, tensor, (result.dtype(call),))
+            sizes = dict(zip(result.dims, result.sizes(call), strict=True))
+            check_dims(name, tensor, result.dims, sizes)
+            return
+        check_dtype(name, tensor, (twin.dtype,))
+        if tensor.shape != twin.shape:
+            shapes = f"{tuple(twin.shape)}, got {tuple(tensor.shape)}"
+            fail(f"{name} must have the shape of {result.name}, {shapes}")
+
+    def _allocate_gradient(self, argument: TensorArgument, given: dict, call: Call) -> Tensor:
+        if argument.name in self._gradient_like:
+            return self._gradient_like[argument.name](given)
+        if given[argument.name] is not None:
+            return torch.empty_like(given[argument.name])
+        is_state = argument.dtypes is state_dtypes
+        dtype = call.state_dtype if is_state else call.compute_dtype
+        return call[call.anchor].new_empty((0,), dtype=dtype)
+
+    # --- the derivative ---------------------------------------------------------------------------
+
+    def _plan_backward(self) -> None:
+        """Where the backward op's arguments come from, and where its results go.
+
+        The forward op's arguments and results in a row are what it can be given.
+        """
+        arguments = [argument.name for argument in self.arguments.arguments]
+        arguments += ["save_states"] * self._saves_states
+        row = [*arguments, *(result.name for result in self._results)]
+        tensors = {argument.name for argument in self.arguments.tensors}
+        tensors |= {result.name for result in self._results}
+        self._num_cotangents = sum(result.chunk is None for result in self._results)
+        given = self._backward_names[self._num_cotangents :]
+        saved = [name for name in given if name in tensors]
+        options = [name for name in given if name not in tensors and name not in self._derived]
+        kept = [*saved, *options, *self._derived]
+        self._pick_saved = _picker([row.index(name) for name in saved])
+        self._pick_options = _picker([row.index(name) for name in options])
+        self._order = _picker([kept.index(name) for name in given])
+        with_gradient = [argument.name for argument in self._gradients]
+        # -1 is the None behind the last gradient.
+        self._places = [
+            with_gradient.index(name) if name in with_gradient else -1 for name in arguments
+        ]
+
+    def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
+        """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
+        results = (output,) if isinstance(output, Tensor) else output
+        row = (*inputs, *self._defaults[len(inputs) :], *results)
+        ctx.save_for_backward(*self._pick_saved(row))
+        ctx.options = self._pick_options(row)
+        if self._derived:
+            ctx.options += tuple(derive(inputs) for derive in self._derived.values())
+        ctx.mark_non_differentiable(*results[self._num_cotangents :])
+        ctx.set_materialize_grads(False)
+
+    def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
+        needed = ctx.needs_input_grad
+        cotangents = cotangents[: self._num_cotangents]
+        if all(cotangent is None for cotangent in cotangents):
+            return (None,) * len(needed)
+        arguments = (*cotangents, *self._order((*ctx.saved_tensors, *ctx.options)))
+        # With create_graph=True the op must stay visible to autograd, so that it can refuse.
+        if torch.is_grad_enabled():
+            gradients = self._gradient.apply(*arguments)
+        else:
+            with _pytorch.below_autograd():
+                gradients = self._backward_op(*arguments)
+        gradients = (*gradients, None)
+        return tuple(
+            gradients[place] if is_needed else None
+            for place, is_needed in zip(self._places, needed, strict=False)
+        )
+
+
+def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
+    """What picks these entries of a tuple."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda row: tuple(row[i] for i in indices)
+
+
+def _make_function(
+    name: str, op: Callable, setup_context: Callable[..., None], backward: Callable[..., object]
+) -> type[torch.autograd.Function]:
+    """An op with a derivative as register_autograd would make it, which is slower and does not
+    support the transforms of torch.func."""
+
+    def forward(*arguments):
+        with _pytorch.below_autograd():
+            return op(*arguments)
+
+    members = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    members = {key: staticmethod(value) for key, value in members.items()}
+    return type(name, (torch.autograd.Function,), members | {"generate_vmap_rule": True})
+
+
+def _save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    pass
+
+
+def _refuse_double_backward(ctx, *gradients: Tensor | None):
+    raise RuntimeError(
+        "selective_scan: the gradient is once differentiable; double backward is not supported"
+    )
