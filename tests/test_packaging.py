@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import setuptools
 
-from selective_scan.functional import METHODS
+from selective_scan._discretization import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"

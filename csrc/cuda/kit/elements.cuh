@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../../core/complex.h"
 #include "../../core/params.h"
 
 namespace selective_scan::cuda {
