@@ -92,6 +92,7 @@ cuda-build: $(ENV)/torch.stamp
 wheel: $(ENV)/torch.stamp
 	$(PIP) install --quiet $(WHEEL_TOOLS)
 	tools/build_wheel.sh $(BIN)/python build/wheel dist
+
 docs: $(ENV)/package.stamp $(ENV)/docs.stamp
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "build/docs/index.html"

@@ -164,6 +164,9 @@ def allow_fallback(allowed: bool = True) -> None:
     magnitude. The first call that falls back logs a warning to the logger ``"selective_scan"``. The
     environment variable ``SELECTIVE_SCAN_ALLOW_FALLBACK=1`` does the same from the start.
 
+    Args:
+        allowed: whether to; False goes back to the error.
+
     Raises:
         TypeError: `allowed` is not a bool.
 

@@ -62,8 +62,9 @@ def selective_scan_fn(
 
     Args:
         u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
-        delta: step sizes, (batch, dim, seqlen), any of these dtypes.
-        A: poles, (dim, dstate), float32, float64, complex64 or complex128. Stable where Re A < 0.
+        delta: step sizes, (batch, dim, seqlen), any of these dtypes, in any unit of time.
+        A: poles, (dim, dstate), float32, float64, complex64 or complex128, per that unit of time;
+            of a complex one the imaginary part is an angle in radians. Stable where Re A < 0.
             On CUDA dstate is at most 256, and less for complex128 on GPUs with less shared memory
             than Hopper.
         B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or

@@ -176,7 +176,14 @@ class S6(nn.Module):
         self.norm_f = nn.RMSNorm(d_model, eps=1e-5, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (batch, seqlen, d_model) to the same shape.
+        """Runs all layers and the final norm.
+
+        Args:
+            x: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype under
+                torch.autocast.
+
+        Returns:
+            (batch, seqlen, d_model). Empty where seqlen is 0.
 
         Raises:
             TypeError: x is not a tensor.
