@@ -36,7 +36,7 @@ help:
 	@echo "                 SELECTIVE_SCAN_METHODS=zoh,foh builds these methods alone, in less time"
 	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
 	@echo "make docs        the documentation as a site, in build/docs"
-	@echo "make lint        ruff and clang-format, checks only; make format applies them"
+	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
@@ -100,6 +100,7 @@ docs: $(ENV)/package.stamp $(ENV)/docs.stamp
 # --- checks ---------------------------------------------------------------------------------------
 
 lint: $(ENV)/linters.stamp
+	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

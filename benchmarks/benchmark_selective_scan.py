@@ -26,7 +26,7 @@ import torch
 from rich.progress import track
 
 from harness import plots, records, report
-from harness.arguments import count, find_device, make_parser, positive, shape
+from harness.arguments import add_device, count, make_parser, parse, positive, shape
 from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
 from harness.operators import Scan, Tensors, make_scan
@@ -62,11 +62,10 @@ _COLUMNS = (
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
+    add_device(parser)
     names = ", ".join(SHAPES)
     add = parser.add_argument
     # fmt: off
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N (default: cuda where there is one)")
     add("--operators", nargs="+", choices=OPERATORS, default=OPERATORS[:1],
         help="what is measured (default: selective_scan)")
     add("--shapes", nargs="+", type=shape, metavar="SHAPE",
@@ -101,11 +100,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="PREFIX",
         help="write PREFIX_speedup.png and PREFIX_siblings.png")
     # fmt: on
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments)
     try:
-        options.device = find_device(options.device)
         options.anchors = Anchors.load(options.anchors, records.device_name(options.device))
-    except (RuntimeError, OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         parser.error(str(error))
     is_cuda = options.device.type == "cuda"
     usual = {"warmup": (5, 1), "runs": (30, 3), "reference_runs": (0 if is_cuda else 5, 1)}

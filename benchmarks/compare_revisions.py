@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from harness.arguments import find_device, make_parser, positive
+from harness.arguments import add_device, find_device, make_parser, positive
 from harness.operators import Scan, make_scan
 from harness.problems import METHODS, SHAPES, Problem, Shape, parse_shape, product, select_problems
 from harness.timing import REST_SECONDS, sample
@@ -187,12 +187,11 @@ def compare(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = make_parser(__doc__)
+    add_device(parser)
     add = parser.add_argument
     # fmt: off
     add("old", type=Path, nargs="?", help="folder that holds the old selective_scan package")
     add("new", type=Path, nargs="?", help="folder that holds the new one")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N (default: cuda where there is one)")
     add("--rounds", type=positive, default=5, help="turns of each build (default: 5)")
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
     add("--only", default="", metavar="REGEX", help="the problems whose printed name matches")

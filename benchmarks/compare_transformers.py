@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from harness import records, report
-from harness.arguments import find_device, make_parser, positive
+from harness.arguments import add_device, make_parser, parse, positive
 from harness.checks import relative_l2
 from harness.problems import DTYPES
 from harness.timing import Timing
@@ -47,13 +47,13 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
+    add_device(parser)
     add = parser.add_argument
     # fmt: off
     add("--layers", type=positive, default=4)
     add("--hidden", type=positive, default=768)
     add("--batch", type=positive, default=2)
     add("--seqlen", type=positive, default=512)
-    add("--device", default="cpu")
     add("--dtype", choices=_TOLERANCE, default="float32")
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--passes", nargs="+", choices=_PASSES, default=_PASSES, metavar="PASS",
@@ -63,12 +63,7 @@ def parse_arguments() -> argparse.Namespace:
         help="of each pass, after which no further run starts (default: 120)")
     add("--json", type=Path, metavar="FILE")
     # fmt: on
-    options = parser.parse_args()
-    try:
-        options.device = find_device(options.device)
-    except RuntimeError as error:
-        parser.error(str(error))
-    return options
+    return parse(parser, None)
 
 
 def no_scan(u, delta, A, B, C, D=None, z=None, return_last_state=False, **_: object) -> object:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from harness import plots, records, report
-from harness.arguments import find_device, make_parser, positive
+from harness.arguments import add_device, make_parser, parse, positive
 from harness.operators import Scan, make_scan
 from harness.problems import DTYPES, METHODS, Problem, Shape
 from harness.timing import Timing, measure
@@ -29,6 +29,7 @@ from selective_scan import selective_scan_fn
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
+    add_device(parser)
     add = parser.add_argument
     # fmt: off
     add("--batch", type=positive, default=2)
@@ -38,19 +39,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--n_trials", type=positive, default=10, help="timed runs (default: 10)")
     add("--profile_ops", action="store_true", help="only the elementary operations")
     add("--profile_scan", action="store_true", help="only the scan")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N (default: cuda where there is one)")
     add("--dtype", choices=DTYPES, default="float32")
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help="write costs and environment")
     add("--plot", type=Path, metavar="FILE", help="write a bar chart")
     # fmt: on
-    options = parser.parse_args(arguments)
-    try:
-        options.device = find_device(options.device)
-    except RuntimeError as error:
-        parser.error(str(error))
-    return options
+    return parse(parser, arguments)
 
 
 def cost(

@@ -315,6 +315,12 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     return lambda name: importlib.import_module(f"harness.{name}")
 
 
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("tables")
+
+
 def small_scan(harness, operator="selective_scan", dtype="float32", variant="plain", method="zoh"):
     problems = harness("problems")
     shape = problems.Shape("odd", 3, 8, 45, 5, 2 if operator == "selective_scan" else 1)
@@ -379,12 +385,36 @@ def test_check_refuses_a_wrong_kernel(harness, monkeypatch, operator, which):
         harness("checks").check(scan, backward=True)
 
 
-def test_old_records_are_read_as_the_new_ones(harness):
-    records = harness("records")
-    rows = records.load(BENCHMARKS / "results" / "h200_siblings.json")["rows"]
+def test_old_records_are_read_as_the_new_ones(tables):
+    rows = tables.load("h200_siblings")["rows"]
     assert {row["operator"] for row in rows} == {"diagonal", "adaptive_unitary"}
     assert {row["variant"] for row in rows} == {"plain", "channel-last"}
-    for row in rows:
-        assert row["fraction_of_copy_bandwidth"] == pytest.approx(1 / row["ratio_to_floor"])
-    rows = records.load(BENCHMARKS / "results" / "h200.json")["rows"]
-    assert {row["operator"] for row in rows} == {"selective_scan"}
+    assert {row["operator"] for row in tables.load("h200")["rows"]} == {"selective_scan"}
+
+
+def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
+    texts = {path: path.read_text() for path in tables._FILES}
+    for name in tables.TABLES:
+        assert sum(text.count(f"<!-- {name} table -->\n") for text in texts.values()) == 1, name
+    assert tables.main(["--check"]) == 0
+
+    row = next(row for row in tables.load("h200")["rows"] if row["shape"] == "mamba-130m")
+    copies = [tmp_path / path.name for path in texts]
+    for copy, text in zip(copies, texts.values(), strict=True):
+        copy.write_text(text.replace(f"| {row['time']['median']:.3f} (", "| 0.001 ("))
+    monkeypatch.setattr(tables, "_FILES", copies)
+    assert tables.main(["--check"]) == 1
+    assert "README.md is not up to date" in capsys.readouterr().err
+    assert tables.main([]) == 0
+    assert [copy.read_text() for copy in copies] == list(texts.values())
+
+
+def test_a_table_that_is_not_there_is_refused(tables, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "text.md"
+    monkeypatch.setattr(tables, "_FILES", [path])
+    path.write_text("<!-- sped table -->\n<!-- end of sped table -->\n")
+    with pytest.raises(ValueError, match="there is no table 'sped', there are speed, scan"):
+        tables.main([])
+    path.write_text("no table\n")
+    assert tables.main(["--check"]) == 1
+    assert "text.md has no place for a table" in capsys.readouterr().err

@@ -20,6 +20,24 @@ def make_parser(documentation: str) -> argparse.ArgumentParser:
     )
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N (default: cuda where there is one)",
+    )
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The options, `device` among them as the device that is there."""
+    options = parser.parse_args(arguments)
+    try:
+        options.device = find_device(options.device)
+    except RuntimeError as error:
+        parser.error(str(error))
+    return options
+
+
 def find_device(text: str) -> torch.device:
     """The device of that name.
 

@@ -1,0 +1,312 @@
+"""Writes the tables of docs/performance.md and README.md from the records in benchmarks/results.
+
+A table stands between `<!-- NAME table -->` and `<!-- end of NAME table -->`; below it is said
+which records it is from, of which revision, device and date. What lies between is overwritten.
+Needs Python alone.
+
+Example:
+    python benchmarks/tables.py
+    python benchmarks/tables.py --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+_RESULTS = _ROOT / "benchmarks" / "results"
+_FILES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_PASSES = ("forward", "backward")
+# The shapes that README.md shows.
+_README_SHAPES = (
+    "mamba-130m", "mamba-2.8b", "vim-small", "vmamba-t", "vmamba-hi", "d-state64", "launch-bound",
+    "long-64k",
+)  # fmt: skip
+
+Row = dict[str, object]
+Table = tuple[Sequence[str], list[list[str]]]
+
+
+@functools.cache
+def load(name: str) -> dict[str, object]:
+    """A record, the rows of all operators in one list; they once had a list for each kind."""
+    content = json.loads((_RESULTS / f"{name}.json").read_text())
+    for row in content.pop("siblings", ()):
+        variant = "plain" if row["layout"] == "contiguous" else row["layout"]
+        content["rows"].append({**row, "variant": variant, "method": "zoh"})
+    for row in content["rows"]:
+        row.setdefault("operator", "selective_scan")
+    return content
+
+
+def select(*records: str, **values: object) -> list[Row]:
+    """The rows of some records in which all of these fields have these values."""
+    rows = [row for name in records for row in load(name)["rows"]]
+    return [row for row in rows if all(row.get(name) == value for name, value in values.items())]
+
+
+def find(*records: str, **values: object) -> Row | None:
+    return next(iter(select(*records, **values)), None)
+
+
+def figure(value: float, digits: int = 3) -> str:
+    return f"{value:#.{digits}g}".rstrip(".") if value < 10 ** (digits - 1) else f"{value:.0f}"
+
+
+def times(value: float | None) -> str:
+    return "" if not value else f"{value:.1f}×" if value < 20 else f"{value:.0f}×"
+
+
+def milliseconds(row: Row | None) -> str:
+    """The median, in brackets how many times as fast as the peer."""
+    if row is None:
+        return ""
+    faster = row.get("speedup_over_peer")
+    return figure(row["time"]["median"]) + (f" ({faster:.2f}×)" if faster else "")
+
+
+def sizes(row: Row) -> str:
+    batch, dim, seqlen, *others = row["sizes"]
+    groups = f", {others[1]} groups" if others[1:] and others[1] > 1 else ""
+    return ", ".join(map(str, (batch, dim, seqlen, *others[:1]))) + groups
+
+
+_BY_PASS = [f"{which} {short}" for which in _PASSES for short in _DTYPES.values()]
+
+
+def by_pass(cell: Callable[[Row | None], str], *records: str, **values: object) -> list[str]:
+    """Both passes in both dtypes."""
+    return [
+        cell(find(*records, which=which, dtype=dtype, **values))
+        for which in _PASSES
+        for dtype in _DTYPES
+    ]
+
+
+def by_shape(
+    *records: str,
+    cell: Callable[[Row | None], str] = milliseconds,
+    variant: str = "plain",
+    shapes: Sequence[str] = (),
+) -> Table:
+    """A line for each shape, or those that are named, of one variant."""
+    rows = select(*records, variant=variant, which="forward")
+    first = {row["shape"]: row for row in rows if row["shape"] in shapes or not shapes}
+    lines = [
+        [shape, sizes(row), *by_pass(cell, *records, shape=shape, variant=variant)]
+        for shape, row in first.items()
+    ]
+    return ("shape", "batch, dim, seqlen, dstate", *_BY_PASS), lines
+
+
+def times_floor(row: Row | None) -> str:
+    return times(row["ratio_to_floor"]) if row else ""
+
+
+def variants(record: str) -> Table:
+    names = dict.fromkeys(row["variant"] for row in select(record))
+    cells = functools.partial(by_pass, milliseconds, record, method="zoh")
+    return ("variant", *_BY_PASS), [[name, *cells(variant=name)] for name in names]
+
+
+def methods(record: str, shape: str, dtype: str, threads: int | None = None) -> Table:
+    """Milliseconds, in brackets how many times as long as zoh takes."""
+    kinds = [(variant, which) for variant in ("plain", "complex") for which in _PASSES]
+    rows = select(record, shape=shape, dtype=dtype)
+    rows = [row for row in rows if threads in (None, row["threads"])]
+    medians = {(row["method"], row["variant"], row["which"]): row["time"]["median"] for row in rows}
+    lines = []
+    for method in dict.fromkeys(method for method, *_ in medians):
+        values = [(medians[(method, *kind)], medians[("zoh", *kind)]) for kind in kinds]
+        lines.append([method, *(f"{figure(ms)} ({ms / zoh:.2f})" for ms, zoh in values)])
+    real = [f"{'complex' if variant == 'complex' else 'real'} {which}" for variant, which in kinds]
+    return ("method", *real), lines
+
+
+def memory(record: str) -> Table:
+    header = ("shape", "dtype", "forward", "saved states", "backward", "mamba-ssm's backward")
+    lines = []
+    for row in load(record)["memory"]:
+        values = [
+            row[f"{name}_MiB"] for name in ("forward", "saved_states", "backward", "peer_backward")
+        ]
+        if row["variant"] == "plain" and values[-1]:
+            cells = [f"{value:.0f}" for value in values]
+            lines.append([row["shape"], _DTYPES[row["dtype"]], *cells])
+    return header, lines
+
+
+def host(record: str) -> Table:
+    def cells(row: Row) -> list[str]:
+        time = row["us_per_call"]
+        return [row["what"], f"{time['median']:.0f}", f"{time['q1']:.0f}–{time['q3']:.0f}"]
+
+    return ("call", "µs", "quartiles"), list(map(cells, load(record)["host_overhead"]))
+
+
+def siblings(record: str) -> Table:
+    header = ("operator", "batch, dim, seqlen, dstate", "dtype", "layout")
+    figures = [f"{which}{what}" for which in _PASSES for what in (", ms", ", GB/s")]
+    rows = [row for row in select(record, which="forward") if row["operator"] != "selective_scan"]
+    lines = []
+    for row in rows:
+        key = {name: row[name] for name in ("operator", "shape", "dtype", "variant")}
+        found = [find(record, which=which, **key) for which in _PASSES]
+        cells = [c for each in found for c in (milliseconds(each), f"{each['GB_per_s']:.0f}")]
+        layout = "contiguous" if row["variant"] == "plain" else row["variant"]
+        lines.append([row["operator"].replace("_", " "), sizes(row), row["dtype"], layout, *cells])
+    return (*header, *figures), lines
+
+
+def cpu(record: str, ipex: str) -> Table:
+    header = (
+        "batch, dim, seqlen, dstate", "dtype", "forward, 1 thread", "2 threads",
+        "over ref, textbook", "over IPEX, 1 and 2 threads", "forward + backward, 2 threads",
+        "over ref, textbook", "of peak, 1 thread: forward, backward",
+    )  # fmt: skip
+    lines = []
+    for shape in ("laptop-512", "mamba-130m-b1", "short-512"):
+        for dtype in ("float32", "bfloat16"):
+            at = functools.partial(
+                find, record, shape=shape, dtype=dtype, variant="plain", method="zoh"
+            )
+            one, two = (at(which="forward", threads=threads) for threads in (1, 2))
+            both, backward = (
+                at(which="forward + backward", threads=2),
+                at(which="backward", threads=1),
+            )
+            peers = select(ipex, shape=one["sizes"][:4], dtype=dtype)
+
+            def others(row: Row) -> str:
+                found = [row[f"speedup_over_{name}"] for name in ("reference", "textbook")]
+                return ", ".join(filter(None, map(times, found)))
+
+            peaks = [f"{100 * row['peak_fraction']:.0f} %" for row in (one, backward)]
+            lines.append(
+                [
+                    sizes(one), dtype, milliseconds(one), milliseconds(two), others(two),
+                    ", ".join(times(row["speedup"]) for row in peers), milliseconds(both),
+                    others(both), ", ".join(peaks),
+                ]
+            )  # fmt: skip
+    return header, lines
+
+
+def transformers(*records: str) -> Table:
+    header = ("pass", "its own scan, ms", "selective_scan, ms", "faster", "no scan at all")
+    names = ("transformers", "selective_scan")
+    return ("processor", *header), [
+        [load(record)["environment"]["built"]["cpu_build_info"]["capability"], row["pass"],
+         *(figure(row[name]["median"]) for name in names), times(row["speedup"]),
+         times(row["largest_speedup"])]
+        for record in records
+        for row in load(record)["rows"]
+    ]  # fmt: skip
+
+
+def compiled(*records: str) -> Table:
+    rows = [row for row in select(*records) if row["compiled_reference"]]
+    return ("batch, dim, seqlen, dstate", "pass", "ms", "torch.compile of the reference, ms"), [
+        [sizes(row), row["which"], milliseconds(row), figure(row["compiled_reference"]["median"])]
+        for row in rows
+    ]
+
+
+# By name: what makes the table, and the records that it is from.
+TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
+    "speed": (functools.partial(by_shape, shapes=_README_SHAPES), ("h200",)),
+    "scan": (by_shape, ("h200",)),
+    "floor": (functools.partial(by_shape, cell=times_floor), ("h200",)),
+    "no-z": (functools.partial(by_shape, variant="no-z"), ("h200",)),
+    "variants": (variants, ("h200_variants",)),
+    "methods": (
+        functools.partial(methods, shape="mamba-130m", dtype="bfloat16"), ("h200_methods",),
+    ),
+    "general": (by_shape, ("h200_general", "h200_general_long")),
+    "memory": (memory, ("h200",)),
+    "host": (host, ("h200_host",)),
+    "siblings": (siblings, ("h200_siblings",)),
+    "cpu": (cpu, ("cpu", "cpu_ipex")),
+    "cpu methods": (
+        functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
+    ),
+    "cpu compiled": (compiled, ("cpu_compiled",)),
+    "avx2": (cpu, ("cpu_avx2", "cpu_avx2_ipex")),
+    "avx2 methods": (
+        functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu_avx2",),
+    ),
+    "transformers": (transformers, ("cpu_transformers", "cpu_avx2_transformers")),
+}  # fmt: skip
+
+
+def sources(records: Sequence[str]) -> str:
+    """The records by what they are of: device, PyTorch, revision and date."""
+    named: dict[str, list[str]] = {}
+    for name in records:
+        environment = load(name)["environment"]
+        revision = environment["revision"] or "not recorded"
+        what = (
+            f"{environment['device']}, torch {environment['torch']}, revision {revision}, "
+            f"{environment['date'][:10]}"
+        )
+        named.setdefault(what, []).append(f"`{name}.json`")
+    return "; ".join(f"{' and '.join(names)}: {what}" for what, names in named.items())
+
+
+def write_table(name: str) -> Iterator[str]:
+    if name not in TABLES:
+        raise ValueError(f"there is no table {name!r}, there are {', '.join(TABLES)}")
+    function, records = TABLES[name]
+    header, lines = function(*records)
+    yield f"<!-- {name} table -->"
+    yield ""
+    for line in (header, ["---"] * len(header), *lines):
+        yield f"| {' | '.join(line)} |"
+    yield ""
+    yield f"{sources(records)}."
+    yield ""
+    yield f"<!-- end of {name} table -->"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    description, _, example = __doc__.partition("Example:")
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=f"example:{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if it would")
+    options = parser.parse_args(arguments)
+    status = 0
+    for path in _FILES:
+        old = path.read_text()
+        new, count = re.subn(
+            r"<!-- (?P<name>\S[^>]*) table -->\n.*?<!-- end of (?P=name) table -->",
+            lambda match: "\n".join(write_table(match["name"])),
+            old,
+            flags=re.DOTALL,
+        )
+        name = path.name
+        if count == 0:
+            print(f"{name} has no place for a table", file=sys.stderr)
+            status = 1
+        if new == old:
+            continue
+        if options.check:
+            print(f"{name} is not up to date: run python benchmarks/tables.py", file=sys.stderr)
+            status = 1
+        else:
+            path.write_text(new)
+            print(f"Wrote the tables of {name}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
