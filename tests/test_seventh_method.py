@@ -1,5 +1,5 @@
-"""One method more, added to a copy of the sources as docs/contributing.md tells: the tests of the
-matrix pass with it on the CPU, and a kernel of each kind compiles with it for CUDA."""
+"""The example of docs/contributing.md is added to a copy of the sources as told there: the tests of
+the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA."""
 
 import dataclasses
 import importlib.util
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,35 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
-# The input as an impulse in the middle of each step: b(x) = exp(x/2).
 NAME = "midpoint"
-FORMULA = """\
-#pragma once
-
-#include "formula.h"
-
-namespace selective_scan {
-
-struct MidpointHold : StepForms<MidpointHold> {
-  static constexpr bool kAbarIsExponential = true;
-
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
-    const T half = (constant<T>(0.5) * delta) * pole.exponent;
-    return {Math::exp_of(delta * pole.exponent), Math::exp_of(half)};
-  }
-
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T>, T /*A*/, const Hold<T>& hold) {
-    return {hold.a, constant<T>(0.5) * hold.b};
-  }
-};
-
-template <>
-struct Formula<Method::kMidpoint> : MidpointHold {};
-
-}  // namespace selective_scan
-"""
 # In each file the one place that a pattern matches is followed by a text.
 EDITS = (
     ("csrc/core/discretization/method.h", r"enum class Method[^}]*\w(?= \})", ", kMidpoint"),
@@ -105,7 +78,9 @@ def tree(tmp_path_factory) -> Path:
         ".*", "build", "dist", "*.so", "*.pyd", "__pycache__", "benchmarks"
     )
     shutil.copytree(ROOT, tree, ignore=unneeded)
-    (tree / "csrc/core/discretization/midpoint.h").write_text(FORMULA)
+    guide = (tree / "docs/contributing.md").read_text(encoding="utf-8")
+    (formula,) = re.findall(r"^ *```cpp\n(.*?)^ *```", guide, re.M | re.S)
+    (tree / f"csrc/core/discretization/{NAME}.h").write_text(textwrap.dedent(formula))
     for name, pattern, text in EDITS:
         insert(tree / name, pattern, text)
     return tree
