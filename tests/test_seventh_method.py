@@ -1,0 +1,109 @@
+"""The example of docs/contributing.md is added to a copy of the sources as told there: the tests of
+the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA."""
+
+import dataclasses
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+NAME = "midpoint"
+# In each file the one place that a pattern matches is followed by a text.
+EDITS = (
+    ("csrc/core/discretization/method.h", r"enum class Method[^}]*\w(?= \})", ", kMidpoint"),
+    ("csrc/core/discretization/method.h", r'kMethodNames\[\] = \{[^}]*"', ', "midpoint"'),
+    (
+        "csrc/core/discretization.h",
+        r"#pragma once\n",
+        '\n#include "discretization/midpoint.h"\n',
+    ),
+    (
+        "selective_scan/_discretization.py",
+        r"DISCRETIZATIONS[^{]*\{\n(?:    .*\n)*",
+        '    "midpoint": lambda delta, x: (x.exp(), delta * (x / 2).exp()),\n',
+    ),
+    (
+        "tests/exact.py",
+        r"FORMULAS = \{\n(?:    .*\n)*",
+        '    "midpoint": (mpmath.exp, lambda x: mpmath.exp(x / 2)),\n',
+    ),
+)
+# One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
+CUDA_SOURCES = (
+    "general_float_4xany",
+    "dstate1",
+    "relay",
+    "streamed_forward_complex_float_2x8",
+    "streamed_backward_float_4_variable",
+)
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(f"copied_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def insert(path: Path, pattern: str, text: str):
+    before = path.read_text()
+    after, count = re.subn(pattern, lambda found: found[0] + text, before)
+    assert count == 1, f"{path}: {count} places match {pattern}"
+    path.write_text(after)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of the sources to which the method was added."""
+    tree = tmp_path_factory.mktemp("sources") / "selective_scan"
+    unneeded = shutil.ignore_patterns(
+        ".*", "build", "dist", "*.so", "*.pyd", "__pycache__", "benchmarks"
+    )
+    shutil.copytree(ROOT, tree, ignore=unneeded)
+    guide = (tree / "docs/contributing.md").read_text(encoding="utf-8")
+    (formula,) = re.findall(r"^ *```cpp\n(.*?)^ *```", guide, re.M | re.S)
+    (tree / f"csrc/core/discretization/{NAME}.h").write_text(textwrap.dedent(formula))
+    for name, pattern, text in EDITS:
+        insert(tree / name, pattern, text)
+    return tree
+
+
+def test_the_matrix_passes_on_the_cpu(tree):
+    build = (sys.executable, "setup.py", "build_ext", "--inplace")
+    run(*build, cwd=tree, SELECTIVE_SCAN_METHODS=NAME, USE_CUDA="0")
+    tests = [f"tests/test_{name}.py" for name in ("core", "gradcheck", "matrix", "reference")]
+    select = ("-k", f"{NAME} or methods_are_those", "-m", "not slow and not cuda")
+    output = run(sys.executable, "-m", "pytest", "-q", *select, *tests, cwd=tree)
+    assert int(re.search(r"(\d+) passed", output)[1]) > 20, output
+
+
+@pytest.mark.parametrize("name", CUDA_SOURCES)
+def test_a_kernel_compiles_for_cuda(tree, tmp_path, name):
+    if (nvcc := load(tree / "setup.py").find_nvcc()) is None:
+        pytest.skip("nvcc was not found")
+    instantiations = load(tree / "csrc/cuda/instantiations.py")
+    (source,) = (source for source in instantiations.SOURCES if source.name == name)
+    # One of several that differ in layouts and types of elements.
+    structs = tuple({struct.split("<")[0]: struct for struct in source.structs}.values())
+    path = tmp_path / f"{name}.cu"
+    path.write_text(dataclasses.replace(source, structs=structs).text(NAME))
+    flags = ("-std=c++20", "--expt-relaxed-constexpr", "-arch=sm_90", f"-I{tree / 'csrc'}")
+    run(nvcc, *flags, "-cubin", path, "-o", tmp_path / "kernel.cubin", cwd=tree)
