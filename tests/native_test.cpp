@@ -1,5 +1,5 @@
 // Tests of csrc/core and csrc/cpu without Python and PyTorch, for machines that have neither: they
-// are cross-compiled and run under an emulator (tools/test_arm64.sh).
+// are cross-compiled and run under an emulator (tools/cross_test.sh).
 //
 // The vector functions are compared with long double, the scans with plain loops in double written
 // here, gradients with central differences of these loops.
