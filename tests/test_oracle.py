@@ -49,7 +49,9 @@ def test_oracle(case):
     expected, actual = results
     for name, value in expected.items():
         if value is None or actual[name] is None:
-            assert value is actual[name] or not (value if actual[name] is None else actual[name]).any()
+            assert (
+                value is actual[name] or not (value if actual[name] is None else actual[name]).any()
+            )
             continue
         error = (actual[name] - value).norm() / value.norm().clamp(min=1e-300)
         assert error < 1e-13, f"{name}: {error:.3g}"
