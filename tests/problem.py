@@ -427,7 +427,7 @@ def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
     for name, expected in exact.items():
         value = actual[name]
         if expected is None or value is None:
-            if not _is_zero(expected) or not _is_zero(value):
+            if not is_zero(expected) or not is_zero(value):
                 failures.append(f"{name}: only one of {backend} and reference has it")
             continue
         source = inputs.get(name.removeprefix("d"))
@@ -454,5 +454,5 @@ def check_repeatable(case: Case, device: str) -> dict[str, torch.Tensor]:
     return first
 
 
-def _is_zero(tensor: torch.Tensor | None) -> bool:
+def is_zero(tensor: torch.Tensor | None) -> bool:
     return tensor is None or not tensor.any()
