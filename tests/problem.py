@@ -280,16 +280,17 @@ def _reference(case: Case) -> dict[str, torch.Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _plain_result(case: Case, nudge: int) -> dict[str, torch.Tensor]:
-    """What the step-by-step reference gives in float32. `nudge` seeds a random move of every input
-    by up to one rounding error."""
+    """What the step-by-step reference gives in the precision of the kernels. `nudge` seeds a random
+    move of every input by up to one rounding error."""
     random = generator(f"nudge {nudge} {case}")
+    dtype = torch.float64 if case.is_double else torch.float32
 
     def move(tensor):
         noise = 2 * torch.rand(tensor.shape, generator=random, dtype=torch.float64) - 1
-        return tensor * (1 + torch.finfo(torch.float32).eps * noise) if nudge else tensor
+        return tensor * (1 + torch.finfo(dtype).eps * noise) if nudge else tensor
 
     scan = functools.partial(selective_scan_ref, return_last_state=True)
-    return _solve(case, torch.float32, move, scan)
+    return _solve(case, dtype, move, scan)
 
 
 def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor]:
@@ -310,7 +311,7 @@ def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor
 
 
 def plain_results(case: Case) -> list[dict[str, torch.Tensor]]:
-    """What plain float32 arithmetic makes of the case, and of inputs within a rounding error of it.
+    """What plain arithmetic makes of the case, and of inputs within a rounding error of it.
 
     Where terms cancel, in a gradient summed over batch and steps for example, one result may be
     accurate by chance; several show how well conditioned the problem is.
@@ -426,7 +427,7 @@ def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
     for name, expected in exact.items():
         value = actual[name]
         if expected is None or value is None:
-            if not _is_zero(expected) or not _is_zero(value):
+            if not is_zero(expected) or not is_zero(value):
                 failures.append(f"{name}: only one of {backend} and reference has it")
             continue
         source = inputs.get(name.removeprefix("d"))
@@ -434,7 +435,7 @@ def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
             failures.append(f"{name}: dtype {value.dtype}, expected {source.dtype}")
         tol = tolerance(name, value.dtype, case.is_double, device)
         reason = complaint(value, expected, tol)
-        if reason and not case.is_double:
+        if reason:
             plain = [result[name] for result in plain_results(case)]
             reason = complaint(value, expected, tol, plain)
         if reason:
@@ -453,5 +454,5 @@ def check_repeatable(case: Case, device: str) -> dict[str, torch.Tensor]:
     return first
 
 
-def _is_zero(tensor: torch.Tensor | None) -> bool:
+def is_zero(tensor: torch.Tensor | None) -> bool:
     return tensor is None or not tensor.any()

@@ -291,6 +291,11 @@ def test_each_gradient_alone(device):
             assert torch.equal(alone, of_state[index]), name
 
 
+def test_several_threads(set_threads):
+    set_threads(3)
+    check(Case(batch=3, dim=64, dstate=16, seqlen=130), "cpu")
+
+
 def test_same_bits_every_run(device):
     case = Case(batch=2, dim=34, seqlen=300, B="shared", groups=1)
     inputs, cotangents = make(case, device), [c.to(device) for c in make_cotangents(case)]

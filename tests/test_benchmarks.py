@@ -61,6 +61,10 @@ def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path
     return done.stdout, json.loads((folder / "rows.json").read_text()), folder
 
 
+with_quick_run = pytest.mark.xdist_group("quick_run")  # one process runs it for all of them
+
+
+@with_quick_run
 def test_benchmark_measures_the_product_of_what_is_named(quick_run):
     _, content, _ = quick_run
     measured = {
@@ -80,6 +84,7 @@ def test_benchmark_measures_the_product_of_what_is_named(quick_run):
     assert content["failures"] == []
 
 
+@with_quick_run
 def test_benchmark_rows_are_consistent(quick_run):
     _, content, _ = quick_run
     for row in content["rows"]:
@@ -102,6 +107,7 @@ def test_benchmark_rows_are_consistent(quick_run):
             assert row["peak_fraction"] is None
 
 
+@with_quick_run
 def test_benchmark_compares_with_the_reference(quick_run):
     _, content, _ = quick_run
     compared = [row for row in content["rows"] if row["reference"]]
@@ -116,6 +122,7 @@ def test_benchmark_compares_with_the_reference(quick_run):
             assert row[f"speedup_over_{name}"] == pytest.approx(speedup)
 
 
+@with_quick_run
 def test_benchmark_describes_its_environment(quick_run):
     printed, content, _ = quick_run
     environment = content["environment"]
@@ -129,6 +136,7 @@ def test_benchmark_describes_its_environment(quick_run):
     assert all(entry["us_per_call"]["best"] > 0 for entry in content["host_overhead"])
 
 
+@with_quick_run
 def test_benchmark_prints_tables_and_draws_plots(quick_run):
     printed, content, folder = quick_run
     for text in ("Medians of 3 runs", "no_grad call", "bilinear", "medium"):

@@ -37,18 +37,11 @@ def test_runs_agree_bit_by_bit(case, device):
         assert_same_bits(first, run(case, device))
 
 
-@pytest.fixture
-def threads():
-    count = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(count)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_number_of_threads_gives_the_same_bits(case, threads):
+def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
     results = []
     for count in (1, 2, 3, 7):
-        threads(count)
+        set_threads(count)
         results.append(run(case, "cpu"))
     for other in results[1:]:
         assert_same_bits(results[0], other)

@@ -301,17 +301,13 @@ def test_same_bits_every_run(device):
         assert torch.equal(value, second[name]), name
 
 
-def test_same_bits_for_any_number_of_threads():
+def test_same_bits_for_any_number_of_threads(set_threads):
     inputs = make(Case(shape=(3, 5000), a_shape=(1,)), "cpu")
     cotangent = torch.randn(3, 5000)
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(differentiate(diagonal_scan_fn, inputs, cotangent))
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 5):
+        set_threads(count)
+        results.append(differentiate(diagonal_scan_fn, inputs, cotangent))
     for name, value in results[0].items():
         assert all(torch.equal(value, other[name]) for other in results[1:]), name
 

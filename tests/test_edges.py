@@ -125,6 +125,7 @@ def assert_equal_but_for_rounding(actual, expected):
 
 
 @pytest.mark.cuda
+@pytest.mark.xdist_group("gpu_memory")  # one at a time
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("what", LARGE)
 def test_more_elements_than_32_bits_count(what, layout, cuda_device):

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Cross-compiles the CPU sources for another platform, and runs the tests that need no PyTorch
+# (tests/native_test.cpp) under an emulator, once with each instruction set.
+#
+#   cross_test.sh arm64|windows FOLDER    compile and run
+#   cross_test.sh arm64|windows           print the Debian packages to install, nothing if none
+#
+# CXX names another compiler, EMULATOR another way to run its programs ("" runs them as they are).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+capabilities=(default)
+case $1 in
+  arm64)
+    compiler=${CXX:-aarch64-linux-gnu-g++} emulator=${EMULATOR-qemu-aarch64} flags=
+    packages="g++-aarch64-linux-gnu qemu-user"
+    ;;
+  windows)
+    # GCC's stack on 64-bit Windows is aligned to 16 bytes, but unless it is patched, as Debian's is,
+    # it moves larger vectors as if these were aligned (its bug 54412). The assembler mends that.
+    compiler=${CXX:-x86_64-w64-mingw32-g++} emulator=${EMULATOR-wine}
+    flags=-Wa,-muse-unaligned-vector-move
+    packages="g++-mingw-w64-x86-64 wine wine64"
+    if grep -qw avx2 /proc/cpuinfo; then capabilities+=(avx2); fi
+    if grep -qw avx512vl /proc/cpuinfo; then capabilities+=(avx512); fi
+    ;;
+  *)
+    echo "expected arm64 or windows, got '$1'" >&2
+    exit 2
+    ;;
+esac
+
+missing=
+for program in $compiler $emulator; do
+  command -v "$program" > /dev/null || missing=$packages
+done
+if [[ $# == 1 ]]; then
+  echo "$missing"
+  exit
+elif [[ -n $missing ]]; then
+  echo "$compiler or $emulator was not found; on Debian and Ubuntu: apt install $missing" >&2
+  exit 1
+fi
+
+folder=$2
+mkdir -p "$folder"
+mapfile -t sources < <(find csrc/cpu -name '*.cpp' | sort)
+sources+=(tests/native_test.cpp)
+printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
+  echo "$1 {}"
+  "$1" -std=c++20 -O2 -DNDEBUG -Wall -Wextra -Werror $3 -Icsrc -c {} -o "$2/$(echo {} | tr / _).o"
+' _ "$compiler" "$folder" "$flags"
+objects=()
+for source in "${sources[@]}"; do objects+=("$folder/${source//\//_}.o"); done
+"$compiler" -static "${objects[@]}" -o "$folder/native_test.exe"
+# Wine keeps its files beside the program, and asks for no add-ons.
+export WINEPREFIX=$PWD/$folder/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
+for capability in "${capabilities[@]}"; do
+  SELECTIVE_SCAN_CPU_CAPABILITY=$capability $emulator "$folder/native_test.exe"
+done
