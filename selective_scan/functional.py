@@ -118,20 +118,8 @@ def selective_scan_fn(
         >>> u.grad.shape
         torch.Size([2, 64, 100])
     """
-    arguments = (
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D,
-        z,
-        delta_bias,
-        delta_softplus,
-        discretization_method,
-        initial_state,
-        reverse,
-    )
+    options = (delta_softplus, discretization_method, initial_state, reverse)
+    arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
     if not SELECTIVE_SCAN.has_kernels((*arguments, return_last_state, backend)):
         return selective_scan_ref(
             *arguments[:9],

@@ -145,8 +145,9 @@ Method parse_method(const std::string& name) {
     if (name != kMethodNames[i]) continue;
     const auto method = static_cast<Method>(i);
     if (is_built(method)) return method;
-    fail("discretization_method '", name, "' was left out of this build (SELECTIVE_SCAN_METHODS=",
-         built_methods(), "); build again without it");
+    fail("discretization_method '", name,
+         "' was left out of this build (SELECTIVE_SCAN_METHODS=", built_methods(),
+         "); build again without it");
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
