@@ -161,7 +161,7 @@ class Table:
 
     def check_types(self, values: Sequence[object]) -> None:
         """TypeError unless every tensor is one, and then every option what it must be."""
-        given = dict(zip(self.names, values, strict=True))
+        given = dict(zip(self.names, values, strict=False))
         for argument in (*self.tensors, *self.options):
             argument.check_type(given[argument.name])
 

@@ -92,12 +92,12 @@ class Operator:
 
         def decay_fn(a, b, *, initial_state=None, reverse=False, backend="auto"):
             arguments = (a, b, initial_state, reverse)
-            if not DECAY.has_kernels(arguments, backend):
+            if not DECAY.has_kernels((*arguments, backend)):
                 return decay_ref(a, b, initial_state=initial_state, reverse=reverse)
             return DECAY(*arguments)
 
-    where ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse))``. That is
-    all of it: bad calls are refused with the sentences of the table, torch.compile, export,
+    where ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse, "auto"))``.
+    That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
     An op without a derivative, such as one that updates a state in place, has neither results that
@@ -145,6 +145,8 @@ class Operator:
         self._gradient_like = gradient_like or {}
         self._saves_states = any(result.chunk for result in results)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
+        has_last_state = any(result.name == "last_state" for result in results)
+        self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
         self._gradients = [argument for argument in arguments.tensors if argument.has_gradient]
         self._anchor = arguments.names.index(arguments.anchor)
         self._seen_types: set[tuple[type, ...]] = set()
@@ -155,24 +157,29 @@ class Operator:
 
     # --- a call -----------------------------------------------------------------------------------
 
-    def check(self, arguments: tuple, backend: str = "auto", *flags: bool) -> Call:
-        """Refuses what is wrong in a call of the reference."""
-        self._check_types(arguments, backend, flags)
-        check_backend(backend, self._device(arguments))
-        return self._function_arguments.check_values(arguments)
+    def check(self, values: tuple) -> Call:
+        """Refuses what is wrong in a call of the reference.
 
-    def has_kernels(self, arguments: tuple, backend: str, *flags: bool) -> bool:
+        Args:
+            values: the arguments of the function, then return_last_state, if there is a result
+                last_state, and the backend.
+        """
+        self._check_types(values)
+        check_backend(values[-1], values[self._anchor].device)
+        return self._function_arguments.check_values(values)
+
+    def has_kernels(self, values: tuple) -> bool:
         """Whether kernels serve a call; if not, the reference does, or it is refused.
 
-        Checks what kernels do not see. `flags` are return_last_state, if there is one.
+        Checks what kernels do not see; `values` are as in `check`.
         """
-        types = (*map(type, arguments), type(backend), *map(type, flags))
+        types = tuple(map(type, values))
         if torch.compiler.is_compiling():
-            self._check_types(arguments, backend, flags)
+            self._check_types(values)
         elif types not in self._seen_types:
-            self._check_types(arguments, backend, flags)
+            self._check_types(values)
             self._seen_types.add(types)  # takes less time than to check them again
-        device = self._device(arguments)
+        device, backend = values[self._anchor].device, values[-1]
         if backend != "auto":
             check_backend(backend, device)
             if backend == "reference":
@@ -208,14 +215,11 @@ class Operator:
             self.arguments.check_values(arguments)
             raise
 
-    def _device(self, arguments: tuple) -> torch.device:
-        return arguments[self._anchor].device
-
-    def _check_types(self, arguments: tuple, backend: str, flags: Sequence[bool]) -> None:
-        self._function_arguments.check_types(arguments)
-        for flag in flags:
-            RETURN_LAST_STATE.check_type(flag)
-        BACKEND.check_type(backend)
+    def _check_types(self, values: tuple) -> None:
+        self._function_arguments.check_types(values)
+        options = self._function_options
+        for option, value in zip(options, values[-len(options) :], strict=True):
+            option.check_type(value)
 
     def _refuse_tangents(self, arguments: tuple) -> None:
         """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
@@ -346,10 +350,8 @@ class Operator:
             with _pytorch.below_autograd():
                 gradients = self._backward_op(*arguments)
         gradients = (*gradients, None)
-        return tuple(
-            gradients[place] if is_needed else None
-            for place, is_needed in zip(self._places, needed, strict=False)
-        )
+        places = zip(self._places, needed, strict=False)
+        return tuple([gradients[place] if is_needed else None for place, is_needed in places])
 
 
 def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:

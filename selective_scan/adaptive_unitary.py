@@ -81,7 +81,7 @@ def adaptive_unitary_scan_ref(
         torch.Size([2, 4, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    call = _ADAPTIVE_UNITARY_SCAN.check(inputs, "auto", return_last_state)
+    call = _ADAPTIVE_UNITARY_SCAN.check((*inputs, return_last_state, "auto"))
 
     batch, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
@@ -216,7 +216,7 @@ def adaptive_unitary_scan_fn(
         torch.Size([2, 16, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    if not _ADAPTIVE_UNITARY_SCAN.has_kernels(inputs, backend, return_last_state):
+    if not _ADAPTIVE_UNITARY_SCAN.has_kernels((*inputs, return_last_state, backend)):
         return adaptive_unitary_scan_ref(
             *inputs[:8], initial_state=initial_state, return_last_state=return_last_state
         )

@@ -84,7 +84,7 @@ def diagonal_scan_ref(
         >>> diagonal_scan_ref(torch.tensor([0.5]), torch.ones(4))
         tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    dtype = _DIAGONAL_SCAN.check((a, b, initial_state, reverse)).state_dtype
+    dtype = _DIAGONAL_SCAN.check((a, b, initial_state, reverse, "auto")).state_dtype
     seqlen = b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)
@@ -172,6 +172,6 @@ def diagonal_scan_fn(
         torch.Size([64])
     """
     arguments = (a, b, initial_state, reverse)
-    if not _DIAGONAL_SCAN.has_kernels(arguments, backend):
+    if not _DIAGONAL_SCAN.has_kernels((*arguments, backend)):
         return diagonal_scan_ref(a, b, initial_state=initial_state, reverse=reverse)
     return _DIAGONAL_SCAN(*arguments)

@@ -121,7 +121,7 @@ def selective_scan_fn(
     """
     options = (delta_softplus, discretization_method, initial_state, reverse)
     arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
-    if not SELECTIVE_SCAN.has_kernels(arguments, backend, return_last_state):
+    if not SELECTIVE_SCAN.has_kernels((*arguments, return_last_state, backend)):
         return selective_scan_ref(
             *arguments[:9],
             return_last_state,

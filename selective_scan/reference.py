@@ -47,8 +47,8 @@ def selective_scan_ref(
         torch.Size([2, 8, 100])
     """
     options = (delta_softplus, discretization_method, initial_state, reverse)
-    arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
-    call = SELECTIVE_SCAN.check(arguments, backend, return_last_state)
+    values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
+    call = SELECTIVE_SCAN.check(values)
 
     batch, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from problem import Error, generator, lay_out
-from selective_scan import _pytorch, adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
+from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -383,11 +383,6 @@ def test_autocast_casts_nothing(case, device):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_pytorch_that_does_not_say_whether_there_are_transforms(device, monkeypatch):
-    monkeypatch.setattr(_pytorch, "are_transforms_active", lambda: True)
-    check(Case(), device)
-
-
 def test_transforms_of_torch_func(device):
     """Gradients for each of several u, also mapped over; and no second derivative."""
     inputs = {k: v.detach() for k, v in make(Case(seqlen=9), device).items()}

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from problem import Case, check, inputs_on
+from problem import Case, inputs_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from problem import Error, generator, lay_out
-from selective_scan import _pytorch, diagonal_scan_fn, diagonal_scan_ref
+from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -218,11 +218,6 @@ def test_autocast_casts_nothing(device):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_pytorch_that_does_not_say_whether_there_are_transforms(device, monkeypatch):
-    monkeypatch.setattr(_pytorch, "are_transforms_active", lambda: True)
-    check(Case(), device)
-
-
 def test_transforms_of_torch_func(device):
     """Gradients for each of several b, also mapped over; and no second derivative."""
     a, b = (make(Case(initial_state=None), device)[name].detach() for name in "ab")

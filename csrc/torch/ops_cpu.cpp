@@ -54,19 +54,6 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
       "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states) -> "
       "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
       "Tensor ddelta_bias, Tensor dinitial_state)");
-  // What eager mode calls below autograd: the same ops, without results that nobody wants. These
-  // have no derivative.
-  m.def(
-      "selective_scan_fwd_eager(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
-      "Tensor? z, Tensor? delta_bias, bool delta_softplus, int discretization_method, "
-      "Tensor? initial_state, bool reverse, bool with_last_state, bool save_states=False) -> "
-      "(Tensor out, Tensor? last_state, Tensor? states)");
-  m.def(
-      "selective_scan_bwd_eager(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, "
-      "Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
-      "bool delta_softplus, int discretization_method, Tensor? initial_state, bool reverse, "
-      "Tensor? states) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor? dD, "
-      "Tensor? dz, Tensor? ddelta_bias, Tensor? dinitial_state)");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
 }
@@ -79,8 +66,6 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
-  m.impl("selective_scan_fwd_eager", TORCH_BOX(&selective_scan_fwd_eager<CpuBackend>));
-  m.impl("selective_scan_bwd_eager", TORCH_BOX(&selective_scan_bwd_eager<CpuBackend>));
 }
 
 }  // namespace selective_scan::op

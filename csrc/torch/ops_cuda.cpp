@@ -60,8 +60,6 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
   m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CudaBackend>));
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
-  m.impl("selective_scan_fwd_eager", TORCH_BOX(&selective_scan_fwd_eager<CudaBackend>));
-  m.impl("selective_scan_bwd_eager", TORCH_BOX(&selective_scan_bwd_eager<CudaBackend>));
 }
 
 }  // namespace selective_scan::op

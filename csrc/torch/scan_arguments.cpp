@@ -127,15 +127,6 @@ std::string method_names(const Predicate& is_wanted, const char* separator) {
   return names;
 }
 
-Method checked_method(Method method) {
-  if (!is_built(method)) {
-    fail("discretization_method '", kMethodNames[static_cast<int>(method)],
-         "' was left out of this build (SELECTIVE_SCAN_METHODS=", built_methods(),
-         "); build again without it");
-  }
-  return method;
-}
-
 ArrayView reversed(ArrayView view, int64_t seqlen) {
   if (seqlen == 0) return view;
   view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
@@ -151,17 +142,15 @@ std::string built_methods() {
 
 Method parse_method(const std::string& name) {
   for (int i = 0; i < kNumMethods; ++i) {
-    if (name == kMethodNames[i]) return checked_method(static_cast<Method>(i));
+    if (name != kMethodNames[i]) continue;
+    const auto method = static_cast<Method>(i);
+    if (is_built(method)) return method;
+    fail("discretization_method '", name,
+         "' was left out of this build (SELECTIVE_SCAN_METHODS=", built_methods(),
+         "); build again without it");
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
-}
-
-Method parse_method(int64_t index) {
-  if (index < 0 || index >= kNumMethods) {
-    fail("discretization_method must be from 0 to ", kNumMethods - 1, ", got ", index);
-  }
-  return checked_method(static_cast<Method>(index));
 }
 
 ScalarType compute_dtype(const ScanParams& params) {

@@ -28,9 +28,8 @@ struct ScanArguments {
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
 std::string built_methods();
 
-/// By its name, or by its place among the names; refuses one that was left out of this build.
+/// By its name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
-Method parse_method(int64_t index);
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
 /// `max_dstate` is the backend's limit, 0 for none.

@@ -62,36 +62,6 @@ struct Problem {
       : args(args), params(make_scan_params(args, Backend::kMaxDstate)), backend(args.u) {}
 };
 
-/// What an op returns for a result that it does not have.
-inline Tensor or_empty(const OptionalTensor& result, const Tensor& like, ScalarType dtype) {
-  const std::array<int64_t, 1> none = {0};
-  return result ? *result : allocate(like, none, dtype);
-}
-
-/// out, last_state, states: of the last two what is wanted. The padding of states is left as it is.
-using ForwardResults = std::tuple<Tensor, OptionalTensor, OptionalTensor>;
-
-template <class Backend>
-ForwardResults run_forward(const Problem<Backend>& problem, bool with_last_state,
-                           bool save_states) {
-  const ScanArguments& args = problem.args;
-  ForwardParams params(problem.params);
-  ForwardResults results{allocate_like(args.u), std::nullopt, std::nullopt};
-  auto& [out, last_state, states] = results;
-  params.out = sequence_view(out, args.reverse);
-  if (with_last_state) {
-    const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
-    last_state = allocate(args.u, shape, state_dtype(params));
-    params.last_state = state_view(*last_state);
-  }
-  if (save_states) {
-    states = new_states(args.u, params);
-    params.states = states->mutable_data_ptr();
-  }
-  if (!is_empty(params)) launch_with_workspace(problem.backend, args.u, params);
-  return results;
-}
-
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
@@ -100,28 +70,22 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
     const OptionalTensor& initial_state, bool reverse, bool save_states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
                                   parse_method(discretization_method), initial_state, reverse});
-  const ScanParams& params = problem.params;
-  const auto [out, last_state, states] = run_forward(problem, true, save_states);
-  if (states) {
+  const Backend& backend = problem.backend;
+  ForwardParams params(problem.params);
+  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+  Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
+  params.out = sequence_view(out, reverse);
+  params.last_state = state_view(last_state);
+  Tensor states = save_states ? new_states(u, params) : allocate_empty(u, state_dtype(params));
+  if (save_states) {
+    params.states = states.mutable_data_ptr();
     const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
     const int64_t padding = num_saved_values(params) - kStatesPadding;
-    problem.backend.zero(static_cast<char*>(states->mutable_data_ptr()) + padding * value_size,
-                         kStatesPadding * value_size);
+    backend.zero(static_cast<char*>(params.states) + padding * value_size,
+                 kStatesPadding * value_size);
   }
-  return {out, *last_state, or_empty(states, u, state_dtype(params))};
-}
-
-/// The same for eager calls, without what nobody asked for.
-template <class Backend>
-ForwardResults selective_scan_fwd_eager(const Tensor& u, const Tensor& delta, const Tensor& A,
-                                        const Tensor& B, const Tensor& C, const OptionalTensor& D,
-                                        const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                        bool delta_softplus, int64_t discretization_method,
-                                        const OptionalTensor& initial_state, bool reverse,
-                                        bool with_last_state, bool save_states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
-  return run_forward(problem, with_last_state, save_states);
+  if (!is_empty(params)) launch_with_workspace(backend, u, params);
+  return {out, last_state, states};
 }
 
 /// Runs the forward scan for its states alone, for a backward pass that was given none.
@@ -161,30 +125,42 @@ inline bool is_readable(const Tensor& states) {
 }
 
 /// du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state: of the last four those whose input
-/// is there.
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, OptionalTensor, OptionalTensor,
-                             OptionalTensor, OptionalTensor>;
+/// is there, and else an empty tensor.
+using Gradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class Backend>
-Gradients run_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
-                       const OptionalTensor& dlast_state, const OptionalTensor& states) {
-  const auto& [args, inputs, backend] = problem;
-  const Tensor& u = args.u;
-  BackwardParams params(inputs);
+Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state,
+                             const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                             const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
+                             const OptionalTensor& delta_bias, bool delta_softplus,
+                             const std::string& discretization_method,
+                             const OptionalTensor& initial_state, bool reverse,
+                             const OptionalTensor& states) {
+  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
+                                  parse_method(discretization_method), initial_state, reverse});
+  const Backend& backend = problem.backend;
+  BackwardParams params(problem.params);
   check_gradients(params, u, dout, dlast_state, states);
 
-  const auto gradient_of = [](const OptionalTensor& input) {
-    return input ? OptionalTensor(allocate_like(*input)) : std::nullopt;
+  const auto gradient_of = [&](const OptionalTensor& input, ScalarType dtype) {
+    return input ? allocate_like(*input) : allocate_empty(u, dtype);
   };
-  Gradients gradients{
-      allocate_like(u),      allocate_like(args.delta),    allocate_like(args.A),
-      allocate_like(args.B), allocate_like(args.C),        gradient_of(args.D),
-      gradient_of(args.z),   gradient_of(args.delta_bias), gradient_of(args.initial_state)};
+  const ScalarType dtype = compute_dtype(params);
+  Gradients gradients{allocate_like(u),
+                      allocate_like(delta),
+                      allocate_like(A),
+                      allocate_like(B),
+                      allocate_like(C),
+                      gradient_of(D, dtype),
+                      gradient_of(z, dtype),
+                      gradient_of(delta_bias, dtype),
+                      gradient_of(initial_state, state_dtype(params))};
   auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   if (is_empty(params)) {
-    for (Tensor* gradient : {&du, &ddelta, &dA, &dB, &dC}) torch::stable::zero_(*gradient);
-    for (OptionalTensor* gradient : {&dD, &dz, &ddelta_bias, &dinitial_state}) {
-      if (*gradient) torch::stable::zero_(**gradient);
+    for (Tensor* gradient :
+         {&du, &ddelta, &dA, &dB, &dC, &dD, &dz, &ddelta_bias, &dinitial_state}) {
+      torch::stable::zero_(*gradient);
     }
     return gradients;
   }
@@ -194,62 +170,23 @@ Gradients run_backward(const Problem<Backend>& problem, const OptionalTensor& do
   if (has_states && is_readable(*states)) {
     params.states = const_cast<void*>(states->const_data_ptr());
   } else if (num_saved_states(params.seqlen) > 0) {
-    own_states = has_states ? torch::stable::clone(*states) : recompute_states(backend, u, params);
+    own_states =
+        has_states ? torch::stable::clone(*states) : recompute_states(backend, u, problem.params);
     params.states = own_states.mutable_data_ptr();
   }
-  if (dout) params.dout = sequence_view(*dout, args.reverse);
+  if (dout) params.dout = sequence_view(*dout, reverse);
   if (dlast_state) params.dlast_state = state_view(*dlast_state);
-  params.du = sequence_view(du, args.reverse);
-  params.ddelta = sequence_view(ddelta, args.reverse);
+  params.du = sequence_view(du, reverse);
+  params.ddelta = sequence_view(ddelta, reverse);
   params.dA = pole_view(dA);
-  params.dB = projection_view(dB, params, args.reverse);
-  params.dC = projection_view(dC, params, args.reverse);
-  if (dD) params.dD = channel_view(*dD);
-  if (dz) params.dz = sequence_view(*dz, args.reverse);
-  if (ddelta_bias) params.ddelta_bias = channel_view(*ddelta_bias);
-  if (dinitial_state) params.dinitial_state = state_view(*dinitial_state);
+  params.dB = projection_view(dB, params, reverse);
+  params.dC = projection_view(dC, params, reverse);
+  if (D) params.dD = channel_view(dD);
+  if (z) params.dz = sequence_view(dz, reverse);
+  if (delta_bias) params.ddelta_bias = channel_view(ddelta_bias);
+  if (initial_state) params.dinitial_state = state_view(dinitial_state);
   launch_with_workspace(backend, u, params);
   return gradients;
-}
-
-template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state, const Tensor& u,
-                   const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-                   const OptionalTensor& D, const OptionalTensor& z,
-                   const OptionalTensor& delta_bias, bool delta_softplus,
-                   const std::string& discretization_method, const OptionalTensor& initial_state,
-                   bool reverse, const OptionalTensor& states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
-  const auto [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] =
-      run_backward(problem, dout, dlast_state, states);
-  const auto gradient = [&](const OptionalTensor& result) {
-    return or_empty(result, u, compute_dtype(problem.params));
-  };
-  return {du,
-          ddelta,
-          dA,
-          dB,
-          dC,
-          gradient(dD),
-          gradient(dz),
-          gradient(ddelta_bias),
-          gradient(dinitial_state)};
-}
-
-/// The same for eager calls.
-template <class Backend>
-Gradients selective_scan_bwd_eager(const OptionalTensor& dout, const OptionalTensor& dlast_state,
-                                   const Tensor& u, const Tensor& delta, const Tensor& A,
-                                   const Tensor& B, const Tensor& C, const OptionalTensor& D,
-                                   const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                   bool delta_softplus, int64_t discretization_method,
-                                   const OptionalTensor& initial_state, bool reverse,
-                                   const OptionalTensor& states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
-  return run_backward(problem, dout, dlast_state, states);
 }
 
 }  // namespace selective_scan::op

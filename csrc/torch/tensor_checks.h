@@ -1,4 +1,4 @@
-// Checks of one tensor, and the sentences they fail with. Python's _validation.py says the same
+// Checks of one tensor, and the sentences they fail with. Python's _checks.py says the same
 // sentences for the reference and for fake tensors; one table of bad calls tests both.
 #pragma once
 

@@ -1,0 +1,237 @@
+"""The class that serves every operator: with an operator of its own, and with parts of PyTorch
+missing."""
+
+import contextlib
+
+import pytest
+import torch
+
+import problem
+import test_adaptive_unitary as unitary
+import test_diagonal_scan as diagonal
+from selective_scan import _pytorch
+from selective_scan._checks import INTEGER, REAL, Option, Table, TensorArgument
+from selective_scan._operator import Operator, Result
+from selective_scan._selective_scan import SELECTIVE_SCAN
+from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
+from selective_scan.diagonal_scan import _DIAGONAL_SCAN
+
+OPERATORS = (SELECTIVE_SCAN, _DIAGONAL_SCAN, _ADAPTIVE_UNITARY_SCAN)
+MINIMAL = problem.Case(
+    dim=4,
+    seqlen=70,
+    dstate=3,
+    D=False,
+    z=False,
+    delta_bias=False,
+    initial_state=False,
+    delta_softplus=False,
+)
+
+
+# --- a new operator -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The ops of an operator y[i] = factor·x[index[i]], and of one that adds in place."""
+    library = torch.library.Library("selective_scan", "FRAGMENT")
+    library.define(
+        "gathered_fwd(Tensor x, Tensor index, Tensor? factor=None, bool negate=False) -> Tensor y"
+    )
+    library.define(
+        "gathered_bwd(Tensor dy, Tensor x, Tensor index, Tensor? factor, bool negate) -> "
+        "(Tensor dx, Tensor dfactor)"
+    )
+    library.define("raised(Tensor(a!) state, Tensor by) -> ()")
+
+    def forward(x, index, factor=None, negate=False):
+        y = x[index] * (1 if factor is None else factor)
+        return -y if negate else y
+
+    def backward(dy, x, index, factor, negate):
+        dy = -dy if negate else dy
+        dx = torch.zeros_like(x).index_add(0, index, dy * (1 if factor is None else factor))
+        return dx, x.new_empty(0) if factor is None else (dy * x[index]).sum()[None]
+
+    def add(state, by):
+        state.add_(by)
+
+    library.impl("gathered_fwd", forward, "CPU")
+    library.impl("gathered_bwd", backward, "CPU")
+    library.impl("raised", add, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.fixture(scope="module")
+def gathered(library):
+    return Operator(
+        "gathered",
+        Table(
+            TensorArgument("x", REAL, ("length",)),
+            TensorArgument("index", INTEGER, ("entries",)),
+            TensorArgument("factor", REAL, ("one",), optional=True),
+            Option("negate"),
+            anchor="x",
+        ),
+        results=[Result("y", ("entries",), lambda call: call["x"].dtype)],
+        backward="dy x index factor negate",
+    )
+
+
+def gathered_inputs():
+    x, index = torch.randn(5), torch.tensor([3, 0, 3])
+    return x.requires_grad_(), index, torch.randn(1).requires_grad_()
+
+
+@pytest.mark.parametrize("negate", [False, True])
+def test_an_operator_of_a_few_lines(gathered, negate):
+    x, index, factor = gathered_inputs()
+    sign = -1 if negate else 1
+    assert gathered.has_kernels((x, index, factor, negate, "auto"))
+    for call in (gathered, torch.compile(gathered, fullgraph=True, backend="aot_eager")):
+        y = call(x, index, factor, negate)
+        expected = sign * factor * x[index]
+        torch.testing.assert_close(y, expected)
+        dy = torch.randn(3)
+        torch.testing.assert_close(
+            torch.autograd.grad(y, (x, factor), dy), torch.autograd.grad(expected, (x, factor), dy)
+        )
+    gradient = torch.func.grad(lambda x: gathered(x, index, None, negate).sum())(x.detach())
+    torch.testing.assert_close(gradient, sign * torch.bincount(index, minlength=5).float())
+    torch.library.opcheck(torch.ops.selective_scan.gathered_fwd, (x, index, factor, negate))
+
+
+def test_bad_calls_of_an_operator_of_a_few_lines(gathered):
+    x, index, factor = gathered_inputs()
+    with pytest.raises(TypeError, match=r"^selective_scan: negate must be a bool, got int$"):
+        gathered.has_kernels((x, index, factor, 1, "auto"))
+    sentence = r"^selective_scan: index must have dtype int32 or int64, got float32$"
+    with pytest.raises(RuntimeError, match=sentence):
+        gathered(x.to("meta"), index.float().to("meta"), None, False)
+    with pytest.raises(RuntimeError, match="gathered_ref, or backend='reference', supports it"):
+        torch.func.jvp(lambda x: gathered(x, index, None, False), (x.detach(),), (torch.ones(5),))
+
+
+def test_an_operator_without_a_derivative(library):
+    raised = Operator(
+        "raised",
+        Table(
+            TensorArgument("state", REAL, ("batch",)),
+            TensorArgument("by", REAL, ("batch",)),
+            anchor="state",
+        ),
+        results=[],
+    )
+    state, by = torch.ones(2), torch.rand(2, requires_grad=True)
+    with pytest.raises(
+        RuntimeError, match=r"raised has no derivative; call it under torch\.no_grad"
+    ):
+        raised(state, by)
+    with torch.no_grad():
+        for call in (raised, torch.compile(raised, fullgraph=True, backend="aot_eager")):
+            expected = state + by
+            assert call(state, by) is None
+            torch.testing.assert_close(state, expected)
+
+
+# --- what PyTorch leaves out ----------------------------------------------------------------------
+
+
+class Context:
+    """What an autograd node that was given these inputs, and no others, shows its operator."""
+
+    def __init__(self, needs_input_grad):
+        self.needs_input_grad = tuple(needs_input_grad)
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors):
+        pass
+
+    def set_materialize_grads(self, value):
+        pass
+
+
+def required(operator, device):
+    """The tensors that the op must be given, requiring gradients."""
+    if operator is SELECTIVE_SCAN:
+        inputs = problem.inputs_on(MINIMAL, device)
+    elif operator is _DIAGONAL_SCAN:
+        inputs = diagonal.make(diagonal.Case(initial_state=None), device)
+    else:
+        inputs = unitary.make(unitary.Case(z=False, initial_state=False), device)
+    return [tensor for tensor in inputs.values() if tensor is not None]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_as_many_gradients_as_inputs(operator, device):
+    """PyTorch 2.15 does not count optional arguments that a call leaves out."""
+    tensors = required(operator, device)
+    values = (*tensors, *operator.arguments.defaults[len(tensors) :])
+    if operator is not _DIAGONAL_SCAN:
+        values = (*values, True)  # save_states
+    results = getattr(torch.ops.selective_scan, f"{operator.name}_fwd")(*values)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    cotangent = torch.randn_like(results[0])
+    expected = torch.autograd.grad(results[0], tensors, cotangent)
+    nothing = [None] * len(results)
+    for num_inputs in range(len(tensors), len(values) + 1):
+        inputs = values[:num_inputs]
+        context = Context([isinstance(value, torch.Tensor) for value in inputs])
+        operator._save_for_backward(context, inputs, results)
+        with torch.no_grad():
+            gradients = operator._backward(context, cotangent, *nothing[1:])
+            assert len(operator._backward(context, *nothing)) == num_inputs
+        assert len(gradients) == num_inputs
+        torch.testing.assert_close(gradients[: len(tensors)], expected)
+        assert all(gradient is None for gradient in gradients[len(tensors) :])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS[:2], ids=lambda operator: operator.name)
+def test_gradients_of_ops_without_their_optional_arguments(operator, compiled, device):
+    tensors = required(operator, device)
+    op = getattr(torch.ops.selective_scan, f"{operator.name}_fwd")
+
+    def first_result(*tensors):
+        results = op(*tensors)
+        return results if isinstance(results, torch.Tensor) else results[0]
+
+    function = first_result
+    if compiled:
+        function = torch.compile(first_result, fullgraph=True, backend="aot_eager")
+    actual = function(*tensors)
+    expected = operator(*tensors, *operator.arguments.defaults[len(tensors) :])
+    expected = expected if isinstance(expected, torch.Tensor) else expected[0]
+    cotangent = torch.randn_like(actual)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, tensors, cotangent),
+        torch.autograd.grad(expected, tensors, cotangent),
+    )
+
+
+# --- names of PyTorch's own -----------------------------------------------------------------------
+
+# What stands in for each.
+INSTEAD = {
+    "are_transforms_active": _pytorch._not_known,
+    "below_autograd": contextlib.nullcontext,
+    "may_have_tangents": _pytorch._not_known,
+    "_unwrap_if_dead": None,
+}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in INSTEAD), INSTEAD], ids="+".join)
+def test_a_pytorch_without_names_of_its_own(names, device, monkeypatch):
+    for name in names:
+        monkeypatch.setattr(_pytorch, name, INSTEAD[name])
+    for operator in OPERATORS:
+        apply = _pytorch.apply_outside_transforms(operator._function)
+        monkeypatch.setattr(operator, "_apply", apply)
+    problem.check(problem.Case(dim=4, dstate=3, seqlen=70), device)
+    diagonal.check(diagonal.Case(), device)
+    unitary.check(unitary.Case(), device)
