@@ -209,14 +209,10 @@ __device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes
   }
 }
 
-/// sigmoid(z) = 1/(1 + exp(−z)); exp(88) is nearly the largest number.
+/// sigmoid(z) = 1/(1 + exp(−z))
 template <int kSize>
 __device__ __forceinline__ float sigmoid_for(float z) {
-  float exponent = -z;
-  if constexpr (kSize != 2) {
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(exponent), "f"(88.0f));
-  }
-  return reciprocal(1.0f + exp_for<kSize>(exponent));
+  return reciprocal(1.0f + exp_for<kSize>(-z));
 }
 
 /// Of the compute type. In fp32 the product's rounding moves the result by 1e-7 of it where |x| is
