@@ -12,19 +12,17 @@
 #include "../core/diagonal_params.h"
 #include "../core/params.h"
 #include "../core/unitary_params.h"
+#include "kit/config.h"
 
 namespace selective_scan::cuda {
-
-/// Largest dstate the kernels take, but for complex128 states where a block has less shared memory
-/// than on Hopper: the passes return cudaErrorLaunchOutOfResources if there is not enough of it.
-constexpr int64_t kMaxDstate = 256;
 
 /// Gives a pass its scratch memory, of which it asks at most once: that many bytes, aligned to 256,
 /// whose content does not matter. What is enqueued on the same stream behind the pass may have it
 /// again. No kernel allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 
-/// The selective scan.
+/// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS
+/// names cannot, a std::runtime_error says why.
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,

@@ -18,28 +18,6 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// What a lane keeps of a window between chunks.
-struct LaneRecord {
-  float state_gradient;  // what leaves the chunk towards earlier steps
-  float dA, dD, ddelta_bias;
-  float A, D, delta_bias, initial_state;
-  float B, C, dB, dC;  // of constant B and C
-};
-
-/// Sums of dB and dC over a warp's channels, (step, dB|dC).
-using WarpSums = float[2 * kChunk];
-
-struct BackwardWarpShared {
-  float tile[kTileSize];
-  float B[kChunk];
-  float C[kChunk];
-};
-
-inline int backward_shared_bytes(const BackwardArgs& args) {
-  return args.warps * static_cast<int>(sizeof(BackwardWarpShared) + 2 * sizeof(WarpSums) +
-                                       args.slots * kWarpSize * sizeof(LaneRecord));
-}
-
 /// Two lanes that differ in lane bit `bit` share the sums of their 2·kKept values: the one without
 /// it keeps the first half.
 template <int kKept>
@@ -375,13 +353,11 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
 }
 
 template <Method kMethod, class Storage>
-cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, cudaStream_t stream) {
-  const int bytes = backward_shared_bytes(args);
-  const cudaError_t error = allow_shared_bytes(backward_kernel<kMethod, Storage>, bytes);
-  if (error != cudaSuccess) return error;
-  backward_kernel<kMethod, Storage>
-      <<<grid_blocks(args.work_items), args.warps * kWarpSize, bytes, stream>>>(args);
-  return cudaGetLastError();
+cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                                cudaStream_t stream) {
+  const auto kernel = backward_kernel<kMethod, Storage>;
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -156,11 +156,9 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
 }
 
 template <Method kMethod, class Storage>
-cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, cudaStream_t stream) {
-  const int64_t blocks = ceil_div(args.work_items, kForwardWarps);
-  forward_kernel<kMethod, Storage>
-      <<<grid_blocks(blocks), kForwardWarps * kWarpSize, 0, stream>>>(args);
-  return cudaGetLastError();
+cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                               cudaStream_t stream) {
+  return launch_kernel(forward_kernel<kMethod, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -3,20 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../../core/params.h"
-#include "../kit/config.h"
+#include "../plan/plan.h"
+#include "layout.h"
 
 namespace selective_scan::cuda::dstate1 {
-
-constexpr int kItems = 8;                                   // consecutive steps of a lane
-constexpr int kChannelLanes = kChunk / kItems;              // lanes of a channel
-constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a warp at a time
-
-// Warps of a block, and blocks of a multiprocessor that registers must suffice for.
-constexpr int kForwardWarps = 4;
-constexpr int kForwardBlocks = 4;
-constexpr int kMaxBackwardWarps = 4;
-constexpr int kBackwardBlocks = 3;
 
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
@@ -78,8 +68,16 @@ struct BackwardArgs {
 
 template <Method kMethod, class Storage>
 struct Kernels {
-  static cudaError_t forward(const ForwardArgs& args, cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs& args, cudaStream_t stream);
+  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
+                             cudaStream_t stream);
+  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+                              cudaStream_t stream);
 };
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
+                cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::dstate1

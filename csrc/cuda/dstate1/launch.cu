@@ -1,43 +1,14 @@
-// Launches of the dstate 1 kernels: how arrays are moved, who works on which channels, and the sums
-// that follow the backward kernel.
-#include <algorithm>
+// Launches of the dstate 1 kernels, and the sums that follow the backward kernel.
 #include <cstdlib>
-#include <initializer_list>
-#include <limits>
 
 #include "../../core/method_table.h"
 #include "../kit/dependent_launch.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
-#include "../plan/paths.h"
 #include "kernels.h"
 
-namespace selective_scan::cuda {
-namespace dstate1 {
+namespace selective_scan::cuda::dstate1 {
 namespace {
-
-// --- what can be run ---
-
-/// Whether kItems steps are always a vector aligned to 16 bytes.
-bool has_vectors(const ScanParams& params, const ArrayView& view) {
-  constexpr uintptr_t kBytes = 16;
-  const int64_t size = element_size(view.dtype);
-  if ((view.step != 1 && view.step != -1) || params.seqlen % kItems != 0) return false;
-  const auto* lowest = static_cast<const char*>(view.data);
-  if (view.step < 0) lowest -= (kItems - 1) * size;
-  return reinterpret_cast<uintptr_t>(lowest) % kBytes == 0 && view.batch * size % kBytes == 0 &&
-         view.channel * size % kBytes == 0;
-}
-
-using Views = std::initializer_list<const ArrayView*>;
-
-/// Whether all arrays that are there have the element type and the strides of u.
-bool are_alike(const ScanParams& params, Views sequences) {
-  return std::all_of(sequences.begin(), sequences.end(), [&](const ArrayView* view) {
-    return !view->present() || (view->dtype == params.u.dtype &&
-                                view->channel == params.u.channel && view->step == params.u.step);
-  });
-}
 
 Sequence make_sequence(const ArrayView& view) {
   if (!view.present()) return {};
@@ -48,91 +19,6 @@ SequenceStrides make_strides(const ArrayView& view) {
   const int64_t size = element_size(view.dtype);
   return {view.channel * size, static_cast<int>(view.step * size),
           std::abs(view.channel) < std::abs(view.step)};
-}
-
-/// Whether offsets within `channels` channels of an array fit 32 bits.
-bool fits_32_bits(const ScanParams& params, const ArrayView& view, int64_t channels) {
-  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-  const int64_t steps = params.seqlen + kChunk;  // what is on its way may lie behind the end
-  const int64_t step_bytes = std::abs(view.step) * element_size(view.dtype);
-  const int64_t channel_bytes = std::abs(view.channel) * element_size(view.dtype);
-  return step_bytes <= kLimit / steps && channel_bytes <= kLimit / channels &&
-         step_bytes * steps + channel_bytes * channels <= kLimit;
-}
-
-/// With few channels a long sequence is better cut into segments, which this path does not do.
-bool has_enough_channels(const ScanParams& params) {
-  constexpr int64_t kFewSteps = 4096;
-  constexpr int64_t kManyRows = 2048;
-  return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
-}
-
-bool is_supported(const ScanParams& params, int64_t tile_channels, Views sequences) {
-  if (params.is_complex || params.is_double || params.dstate != 1) return false;
-  const auto fits = [&](const ArrayView& view) {
-    return fits_32_bits(params, view, tile_channels);
-  };
-  return are_alike(params, sequences) && fits(params.u) && (!params.variable_B || fits(params.B)) &&
-         (!params.variable_C || fits(params.C)) && has_enough_channels(params);
-}
-
-// --- forward ---
-
-ForwardArgs make_args(const ForwardParams& params) {
-  ForwardArgs args{};
-  args.params = params;
-  args.strides = make_strides(params.u);
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
-  args.out = make_sequence(params.out);
-  args.windows = ceil_div(params.dim / params.groups, kWindowChannels);
-  args.work_items = params.batch * params.groups * args.windows;
-  return args;
-}
-
-// --- backward ---
-
-/// A tile has kMinBackwardTile channels or, if that is less, those of a group.
-void choose_tile(BackwardArgs& args) {
-  const BackwardParams& params = args.params;
-  const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
-  args.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
-  args.slots = static_cast<int>(std::min<int64_t>(
-      ceil_div(windows, args.warps), kMinBackwardTile / (args.warps * kWindowChannels)));
-  args.tiles = ceil_div(windows, args.warps * args.slots);
-  args.work_items = params.batch * params.groups * args.tiles;
-}
-
-void take_workspace(BackwardArgs& args, Scratch& scratch) {
-  const BackwardParams& params = args.params;
-  const auto take = [&](float*& array, bool wanted, int64_t count) {
-    scratch.take(array, wanted, count, sizeof(float));
-  };
-  BackwardWorkspace& workspace = args.workspace;
-  take(workspace.dBC_partials, params.variable_B || params.variable_C,
-       args.tiles * params.batch * params.groups * params.seqlen * 2);
-  const int64_t rows = params.batch * params.dim;
-  take(workspace.dA, true, rows);
-  take(workspace.dD, params.dD.present(), rows);
-  take(workspace.ddelta_bias, params.ddelta_bias.present(), rows);
-  take(workspace.dB, !params.variable_B, rows);
-  take(workspace.dC, !params.variable_C, rows);
-}
-
-BackwardArgs make_args(const BackwardParams& params) {
-  BackwardArgs args{};
-  args.params = params;
-  args.strides = make_strides(params.u);
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
-  args.dout = make_sequence(params.dout);
-  args.du = make_sequence(params.du);
-  args.ddelta = make_sequence(params.ddelta);
-  args.dz = make_sequence(params.dz);
-  choose_tile(args);
-  return args;
 }
 
 constexpr int kFinishThreads = 256;
@@ -215,8 +101,8 @@ cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
 }
 
 struct Launches {
-  cudaError_t (*forward)(const ForwardArgs&, cudaStream_t);
-  cudaError_t (*backward)(const BackwardArgs&, cudaStream_t);
+  cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
 template <class Storage>
@@ -228,16 +114,10 @@ const Launches& launches_of(Method method) {
   return kTable[method];
 }
 
-const Launches& launches_for(const ScanParams& params, Views sequences) {
-  const bool have_vectors =
-      params.variable_B && params.variable_C && params.B.dtype == params.u.dtype &&
-      params.C.dtype == params.u.dtype &&
-      std::all_of(sequences.begin(), sequences.end(), [&](const ArrayView* view) {
-        return !view->present() || has_vectors(params, *view);
-      });
+const Launches& launches_for(const ScanParams& params, bool has_vectors) {
   const auto of_element = [&]<class Element>() -> const Launches& {
-    return have_vectors ? launches_of<Vectors<Element>>(params.method)
-                        : launches_of<Scattered<Element>>(params.method);
+    return has_vectors ? launches_of<Vectors<Element>>(params.method)
+                       : launches_of<Scattered<Element>>(params.method);
   };
   switch (params.u.dtype) {
     case DType::kBFloat16:
@@ -250,28 +130,44 @@ const Launches& launches_for(const ScanParams& params, Views sequences) {
 }
 
 }  // namespace
-}  // namespace dstate1
 
-std::optional<cudaError_t> dstate1_forward(const ForwardParams& params, const ScratchMemory&,
-                                           cudaStream_t stream) {
-  using namespace dstate1;
-  const Views sequences = {&params.u, &params.delta, &params.z, &params.out};
-  if (!is_supported(params, kWindowChannels, sequences)) return std::nullopt;
-  const ForwardArgs args = make_args(params);
-  return launches_for(params, sequences).forward(args, stream);
+cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void*,
+                cudaStream_t stream) {
+  ForwardArgs args{};
+  args.params = params;
+  args.strides = make_strides(params.u);
+  args.u = make_sequence(params.u);
+  args.delta = make_sequence(params.delta);
+  args.z = make_sequence(params.z);
+  args.out = make_sequence(params.out);
+  args.windows = plan.windows;
+  args.work_items = plan.work_items;
+  return launches_for(params, plan.has_vectors).forward(args, plan.shape, stream);
 }
 
-std::optional<cudaError_t> dstate1_backward(const BackwardParams& params,
-                                            const ScratchMemory& memory, cudaStream_t stream) {
-  using namespace dstate1;
-  const Views sequences = {&params.u,  &params.delta,  &params.z, &params.dout,
-                           &params.du, &params.ddelta, &params.dz};
-  if (params.dstate != 1) return std::nullopt;
-  BackwardArgs args = make_args(params);
-  if (!is_supported(params, args.tile_channels(), sequences)) return std::nullopt;
-  lay_out(memory, [&](Scratch& scratch) { take_workspace(args, scratch); });
-  const cudaError_t error = launches_for(params, sequences).backward(args, stream);
+cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
+                cudaStream_t stream) {
+  BackwardArgs args{};
+  args.params = params;
+  args.strides = make_strides(params.u);
+  args.u = make_sequence(params.u);
+  args.delta = make_sequence(params.delta);
+  args.z = make_sequence(params.z);
+  args.dout = make_sequence(params.dout);
+  args.du = make_sequence(params.du);
+  args.ddelta = make_sequence(params.ddelta);
+  args.dz = make_sequence(params.dz);
+  args.warps = plan.warps;
+  args.slots = plan.slots;
+  args.tiles = plan.tiles;
+  args.work_items = plan.work_items;
+  const BackwardScratch& scratch = plan.scratch;
+  args.workspace = {scratch.dBC_partials.in<float>(memory), scratch.dA.in<float>(memory),
+                    scratch.dD.in<float>(memory),           scratch.ddelta_bias.in<float>(memory),
+                    scratch.dB.in<float>(memory),           scratch.dC.in<float>(memory)};
+  const cudaError_t error =
+      launches_for(params, plan.has_vectors).backward(args, plan.shape, stream);
   return error != cudaSuccess ? error : finish(args, stream);
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::dstate1

@@ -14,11 +14,6 @@ namespace selective_scan::cuda::dstate1 {
 
 using Items = float[kItems];
 
-/// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and no
-/// access has bank conflicts.
-constexpr int kTileStride = kChunk + 4;
-constexpr int kTileSize = kWindowChannels * kTileStride;
-
 /// What exists of a warp's window, and the lane that looks at it.
 struct Window {
   int channels;

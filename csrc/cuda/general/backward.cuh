@@ -401,14 +401,15 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams& params,
-                                                           const Geometry& geometry,
+                                                           const GeneralBackwardPlan& plan,
                                                            const BackwardWorkspace& workspace,
                                                            cudaStream_t stream) {
+  const Geometry& geometry = plan.geometry;
   const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod>;
   BackwardArgs args{
       params,
       geometry,
-      backward_layout(params, params.dout, geometry, {kStates, sizeof(T), sizeof(real_t<T>)}),
+      plan.layout,
       make_input_plans(params, geometry),
       make_row_plan(params.dout, params.groups, geometry),
       make_row_plan(params.du, params.groups, geometry),

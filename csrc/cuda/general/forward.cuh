@@ -256,13 +256,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& params,
-                                                          const Geometry& geometry,
+                                                          const GeneralForwardPlan& plan,
                                                           const SegmentStates& segments,
                                                           cudaStream_t stream) {
+  const Geometry& geometry = plan.geometry;
   const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod>;
   ForwardArgs args{params,
                    geometry,
-                   forward_layout(params, geometry, {kStates, sizeof(T), sizeof(real_t<T>)}),
+                   plan.layout,
                    make_input_plans(params, geometry),
                    make_row_plan(params.out, params.groups, geometry),
                    ForwardMode::kWhole,

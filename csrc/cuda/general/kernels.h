@@ -4,17 +4,26 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
-#include "shared_layout.h"
+#include "../plan/plan.h"
 
 namespace selective_scan::cuda {
 
-/// A launch of one instantiation. Everything is ready: geometry chosen, workspace laid out.
+/// The launches of one instantiation.
 template <class T, int kStates, int kLaneBits, Method kMethod>
 struct Scan {
-  static cudaError_t forward(const ForwardParams& params, const Geometry& geometry,
+  static cudaError_t forward(const ForwardParams& params, const GeneralForwardPlan& plan,
                              const SegmentStates& segments, cudaStream_t stream);
-  static cudaError_t backward(const BackwardParams& params, const Geometry& geometry,
+  static cudaError_t backward(const BackwardParams& params, const GeneralBackwardPlan& plan,
                               const BackwardWorkspace& workspace, cudaStream_t stream);
 };
 
+namespace general {
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
+                cudaStream_t stream);
+
+}  // namespace general
 }  // namespace selective_scan::cuda

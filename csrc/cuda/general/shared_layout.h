@@ -1,7 +1,8 @@
-// What lies where in a block's shared memory; the launcher and the kernels both ask here.
+// What lies where in a block's shared memory; the plan and the kernels both ask here.
 #pragma once
 
-#include "../kit/geometry.cuh"
+#include "../../core/params.h"
+#include "../kit/geometry.h"
 
 namespace selective_scan::cuda {
 

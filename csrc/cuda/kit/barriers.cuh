@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "barrier_state.h"
 #include "config.h"
 
 namespace selective_scan::cuda {
@@ -23,9 +24,6 @@ constexpr bool kHasBulkCopy = false;
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-
-/// An mbarrier's place in shared memory.
-using BarrierState = uint64_t;
 
 /// An mbarrier, known by its address in shared memory. All lanes of a warp arrive at it, each for
 /// what it has written itself: that takes less time than to gather at one lane first. Phases count

@@ -15,13 +15,6 @@
 
 namespace selective_scan::cuda {
 
-/// What a ring of kSlots has in shared memory before its slots.
-template <int kSlots>
-struct alignas(16) RingBarriers {
-  BarrierState full[kSlots];
-  BarrierState empty[kSlots];
-};
-
 /// Every warp of the block visits chunks 0, 1, ... `chunks - 1`, each between acquire() and
 /// release(). All threads of a warp call these together.
 template <int kSlots>

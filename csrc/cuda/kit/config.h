@@ -5,6 +5,10 @@
 
 namespace selective_scan::cuda {
 
+/// Largest dstate the kernels take, but for complex128 states where a block has less shared memory
+/// than on Hopper.
+constexpr int64_t kMaxDstate = 256;
+
 constexpr int kWarpBits = 5;
 constexpr int kWarpSize = 1 << kWarpBits;
 constexpr unsigned kFullMask = 0xffffffffu;

@@ -20,6 +20,18 @@ struct BackwardWorkspace {
   SegmentStates segments;
 };
 
+inline BackwardWorkspace backward_workspace(const BackwardScratch& scratch, void* memory) {
+  BackwardWorkspace workspace;
+  workspace.dBC_partials = scratch.dBC_partials.in(memory);
+  workspace.dA = scratch.dA.in(memory);
+  workspace.dB = scratch.dB.in(memory);
+  workspace.dC = scratch.dC.in(memory);
+  workspace.dD = scratch.dD.in(memory);
+  workspace.ddelta_bias = scratch.ddelta_bias.in(memory);
+  workspace.segments = segment_states(scratch, memory);
+  return workspace;
+}
+
 /// Adds up the partial sums of the backward pass in a fixed order and stores the gradients.
 template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../plan/scratch.h"
 #include "geometry.cuh"
 
 namespace selective_scan::cuda {
@@ -16,6 +17,10 @@ struct SegmentStates {
   void* factors = nullptr;
   void* offsets = nullptr;  // after combining: what enters the segment
 };
+
+inline SegmentStates segment_states(const ForwardScratch& scratch, void* memory) {
+  return {scratch.factors.in(memory), scratch.offsets.in(memory)};
+}
 
 /// Turns the summaries of the segments into what enters each: `initial` enters the first one, or
 /// the last one if `backwards`.

@@ -18,43 +18,11 @@
 
 namespace selective_scan::cuda::relay {
 
-/// Arrays of one warp, in floats from the start of its shared memory.
-template <class S, class Storage>
-struct BackwardLayout {
-  using Projection = typename Storage::template Projection<S>;
-  static constexpr int kRows = S::kChannels * S::kRow;  // of one (channel, step) array
-  static constexpr int kItemsSize = kWarpSize * S::kItems;
-
-  static constexpr int kDelta = 0;
-  static constexpr int kInput = kDelta + kRows;  // u
-  static constexpr int kDy = kInput + kRows;
-  static constexpr int kDu = kDy + kRows;
-  static constexpr int kDdelta = kDu + kRows;
-  static constexpr int kY = kDdelta + kRows;
-  static constexpr int kTile = kY + kRows;
-  static constexpr int kRawU = kTile + S::kTile;
-  static constexpr int kRawDelta = kRawU + kItemsSize;
-  static constexpr int kRawZ = kRawDelta + kItemsSize;
-  static constexpr int kRawDout = kRawZ + kItemsSize;
-  static constexpr int kRawB = kRawDout + kItemsSize;
-  static constexpr int kRawC = kRawB + kPaddedStates * Projection::kRowBytes / 4;
-  static constexpr int kOrigins = kRawC + kPaddedStates * Projection::kRowBytes / 4;
-  static constexpr int kSize = kOrigins + 9 * kWarpSize * 2;
-  static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
-};
-
-/// What every warp of a block leaves for the block's sums.
-struct BlockSums {
-  float dA[kMaxRelayWarps][kWarpSize];
-  float dD[kMaxRelayWarps][2];
-  float ddelta_bias[kMaxRelayWarps][2];
-};
-
 template <class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_backward_kernel(const __grid_constant__ RelayBackwardArgs args) {
   using S = Shape<1, kChunk>;
-  using Layout = BackwardLayout<S, Storage>;
+  using Layout = BackwardLayout<S, Storage::kMathSize>;
   using Items = typename Storage::template Items<S>;
   using Projection = typename Storage::template Projection<S>;
   constexpr int kItems = S::kItems;
@@ -338,20 +306,12 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 }
 
 template <class Storage, Method kMethod>
-cudaError_t RelayBackward<Storage, kMethod>::launch(RelayBackwardArgs args, cudaStream_t stream) {
+cudaError_t RelayBackward<Storage, kMethod>::launch(const RelayBackwardArgs& args,
+                                                    const LaunchShape& shape,
+                                                    cudaStream_t stream) {
   const auto kernel = relay_backward_kernel<Storage, kMethod>;
-  constexpr int kWarpBytes = BackwardLayout<Shape<1, kChunk>, Storage>::kSize * 4;
-  constexpr int kBlockBytes =
-      kMaxRelayWarps * (sizeof(BarrierState) + kWarpSize * sizeof(float)) + sizeof(BlockSums);
-  RelayGeometry& geometry = args.geometry;
-  int bytes = 0;
-  cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, 1, geometry, bytes);
-  if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
-  if (error != cudaSuccess) return error;
-  LaunchShape shape{geometry.tiles, geometry.warps * kWarpSize, bytes};
-  shape.rows = args.params.groups;
-  shape.layers = args.params.batch;
-  return launch_kernel(kernel, shape, stream, args);
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -119,7 +119,7 @@ struct Vectors {
   template <class S>
   class Projection {
    public:
-    static constexpr int kRowBytes = S::kSteps * kSize + 16;
+    static constexpr int kRowBytes = raw_row_bytes(S::kSteps, kSize);
 
     __device__ __forceinline__ Projection(const ArrayView& view, const Place<S>& place,
                                           int64_t dstate, char* rows, char** origin)
@@ -266,7 +266,7 @@ struct Elements {
   template <class S>
   class Projection {
    public:
-    static constexpr int kRowBytes = S::kSteps * 4 + 16;
+    static constexpr int kRowBytes = raw_row_bytes(S::kSteps, 4);
 
     __device__ __forceinline__ Projection(const ArrayView& view, const Place<S>& place,
                                           int64_t dstate, char* rows, char** origin)

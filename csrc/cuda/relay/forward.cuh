@@ -23,24 +23,6 @@ __device__ __forceinline__ float held_value(float input, const Coefficients<floa
   return Formula<kMethod>::kBbarDependsOnA ? input * value.bbar : input;
 }
 
-/// Arrays of one warp, in floats from the start of its shared memory.
-template <class S>
-struct ForwardLayout {
-  static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
-
-  static constexpr int kDelta = 0;
-  static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
-  static constexpr int kTile = kInput + S::kChannels * S::kRow;   // B and C, of two chunks
-  /// A lane's part of y, [channel][lane of the channel][step].
-  static constexpr int kPlanes = kTile + 2 * S::kTile;
-  static constexpr int kRawU = kPlanes + kWarpSize * S::kRow;  // of two chunks
-  static constexpr int kRawDelta = kRawU + 2 * kItemsSize;
-  static constexpr int kRawZ = kRawDelta + kItemsSize;
-  static constexpr int kOrigins = kRawZ + kItemsSize;
-  static constexpr int kSize = kOrigins + 4 * kWarpSize * 2;
-  static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
-};
-
 template <class S, Method kMethod>
 struct FirstPass {
   float abar[S::kSteps][S::kStates];
@@ -99,6 +81,10 @@ struct alignas(16) GroupPrefixes {
   Lanes factors[2][kMaxRelayWarps];
   Lanes offsets[2][kMaxRelayWarps];
 };
+
+static_assert(sizeof(Handover<4, 1>) == handover_bytes(4, 1) &&
+              sizeof(Handover<4, kClusterWarpsPerMap>) + sizeof(GroupPrefixes<4>) ==
+                  handover_bytes(4, kClusterWarpsPerMap));
 
 /// Brings B and C of a warp's chunks to its shared memory, as they have been written in global
 /// memory before.
@@ -402,21 +388,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 
 template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 cudaError_t RelayForward<kStates, kSteps, kWarpsPerMap, Storage, kMethod>::launch(
-    RelayForwardArgs args, cudaStream_t stream) {
+    const RelayForwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
   const auto kernel = relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>;
-  constexpr int kWarpBytes = ForwardLayout<Shape<kStates, kSteps>>::kSize * 4;
-  constexpr int kBlockBytes = sizeof(Handover<kStates, kWarpsPerMap>) +
-                              (kWarpsPerMap > 1 ? sizeof(GroupPrefixes<kStates>) : 0);
-  RelayGeometry& geometry = args.geometry;
-  int bytes = 0;
-  cudaError_t error = fit_warps(kBlockBytes, kWarpBytes, kWarpsPerMap, geometry, bytes);
-  if (error == cudaSuccess) error = allow_shared_bytes(kernel, bytes);
-  if (error != cudaSuccess) return error;
-  LaunchShape shape{geometry.tiles * geometry.cluster, geometry.warps * kWarpSize, bytes,
-                    args.is_dependent, geometry.cluster};
-  shape.rows = args.params.groups;
-  shape.layers = args.params.batch;
-  return launch_kernel(kernel, shape, stream, args);
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
 }
 
 }  // namespace selective_scan::cuda::relay

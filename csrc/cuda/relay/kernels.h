@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
+#include "../plan/plan.h"
+#include "layout.h"
 
 namespace selective_scan::cuda::relay {
 
@@ -14,14 +16,6 @@ namespace selective_scan::cuda::relay {
 template <int kSize>
 struct Vectors;
 struct Elements;
-
-struct RelayGeometry {
-  int warps = 1;
-  int64_t tiles = 1;  // of a group
-  int64_t group_channels = 1;
-  int64_t blocks = 1;  // or clusters
-  int cluster = 1;     // blocks that share a tile
-};
 
 struct RelayForwardArgs {
   ForwardParams params;
@@ -40,7 +34,8 @@ struct RelayBackwardArgs {
 /// kStates per lane and kSteps per chunk: see Shape; kWarpsPerMap warps a group: see Handover.
 template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 struct RelayForward {
-  static cudaError_t launch(RelayForwardArgs args, cudaStream_t stream);
+  static cudaError_t launch(const RelayForwardArgs& args, const LaunchShape& shape,
+                            cudaStream_t stream);
 };
 
 /// What rounds.cuh takes: little enough to be read at once, with every distance within an array in
@@ -85,16 +80,24 @@ struct RoundsForwardArgs {
 /// One state per lane, chunks of kChunk steps; arrays are vectors of kType.
 template <DType kType, Method kMethod>
 struct RoundsForward {
-  static cudaError_t launch(RoundsForwardArgs args, cudaStream_t stream);
+  static cudaError_t launch(const RoundsForwardArgs& args, const LaunchShape& shape,
+                            cudaStream_t stream);
 };
 
 /// One state per lane, chunks of kChunk steps.
 template <class Storage, Method kMethod>
 struct RelayBackward {
-  static cudaError_t launch(RelayBackwardArgs args, cudaStream_t stream);
+  static cudaError_t launch(const RelayBackwardArgs& args, const LaunchShape& shape,
+                            cudaStream_t stream);
 };
 
 /// Adds the partial sums in a fixed order and stores the gradients.
 cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream);
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const ForwardParams& params, const RelayForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, void* memory,
+                cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::relay

@@ -12,48 +12,9 @@
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
 #include "kernels.h"
+#include "layout.h"
 
 namespace selective_scan::cuda::relay {
-
-/// States that a channel has room for.
-constexpr int kPaddedStates = 16;
-constexpr int kMaxRelayWarps = 16;
-
-/// A lane holds kStates states of one channel, kLanes lanes hold the channel; a chunk has kSteps
-/// steps, and in registers a lane keeps kStates·kSteps values of abar.
-template <int kStates_, int kSteps_>
-struct Shape {
-  static constexpr int kStates = kStates_;
-  static constexpr int kSteps = kSteps_;
-  static constexpr int kLanes = kPaddedStates / kStates;
-  static constexpr int kLaneBits = kLanes == 2 ? 1 : kLanes == 4 ? 2 : 4;
-  static constexpr int kChannels = kWarpSize / kLanes;
-  static_assert(kLanes == 1 << kLaneBits);
-
-  /// Of an array (channel, step) a lane moves kItems consecutive steps of channel lane / kLanes.
-  static constexpr int kItems = kSteps / kLanes;
-
-  /// Distance between rows along time; rows stay aligned to 16 bytes, columns spread over banks.
-  static constexpr int kRow = kSteps + 4;
-
-  /// B and C lie as [step][B | C][state] where a lane has several states, as a kernel in front
-  /// (streamed/projections.cu) has written them, else as [B | C][state][step]; either way a lane
-  /// reads 16 bytes at a time.
-  static constexpr bool kStepMajor = kStates > 1;
-  static constexpr int kTile = 2 * kPaddedStates * (kStepMajor ? kSteps : kRow);
-};
-
-/// Reduces geometry.warps, a multiple of `group`, to what shared memory has room for, of which
-/// `bytes` are needed.
-inline cudaError_t fit_warps(int block_bytes, int warp_bytes, int group, RelayGeometry& geometry,
-                             int& bytes) {
-  Device device;
-  const cudaError_t error = current_device(device);
-  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes / group * group;
-  if (room < geometry.warps) geometry.warps = room;
-  bytes = block_bytes + geometry.warps * warp_bytes;
-  return error != cudaSuccess || geometry.warps > 0 ? error : cudaErrorInvalidConfiguration;
-}
 
 /// Where a thread stands.
 template <class S>

@@ -23,11 +23,6 @@
 
 namespace selective_scan::cuda::relay {
 
-constexpr int kRoundsGroup = 4;                             // warps
-constexpr int kMostGroups = kMaxRelayWarps / kRoundsGroup;  // of a block
-/// Of channels that a block has, and blocks of a cluster.
-constexpr int kMostPairs = 2;
-
 /// x → factor·x + offset for every lane.
 using LaneMaps = Pack<float, 2>[kWarpSize];
 
@@ -39,38 +34,13 @@ struct alignas(16) RoundMaps {
   BarrierState chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
 };
 
+static_assert(sizeof(RoundMaps) == kRoundMapBytes);
+
 /// The map that applies `first` and then `second`.
 __device__ __forceinline__ Pack<float, 2> compose(const Pack<float, 2>& first,
                                                   const Pack<float, 2>& second) {
   return {second.v[0] * first.v[0], apply_map(second.v[0], second.v[1], first.v[1])};
 }
-
-/// What lies where in shared memory, in bytes.
-template <class S, int kSize>
-struct RoundsLayout {
-  static constexpr int kRowBytes = S::kSteps * kSize + 16;  // of raw B and C
-  static constexpr int kItemsBytes = kWarpSize * S::kItems * kSize;
-  static constexpr int kPlaneBytes = S::kRow * 4;
-
-  /// Of a slot, for all warps that have its chunk: raw B and C, of as many rounds as there are
-  /// buffers.
-  static constexpr int kProjectionBytes = kPaddedStates * kRowBytes;
-  static constexpr int kProjections = 2 * kProjectionBytes;
-
-  /// Of a warp: parts of y, [channel][part][step]. Those of the second channel begin half the banks
-  /// away.
-  static constexpr int kShift = 64;
-  static constexpr int kChannelPlanes = kPaddedStates * kPlaneBytes + kShift;
-  static constexpr int kDeltaRows = S::kChannels * kChannelPlanes - kShift;
-  static constexpr int kInputRows = kDeltaRows + S::kChannels * S::kRow * 4;
-  /// Raw u, delta and z, again of several rounds.
-  static constexpr int kRawItems = kInputRows + S::kChannels * S::kRow * 4;
-  static constexpr int kItems = 3 * kItemsBytes;
-  static_assert(kProjectionBytes % 16 == 0 && kRawItems % 16 == 0 && kItemsBytes % 16 == 0);
-
-  SELECTIVE_SCAN_HD static int slot_bytes(int buffers) { return buffers * kProjections; }
-  SELECTIVE_SCAN_HD static int warp_bytes(int buffers) { return kRawItems + buffers * kItems; }
-};
 
 /// The first of a block's barriers for some of its warps: those of one slot, or, with one pair of
 /// channels, those of one group.
@@ -426,37 +396,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 }
 
 template <DType kType, Method kMethod>
-cudaError_t RoundsForward<kType, kMethod>::launch(RoundsForwardArgs args, cudaStream_t stream) {
-  using Layout = RoundsLayout<Shape<1, kChunk>, element_size(kType)>;
+cudaError_t RoundsForward<kType, kMethod>::launch(const RoundsForwardArgs& args,
+                                                  const LaunchShape& shape, cudaStream_t stream) {
   const auto kernel = rounds_forward_kernel<kType, kMethod>;
-  Device device;
-  cudaError_t error = current_device(device);
-  if (error != cudaSuccess) return error;
-  const int chunks = ceil_div(args.seqlen, kChunk);
-  constexpr int kMapBytes = sizeof(RoundMaps);
-  const auto slot_bytes = [](int pairs, int buffers) {
-    return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
-  };
-  const auto most_slots = [&](int pairs) {
-    const int room = (device.block_shared_bytes - kMapBytes) / slot_bytes(pairs, 2);
-    return std::min(kMaxRelayWarps / pairs, room) / kRoundsGroup * kRoundsGroup;
-  };
-  const bool is_clustered =
-      device.major >= 9 && chunks > kRoundsGroup && most_slots(kMostPairs) > 0;
-  args.pairs = is_clustered ? kMostPairs : 1;
-  const int most = most_slots(args.pairs);
-  if (most == 0) return cudaErrorInvalidConfiguration;
-  args.rounds = ceil_div(chunks, most * args.pairs);
-  args.slots = round_up(ceil_div(chunks, args.rounds * args.pairs), kRoundsGroup);
-  const int bytes = kMapBytes + args.slots * slot_bytes(args.pairs, args.rounds > 1 ? 2 : 1);
-  error = allow_shared_bytes(kernel, bytes);
-  if (error != cudaSuccess) return error;
-  const int tiles = ceil_div(args.group_channels, args.pairs * Shape<1, kChunk>::kChannels);
-  LaunchShape shape{tiles * args.pairs, args.slots * args.pairs * kWarpSize, bytes, false,
-                    args.pairs};
-  shape.rows = args.groups;
-  shape.layers = args.batches;
-  return launch_kernel(kernel, shape, stream, args);
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -371,40 +371,24 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   store(args.workspace.segments.offsets, carry);
 }
 
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
-int StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::shared_bytes(
-    const Geometry& geometry) {
-  using Shape = StreamedShape<T, kLaneBits, kVariable>;
-  return BackwardLayout::make<Shape>(geometry.warps(), kVariable).bytes;
-}
-
-/// The first of the kernels that are launched behind the conversion of B and C is its dependent.
 inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardArgs& args,
-                                   unsigned blocks, int bytes, bool is_first, cudaStream_t stream) {
-  const cudaError_t error = allow_shared_bytes(kernel, bytes);
-  if (error != cudaSuccess) return error;
-  const bool is_dependent = is_first && args.projections != nullptr;
-  return launch_kernel(kernel, {blocks, args.geometry.threads(), bytes, is_dependent}, stream,
-                       args);
+                                   const LaunchShape& shape, cudaStream_t stream) {
+  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
+  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
-    const BackwardArgs& args, cudaStream_t stream) {
+    const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
   return launch_backward(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, grid_blocks(args.geometry.work_items),
-                         BackwardLayout::make<SummaryShape<T, kLaneBits>>(
-                             args.geometry.warps(), kVariable, args.geometry.state_warps)
-                             .bytes,
-                         true, stream);
+                         args, shape, stream);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
-    const BackwardArgs& args, cudaStream_t stream) {
+    const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
   return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, grid_blocks(args.blocks()), shared_bytes(args.geometry),
-                         args.geometry.segments == 1, stream);
+                         args, shape, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
+#include "../plan/plan.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -22,11 +23,6 @@ struct BackwardArgs {
   int split_tiles;          // see BlockOrder, also of
   int* done;                // flags of blocks that others wait for; null where there are none
 
-  int64_t blocks() const { return geometry.tiles_per_sum * geometry.work_items + split_tiles; }
-  /// The first blocks, so many, may be waited for.
-  int64_t flags() const {
-    return geometry.tiles_per_sum > 1 ? geometry.tiles_per_sum * geometry.work_items : split_tiles;
-  }
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };
 
@@ -34,18 +30,21 @@ struct BackwardArgs {
 /// u, delta, z and their gradients; variable or constant B and C; how a warp moves its rows.
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 struct StreamedBackward {
-  static int shared_bytes(const Geometry& geometry);
   /// Finds how each segment but the first maps the gradient that enters it at its end. With
   /// variable B and C the states may be those of several warps (Geometry::state_warps).
-  static cudaError_t summarize(const BackwardArgs& args, cudaStream_t stream);
-  static cudaError_t run(const BackwardArgs& args, cudaStream_t stream);
+  static cudaError_t summarize(const BackwardArgs& args, const LaunchShape& shape,
+                               cudaStream_t stream);
+  static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
 /// The same of real states that kWarps warps share (team_backward.cuh), with variable B and C.
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 struct TeamBackward {
-  static int shared_bytes(const Geometry& geometry);
-  static cudaError_t run(const BackwardArgs& args, cudaStream_t stream);
+  static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, void* memory,
+                cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::streamed

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "../../core/complex.h"
-#include "../kit/bulk_copy.cuh"
+#include "../kit/barrier_state.h"
 #include "../kit/config.h"
 
 namespace selective_scan::cuda::streamed {

@@ -361,15 +361,13 @@ cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
+                                                                    const LaunchShape& shape,
                                                                     cudaStream_t stream) {
-  const ForwardParams& params = args.params;
-  const LaunchShape shape{args.segments * params.batch * params.groups * args.tiles,
-                          args.warps * kWarpSize, args.shared_bytes, args.is_dependent};
   const auto launch_for = [&](auto size, auto map, auto variable) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
-    if constexpr (has_few_registers(kMap, kSize)) {
+    if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
       if (args.few_registers) {
         return streamed::launch(
             forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
@@ -398,7 +396,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
                ? launch_of_size(std::integral_constant<int, 4>{}, variable)
                : launch_of_size(std::integral_constant<int, 2>{}, variable);
   };
-  if constexpr (kHasConstant) {
+  if constexpr (Shape::kHasConstant) {
     if (args.projections == nullptr) return launch_with(std::false_type{});
   }
   return launch_with(std::true_type{});

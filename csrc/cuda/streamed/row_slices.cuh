@@ -1,15 +1,6 @@
 // How a warp moves a chunk of a (batch, channel, step) array between global memory and registers.
 //
-// A chunk is kChunk steps of kItems channels, and every lane holds kItems values of it: kItems
-// consecutive steps of one channel where rows are contiguous and aligned (LaneMap::kSteps), else
-// one step of all channels (kChannels), which suits any stride and any alignment and is one vector
-// where channels are neighbours in memory. All arrays of a kernel have the same map, so that what a
-// lane computes of one of them meets what it holds of another.
-//
-// Instead of kChannels a kernel may have two maps, with less to decide at run time: kElements,
-// which has no vectors, and kStepPairs, which has nothing else and lays two consecutive steps of
-// half of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many
-// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache.
+// How lanes divide a chunk: row_array.h.
 //
 // A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
 #pragma once
@@ -17,66 +8,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <initializer_list>
-
 #include "../kit/elements.cuh"
 #include "../kit/geometry.cuh"
+#include "row_array.h"
 
 namespace selective_scan::cuda::streamed {
-
-enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs };
-
-/// A (batch, channel, step) array with strides in bytes.
-struct RowArray {
-  char* data = nullptr;  // null: absent
-  int64_t batch = 0;
-  int64_t channel = 0;
-  int64_t step = 0;
-  DType dtype = DType::kFloat32;
-  bool has_vectors = false;  // what a lane holds lies together and is aligned
-
-  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
-};
-
-/// The arrays of a kernel that moves chunks of `items` channels, of which `arrays` are to be
-/// prepared. False where one is beyond what the device functions below can address.
-inline bool prepare_rows(const ScanParams& params, int items,
-                         std::initializer_list<const ArrayView*> views, LaneMap& map,
-                         std::initializer_list<RowArray*> arrays) {
-  constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
-  const auto bytes_of = [&](const ArrayView& view) { return items * element_size(view.dtype); };
-  const auto aligned = [&](const ArrayView& view, int64_t stride) {
-    const int64_t bytes = bytes_of(view) < 16 ? bytes_of(view) : 16;
-    const int64_t size = element_size(view.dtype);
-    const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
-    const int64_t lowest = view.step == -1 ? address + size : address;
-    return lowest % bytes == 0 && (params.batch == 1 || view.batch * size % bytes == 0) &&
-           stride * size % bytes == 0;
-  };
-  bool along_steps = params.seqlen % items == 0;
-  for (const ArrayView* view : views) {
-    if (!view->present()) continue;
-    along_steps &= (view->step == 1 || view->step == -1) && aligned(*view, view->channel);
-  }
-  map = along_steps ? LaneMap::kSteps : LaneMap::kChannels;
-  auto array = arrays.begin();
-  for (const ArrayView* view : views) {
-    RowArray& rows = **array++;
-    if (!view->present()) continue;
-    const int64_t size = element_size(view->dtype);
-    const bool along_channels = view->channel == 1 && aligned(*view, view->step) &&
-                                params.dim / params.groups % items == 0 && view->step != -1;
-    rows = {static_cast<char*>(view->data),
-            view->batch * size,
-            view->channel * size,
-            view->step * size,
-            view->dtype,
-            along_steps || along_channels};
-    const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLargestStride; };
-    if (!along_steps && !rows.has_vectors && !fits(rows.channel)) return false;
-  }
-  return true;
-}
 
 /// Which values of its warp's chunk a lane holds, and which of them exist. Values lie in the order
 /// of memory, against the scan where that runs backwards; so long as all arrays do, only what goes

@@ -180,16 +180,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 }
 
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
-int TeamBackward<kWarps, kSize, kMethod, kMap>::shared_bytes(const Geometry& geometry) {
-  return TeamLayout<TeamShape<kWarps>>::make(geometry.channel_warps).bytes;
-}
-
-template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 cudaError_t TeamBackward<kWarps, kSize, kMethod, kMap>::run(const BackwardArgs& args,
+                                                            const LaunchShape& shape,
                                                             cudaStream_t stream) {
-  return launch_backward(team_backward_kernel<kWarps, kSize, kMethod, kMap>, args,
-                         grid_blocks(args.blocks()), shared_bytes(args.geometry),
-                         args.geometry.segments == 1, stream);
+  return launch_backward(team_backward_kernel<kWarps, kSize, kMethod, kMap>, args, shape, stream);
 }
 
 }  // namespace selective_scan::cuda::streamed

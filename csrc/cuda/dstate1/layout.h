@@ -1,0 +1,45 @@
+// How the dstate 1 kernels divide work among lanes, and what lies in shared memory.
+#pragma once
+
+#include "../kit/config.h"
+
+namespace selective_scan::cuda::dstate1 {
+
+constexpr int kItems = 8;                                   // consecutive steps of a lane
+constexpr int kChannelLanes = kChunk / kItems;              // lanes of a channel
+constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a warp at a time
+
+// Warps of a block, and blocks of a multiprocessor that registers must suffice for.
+constexpr int kForwardWarps = 4;
+constexpr int kForwardBlocks = 4;
+constexpr int kMaxBackwardWarps = 4;
+constexpr int kBackwardBlocks = 3;
+
+/// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and no
+/// access has bank conflicts.
+constexpr int kTileStride = kChunk + 4;
+constexpr int kTileSize = kWindowChannels * kTileStride;
+
+/// What a lane keeps of a window between chunks.
+struct LaneRecord {
+  float state_gradient;  // what leaves the chunk towards earlier steps
+  float dA, dD, ddelta_bias;
+  float A, D, delta_bias, initial_state;
+  float B, C, dB, dC;  // of constant B and C
+};
+
+/// Sums of dB and dC over a warp's channels, (step, dB|dC).
+using WarpSums = float[2 * kChunk];
+
+struct BackwardWarpShared {
+  float tile[kTileSize];
+  float B[kChunk];
+  float C[kChunk];
+};
+
+constexpr int backward_shared_bytes(int warps, int slots) {
+  return warps * static_cast<int>(sizeof(BackwardWarpShared) + 2 * sizeof(WarpSums) +
+                                  slots * kWarpSize * sizeof(LaneRecord));
+}
+
+}  // namespace selective_scan::cuda::dstate1

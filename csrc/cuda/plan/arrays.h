@@ -1,0 +1,83 @@
+// What plans ask about arrays.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <limits>
+
+#include "../../core/params.h"
+
+namespace selective_scan::cuda {
+
+/// The (batch, channel, step) arrays of a pass.
+inline std::array<const ArrayView*, 4> rows_of(const ForwardParams& params) {
+  return {&params.u, &params.delta, &params.z, &params.out};
+}
+inline std::array<const ArrayView*, 7> rows_of(const BackwardParams& params) {
+  return {&params.u,  &params.delta,  &params.z, &params.dout,
+          &params.du, &params.ddelta, &params.dz};
+}
+
+/// Whether `holds` does of all of these arrays that are present.
+template <class Rows, class Holds>
+bool all_of(const Rows& rows, const Holds& holds) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [&](const ArrayView* view) { return !view->present() || holds(*view); });
+}
+
+/// Whether all of these arrays have the element type of u.
+template <class Rows>
+bool have_one_dtype(const ScanParams& params, const Rows& rows) {
+  return all_of(rows, [&](const ArrayView& view) { return view.dtype == params.u.dtype; });
+}
+
+/// Whether vectors along steps, or along channels, always begin at multiples of `bytes` if the one
+/// at address `lowest` does. Strides along what there is one of do not matter.
+inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_t lowest,
+                       int64_t bytes, bool along_steps) {
+  const int64_t size = element_size(view.dtype);
+  const auto aligned = [&](int64_t count, int64_t stride) {
+    return count == 1 || stride * size % bytes == 0;
+  };
+  return lowest % static_cast<uintptr_t>(bytes) == 0 && aligned(params.batch, view.batch) &&
+         aligned(params.groups, view.group) && aligned(params.dstate, view.state) &&
+         (along_steps ? aligned(params.dim, view.channel) : view.step * size % bytes == 0);
+}
+
+/// Whether `items` consecutive steps are always one aligned vector, or several of 16 bytes.
+inline bool has_step_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
+  const int64_t size = element_size(view.dtype);
+  if ((view.step != 1 && view.step != -1) || params.seqlen % items != 0) return false;
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  const uintptr_t lowest =
+      view.step < 0 ? address - static_cast<uintptr_t>((items - 1) * size) : address;
+  return is_aligned(params, view, lowest, std::min<int64_t>(items * size, 16), true);
+}
+
+/// The same of `items` consecutive channels of a group.
+inline bool has_channel_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
+  return view.channel == 1 && view.step != -1 && params.dim / params.groups % items == 0 &&
+         is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data),
+                    std::min<int64_t>(items * element_size(view.dtype), 16), false);
+}
+
+struct Extent {
+  int64_t count;
+  int64_t stride;
+};
+
+/// Whether a distance of that many strides, of elements of `size` bytes, fits 32 bits.
+inline bool fits_32_bits(std::initializer_list<Extent> extents, int64_t size) {
+  int64_t left = std::numeric_limits<int32_t>::max();
+  for (const auto& [count, stride] : extents) {
+    const int64_t bytes = std::abs(stride) * size;
+    if (count > 0 && bytes > left / count) return false;
+    left -= count * bytes;
+  }
+  return true;
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,224 @@
+// The relay path: which calls it takes, and how it divides the work.
+
+#include <algorithm>
+#include <limits>
+
+#include "../kit/packed_bc_layout.h"
+#include "arrays.h"
+#include "candidates.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+using namespace relay;
+
+using FourStates = Shape<4, 16>;    // 8 channels a block
+using OneState = Shape<1, kChunk>;  // 2 channels a block
+
+// Figures of choice, from measurements on an H200.
+
+/// One state a lane is the better shape where all of its blocks are there at once, and no more than
+/// so many on a multiprocessor, unless the sequence is too short for four.
+constexpr int64_t kMostOneStateBlocks = 2;
+/// With many turns it no longer matters that the last blocks of all run alone.
+constexpr int64_t kManySteps = 16384;
+/// Blocks that share a tile, from so many steps on. Not all multiprocessors can be divided among
+/// clusters of four.
+constexpr int kCluster = 2;
+constexpr int64_t kClusterSteps = 384;
+
+Refusal refuse(const ScanParams& params) {
+  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (params.dstate <= kPaddedStates / 4 || params.dstate > kPaddedStates) {
+    return {"dstate must be 5 to 16", params.dstate};
+  }
+  if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};
+  if (params.batch > kMaxRows) return {"batch must be at most 65535", params.batch};
+  if (params.groups > kMaxRows) return {"there must be at most 65535 groups", params.groups};
+  return {};
+}
+
+/// Bytes of an element where all arrays with steps are vectors of one type, else 0.
+template <class S, class Params>
+int vector_size(const Params& params) {
+  const auto rows = rows_of(params);
+  const DType dtype = params.u.dtype;
+  const int64_t size = element_size(dtype);
+  const auto is_vector = [&](const ArrayView& view) {
+    return view.dtype == dtype && has_step_vectors(params, view, S::kItems);
+  };
+  // Of kernels that read B and C themselves.
+  const auto is_projection = [&](const ArrayView& view) {
+    return S::kStepMajor || (view.dtype == dtype && has_step_vectors(params, view, 16 / size));
+  };
+  const bool are_vectors =
+      all_of(rows, is_vector) && is_projection(params.B) && is_projection(params.C);
+  return are_vectors ? static_cast<int>(size) : 0;
+}
+
+template <class S>
+RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
+  RelayGeometry geometry;
+  geometry.group_channels = params.dim / params.groups;
+  geometry.tiles = ceil_div(geometry.group_channels, S::kChannels);
+  geometry.blocks = params.batch * params.groups * geometry.tiles;
+  geometry.warps =
+      static_cast<int>(std::clamp<int64_t>(ceil_div(params.seqlen, S::kSteps), 1, warps));
+  return geometry;
+}
+
+LaunchShape make_shape(const ScanParams& params, int64_t blocks, int warps, int shared_bytes) {
+  LaunchShape shape{blocks, warps * kWarpSize, shared_bytes};
+  shape.rows = params.groups;
+  shape.layers = params.batch;
+  return shape;
+}
+
+/// The launch of a geometry whose warps, a multiple of `multiple`, are reduced to what shared
+/// memory has room for.
+Refusal fit_warps(const ScanParams& params, const Device& device, int block_bytes, int warp_bytes,
+                  int multiple, RelayGeometry& geometry, LaunchShape& shape) {
+  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes / multiple * multiple;
+  if (room <= 0) return {"blocks of this GPU have not enough shared memory"};
+  geometry.warps = std::min(geometry.warps, room);
+  shape = make_shape(params, geometry.tiles * geometry.cluster, geometry.warps,
+                     block_bytes + geometry.warps * warp_bytes);
+  shape.cluster = geometry.cluster;
+  return {};
+}
+
+// --- one state a lane: rounds.cuh ---
+
+/// Whether distances within all arrays fit 32 bits, and these lie in one direction.
+bool suits_rounds(const ForwardParams& params) {
+  const int64_t size = element_size(params.u.dtype);
+  const int64_t steps = params.seqlen + 2 * kMaxRelayWarps * kChunk;  // with a round to spare
+  // From an array's first element to its last, and every stride.
+  const auto fits = [](std::initializer_list<Extent> extents, int64_t rest, int64_t size) {
+    bool fit = true;
+    int64_t span = rest;
+    for (const auto& [count, stride] : extents) {
+      fit &= fits_32_bits({{1, stride}}, size);
+      span += (count - 1) * std::abs(stride);
+    }
+    return fit && fits_32_bits({{1, span}}, size);
+  };
+  const auto has_direction_of_u = [&](const ArrayView& view) {
+    return (view.step < 0) == (params.u.step < 0);
+  };
+  const auto rows_fit = [&](const ArrayView& view) {
+    return has_direction_of_u(view) &&
+           fits({{params.batch, view.batch}, {params.dim, view.channel}}, steps, size);
+  };
+  const auto projection_fits = [&](const ArrayView& view) {
+    return has_direction_of_u(view) && fits({{params.batch, view.batch},
+                                             {params.groups, view.group},
+                                             {kPaddedStates, view.state}},
+                                            steps, size);
+  };
+  const auto once_fits = [&](const ArrayView& view) {
+    return fits(
+        {{params.batch, view.batch}, {params.dim, view.channel}, {kPaddedStates, view.state}}, 0,
+        1);
+  };
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return all_of(rows_of(params), rows_fit) && projection_fits(params.B) &&
+         projection_fits(params.C) && once_fits(params.A) && once_fits(params.D) &&
+         once_fits(params.delta_bias) && once_fits(params.initial_state) &&
+         once_fits(params.last_state) && params.seqlen <= kMost && params.dim <= kMost;
+}
+
+template <int kSize>
+Refusal plan_rounds(const ForwardParams& params, const Device& device, RelayForwardPlan& plan) {
+  using Layout = RoundsLayout<OneState, kSize>;
+  const auto slot_bytes = [](int pairs, int buffers) {
+    return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
+  };
+  const auto most_slots = [&](int pairs) {
+    const int room = (device.block_shared_bytes - kRoundMapBytes) / slot_bytes(pairs, 2);
+    return std::min(kMaxRelayWarps / pairs, room) / kRoundsGroup * kRoundsGroup;
+  };
+  const auto chunks = static_cast<int>(ceil_div(params.seqlen, kChunk));
+  const bool is_clustered =
+      device.major >= 9 && chunks > kRoundsGroup && most_slots(kMostPairs) > 0;
+  plan.pairs = is_clustered ? kMostPairs : 1;
+  const int most = most_slots(plan.pairs);
+  if (most == 0) return {"blocks of this GPU have not enough shared memory"};
+  plan.rounds = ceil_div(chunks, most * plan.pairs);
+  plan.slots = round_up(ceil_div(chunks, plan.rounds * plan.pairs), kRoundsGroup);
+  const int64_t tiles = ceil_div(plan.geometry.group_channels, plan.pairs * OneState::kChannels);
+  plan.shape =
+      make_shape(params, tiles * plan.pairs, plan.slots * plan.pairs,
+                 kRoundMapBytes + plan.slots * slot_bytes(plan.pairs, plan.rounds > 1 ? 2 : 1));
+  plan.shape.cluster = plan.pairs;
+  return {};
+}
+
+/// Whether blocks of one state a lane are few enough.
+bool may_have_one_state(const ScanParams& params, const Device& device, int64_t blocks) {
+  constexpr int64_t kOneStatePerFour = FourStates::kChannels / OneState::kChannels;
+  const int64_t round_warps = params.seqlen <= 4 * kChunk   ? 4
+                              : params.seqlen <= 8 * kChunk ? 8
+                                                            : kMaxRelayWarps;
+  const int64_t one_state_blocks = kOneStatePerFour * blocks;
+  return one_state_blocks * round_warps <= kMaxRelayWarps * device.multiprocessors &&
+         (one_state_blocks <= kMostOneStateBlocks * device.multiprocessors ||
+          params.seqlen < kFewestRelaySteps[0]);
+}
+
+}  // namespace
+
+Refusal plan_relay(const ForwardParams& params, const Device& device, RelayForwardPlan& plan) {
+  if (const Refusal refusal = refuse(params)) return refusal;
+  plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
+  RelayGeometry& geometry = plan.geometry;
+  plan.may_have_one_state = may_have_one_state(params, device, geometry.blocks);
+  plan.has_one_state =
+      plan.may_have_one_state && vector_size<OneState>(params) != 0 && suits_rounds(params);
+  plan.vector_size = vector_size<FourStates>(params);
+  if (plan.has_one_state) {
+    return element_size(params.u.dtype) == 4 ? plan_rounds<4>(params, device, plan)
+                                             : plan_rounds<2>(params, device, plan);
+  }
+  const bool is_clustered = params.seqlen >= kClusterSteps && device.major >= 9 &&
+                            kCluster * geometry.blocks <= device.multiprocessors;
+  // Blocks of half the warps share a multiprocessor.
+  const bool is_shared =
+      !is_clustered && geometry.blocks > device.multiprocessors && params.seqlen < kManySteps;
+  if (is_shared) geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
+  const int warps_per_map = is_clustered ? kClusterWarpsPerMap : 1;
+  geometry.cluster = is_clustered ? kCluster : 1;
+  geometry.warps = round_up(geometry.warps, warps_per_map);
+  const Refusal refusal =
+      fit_warps(params, device, handover_bytes(FourStates::kStates, warps_per_map),
+                ForwardLayout<FourStates>::kSize * 4, warps_per_map, geometry, plan.shape);
+  if (refusal) return refusal;
+  plan.shape.is_dependent = true;
+  plan.scratch.packed_bc =
+      plan.scratch.take(true, PackedBC(params, kPaddedStates).bytes(params), 1);
+  return {};
+}
+
+Refusal plan_relay(const BackwardParams& params, const Device& device, RelayBackwardPlan& plan) {
+  if (const Refusal refusal = refuse(params)) return refusal;
+  plan.geometry = make_geometry<OneState>(params, kMaxRelayWarps);
+  // Blocks that share a multiprocessor share the warps it has room for.
+  const int64_t share = ceil_div(plan.geometry.blocks, device.multiprocessors);
+  plan.geometry = make_geometry<OneState>(params, std::max<int64_t>(1, kMaxRelayWarps / share));
+  plan.vector_size = vector_size<OneState>(params);
+  const int warp_bytes = 4 * (plan.vector_size == 2 ? BackwardLayout<OneState, 2>::kSize
+                                                    : BackwardLayout<OneState, 4>::kSize);
+  const Refusal refusal =
+      fit_warps(params, device, kBackwardBlockBytes, warp_bytes, 1, plan.geometry, plan.shape);
+  if (refusal) return refusal;
+  BackwardScratch& scratch = plan.scratch;
+  const int64_t rows = params.batch * params.dim;
+  scratch.dBC_partials = scratch.take(
+      true, plan.geometry.tiles * params.batch * params.groups * params.seqlen * 2 * kPaddedStates,
+      sizeof(float));
+  scratch.take_sums(params, rows * kPaddedStates, sizeof(float), rows, sizeof(float));
+  return {};
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,268 @@
+// The streamed path's backward pass: which calls it takes, and how it divides the work.
+
+#include <algorithm>
+
+#include "../kit/packed_bc_layout.h"
+#include "../streamed/backward_shape.h"
+#include "candidates.h"
+#include "segments.h"
+#include "streamed_rows.h"
+
+namespace selective_scan::cuda {
+namespace streamed {
+namespace {
+
+/// There are other kernels for one state. Few cost as much as those that they are padded to, which
+/// still is less than in the general kernels.
+constexpr int64_t kLeastStates = 2;
+
+/// What a plan has to know of an instantiation's type.
+struct Variant {
+  int64_t least_states;
+  int64_t most_states;
+  bool is_complex;
+  bool variable;
+  int lane_bits;
+  int team_warps;    // that share a channel
+  int row_channels;  // whose rows a warp moves
+  int (*shared_bytes)(const Geometry&);
+  int (*summary_bytes)(const Geometry&);
+};
+
+template <class T, int kLaneBits, bool kVariable>
+int summary_bytes(const Geometry& geometry) {
+  return BackwardLayout::make<SummaryShape<T, kLaneBits>>(geometry.warps(), kVariable,
+                                                          geometry.state_warps)
+      .bytes;
+}
+
+template <class T, int kLaneBits, bool kVariable>
+constexpr Variant make_variant() {
+  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  return {kLeastStates,
+          Shape::kPadded,
+          is_complex_v<T>,
+          kVariable,
+          kLaneBits,
+          1,
+          Shape::kChannels,
+          [](const Geometry& geometry) {
+            return BackwardLayout::make<Shape>(geometry.warps(), kVariable).bytes;
+          },
+          &summary_bytes<T, kLaneBits, kVariable>};
+}
+
+/// For all that needs more than half of the warps.
+template <int kWarps>
+constexpr Variant make_team_variant() {
+  using Shape = TeamShape<kWarps>;
+  return {kWarps / 2 * Shape::kPadded + 1,
+          kWarps * Shape::kPadded,
+          false,
+          true,
+          2,
+          kWarps,
+          Shape::kRowChannels,
+          [](const Geometry& geometry) {
+            return TeamLayout<Shape>::make(geometry.channel_warps).bytes;
+          },
+          &summary_bytes<float, 2, true>};
+}
+
+constexpr Variant kVariants[] = {
+    make_variant<float, 2, true>(), make_variant<float, 2, false>(),         make_team_variant<2>(),
+    make_team_variant<4>(),         make_variant<Complex<float>, 3, true>(),
+};
+
+const Variant* find_variant(const ScanParams& params) {
+  for (const Variant& variant : kVariants) {
+    if (variant.least_states <= params.dstate && params.dstate <= variant.most_states &&
+        variant.is_complex == params.is_complex && variant.variable == params.variable_B) {
+      return &variant;
+    }
+  }
+  return nullptr;
+}
+
+/// With at least so many warps a multiprocessor has registers for one block only.
+constexpr int kFewestWarpsAlone = 7;
+
+/// Shorter tiles are done too soon for a block to wait for another one.
+constexpr int64_t kFewestOrderedSteps = 8 * kChunk;
+
+/// Whether some tiles are split, so that multiprocessors have the same to do: see BlockOrder. Where
+/// whole tiles come near to that, the split costs more than it gains.
+bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const Device& device) {
+  constexpr double kGoodBalance = 0.92;
+  const int64_t rounds = ceil_div(geometry.work_items, device.multiprocessors);
+  return geometry.segments == 1 && params.seqlen >= kFewestOrderedSteps &&
+         geometry.warps() >= kFewestWarpsAlone && rounds > 1 &&
+         static_cast<double>(geometry.work_items) <
+             kGoodBalance * static_cast<double>(rounds * device.multiprocessors);
+}
+
+/// Has tiles share partial sums where there are several times as many of them as it takes to fill
+/// the multiprocessors: see BlockOrder.
+void share_partial_sums(const BackwardParams& params, const Device& device, Geometry& geometry) {
+  if (!params.variable_B || geometry.segments > 1 || geometry.warps() < kFewestWarpsAlone ||
+      params.seqlen < kFewestOrderedSteps) {
+    return;
+  }
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t rounds = geometry.tiles / ceil_div(device.multiprocessors, sequences);
+  if (rounds < 2) return;
+  geometry.set_tiles(rounds);
+  geometry.set_tiles(ceil_div(geometry.tiles, geometry.sums_per_group));  // none that has no tiles
+  geometry.work_items = sequences * geometry.sums_per_group;
+}
+
+/// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
+/// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
+/// of its full rate. No work items where shared memory has room for no block.
+void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
+                     StreamedBackwardPlan& plan) {
+  constexpr int kWarpsForHalfRate = 6;
+  constexpr int kFewestWarps = 8;        // where shared memory has no room for more
+  constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
+  Geometry geometry;
+  geometry.lane_bits = variant.lane_bits;
+  geometry.state_warps = variant.team_warps;
+  geometry.group_channels = params.dim / params.groups;
+  const int useful = static_cast<int>(
+      std::min<int64_t>(ceil_div(geometry.group_channels, geometry.warp_channels()),
+                        kMaxWarps / geometry.state_warps));
+  int most = useful;
+  const auto fits = [&] {
+    geometry.channel_warps = most;
+    return variant.shared_bytes(geometry) <= device.block_shared_bytes;
+  };
+  while (most > 0 && !fits()) --most;
+  plan.has_enough_warps =
+      !params.variable_B || most == useful || most * geometry.state_warps >= kFewestWarps;
+  Geometry& best = plan.geometry;
+  double best_load = 0;
+  for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
+    const int warps = geometry.warps();
+    // A tile writes one partial sum of dB and dC for all of its channels.
+    if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
+        warps < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
+      continue;
+    }
+    geometry.set_tiles();
+    geometry.work_items = params.batch * params.groups * geometry.tiles;
+    // In segments or with split tiles, work of any size is spread evenly.
+    const bool cut =
+        2 * geometry.work_items <= device.multiprocessors && params.seqlen >= 2 * kMinSegmentSteps;
+    const bool splits = splits_tiles(params, geometry, device);
+    const int64_t rounds = cut || splits ? geometry.work_items
+                                         : ceil_div(geometry.work_items, device.multiprocessors) *
+                                               device.multiprocessors;
+    const double load =
+        static_cast<double>(rounds * (warps + kWarpsForHalfRate)) * (splits ? kCostOfSplit : 1.0);
+    if (best.work_items == 0 || load <= best_load) {
+      best = geometry;
+      best_load = load;
+    }
+  }
+  if (best.work_items > 0 && 2 * best.work_items <= device.multiprocessors) {
+    cut_time(params.seqlen, kSegmentBlocks * device.multiprocessors / best.work_items, best);
+  }
+}
+
+/// All rows have one type; B and C may have others, but their gradients must not need more digits
+/// than the sums over channels have.
+Refusal refuse(const BackwardParams& params, const Variant* variant) {
+  if (params.is_double) return {"arithmetic must be fp32"};
+  if (params.variable_B != params.variable_C) {
+    return {"B and C must both be variable or both be constant"};
+  }
+  if (variant == nullptr) {
+    return {params.is_complex ? "with complex A, dstate must be 2 to 16, and B and C variable"
+                              : "dstate must be 2 to 64, or to 16 where B and C are constant",
+            params.dstate};
+  }
+  if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};
+  if (!params.dout.present()) return {"there must be a gradient of out"};
+  const auto size = element_size(params.u.dtype);
+  if (size > 4 || !have_one_dtype(params, rows_of(params))) {
+    return {"u, delta, z, dout and their gradients must have one dtype"};
+  }
+  if (variant->variable && size == 2 &&
+      (element_size(params.B.dtype) != 2 || element_size(params.C.dtype) != 2)) {
+    return {"B and C must have 16 bits where u has"};
+  }
+  return {};
+}
+
+/// Kernels compute what differs between the lanes of a warp in 32 bits.
+bool fits_lanes(const RowArray& rows) {
+  constexpr int64_t kLargestStride = int64_t{1} << 24;
+  const auto fits = [](int64_t stride) {
+    return stride < kLargestStride && stride > -kLargestStride;
+  };
+  return fits(rows.channel) && fits(rows.step);
+}
+
+void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
+  BackwardScratch& scratch = plan.scratch;
+  const Geometry& geometry = plan.geometry;
+  const int64_t state_bytes = params.is_complex ? 8 : 4;
+  const int64_t channels = geometry.segments * params.batch * params.dim;
+  const int64_t channel_states = channels * plan.padded_states;
+  scratch.packed_bc =
+      scratch.take(params.variable_B, PackedBC(params, plan.padded_states).bytes(params), 1);
+  scratch.dBC_partials = scratch.take(params.variable_B,
+                                      geometry.sums_per_group * params.batch * params.groups *
+                                          params.seqlen * 2 * plan.padded_states,
+                                      state_bytes);
+  scratch.take_sums(params, channel_states, state_bytes, channels, sizeof(float));
+  scratch.factors = scratch.take(geometry.segments > 1, channel_states, state_bytes);
+  scratch.offsets =
+      scratch.take(geometry.segments > 1 || plan.split_tiles > 0, channel_states, state_bytes);
+  scratch.flags = scratch.take(plan.flags > 0, plan.flags, sizeof(int));
+}
+
+}  // namespace
+}  // namespace streamed
+
+Refusal plan_streamed(const BackwardParams& params, const Device& device,
+                      StreamedBackwardPlan& plan) {
+  using namespace streamed;
+  const Variant* const variant = find_variant(params);
+  if (const Refusal refusal = refuse(params, variant)) return refusal;
+  const auto views = rows_of(params);
+  if (!plan_rows(params, variant->row_channels, views, plan.map, plan.rows) ||
+      !std::all_of(plan.rows.begin(), plan.rows.end(), &fits_lanes)) {
+    return {"strides of channels and steps must be less than 16 MiB"};
+  }
+  choose_geometry(params, *variant, device, plan);
+  Geometry& geometry = plan.geometry;
+  if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
+  // Every warp moves the rows of all its channels where it finds out what a segment does.
+  if (geometry.segments > 1 &&
+      !plan_rows(params, geometry.warp_channels(), views, plan.summary_map, plan.summary_rows)) {
+    return {"strides of channels must be positive and less than 16 MiB"};
+  }
+  plan.team_warps = variant->team_warps;
+  plan.padded_states = static_cast<int>(variant->most_states);
+  plan.split_tiles = splits_tiles(params, geometry, device) ? device.multiprocessors : 0;
+  share_partial_sums(params, device, geometry);
+  const int64_t tiles = geometry.tiles_per_sum * geometry.work_items;
+  constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
+  const int64_t segment = geometry.segments > 1 ? geometry.segment_steps : params.seqlen;
+  if (tiles + plan.split_tiles > kMaxBlocks || segment > kMostSteps) {
+    return {"a grid of blocks cannot have that many channels, or a block that many steps",
+            params.seqlen};
+  }
+  plan.flags = geometry.tiles_per_sum > 1 ? tiles : plan.split_tiles;
+  // The first of the kernels that are launched behind the conversion of B and C is its dependent.
+  const bool has_summary = geometry.segments > 1;
+  plan.shape = {tiles + plan.split_tiles, geometry.threads(), variant->shared_bytes(geometry),
+                params.variable_B && !has_summary};
+  plan.summary_shape = {geometry.work_items, geometry.threads(), variant->summary_bytes(geometry),
+                        params.variable_B};
+  take_scratch(params, plan);
+  return {};
+}
+
+}  // namespace selective_scan::cuda

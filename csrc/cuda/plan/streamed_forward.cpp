@@ -1,0 +1,244 @@
+// The streamed path's forward pass: which calls it takes, and how it divides the work.
+
+#include <algorithm>
+#include <limits>
+
+#include "../../core/method_table.h"
+#include "../kit/barrier_state.h"
+#include "../kit/packed_bc_layout.h"
+#include "../streamed/forward_shape.h"
+#include "candidates.h"
+#include "streamed_rows.h"
+
+namespace selective_scan::cuda {
+namespace streamed {
+namespace {
+
+/// What a plan has to know of an instantiation's type.
+struct Variant {
+  int64_t least_states;
+  int64_t most_states;
+  bool is_complex;
+  int lane_states;
+  int warp_channels;
+  int padded_states;
+  int warp_bytes;  // of shared memory
+  bool has_constant;
+  bool has_own_maps;
+  MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
+};
+
+template <class T, int kStates, int kLaneBits>
+constexpr Variant make_variant(int64_t least_states) {
+  using Shape = WarpShape<T, kStates, kLaneBits>;
+  return {least_states,
+          Shape::kPadded,
+          is_complex_v<T>,
+          kStates,
+          Shape::kChannels,
+          Shape::kPadded,
+          Shape::kWarpFloats * static_cast<int>(sizeof(float)),
+          Shape::kHasConstant,
+          kHasOwnMaps<T, kStates>,
+          make_method_table<bool (*)(LaneMap, int64_t)>(
+              []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
+}
+
+constexpr Variant kVariants[] = {
+    make_variant<float, 4, 2>(3),
+    make_variant<float, 8, 2>(17),
+    make_variant<float, 16, 2>(33),
+    make_variant<Complex<float>, 2, 3>(2),
+};
+
+const Variant* find_variant(const ScanParams& params) {
+  for (const Variant& variant : kVariants) {
+    if (variant.is_complex == params.is_complex && variant.least_states <= params.dstate &&
+        params.dstate <= variant.most_states) {
+      return &variant;
+    }
+  }
+  return nullptr;
+}
+
+/// How long `blocks` blocks take for one chunk, in the time of a warp's share of a busy
+/// multiprocessor: that has as much to do as it has warps, but with few of them waits. Blocks run
+/// in waves of `resident` a multiprocessor, the last of which is short; each begins with a delay.
+double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int warps,
+                      int resident) {
+  // Measured on an H200.
+  constexpr double kFewest = 4.4;  // what the first warps have to wait
+  constexpr double kHidden = 0.4;  // of that, by each warp
+  constexpr double kRing = 0.25;   // of each block, for its own B and C
+  constexpr double kDelay = 12;    // at the beginning of a block, shared by those that run with it
+  constexpr double kFullest = 0.67;  // of the warps that all would be if each scheduler had as many
+                                     // as the fullest: a block begins with a scheduler of its own
+  constexpr int kSchedulers = 4;
+  const double fullest = warps <= 2 ? warps : kSchedulers * ceil_div(warps, kSchedulers);
+  const double share = kFullest * fullest + (1 - kFullest) * warps;
+  const auto wave = [&](int64_t blocks_each) {
+    const auto count = static_cast<double>(blocks_each);
+    const double busy = count * (share + kRing);
+    return std::max(busy, kFewest + (1 - kHidden) * busy) +
+           kDelay / (count * static_cast<double>(chunks));
+  };
+  const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
+  const int64_t left = blocks % capacity;
+  const double full = static_cast<double>(blocks / capacity) * wave(resident);
+  return left == 0 ? full : full + wave(ceil_div(left, device.multiprocessors));
+}
+
+/// Cuts time into segments so that `blocks` times as many fill `waves` waves. False where these
+/// would be short.
+bool cut(int64_t chunks, int64_t blocks, int64_t capacity, int waves, ForwardGeometry& geometry) {
+  constexpr int64_t kFewestChunks = 8;
+  const int64_t wanted = std::min(waves * capacity / blocks, chunks / kFewestChunks);
+  if (wanted < 2) return false;
+  geometry.segment_chunks = ceil_div(chunks, wanted);
+  geometry.segments = ceil_div(chunks, geometry.segment_chunks);
+  return geometry.segments > 1;
+}
+
+/// How much shared memory blocks of `bytes` ask for so that a single wave of them is spread evenly:
+/// behind the kernel that writes B and C, some multiprocessors would take all `resident` that they
+/// have room for, and others fewer.
+int even_shared_bytes(const Device& device, int64_t blocks, int resident, int bytes) {
+  const auto wanted = static_cast<int>(ceil_div(blocks, device.multiprocessors));
+  if (wanted >= resident) return bytes;
+  constexpr int kUnit = 128;
+  const int too_many = device.shared_bytes / (wanted + 1) - Device::kReservedSharedBytes;
+  return std::max(bytes, round_up(too_many + 1, kUnit));
+}
+
+/// Takes the number of warps a block and of segments with which all are done first; of equal
+/// numbers of warps the largest, which reads B and C least often. No warps where shared memory has
+/// no room for any.
+ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& variant,
+                                const Device& device, int64_t chunks, LaneMap map) {
+  // Of finding out what segments do, measured on an H200.
+  constexpr double kSummaryShare = 0.8;  // of the time for the scan
+  constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
+  constexpr double kUnevenness = 0.08;   // lost where there is one wave, less where there are more
+  constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
+  constexpr double kSparse = 0.02;       // where fewer warps are at hand
+  constexpr double kManyWarps = 6;       // with so many a multiprocessor that does not pay
+  const bool may_cut = params.variable_B &&
+                       warps_per_multiprocessor(params, variant.warp_channels, device) < kManyWarps;
+  const int64_t group_channels = params.dim / params.groups;
+  const int64_t sequences = params.batch * params.groups;
+  const int most = static_cast<int>(
+      std::min<int64_t>(ceil_div(group_channels, variant.warp_channels), kMaxWarps));
+  const PackedBC packed_bc(params, variant.padded_states);
+  const int common = static_cast<int>(sizeof(RingBarriers<kRingSlots>)) +
+                     (params.variable_B ? kRingSlots * packed_bc.chunk_bytes : 0);
+  ForwardGeometry best;
+  double best_time = 0;
+  // `waves`: of segments, or 0
+  const auto keep_best = [&](const ForwardGeometry& candidate, int resident, int waves) {
+    const int64_t blocks = sequences * candidate.tiles * candidate.segments;
+    double time =
+        static_cast<double>(candidate.segment_chunks) *
+        estimated_time(device, blocks, candidate.segment_chunks, candidate.warps, resident);
+    if (waves > 0) {
+      time *= 1 + kSummaryShare + kUnevenness / waves + kCoupling * candidate.warps +
+              (candidate.few_registers ? 0 : kSparse);
+      time += kSummaryDelay;
+    }
+    if (best.warps > 0 && time > best_time) return;
+    best_time = time;
+    best = candidate;
+  };
+  const auto try_warps = [&](int warps, bool few_registers) {
+    ForwardGeometry candidate;
+    candidate.warps = warps;
+    candidate.few_registers = few_registers;
+    candidate.shared_bytes = common + warps * variant.warp_bytes;
+    if (candidate.shared_bytes > device.block_shared_bytes) return;
+    const int threads = few_registers ? kFewRegistersResidentThreads : kResidentThreads;
+    const int resident =
+        std::max(1, std::min(device.blocks_by_shared_memory(candidate.shared_bytes),
+                             threads / (warps * kWarpSize)));
+    candidate.tiles = ceil_div(group_channels, warps * variant.warp_channels);
+    candidate.segment_chunks = chunks;
+    const int64_t blocks = sequences * candidate.tiles;
+    ForwardGeometry whole = candidate;
+    whole.shared_bytes = even_shared_bytes(device, blocks, resident, candidate.shared_bytes);
+    keep_best(whole, resident, 0);
+    if (!may_cut) return;
+    const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
+    for (const int waves : {1, 2, 4}) {
+      if (cut(chunks, blocks, capacity, waves, candidate)) keep_best(candidate, resident, waves);
+    }
+  };
+  if (variant.has_few_registers[params.method](map, element_size(params.u.dtype))) {
+    for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
+  }
+  for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
+  return best;
+}
+
+Refusal refuse(const ForwardParams& params, const Variant* variant) {
+  if (params.is_double) return {"arithmetic must be fp32"};
+  if (variant == nullptr) {
+    return {
+        params.is_complex ? "dstate must be 2 to 16 where A is complex" : "dstate must be 3 to 64",
+        params.dstate};
+  }
+  if (params.variable_B != params.variable_C) {
+    return {"B and C must both be variable or both be constant"};
+  }
+  if (!params.variable_B && !variant->has_constant) {
+    return {"dstate must be at most 16 where B and C are constant", params.dstate};
+  }
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  const int64_t sequences = params.batch * params.groups;
+  if (params.seqlen < 1 || params.seqlen > kMost - kChunk ||
+      sequences * ceil_div(params.seqlen, kChunk) > kMost ||
+      sequences * ceil_div(params.dim / params.groups, variant->warp_channels) > kMost) {
+    return {"a grid of blocks cannot have that many steps or channels; seqlen must be positive",
+            params.seqlen};
+  }
+  if (params.u.dtype == DType::kFloat64 || !have_one_dtype(params, rows_of(params))) {
+    return {"u, delta, z and out must have one dtype"};
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace streamed
+
+Refusal plan_streamed(const ForwardParams& params, const Device& device,
+                      StreamedForwardPlan& plan) {
+  using namespace streamed;
+  const Variant* const variant = find_variant(params);
+  if (const Refusal refusal = refuse(params, variant)) return refusal;
+  plan.lane_states = variant->lane_states;
+  plan.warp_channels = variant->warp_channels;
+  plan.padded_states = variant->padded_states;
+  plan.chunks = ceil_div(params.seqlen, kChunk);
+  if (!plan_rows(params, variant->warp_channels, rows_of(params), plan.map, plan.rows)) {
+    return {"strides of channels must be positive and less than 16 MiB"};
+  }
+  if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
+    const bool has_vectors =
+        std::all_of(plan.rows.begin(), plan.rows.end(),
+                    [](const RowArray& rows) { return !rows.present() || rows.has_vectors; });
+    plan.map = has_vectors ? LaneMap::kStepPairs : LaneMap::kElements;
+  }
+  plan.geometry = choose_geometry(params, *variant, device, plan.chunks, plan.map);
+  const ForwardGeometry& geometry = plan.geometry;
+  if (geometry.warps == 0) return {"blocks of this GPU have not enough shared memory"};
+  plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
+                geometry.warps * kWarpSize, geometry.shared_bytes};
+  // With segments there are kernels in between.
+  plan.shape.is_dependent = params.variable_B && geometry.segments == 1;
+  ForwardScratch& scratch = plan.scratch;
+  scratch.packed_bc =
+      scratch.take(params.variable_B, PackedBC(params, plan.padded_states).bytes(params), 1);
+  scratch.take_segments(geometry.segments > 1,
+                        geometry.segments * params.batch * params.dim * plan.padded_states,
+                        params.is_complex ? 8 : 4);
+  return {};
+}
+
+}  // namespace selective_scan::cuda

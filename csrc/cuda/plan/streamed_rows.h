@@ -1,0 +1,37 @@
+// How the streamed kernels of both passes move (batch, channel, step) arrays.
+#pragma once
+
+#include <array>
+
+#include "../streamed/row_array.h"
+#include "arrays.h"
+
+namespace selective_scan::cuda::streamed {
+
+/// Of the kernels that move chunks of `items` channels. False where an array is beyond what they
+/// can address.
+template <size_t kCount>
+bool plan_rows(const ScanParams& params, int items,
+               const std::array<const ArrayView*, kCount>& views, LaneMap& map,
+               std::array<RowArray, kCount>& rows) {
+  constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
+  const bool along_steps = cuda::all_of(
+      views, [&](const ArrayView& view) { return has_step_vectors(params, view, items); });
+  map = along_steps ? LaneMap::kSteps : LaneMap::kChannels;
+  for (size_t i = 0; i < kCount; ++i) {
+    const ArrayView& view = *views[i];
+    if (!view.present()) continue;
+    const int64_t size = element_size(view.dtype);
+    rows[i] = {static_cast<char*>(view.data),
+               view.batch * size,
+               view.channel * size,
+               view.step * size,
+               view.dtype,
+               along_steps || has_channel_vectors(params, view, items)};
+    const bool fits = rows[i].channel >= 0 && rows[i].channel < kLargestStride;
+    if (!rows[i].has_vectors && !fits) return false;
+  }
+  return true;
+}
+
+}  // namespace selective_scan::cuda::streamed

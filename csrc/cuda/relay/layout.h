@@ -1,0 +1,161 @@
+// How the relay kernels divide work among warps and lanes, and what lies where in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/config.h"
+#include "../kit/config.h"
+
+namespace selective_scan::cuda::relay {
+
+/// States that a channel has room for.
+constexpr int kPaddedStates = 16;
+constexpr int kMaxRelayWarps = 16;
+
+/// A lane holds kStates states of one channel, kLanes lanes hold the channel; a chunk has kSteps
+/// steps, and in registers a lane keeps kStates·kSteps values of abar.
+template <int kStates_, int kSteps_>
+struct Shape {
+  static constexpr int kStates = kStates_;
+  static constexpr int kSteps = kSteps_;
+  static constexpr int kLanes = kPaddedStates / kStates;
+  static constexpr int kLaneBits = kLanes == 2 ? 1 : kLanes == 4 ? 2 : 4;
+  static constexpr int kChannels = kWarpSize / kLanes;
+  static_assert(kLanes == 1 << kLaneBits);
+
+  /// Of an array (channel, step) a lane moves kItems consecutive steps of channel lane / kLanes.
+  static constexpr int kItems = kSteps / kLanes;
+
+  /// Distance between rows along time; rows stay aligned to 16 bytes, columns spread over banks.
+  static constexpr int kRow = kSteps + 4;
+
+  /// B and C lie as [step][B | C][state] where a lane has several states, as a kernel in front
+  /// (streamed/projections.cu) has written them, else as [B | C][state][step]; either way a lane
+  /// reads 16 bytes at a time.
+  static constexpr bool kStepMajor = kStates > 1;
+  static constexpr int kTile = 2 * kPaddedStates * (kStepMajor ? kSteps : kRow);
+};
+
+struct RelayGeometry {
+  int warps = 1;
+  int64_t tiles = 1;  // of a group
+  int64_t group_channels = 1;
+  int64_t blocks = 1;  // or clusters
+  int cluster = 1;     // blocks that share a tile
+};
+
+/// A row of raw B or C of a chunk: `size` bytes an element, and what spreads rows over the banks.
+SELECTIVE_SCAN_HD constexpr int raw_row_bytes(int steps, int size) {
+  return steps * size + 16;
+}
+
+// --- forward.cuh ---
+
+/// Warps whose chunks' maps are composed where blocks form clusters.
+constexpr int kClusterWarpsPerMap = 4;
+
+/// What the warps of a block share: Handover and, with several warps a map, GroupPrefixes.
+constexpr int handover_bytes(int states, int warps_per_map) {
+  constexpr int kBarrier = 8;
+  const int maps = kMaxRelayWarps / warps_per_map;
+  const int lanes = kWarpSize * states * static_cast<int>(sizeof(float));
+  const int prefixes = warps_per_map > 1 ? 2 * 2 * kMaxRelayWarps * lanes : 0;
+  return 2 * (maps + kMaxRelayWarps) * kBarrier + 2 * maps * lanes + prefixes;
+}
+
+/// Arrays of one warp, in floats from the start of its shared memory.
+template <class S>
+struct ForwardLayout {
+  static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
+
+  static constexpr int kDelta = 0;
+  static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
+  static constexpr int kTile = kInput + S::kChannels * S::kRow;   // B and C, of two chunks
+  /// A lane's part of y, [channel][lane of the channel][step].
+  static constexpr int kPlanes = kTile + 2 * S::kTile;
+  static constexpr int kRawU = kPlanes + kWarpSize * S::kRow;  // of two chunks
+  static constexpr int kRawDelta = kRawU + 2 * kItemsSize;
+  static constexpr int kRawZ = kRawDelta + kItemsSize;
+  static constexpr int kOrigins = kRawZ + kItemsSize;
+  static constexpr int kSize = kOrigins + 4 * kWarpSize * 2;
+  static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
+};
+
+// --- backward.cuh ---
+
+/// Arrays of one warp, in floats from the start of its shared memory.
+/// kBytes: of an element of B and C, 4 where these are of any type.
+template <class S, int kBytes>
+struct BackwardLayout {
+  static constexpr int kRows = S::kChannels * S::kRow;  // of one (channel, step) array
+  static constexpr int kItemsSize = kWarpSize * S::kItems;
+
+  static constexpr int kDelta = 0;
+  static constexpr int kInput = kDelta + kRows;  // u
+  static constexpr int kDy = kInput + kRows;
+  static constexpr int kDu = kDy + kRows;
+  static constexpr int kDdelta = kDu + kRows;
+  static constexpr int kY = kDdelta + kRows;
+  static constexpr int kTile = kY + kRows;
+  static constexpr int kRawU = kTile + S::kTile;
+  static constexpr int kRawDelta = kRawU + kItemsSize;
+  static constexpr int kRawZ = kRawDelta + kItemsSize;
+  static constexpr int kRawDout = kRawZ + kItemsSize;
+  static constexpr int kRawB = kRawDout + kItemsSize;
+  static constexpr int kRawC = kRawB + kPaddedStates * raw_row_bytes(S::kSteps, kBytes) / 4;
+  static constexpr int kOrigins = kRawC + kPaddedStates * raw_row_bytes(S::kSteps, kBytes) / 4;
+  static constexpr int kSize = kOrigins + 9 * kWarpSize * 2;
+  static_assert(kSize % 4 == 0 && kOrigins % 2 == 0);
+};
+
+/// What every warp of a block leaves for the block's sums.
+struct BlockSums {
+  float dA[kMaxRelayWarps][kWarpSize];
+  float dD[kMaxRelayWarps][2];
+  float ddelta_bias[kMaxRelayWarps][2];
+};
+
+/// What the warps of a block share: a barrier and a state of every warp's lanes, and BlockSums.
+constexpr int kBackwardBlockBytes =
+    kMaxRelayWarps * (8 + kWarpSize * static_cast<int>(sizeof(float))) +
+    static_cast<int>(sizeof(BlockSums));
+
+// --- rounds.cuh ---
+
+constexpr int kRoundsGroup = 4;                             // warps
+constexpr int kMostGroups = kMaxRelayWarps / kRoundsGroup;  // of a block
+/// Of channels that a block has, and blocks of a cluster.
+constexpr int kMostPairs = 2;
+
+/// What the warps of a block share: RoundMaps.
+constexpr int kRoundMapBytes =
+    2 * (kMaxRelayWarps + kMostPairs * kMostGroups) * kWarpSize * 8 + (2 + kMostGroups) * 8;
+
+/// What lies where in shared memory, in bytes.
+template <class S, int kSize>
+struct RoundsLayout {
+  static constexpr int kRowBytes = raw_row_bytes(S::kSteps, kSize);
+  static constexpr int kItemsBytes = kWarpSize * S::kItems * kSize;
+  static constexpr int kPlaneBytes = S::kRow * 4;
+
+  /// Of a slot, for all warps that have its chunk: raw B and C, of as many rounds as there are
+  /// buffers.
+  static constexpr int kProjectionBytes = kPaddedStates * kRowBytes;
+  static constexpr int kProjections = 2 * kProjectionBytes;
+
+  /// Of a warp: parts of y, [channel][part][step]. Those of the second channel begin half the banks
+  /// away.
+  static constexpr int kShift = 64;
+  static constexpr int kChannelPlanes = kPaddedStates * kPlaneBytes + kShift;
+  static constexpr int kDeltaRows = S::kChannels * kChannelPlanes - kShift;
+  static constexpr int kInputRows = kDeltaRows + S::kChannels * S::kRow * 4;
+  /// Raw u, delta and z, again of several rounds.
+  static constexpr int kRawItems = kInputRows + S::kChannels * S::kRow * 4;
+  static constexpr int kItems = 3 * kItemsBytes;
+  static_assert(kProjectionBytes % 16 == 0 && kRawItems % 16 == 0 && kItemsBytes % 16 == 0);
+
+  SELECTIVE_SCAN_HD static int slot_bytes(int buffers) { return buffers * kProjections; }
+  SELECTIVE_SCAN_HD static int warp_bytes(int buffers) { return kRawItems + buffers * kItems; }
+};
+
+}  // namespace selective_scan::cuda::relay
