@@ -358,7 +358,7 @@ def cpu_sources() -> list[str]:
 
 def cuda_sources() -> list[str]:
     """Those of the source tree; the instantiations are written as they are built."""
-    return [*sources("csrc/cuda/**/*.cu"), *dispatch_sources("cuda")]
+    return [*sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp"), *dispatch_sources("cuda")]
 
 
 def headers() -> list[Path]:

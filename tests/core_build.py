@@ -23,32 +23,35 @@ def load(
     name: str = "core_bindings",
     headers: Sequence[str] = ("core",),
     flags: Sequence[str] = (),
+    sources: Sequence[str] = (),
 ) -> ModuleType:
-    """The module of `name`.cpp, which includes the headers of these folders of csrc.
+    """The module of `name`.cpp, which includes the headers of these folders of csrc and is compiled
+    together with these `sources` of csrc.
 
     The first of several test processes builds it, and the others wait.
     """
-    sources = [TESTS / f"{name}.cpp", Path(__file__)]
+    compiled = [TESTS / f"{name}.cpp", *(CSRC / source for source in sources)]
+    read = [*compiled, Path(__file__)]
     for folder in headers:
-        sources += sorted((CSRC / folder).rglob("*.h"))
+        read += sorted((CSRC / folder).rglob("*.h"))
     digest = hashlib.sha256(" ".join([sys.version, *flags]).encode())
-    for source in sources:
-        digest.update(source.read_bytes())
+    for path in read:
+        digest.update(path.read_bytes())
     library = cache / f"{name}-{digest.hexdigest()[:16]}.so"
     with FileLock(library.with_suffix(".lock")):
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
-                os.replace(_compile(name, flags, Path(folder)), library)
+                os.replace(_compile(name, compiled, flags, Path(folder)), library)
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _compile(name: str, flags: Sequence[str], folder: Path) -> Path:
+def _compile(name: str, sources: Sequence[Path], flags: Sequence[str], folder: Path) -> Path:
     extension = Pybind11Extension(
         name,
-        [str(TESTS / f"{name}.cpp")],
+        [str(source) for source in sources],
         include_dirs=[str(CSRC)],
         cxx_std=20,
         extra_compile_args=list(flags),

@@ -19,13 +19,16 @@ namespace {
 
 /// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
 /// of the device idle.
-template <class Plan>
-bool is_preferred(const ScanParams& params, const Device&, const Plan&)
-  requires std::is_same_v<Plan, Dstate1ForwardPlan> || std::is_same_v<Plan, Dstate1BackwardPlan>
-{
+bool has_enough_channels(const ScanParams& params) {
   constexpr int64_t kFewSteps = 4096;
   constexpr int64_t kManyRows = 2048;
   return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
+}
+bool is_preferred(const ForwardParams& params, const Device&, const Dstate1ForwardPlan&) {
+  return has_enough_channels(params);
+}
+bool is_preferred(const BackwardParams& params, const Device&, const Dstate1BackwardPlan&) {
+  return has_enough_channels(params);
 }
 
 /// Sequences of fewer steps are short.

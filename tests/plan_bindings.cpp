@@ -1,0 +1,231 @@
+// The plans of csrc/cuda/plan for the test suite: what a call of given sizes and layout would run.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/dstate1/layout.h"
+#include "cuda/plan/plan.h"
+
+namespace py = pybind11;
+
+namespace selective_scan {
+namespace {
+
+/// A call as the tests describe it. Arrays begin at multiples of 256 bytes and are as dense as
+/// `channel_last` and `padding` let them.
+struct Call {
+  int64_t batch = 1;
+  int64_t dim = 1;
+  int64_t seqlen = 1;
+  int64_t dstate = 1;
+  int64_t groups = 1;
+  std::string dtype = "bfloat16";
+  bool is_complex = false;
+  std::string B = "variable";  // or constant
+  std::string C = "variable";
+  bool channel_last = false;
+  bool reverse = false;
+  bool mixed = false;  // delta of another dtype
+  bool z = true;
+  int64_t padding = 0;  // elements behind every row
+
+  DType element() const {
+    if (dtype == "float64") return DType::kFloat64;
+    if (dtype == "float32") return DType::kFloat32;
+    if (dtype == "float16") return DType::kFloat16;
+    if (dtype == "bfloat16") return DType::kBFloat16;
+    throw std::invalid_argument("no such dtype: " + dtype);
+  }
+};
+
+/// Addresses that nobody reads.
+void* address() {
+  return reinterpret_cast<void*>(uintptr_t{1} << 40);
+}
+
+/// An array (batch, row, step) of `rows` rows.
+ArrayView make_view(const Call& call, DType dtype, int64_t rows) {
+  const int64_t length = call.channel_last ? rows + call.padding : call.seqlen + call.padding;
+  ArrayView view;
+  view.data = address();
+  view.dtype = dtype;
+  view.channel = call.channel_last ? 1 : length;
+  view.step = call.channel_last ? length : 1;
+  view.batch = call.channel_last ? length * call.seqlen : length * rows;
+  if (call.reverse) {
+    view.data = static_cast<char*>(view.data) + (call.seqlen - 1) * view.step * element_size(dtype);
+    view.step = -view.step;
+  }
+  return view;
+}
+
+ArrayView make_projection(const Call& call, DType dtype, bool variable) {
+  if (!variable) return {address(), dtype, 0, call.dstate, 0, 1, 0, 1};
+  ArrayView view = make_view(call, dtype, call.groups * call.dstate);
+  view.state = view.channel;
+  view.group = call.dstate * view.channel;
+  view.channel = 0;
+  return view;
+}
+
+ScanParams make_inputs(const Call& call) {
+  const DType dtype = call.element();
+  ScanParams params;
+  params.batch = call.batch;
+  params.dim = call.dim;
+  params.groups = call.groups;
+  params.dstate = call.dstate;
+  params.seqlen = call.seqlen;
+  params.is_complex = call.is_complex;
+  params.is_double = dtype == DType::kFloat64;
+  params.variable_B = call.B == "variable";
+  params.variable_C = call.C == "variable";
+  params.u = make_view(call, dtype, call.dim);
+  params.delta = make_view(call, call.mixed ? DType::kFloat32 : dtype, call.dim);
+  if (call.z) params.z = params.u;
+  params.A = make_projection(call, params.is_double ? DType::kFloat64 : DType::kFloat32, false);
+  params.B = make_projection(call, params.variable_B ? dtype : params.A.dtype, params.variable_B);
+  params.C = make_projection(call, params.variable_C ? dtype : params.A.dtype, params.variable_C);
+  params.D = {address(), DType::kFloat32, 0, 1};
+  params.delta_bias = params.D;
+  params.states = address();
+  return params;
+}
+
+BackwardParams make_backward(const Call& call) {
+  BackwardParams params(make_inputs(call));
+  params.dout = params.u;
+  params.du = params.u;
+  params.ddelta = params.delta;
+  params.dz = params.z;
+  params.dA = params.A;
+  params.dB = params.B;
+  params.dC = params.C;
+  params.dD = params.D;
+  params.ddelta_bias = params.delta_bias;
+  return params;
+}
+
+// How a plan divides the channels of a group and the steps of a sequence among blocks.
+
+struct Division {
+  int64_t tile_channels;
+  int64_t tiles;
+  int64_t segments = 1;
+  int64_t segment_steps = 0;
+  int64_t tiles_per_sum = 1;
+};
+
+Division of_geometry(const cuda::Geometry& geometry) {
+  return {geometry.tile_channels(), geometry.tiles, geometry.segments, geometry.segment_steps,
+          geometry.tiles_per_sum};
+}
+
+template <class Scratch>
+Division divide(const cuda::GeneralPlan<Scratch>& plan) {
+  return of_geometry(plan.geometry);
+}
+Division divide(const cuda::Dstate1ForwardPlan& plan) {
+  return {cuda::dstate1::kWindowChannels, plan.windows};
+}
+Division divide(const cuda::Dstate1BackwardPlan& plan) {
+  return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
+}
+Division divide(const cuda::RelayForwardPlan& plan) {
+  constexpr int64_t kFourStatesChannels = cuda::relay::Shape<4, 16>::kChannels;
+  constexpr int64_t kOneStateChannels = cuda::relay::Shape<1, 32>::kChannels;
+  if (!plan.has_one_state) return {kFourStatesChannels, plan.geometry.tiles};
+  return {plan.pairs * kOneStateChannels, plan.shape.blocks / plan.pairs};
+}
+Division divide(const cuda::RelayBackwardPlan& plan) {
+  return {cuda::relay::Shape<1, 32>::kChannels, plan.geometry.tiles};
+}
+Division divide(const cuda::StreamedForwardPlan& plan) {
+  return {plan.geometry.warps * plan.warp_channels, plan.geometry.tiles, plan.geometry.segments,
+          plan.geometry.segment_chunks * cuda::kChunk};
+}
+Division divide(const cuda::StreamedBackwardPlan& plan) {
+  return of_geometry(plan.geometry);
+}
+
+template <class AnyPlan>
+py::dict describe(const AnyPlan& plan, int64_t seqlen) {
+  const Division division =
+      std::visit([](const auto& of_path) { return divide(of_path); }, plan.of_path);
+  const cuda::LaunchShape& shape = plan.shape();
+  py::dict result;
+  result["path"] = std::string(cuda::kPathNames[static_cast<size_t>(plan.path())]);
+  result["tile_channels"] = division.tile_channels;
+  result["tiles"] = division.tiles;
+  result["tiles_per_sum"] = division.tiles_per_sum;
+  result["segments"] = division.segments;
+  result["segment_steps"] = division.segments > 1 ? division.segment_steps : seqlen;
+  result["grid"] = py::make_tuple(shape.blocks, shape.rows, shape.layers);
+  result["cluster"] = shape.cluster;
+  result["threads"] = shape.threads;
+  result["shared_bytes"] = shape.shared_bytes;
+  result["scratch_bytes"] = plan.scratch_bytes();
+  return result;
+}
+
+std::optional<cuda::Path> find_path(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  const auto found = std::find(cuda::kPathNames.begin(), cuda::kPathNames.end(), *name);
+  if (found == cuda::kPathNames.end()) throw std::invalid_argument("no such path: " + *name);
+  return static_cast<cuda::Path>(found - cuda::kPathNames.begin());
+}
+
+py::dict plan_forward(const Call& call, const cuda::Device& device,
+                      const std::optional<std::string>& wanted) {
+  ForwardParams params(make_inputs(call));
+  params.out = params.u;
+  return describe(cuda::plan_forward(params, device, find_path(wanted)), call.seqlen);
+}
+
+py::dict plan_backward(const Call& call, const cuda::Device& device,
+                       const std::optional<std::string>& wanted) {
+  return describe(cuda::plan_backward(make_backward(call), device, find_path(wanted)), call.seqlen);
+}
+
+}  // namespace
+}  // namespace selective_scan
+
+PYBIND11_MODULE(plan_bindings, m) {
+  using selective_scan::Call;
+  using selective_scan::cuda::Device;
+  py::class_<Call>(m, "Call")
+      .def(py::init())
+      .def_readwrite("batch", &Call::batch)
+      .def_readwrite("dim", &Call::dim)
+      .def_readwrite("seqlen", &Call::seqlen)
+      .def_readwrite("dstate", &Call::dstate)
+      .def_readwrite("groups", &Call::groups)
+      .def_readwrite("dtype", &Call::dtype)
+      .def_readwrite("complex", &Call::is_complex)
+      .def_readwrite("B", &Call::B)
+      .def_readwrite("C", &Call::C)
+      .def_readwrite("channel_last", &Call::channel_last)
+      .def_readwrite("reverse", &Call::reverse)
+      .def_readwrite("mixed", &Call::mixed)
+      .def_readwrite("z", &Call::z)
+      .def_readwrite("padding", &Call::padding);
+  py::class_<Device>(m, "Device")
+      .def(py::init())
+      .def_readwrite("multiprocessors", &Device::multiprocessors)
+      .def_readwrite("block_shared_bytes", &Device::block_shared_bytes)
+      .def_readwrite("shared_bytes", &Device::shared_bytes)
+      .def_readwrite("registers", &Device::registers)
+      .def_readwrite("major", &Device::major);
+  m.attr("paths") = std::vector<std::string>(selective_scan::cuda::kPathNames.begin(),
+                                             selective_scan::cuda::kPathNames.end());
+  m.def("plan_forward", &selective_scan::plan_forward, py::arg("call"), py::arg("device"),
+        py::arg("wanted") = py::none());
+  m.def("plan_backward", &selective_scan::plan_backward, py::arg("call"), py::arg("device"),
+        py::arg("wanted") = py::none());
+}

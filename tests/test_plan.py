@@ -1,0 +1,271 @@
+"""Which CUDA kernels run a call, and in which shape: csrc/cuda/plan decides it on the host, from
+sizes, layout and the figures of a device. No GPU is needed."""
+
+import random
+from dataclasses import asdict, dataclass, replace
+
+import pytest
+
+import core_build
+
+PLAN_SOURCES = sorted(
+    path.relative_to(core_build.CSRC).as_posix()
+    for path in (core_build.CSRC / "cuda/plan").glob("*.cpp")
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes and layout of a call, as in plan_bindings.cpp."""
+
+    batch: int
+    dim: int
+    seqlen: int
+    dstate: int
+    groups: int = 1
+    dtype: str = "bfloat16"
+    complex: bool = False
+    B: str = "variable"  # or constant
+    C: str = "variable"
+    channel_last: bool = False
+    reverse: bool = False
+    mixed: bool = False
+    z: bool = True
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    multiprocessors: int
+    block_shared_bytes: int
+    shared_bytes: int
+    major: int
+    registers: int = 65536
+
+
+H200 = Device(132, 232448, 233472, 9)
+A100 = Device(108, 166912, 167936, 8)
+RTX3090 = Device(82, 101376, 102400, 8)
+
+
+@pytest.fixture(scope="module")
+def bindings(bindings_folder):
+    return core_build.load(bindings_folder, "plan_bindings", ("core", "cuda"), (), PLAN_SOURCES)
+
+
+@pytest.fixture(scope="module")
+def plan(bindings):
+    """plan("forward" or "backward", call, device=H200, wanted=None) → the plan as a dict."""
+
+    def fill(target, values):
+        for name, value in asdict(values).items():
+            setattr(target, name, value)
+        return target
+
+    def make(which, call, device=H200, wanted=None):
+        function = getattr(bindings, f"plan_{which}")
+        return function(fill(bindings.Call(), call), fill(bindings.Device(), device), wanted)
+
+    return make
+
+
+CONSTANT = {"B": "constant", "C": "constant", "dtype": "float32"}
+
+# A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
+# memory.
+TABLE = [
+    # Few channels: warps divide time.
+    (Call(2, 1024, 800, 16), ("relay", 8, 1, 204800), ("streamed", 64, 1, 3629056)),
+    (Call(1, 1536, 2048, 16), ("relay", 8, 1, 262144), ("streamed", 96, 4, 5685248)),
+    (
+        Call(2, 64, 64, 16, dtype="float32"),
+        ("relay", 2, 1, 0),
+        ("relay", 2, 1, 533504),
+    ),
+    # Of several dtypes: the streamed kernels do not take these.
+    (Call(2, 1024, 800, 16, mixed=True), ("relay", 8, 1, 204800), ("general", 64, 1, 3424256)),
+    # Many channels, as in mamba-130m.
+    (Call(8, 1536, 2048, 16), ("streamed", 96, 1, 2097152), ("streamed", 96, 1, 36536320)),
+    (
+        Call(8, 1536, 2048, 16, channel_last=True),
+        ("streamed", 96, 1, 2097152),
+        ("streamed", 96, 1, 36536320),
+    ),
+    (Call(4, 2048, 2048, 64), ("streamed", 64, 1, 4194304), ("streamed", 24, 1, 188810752)),
+    # A long sequence is cut into segments.
+    (
+        Call(1, 256, 1048576, 16),
+        ("streamed", 64, 263, 142835712),
+        ("streamed", 88, 176, 545882112),
+    ),
+    (
+        Call(2, 512, 2048, 8, dtype="float32", complex=True),
+        ("streamed", 16, 6, 2621440),
+        ("streamed", 48, 4, 14188544),
+    ),
+    # Constant B and C; of few channels the streamed forward kernels would not cut time.
+    (Call(8, 1536, 2048, 16, **CONSTANT), ("streamed", 96, 1, 0), ("streamed", 96, 1, 2457600)),
+    (
+        Call(1, 512, 65536, 16, **CONSTANT),
+        ("general", 96, 86, 5636096),
+        ("streamed", 88, 86, 14442496),
+    ),
+    # One state: lanes lie along time, so long as there are enough channels.
+    (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 64, 1, 5406720)),
+    (Call(1, 192, 65536, 1), ("general", 192, 128, 196608), ("general", 192, 128, 1015808)),
+    (Call(1, 1, 1, 1), ("dstate1", 8, 1, 0), ("dstate1", 8, 1, 1024)),
+    # Two states have no forward kernels of their own.
+    (Call(8, 1536, 2048, 2), ("general", 352, 4, 1572864), ("streamed", 96, 1, 36536320)),
+    # What only the general kernels take.
+    (
+        Call(2, 1024, 800, 16, dtype="float64"),
+        ("general", 16, 1, 0),
+        ("general", 44, 1, 10125312),
+    ),
+    (Call(8, 1536, 2048, 65), ("general", 12, 1, 0), ("general", 12, 1, 543260672)),
+    (
+        Call(8, 1536, 2048, 16, C="constant"),
+        ("general", 96, 1, 0),
+        ("general", 96, 1, 35225600),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "forward", "backward"), TABLE)
+def test_table(plan, call, forward, backward):
+    names = ("path", "tile_channels", "segments", "scratch_bytes")
+    for which, expected in (("forward", forward), ("backward", backward)):
+        made = plan(which, call)
+        assert tuple(made[name] for name in names) == expected, which
+
+
+def random_call(generator):
+    """A call of any sizes and layout, the commonest of them often."""
+    choose = generator.choice
+    groups = choose([1, 1, 1, 2, 3])
+    is_complex = generator.random() < 0.2
+    return Call(
+        batch=choose([1, 1, 2, 3, 8, 64, 1000]),
+        dim=groups * choose([1, 2, 16, 96, 256, 768, 1536, generator.randint(1, 700)]),
+        seqlen=choose([1, 7, 64, 200, 784, 2048, 65536, 1 << 20, generator.randint(1, 5000)]),
+        dstate=choose([1, 2, 4, 8, 16, 16, 16, 32, 64, generator.randint(1, 256)]),
+        groups=groups,
+        dtype=choose(["float32", "bfloat16", "float16", "float64"]),
+        complex=is_complex,
+        B=choose(["variable"] * 4 + ["constant"]),
+        C=choose(["variable"] * 4 + ["constant"]),
+        channel_last=generator.random() < 0.3,
+        reverse=generator.random() < 0.2,
+        mixed=generator.random() < 0.1,
+        z=generator.random() < 0.7,
+        padding=choose([0, 0, 1, 8, 64]),
+    )
+
+
+def shares_of(count, share):
+    """How many of `count` things each block has that takes `share` of those left."""
+    return [min(share, count - first) for first in range(0, count, share)]
+
+
+def check_plan(made, call, device):
+    """Every step of every channel belongs to one block, and the device can launch the grid."""
+    tiles = shares_of(call.dim // call.groups, made["tile_channels"])
+    assert made["tiles"] == len(tiles)
+    assert sum(tiles) == call.dim // call.groups
+    segments = shares_of(call.seqlen, made["segment_steps"])
+    assert made["segments"] == len(segments)
+    assert sum(segments) == call.seqlen
+    assert made["segments"] == 1 or made["segment_steps"] % 32 == 0
+    assert 1 <= made["tiles_per_sum"] <= made["tiles"]
+
+    blocks, rows, layers = made["grid"]
+    assert 1 <= blocks < 2**31
+    assert 1 <= rows < 2**16
+    assert 1 <= layers < 2**16
+    assert blocks % made["cluster"] == 0
+    assert made["cluster"] == 1 or device.major >= 9
+    assert made["threads"] in range(32, 1025, 32)
+    assert 0 <= made["shared_bytes"] <= device.block_shared_bytes
+    assert made["scratch_bytes"] >= 0
+    assert made["scratch_bytes"] % 256 == 0
+
+
+def plan_or_refusal(plan, *arguments):
+    """The plan, or the sentence by which the call is refused."""
+    try:
+        return plan(*arguments)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+def test_random_calls(plan, bindings, device):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    generator = random.Random(seed)
+    for _ in range(700):
+        call = random_call(generator)
+        for which in ("forward", "backward"):
+            made = plan_or_refusal(plan, which, call, device)
+            assert plan_or_refusal(plan, which, call, device) == made
+            if isinstance(made, str):  # 256 states of complex128 are many
+                assert "have not enough shared memory" in made, call
+                assert call.complex, call
+                assert call.dtype == "float64", call
+                continue
+            check_plan(made, call, device)
+            # The path that the rules choose can be asked for; others run the call too, or say why
+            # they cannot.
+            assert plan(which, call, device, made["path"]) == made
+            for path in bindings.paths:
+                other = plan_or_refusal(plan, which, call, device, path)
+                if isinstance(other, str):
+                    assert other.startswith(f"selective_scan: {refusal(path)}")
+                else:
+                    check_plan(other, call, device)
+
+
+def refusal(path):
+    return f"SELECTIVE_SCAN_CUDA_KERNELS={path} cannot run this call: "
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "reason"),
+    [
+        ("relay", {"dstate": 64}, "dstate must be 5 to 16, got 64"),
+        ("relay", {"B": "constant"}, "B and C must both be variable"),
+        ("relay", {"complex": True}, "A must be real and arithmetic fp32"),
+        ("dstate1", {}, "dstate must be 1, got 16"),
+        ("dstate1", {"dstate": 1, "mixed": True}, "must have one dtype and the same strides"),
+        ("streamed", {"dstate": 65}, "dstate must be .* to 64"),
+        ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
+        ("streamed", {"C": "constant"}, "both be variable or both be constant"),
+        ("streamed", {"mixed": True}, "must have one dtype"),
+        ("general", {"dstate": 257}, "dstate must be at most 256, got 257"),
+    ],
+)
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_refusals(plan, which, path, changes, reason):
+    call = replace(Call(2, 1024, 800, 16), **changes)
+    expected = (
+        f"selective_scan: SELECTIVE_SCAN_CUDA_KERNELS={path} cannot run this call: .*{reason}"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        plan(which, call, wanted=path)
+
+
+def test_too_many_states(plan):
+    """Where no kernels can run a call, the error says why."""
+    call = Call(1, 8, 64, 257)
+    with pytest.raises(RuntimeError, match="selective_scan: dstate must be at most 256, got 257"):
+        plan("forward", call)
+
+
+@pytest.mark.parametrize("path", ["general", "relay", "streamed"])
+def test_wanted_path(plan, path):
+    """A path can be asked for where it is not the better choice."""
+    for which in ("forward", "backward"):
+        for seqlen in (64, 800, 65536):
+            made = plan(which, Call(2, 1024, seqlen, 16), wanted=path)
+            assert made["path"] == path
+            check_plan(made, Call(2, 1024, seqlen, 16), H200)
