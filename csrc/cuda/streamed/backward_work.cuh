@@ -2,6 +2,7 @@
 // begins with, and the results at the end.
 #pragma once
 
+#include "../kit/bulk_copy.cuh"
 #include "../kit/states.cuh"
 #include "backward_rows.cuh"
 #include "block_order.cuh"

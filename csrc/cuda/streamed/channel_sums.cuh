@@ -33,6 +33,7 @@
 
 #include <cstddef>
 
+#include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/states.cuh"
 #include "backward_shape.h"
