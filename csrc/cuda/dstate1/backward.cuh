@@ -355,9 +355,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
 template <Method kMethod, class Storage>
 cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
                                                 cudaStream_t stream) {
-  const auto kernel = backward_kernel<kMethod, Storage>;
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
+  return launch_kernel(backward_kernel<kMethod, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -417,22 +417,16 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
       make_row_plan(params.dz, params.groups, geometry),
       BackwardMode::kWhole,
       workspace};
-  cudaError_t error = allow_shared_bytes(kernel, args.layout.bytes);
-  if (error != cudaSuccess) return error;
-  const auto launch = [&] {
-    kernel<<<grid_blocks(geometry.work_items), geometry.threads(), args.layout.bytes, stream>>>(
-        args);
-    return cudaGetLastError();
-  };
-  if (geometry.segments == 1) return launch();
+  if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);
 
   args.mode = BackwardMode::kSummarize;
-  if ((error = launch()) != cudaSuccess) return error;
+  cudaError_t error = launch_kernel(kernel, plan.shape, stream, args);
+  if (error != cudaSuccess) return error;
   error = combine_segments<T>(params, params.dlast_state, geometry, geometry.padded_states(kStates),
                               true, workspace.segments, stream);
   if (error != cudaSuccess) return error;
   args.mode = BackwardMode::kResume;
-  return launch();
+  return launch_kernel(kernel, plan.shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda

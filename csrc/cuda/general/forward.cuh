@@ -268,24 +268,20 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& p
                    make_row_plan(params.out, params.groups, geometry),
                    ForwardMode::kWhole,
                    segments};
-  cudaError_t error = allow_shared_bytes(kernel, args.layout.bytes);
-  if (error != cudaSuccess) return error;
-  const auto launch = [&] {
-    kernel<<<grid_blocks(args.geometry.work_items), geometry.threads(), args.layout.bytes,
-             stream>>>(args);
-    return cudaGetLastError();
-  };
-  if (geometry.segments == 1) return launch();
+  if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);
 
   args.mode = ForwardMode::kSummarize;  // of all segments but the last
   args.geometry.work_items = geometry.work_items / geometry.segments * (geometry.segments - 1);
-  if ((error = launch()) != cudaSuccess) return error;
+  LaunchShape summary_shape = plan.shape;
+  summary_shape.blocks = args.geometry.work_items;
+  cudaError_t error = launch_kernel(kernel, summary_shape, stream, args);
+  if (error != cudaSuccess) return error;
   error = combine_segments<T>(params, params.initial_state, geometry,
                               geometry.padded_states(kStates), false, segments, stream);
   if (error != cudaSuccess) return error;
   args.mode = ForwardMode::kResume;
   args.geometry.work_items = geometry.work_items;
-  return launch();
+  return launch_kernel(kernel, plan.shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda

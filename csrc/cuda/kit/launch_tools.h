@@ -20,7 +20,12 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                           cudaStream_t stream,
                           const std::type_identity_t<Parameters>&... arguments) {
   Device device;
-  const cudaError_t error = current_device(device);
+  cudaError_t error = current_device(device);
+  constexpr int kGranted = 48 * 1024;  // dynamic shared memory above which has to be asked for
+  if (error == cudaSuccess && shape.shared_bytes > kGranted) {
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
@@ -41,14 +46,6 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-/// Dynamic shared memory above 48 KiB has to be asked for.
-template <class Kernel>
-cudaError_t allow_shared_bytes(Kernel* kernel, int bytes) {
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 inline unsigned grid_blocks(int64_t work_items) {

@@ -309,9 +309,7 @@ template <class Storage, Method kMethod>
 cudaError_t RelayBackward<Storage, kMethod>::launch(const RelayBackwardArgs& args,
                                                     const LaunchShape& shape,
                                                     cudaStream_t stream) {
-  const auto kernel = relay_backward_kernel<Storage, kMethod>;
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
+  return launch_kernel(relay_backward_kernel<Storage, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

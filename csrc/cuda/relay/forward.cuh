@@ -389,9 +389,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 cudaError_t RelayForward<kStates, kSteps, kWarpsPerMap, Storage, kMethod>::launch(
     const RelayForwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  const auto kernel = relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>;
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
+  return launch_kernel(relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

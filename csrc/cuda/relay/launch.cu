@@ -16,31 +16,8 @@ cudaError_t visit_storage(int size, const Visit& visit) {
   return visit.template operator()<Elements>();
 }
 
-/// Kernel<kMethod>::launch for a method found out at run time.
-template <template <Method> class Kernel, class Args>
-cudaError_t launch_method(Method method, const Args& args, const LaunchShape& shape,
-                          cudaStream_t stream) {
-  using Launch = decltype(&Kernel<Method::kZoh>::launch);
-  static constexpr auto kTable = make_method_table<Launch>(
-      [&]<Method kMethod>() -> Launch { return &Kernel<kMethod>::launch; });
-  return kTable[method](args, shape, stream);
-}
-
-template <int kWarpsPerMap, class Storage>
-struct ForwardKernels {
-  template <Method kMethod>
-  struct Kernel : RelayForward<4, 16, kWarpsPerMap, Storage, kMethod> {};
-};
-template <DType kType>
-struct RoundsKernels {
-  template <Method kMethod>
-  struct Kernel : RoundsForward<kType, kMethod> {};
-};
-template <class Storage>
-struct BackwardKernels {
-  template <Method kMethod>
-  struct Kernel : RelayBackward<Storage, kMethod> {};
-};
+template <class Args>
+using Launch = cudaError_t (*)(const Args&, const LaunchShape&, cudaStream_t);
 
 /// What rounds.cuh takes; the plan has seen to it that everything fits 32 bits.
 RoundsForwardArgs make_rounds_args(const ForwardParams& params, const RelayForwardPlan& plan) {
@@ -92,8 +69,9 @@ cudaError_t run_rounds(const ForwardParams& params, const RelayForwardPlan& plan
                        cudaStream_t stream) {
   const RoundsForwardArgs args = make_rounds_args(params, plan);
   const auto launch = [&]<DType kType>() {
-    return launch_method<RoundsKernels<kType>::template Kernel>(params.method, args, plan.shape,
-                                                                stream);
+    static constexpr auto kTable = make_method_table<Launch<RoundsForwardArgs>>(
+        [&]<Method kMethod>() { return &RoundsForward<kType, kMethod>::launch; });
+    return kTable[params.method](args, plan.shape, stream);
   };
   if (params.u.dtype == DType::kFloat32) return launch.template operator()<DType::kFloat32>();
   if (params.u.dtype == DType::kFloat16) return launch.template operator()<DType::kFloat16>();
@@ -104,8 +82,9 @@ template <int kWarpsPerMap>
 cudaError_t run_relay(const RelayForwardArgs& args, const RelayForwardPlan& plan,
                       cudaStream_t stream) {
   return visit_storage(plan.vector_size, [&]<class Storage>() {
-    return launch_method<ForwardKernels<kWarpsPerMap, Storage>::template Kernel>(
-        args.params.method, args, plan.shape, stream);
+    static constexpr auto kTable = make_method_table<Launch<RelayForwardArgs>>(
+        [&]<Method kMethod>() { return &RelayForward<4, 16, kWarpsPerMap, Storage, kMethod>::launch; });
+    return kTable[args.params.method](args, plan.shape, stream);
   });
 }
 
@@ -128,8 +107,9 @@ cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, voi
                 cudaStream_t stream) {
   const RelayBackwardArgs args{params, plan.geometry, backward_workspace(plan.scratch, memory)};
   const cudaError_t error = visit_storage(plan.vector_size, [&]<class Storage>() {
-    return launch_method<BackwardKernels<Storage>::template Kernel>(params.method, args, plan.shape,
-                                                                    stream);
+    static constexpr auto kTable = make_method_table<Launch<RelayBackwardArgs>>(
+        [&]<Method kMethod>() { return &RelayBackward<Storage, kMethod>::launch; });
+    return kTable[params.method](args, plan.shape, stream);
   });
   return error == cudaSuccess ? relay_reduce(args, stream) : error;
 }

@@ -398,9 +398,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 template <DType kType, Method kMethod>
 cudaError_t RoundsForward<kType, kMethod>::launch(const RoundsForwardArgs& args,
                                                   const LaunchShape& shape, cudaStream_t stream) {
-  const auto kernel = rounds_forward_kernel<kType, kMethod>;
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
+  return launch_kernel(rounds_forward_kernel<kType, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

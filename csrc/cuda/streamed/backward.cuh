@@ -371,24 +371,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   store(args.workspace.segments.offsets, carry);
 }
 
-inline cudaError_t launch_backward(void (*kernel)(BackwardArgs), const BackwardArgs& args,
-                                   const LaunchShape& shape, cudaStream_t stream) {
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, args) : error;
-}
-
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_backward(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, shape, stream);
+  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, shape, stream, args);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_backward(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                         args, shape, stream);
+  return launch_kernel(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -352,13 +352,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   }
 }
 
-template <class... Parameters>
-cudaError_t launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
-                   const std::type_identity_t<Parameters>&... arguments) {
-  const cudaError_t error = allow_shared_bytes(kernel, shape.shared_bytes);
-  return error == cudaSuccess ? launch_kernel(kernel, shape, stream, arguments...) : error;
-}
-
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     const LaunchShape& shape,
@@ -369,12 +362,12 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     constexpr bool kVariable = decltype(variable)::value;
     if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
       if (args.few_registers) {
-        return streamed::launch(
+        return launch_kernel(
             forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
             stream, args);
       }
     }
-    return streamed::launch(
+    return launch_kernel(
         forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, shape,
         stream, args);
   };

@@ -216,7 +216,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
-    return streamed::launch(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod>, shape,
+    return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod>, shape,
                             stream, args, tiles);
   };
   const auto launch_of_size = [&](auto size) {

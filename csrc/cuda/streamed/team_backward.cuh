@@ -183,7 +183,7 @@ template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 cudaError_t TeamBackward<kWarps, kSize, kMethod, kMap>::run(const BackwardArgs& args,
                                                             const LaunchShape& shape,
                                                             cudaStream_t stream) {
-  return launch_backward(team_backward_kernel<kWarps, kSize, kMethod, kMap>, args, shape, stream);
+  return launch_kernel(team_backward_kernel<kWarps, kSize, kMethod, kMap>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::streamed
