@@ -43,9 +43,30 @@ def check_scans(device, changes_of_cases) -> None:
         check(Case(method=method, complex=is_complex, **{"seqlen": 35, **changes}), device)
 
 
-def check_general_cuda() -> None:
-    """Solves problems that the special CUDA kernels are for with the general ones."""
-    check_scans("cuda", (*CHANGES, {"dstate": 1}, {"dstate": 64, "seqlen": 70}))
+# By path: problems that it solves, and most of which it would not be chosen for.
+CUDA_PATHS = {
+    "general": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
+    "dstate1": ({"dstate": 1, "dim": 2, "seqlen": 4500}, {"dstate": 1, "seqlen": 70}),
+    "relay": (
+        {"dstate": 16, "seqlen": 1100, "layout": "channel_last"},
+        {"dstate": 5, "seqlen": 40, "batch": 70, "dim": 130},
+        {"dstate": 16, "seqlen": 2048, "batch": 1, "dim": 8, "dtype": torch.bfloat16},
+    ),
+    "streamed": (
+        {"dstate": 5, "seqlen": 40},
+        {"dstate": 16, "seqlen": 70, "dtype": torch.bfloat16},
+        {"dstate": 16, "seqlen": 1030, "dim": 8, "B": "constant", "C": "constant"},
+    ),
+}
+
+
+def check_cuda_path(path: str) -> None:
+    """Solves problems by the CUDA kernels that the environment asks for."""
+    if path == "general":
+        check_scans("cuda", (*CHANGES, *CUDA_PATHS[path]))
+        return
+    for method, changes in itertools.product(METHODS, CUDA_PATHS[path]):
+        check(Case(method=method, complex=False, **changes), "cuda")
 
 
 def main() -> None:
@@ -91,19 +112,29 @@ def test_an_unknown_capability_is_named():
     assert "got 'sse9'" in result.stdout
 
 
-CUDA_PROGRAM = "import test_capabilities; test_capabilities.check_general_cuda()"
+def cuda_program(path):
+    return f"import test_capabilities; test_capabilities.check_cuda_path({path!r})"
 
 
 @pytest.mark.cuda
-def test_the_general_cuda_kernels(cuda_device):
-    result = run("general", "-c", CUDA_PROGRAM, variable=CUDA_VARIABLE)
+@pytest.mark.parametrize("path", CUDA_PATHS)
+def test_a_cuda_path(cuda_device, path):
+    result = run(path, "-c", cuda_program(path), variable=CUDA_VARIABLE)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.cuda
+def test_a_cuda_path_that_cannot_run_a_call_says_why(cuda_device):
+    result = run("dstate1", "-c", cuda_program("relay"), variable=CUDA_VARIABLE)
+    expected = f"{CUDA_VARIABLE}=dstate1 cannot run this call: dstate must be 1, got 16"
+    assert expected in result.stderr
+
+
+@pytest.mark.cuda
 def test_unknown_cuda_kernels_are_named(cuda_device):
-    result = run("fastest", "-c", CUDA_PROGRAM, variable=CUDA_VARIABLE)
-    assert f"{CUDA_VARIABLE} must be unset or general, got 'fastest'" in result.stderr
+    result = run("fastest", "-c", cuda_program("general"), variable=CUDA_VARIABLE)
+    assert f"{CUDA_VARIABLE} must be unset, general, dstate1, relay or streamed" in result.stderr
+    assert "got 'fastest'" in result.stderr
 
 
 if __name__ == "__main__":
