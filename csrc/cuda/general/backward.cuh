@@ -406,17 +406,16 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
                                                            cudaStream_t stream) {
   const Geometry& geometry = plan.geometry;
   const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod>;
-  BackwardArgs args{
-      params,
-      geometry,
-      plan.layout,
-      make_input_plans(params, geometry),
-      make_row_plan(params.dout, params.groups, geometry),
-      make_row_plan(params.du, params.groups, geometry),
-      make_row_plan(params.ddelta, params.groups, geometry),
-      make_row_plan(params.dz, params.groups, geometry),
-      BackwardMode::kWhole,
-      workspace};
+  BackwardArgs args{params,
+                    geometry,
+                    plan.layout,
+                    make_input_plans(params, geometry),
+                    make_row_plan(params.dout, params.groups, geometry),
+                    make_row_plan(params.du, params.groups, geometry),
+                    make_row_plan(params.ddelta, params.groups, geometry),
+                    make_row_plan(params.dz, params.groups, geometry),
+                    BackwardMode::kWhole,
+                    workspace};
   if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);
 
   args.mode = BackwardMode::kSummarize;

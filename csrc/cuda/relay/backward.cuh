@@ -307,8 +307,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 
 template <class Storage, Method kMethod>
 cudaError_t RelayBackward<Storage, kMethod>::launch(const RelayBackwardArgs& args,
-                                                    const LaunchShape& shape,
-                                                    cudaStream_t stream) {
+                                                    const LaunchShape& shape, cudaStream_t stream) {
   return launch_kernel(relay_backward_kernel<Storage, kMethod>, shape, stream, args);
 }
 

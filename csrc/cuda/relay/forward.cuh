@@ -389,7 +389,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
 cudaError_t RelayForward<kStates, kSteps, kWarpsPerMap, Storage, kMethod>::launch(
     const RelayForwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>, shape, stream, args);
+  return launch_kernel(relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>, shape,
+                       stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -82,8 +82,10 @@ template <int kWarpsPerMap>
 cudaError_t run_relay(const RelayForwardArgs& args, const RelayForwardPlan& plan,
                       cudaStream_t stream) {
   return visit_storage(plan.vector_size, [&]<class Storage>() {
-    static constexpr auto kTable = make_method_table<Launch<RelayForwardArgs>>(
-        [&]<Method kMethod>() { return &RelayForward<4, 16, kWarpsPerMap, Storage, kMethod>::launch; });
+    static constexpr auto kTable =
+        make_method_table<Launch<RelayForwardArgs>>([&]<Method kMethod>() {
+          return &RelayForward<4, 16, kWarpsPerMap, Storage, kMethod>::launch;
+        });
     return kTable[args.params.method](args, plan.shape, stream);
   });
 }

@@ -374,13 +374,15 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, shape, stream, args);
+  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                       shape, stream, args);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>, shape, stream, args);
+  return launch_kernel(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
+                       shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::streamed

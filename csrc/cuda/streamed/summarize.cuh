@@ -217,7 +217,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
     return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod>, shape,
-                            stream, args, tiles);
+                         stream, args, tiles);
   };
   const auto launch_of_size = [&](auto size) {
     return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})
