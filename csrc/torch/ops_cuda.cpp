@@ -16,26 +16,16 @@ struct CudaBackend {
   explicit CudaBackend(const Tensor& u) : stream(u) {}
 
   void launch(const ForwardParams& params, const cuda::ScratchMemory& memory) const {
-    check(cuda::scan_forward(params, memory, stream), params.dstate);
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
   }
   void launch(const BackwardParams& params, const cuda::ScratchMemory& memory) const {
-    check(cuda::scan_backward(params, memory, stream), params.dstate);
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
   void zero(void* data, int64_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
   }
 
   CudaStream stream;
-
- private:
-  /// complex128 states of a channel may be more than shared memory has room for.
-  static void check(cudaError_t error, int64_t dstate) {
-    if (error == cudaErrorLaunchOutOfResources) {
-      fail("dstate must be smaller on this GPU, whose blocks have not enough shared memory for ",
-           dstate, " states of this dtype");
-    }
-    STD_CUDA_CHECK(error);
-  }
 };
 
 std::string cuda_build_info() {
