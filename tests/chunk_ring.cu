@@ -7,7 +7,7 @@
 #include "cuda/kit/bulk_copy.cuh"
 
 using namespace selective_scan::cuda;
-using namespace selective_scan::cuda::streamed;
+using namespace selective_scan::cuda;
 
 namespace {
 

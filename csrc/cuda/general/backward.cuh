@@ -22,7 +22,7 @@
 #include "kernels.h"
 #include "sweeps.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 enum class BackwardMode : int8_t { kWhole, kSummarize, kResume };
 
@@ -428,4 +428,4 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
   return launch_kernel(kernel, plan.shape, stream, args);
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -18,7 +18,7 @@
 #include "kernels.h"
 #include "scan.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 enum class ForwardMode : int8_t { kWhole, kSummarize, kResume };
 
@@ -284,4 +284,4 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& p
   return launch_kernel(kernel, plan.shape, stream, args);
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -6,7 +6,7 @@
 #include "../kit/gradient_sums.h"
 #include "../plan/plan.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 /// The launches of one instantiation.
 template <class T, int kStates, int kLaneBits, Method kMethod>
@@ -17,13 +17,10 @@ struct Scan {
                               const BackwardWorkspace& workspace, cudaStream_t stream);
 };
 
-namespace general {
-
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
                 cudaStream_t stream);
 cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
                 cudaStream_t stream);
 
-}  // namespace general
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -33,13 +33,10 @@ const Variant& variant() {
 /// See instantiations.py.
 const Variant& variant_of(const ScanParams& params, int fixed_lanes) {
   if (params.is_complex && params.is_double) return variant<Complex<double>, 1>();
-  if (params.is_complex) {
-    return fixed_lanes == 3 ? variant<Complex<float>, 2, 3>() : variant<Complex<float>, 2>();
-  }
+  if (params.is_complex) return variant<Complex<float>, 2>();
   if (params.is_double) return variant<double, 2>();
   if (fixed_lanes == 0) return variant<float, 1, 0>();
   if (fixed_lanes == 2) return variant<float, 4, 2>();
-  if (fixed_lanes == 4) return variant<float, 4, 4>();
   return variant<float, 4>();
 }
 

@@ -11,7 +11,7 @@
 #include "../kit/elements.cuh"
 #include "../kit/geometry.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 /// How a warp moves its part of an array.
 enum class RowMode : int8_t {
@@ -387,4 +387,4 @@ __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTi
   }
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -6,7 +6,7 @@
 #include "shared_layout.h"
 #include "staged_bc.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 /// How each input is moved; decided on the host, where alignment is known.
 struct InputPlans {
@@ -164,4 +164,4 @@ __device__ __forceinline__ WarpTile warp_tile(const Geometry& geometry, const Wo
   return tile;
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

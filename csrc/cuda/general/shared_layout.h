@@ -4,7 +4,7 @@
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 /// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
 ///
@@ -151,4 +151,4 @@ inline SharedLayout backward_layout(const ScanParams& params, const ArrayView& d
   return layout;
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -10,7 +10,7 @@
 #include "rows.cuh"
 #include "shared_layout.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 enum class ProjectionMode : int8_t {
   kElements,  // one by one: any strides, any alignment
@@ -197,4 +197,4 @@ __device__ void convert_projection(const ProjectionWindow& window, int piece_ste
   }
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -5,7 +5,7 @@
 #include "../kit/update_gradient.cuh"
 #include "scan.cuh"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 
 /// What a lane sums up over all steps.
 template <class T, int kStates>
@@ -245,4 +245,4 @@ __device__ __forceinline__ void sum_products(const Geometry& geometry,
   }
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -8,6 +8,9 @@
 namespace selective_scan::cuda {
 namespace {
 
+using general::SharedLayout;
+using general::TypeSizes;
+
 /// Whether dstate fills `lanes` lanes of `states` states each.
 bool fills(const ScanParams& params, int lanes, int states) {
   return params.dstate <= lanes * states && params.dstate > (lanes - 1) * states;
@@ -22,23 +25,19 @@ void choose_instantiation(const ScanParams& params, Plan& plan) {
   const bool is_one_state = state_bytes == 4 && params.dstate == 1;
   plan.sizes = {is_one_state ? 1 : 16 / state_bytes, state_bytes, real_bytes};
   plan.fixed_lanes = kAnyLanes;
-  if (params.is_double) return;
-  if (params.is_complex) {
-    if (fills(params, 8, 2)) plan.fixed_lanes = 3;
-  } else if (is_one_state) {
+  if (state_bytes != 4) return;
+  if (is_one_state) {
     plan.fixed_lanes = 0;
   } else if (fills(params, 4, 4)) {
     plan.fixed_lanes = 2;
-  } else if (fills(params, 16, 4)) {
-    plan.fixed_lanes = 4;
   }
 }
 
 SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
-  return forward_layout(params, geometry, sizes);
+  return general::forward_layout(params, geometry, sizes);
 }
 SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, TypeSizes sizes) {
-  return backward_layout(params, params.dout, geometry, sizes);
+  return general::backward_layout(params, params.dout, geometry, sizes);
 }
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
