@@ -483,3 +483,28 @@ def test_no_graph_under_no_grad_and_inference_mode(device):
         assert not scan(SMALL, inputs)[0].requires_grad
     with torch.inference_mode():
         assert scan(SMALL, inputs)[0].is_inference()
+
+
+# --- states that decay within a step --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, device):
+    """abar reaches last_state, and the gradients of initial_state, as exp(x) for every x."""
+    x = torch.linspace(-80, 1, 400, dtype=dtype)
+    A = torch.complex(x, torch.ones_like(x)) if is_complex else x
+    u, delta = torch.zeros(1, 400, 1, dtype=dtype), torch.ones(1, 400, 1, dtype=dtype)
+    B = C = torch.ones(1, 1, 2 if is_complex else 1, dtype=dtype)
+    initial_state = torch.ones(1, 400, 1, dtype=A.dtype, device=device, requires_grad=True)
+    tensors = [tensor.to(device) for tensor in (u, delta, A[:, None], B, C)]
+    _, last_state = selective_scan_fn(
+        *tensors, initial_state=initial_state, discretization_method="foh", return_last_state=True
+    )
+    (gradient,) = torch.autograd.grad(last_state, initial_state, torch.ones_like(last_state))
+    wide = A.to(torch.complex128 if is_complex else torch.float64)
+    exact = wide.exp()[None, :, None]
+    tolerance = 100 * torch.finfo(dtype).eps  # x itself is rounded in another unit
+    for value, wanted in ((last_state, exact), (gradient, exact.conj())):
+        error = (value.detach().cpu() - wanted).abs() / wanted.abs()
+        assert error.max() <= tolerance

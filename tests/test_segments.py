@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, check
+from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, check, generator
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # One channel to a group fills no vector; the last segment is a part of one.
@@ -36,6 +36,31 @@ def cases():
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_matches_the_reference(case):
     check(case)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_angles_add_up_without_loss(method):
+    """Over many steps a segment turns a state by angles that no float32 holds as their sum."""
+    random = generator(method)
+    dim, dstate, seqlen = 2, 4, 5000
+    u, delta = torch.rand(2, 1, dim, seqlen, generator=random).bfloat16()
+    A = torch.complex(
+        -0.1 * torch.rand(dim, dstate, generator=random),
+        100 * torch.randn(dim, dstate, generator=random),
+    )
+    B, C = torch.randn(2, 1, dstate, 2 * seqlen, generator=random).bfloat16()
+
+    def last_state(scan, convert):
+        inputs = [convert(tensor) for tensor in (u, 0.1 * delta, A, B, C)]
+        return scan(*inputs, discretization_method=method, return_last_state=True)[1]
+
+    def double(tensor):
+        return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+    exact = last_state(selective_scan_fn, double)
+    step_by_step = last_state(selective_scan_ref, lambda tensor: tensor)
+    actual = last_state(selective_scan_fn, lambda tensor: tensor)
+    assert (actual - exact).norm() <= 4 * (step_by_step - exact).norm()
 
 
 def test_the_states_of_an_unstable_system_stay_numbers():

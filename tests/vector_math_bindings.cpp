@@ -64,8 +64,11 @@ void define(py::module_& m) {
   m.def("exp_of", [](const Array<T>& x) {
     return map(x, [](R v) { return VectorMath::exp_of(VectorMath::exponent(v)); });
   });
-  m.def("growth_of", [](const Array<T>& x) {
-    return map(x, [](R v) { return VectorMath::growth_of(VectorMath::exponent(v)); });
+  m.def("exp_beside_growth", [](const Array<T>& x) {
+    return map(x, [](R v) { return VectorMath::exp_and_growth(VectorMath::exponent(v)).exp; });
+  });
+  m.def("growth", [](const Array<T>& x) {
+    return map(x, [](R v) { return VectorMath::exp_and_growth(VectorMath::exponent(v)).growth; });
   });
 }
 

@@ -1,7 +1,6 @@
 // The kernels of every instruction set, and which of them this processor runs.
 #pragma once
 
-#include "../core/method_table.h"
 #include "diagonal/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
@@ -11,9 +10,9 @@ namespace selective_scan::cpu {
 /// All kernels of one instruction set.
 struct Capability {
   const char* name;
-  MethodTable<Kernels> kernels[2][2];  // is_double, is_complex
-  UnitaryKernels unitary[2];           // is_double
-  DiagonalKernels diagonal[2][2];      // is_double, is_complex
+  Kernels kernels[2][2];           // is_double, is_complex
+  UnitaryKernels unitary[2];       // is_double
+  DiagonalKernels diagonal[2][2];  // is_double, is_complex
 };
 
 extern const Capability kDefaultCapability;

@@ -47,7 +47,7 @@ SELECTIVE_SCAN_HD T phi1_derivative_series(T x) {
 template <class T>
 SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
   using R = real_t<T>;
-  constexpr int kDegree = sizeof(R) == 4 ? 3 : 9;
+  constexpr int kDegree = sizeof(scalar_t<T>) == 4 ? 3 : 9;
   constexpr double kCoefficients[] = {1.0 / 12,
                                       -1.0 / 720,
                                       1.0 / 30240,
@@ -190,16 +190,6 @@ struct ExactIncrements {
     kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
     return multiply_add(kept.growth, kept.w, H);
   }
-  /// Of h instead, for scans that may take another form at any step: w, and with it the `x` of
-  /// step_back, is divided by A. Then
-  ///   dΔ = Re Σ x·conj(A)       dA = Σ Δ·x − dB·conj(B/A)
-  template <class T>
-  static SELECTIVE_SCAN_HD T advance_state(T growth, real_t<T> u, T inverse, T h, T B,
-                                           Kept<T>& kept) {
-    kept = {growth, multiply_add(u * inverse, B, h), inverse};
-    return multiply_add(growth, kept.w, h);
-  }
-
   /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
   template <class T>
   static SELECTIVE_SCAN_HD StepBack<T> step_back(const Kept<T>& kept, T g) {

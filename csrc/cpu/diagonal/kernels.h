@@ -7,7 +7,7 @@
 
 namespace selective_scan::cpu {
 
-/// How the diagonal scan divides its rows. See diagonal_kernel.h.
+/// How the diagonal scan divides its rows. See scan.h.
 struct DiagonalSplit {
   int64_t segments = 1;  // of time, of every row
   int64_t segment_steps = 0;

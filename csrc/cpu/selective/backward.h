@@ -1,63 +1,18 @@
 // The backward scan of a block of channels: chunks from the last to the first.
 //
-// Mapping as in the forward scan. From the state saved before a chunk, kStatesInRegisters states at
-// a time walk it forward, keeping h, abar and b of every step (34 KiB at the most, AVX-512
-// complex), then walk it backward with the gradient of h in registers. Gradients of u, Δ add up
-// over the states in tiles (step, lane). Those of variable B and C are sums over channels: the
-// products of a chunk are transposed and added across lanes, then over the block's vectors of
-// channels, in one tile (state, step). Gradients summed over the steps are added in registers
-// through a chunk, and over the chunks with compensation. Bound by arithmetic.
+// Mapping as in the forward scan. From the state saved before a chunk a sweep goes forward, then
+// back (sweep_kernels.h). Gradients of u, Δ add up over the states in tiles (step, lane). Those of
+// variable B and C are sums over channels: over the block's vectors of channels they add up in one
+// tile (state, step). Gradients summed over the steps are added in registers through a chunk, and
+// over the chunks with compensation.
 #pragma once
 
 #include <cstdint>
 
-#include "forward.h"
+#include "block.h"
 #include "kernels.h"
 
 namespace selective_scan::cpu {
-
-/// A sum of many terms that carries what rounding lost (Knuth's two-sum).
-template <class R>
-struct CompensatedSum {
-  R sum;
-  R lost;
-
-  SELECTIVE_SCAN_HD void add(R term) {
-    const R total = sum + term;
-    const R rounded_term = total - sum;
-    lost += (sum - (total - rounded_term)) + (term - rounded_term);
-    sum = total;
-  }
-  /// An infinite sum has no meaningful correction.
-  SELECTIVE_SCAN_HD R value() const { return select(lost == lost, sum + lost, sum); }
-};
-
-template <class State>
-struct CompensatedState {
-  CompensatedSum<State> real;
-  SELECTIVE_SCAN_HD void add(State term) { real.add(term); }
-  SELECTIVE_SCAN_HD State value() const { return real.value(); }
-};
-template <class R>
-struct CompensatedState<Complex<R>> {
-  CompensatedSum<R> re;
-  CompensatedSum<R> im;
-  SELECTIVE_SCAN_HD void add(Complex<R> term) {
-    re.add(term.re);
-    im.add(term.im);
-  }
-  SELECTIVE_SCAN_HD Complex<R> value() const { return {re.value(), im.value()}; }
-};
-
-/// What a walk through a chunk keeps for the way back: (step, state in registers). The way back
-/// leaves its products for dC in the place of h and those for dB in that of the first of each
-/// KeptStep, so that all of it stays in the first-level cache.
-template <class State>
-struct KeptSteps {
-  State* h;  // one more step: the state before the chunk comes first
-  State* first;
-  State* second;  // not of forms without
-};
 
 template <class State>
 struct BackwardScratch {
@@ -139,7 +94,7 @@ void load_output_gradient(const BackwardParams& params, const Block& block, cons
   }
 }
 
-template <class State, Method kMethod>
+template <class State>
 struct BackwardKernel {
   using R = real_t<State>;
   using T = scalar_t<State>;
@@ -244,6 +199,37 @@ struct BackwardKernel {
     }
   }
 
+  static void sweep(const BackwardParams& params, const Lanes& lanes, int64_t steps,
+                    const Scratch& scratch, int64_t vector) {
+    const int64_t of_vector = vector * params.dstate;
+    const BlockInputs<State>& inputs = scratch.inputs;
+    const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
+      return ProjectionGradient<State>{is_variable ? tile : nullptr, !lanes.are_segments(),
+                                       is_variable ? nullptr : sums + of_vector};
+    };
+    BackwardSweep<State> sweep;
+    sweep.largest_step = largest_step(scratch.delta, steps);
+    sweep.is_usual = inputs.is_usual(params, lanes, sweep.largest_step, vector);
+    sweep.dstate = params.dstate;
+    sweep.steps = steps;
+    sweep.delta = scratch.delta;
+    sweep.u = scratch.u;
+    sweep.poles = inputs.poles + of_vector;
+    sweep.B = inputs.B(params, lanes, vector);
+    sweep.C = inputs.C(params, lanes, vector);
+    sweep.states = scratch.states;
+    sweep.y = scratch.y;
+    sweep.dy = scratch.dy;
+    sweep.du = scratch.du;
+    sweep.ddelta = scratch.ddelta;
+    sweep.carry = scratch.carry + of_vector;
+    sweep.dA = scratch.dA + of_vector;
+    sweep.dB = gradient(params.variable_B, scratch.dB_tile, scratch.dB);
+    sweep.dC = gradient(params.variable_C, scratch.dC_tile, scratch.dC);
+    sweep.kept = scratch.kept;
+    Sweeps<State>::all()[params.method].backward(sweep);
+  }
+
   static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
                          const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     const int64_t steps = chunk.steps;
@@ -260,19 +246,7 @@ struct BackwardKernel {
     }
     load_states_before(params, block, lanes, chunk, scratch.states);
 
-    const R largest = largest_step(scratch.delta, steps);
-    const bool is_bounded = scratch.inputs.exponents_are_bounded(largest, vector);
-    const R least_norm = ByIncrements<State>::least_norm(largest);
-    const Pole<State>* poles = scratch.inputs.poles + vector * params.dstate;
-    with_usual_case(
-        scratch.inputs.B(params, lanes, vector), scratch.inputs.C(params, lanes, vector),
-        is_bounded, [&]<class Math>(const auto& B, const auto& C, Math) {
-          for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-            with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
-              scan_states<Form, Math, kStates>(params, lanes, B, C, scratch, vector, n, steps);
-            });
-          });
-        });
+    sweep(params, lanes, steps, scratch, vector);
     clear_steps_beyond(lanes, chunk, scratch.ddelta);
 
     CompensatedSum<R>& dD = scratch.dD[vector];
@@ -301,106 +275,6 @@ struct BackwardKernel {
     }
     store_sequence(params.du, block, lanes, chunk, -kStateChunk, scratch.du);
     store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, scratch.ddelta);
-  }
-
-  /// kStates states from n on, forward and back through a chunk.
-  template <class Form, class Math, int kStates, bool kIsShared>
-  static SELECTIVE_SCAN_HD void scan_states(const BackwardParams& params, const Lanes& lanes,
-                                            const Projection<State, kIsShared>& B,
-                                            const Projection<State, kIsShared>& C,
-                                            const Scratch& scratch, int64_t vector, int64_t n,
-                                            int64_t steps) {
-    const int64_t of_vector = vector * params.dstate;
-    const Pole<State>* poles = scratch.inputs.poles + of_vector;
-    const KeptSteps<State> kept = scratch.kept;
-
-    for (int j = 0; j < kStates; ++j) kept.h[j] = scratch.states[n + j];
-    const ChunkSteps<R> chunk{steps, scratch.delta, scratch.u};
-    advance<Form, Math, kStates>(
-        chunk, poles, B, C, n, scratch.states, scratch.y,
-        [&](int64_t t, int j, const State& h, const KeptStep<State>& step) {
-          kept.h[(t + 1) * kStates + j] = h;
-          kept.first[t * kStates + j] = step.first;
-          if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
-        });
-
-    State carry[kStates];
-    typename Form::PoleGradient dA[kStates];
-    for (int j = 0; j < kStates; ++j) {
-      carry[j] = scratch.carry[of_vector + n + j];
-      dA[j] = {};
-    }
-    for (int64_t t = steps - 1; t >= 0; --t) {
-      const R delta = scratch.delta[t];
-      const R u = scratch.u[t];
-      const R dy = constant<State>(kOutputScale<State>) * scratch.dy[t];
-      const R gain = Form::gain(delta, u);
-      StepGradients<State> gradients{{}, {}, R(T(0)), scratch.ddelta[t]};
-      for (int j = 0; j < kStates; ++j) {
-        const int64_t i = t * kStates + j;
-        const State g = carry[j] + dy * conj(C.at(n + j, t));  // gradient of h[t]
-        const State dC = dy * conj(kept.h[i + kStates]);
-        KeptStep<State> step{kept.first[i], {}};
-        if constexpr (Form::kKeepsSecond) step.second = kept.second[i];
-        Form::step_back(delta, gain, poles[n + j], B.at(n + j, t), kept.h[i], step, g, gradients,
-                        dA[j]);
-        carry[j] = gradients.before;
-        kept.first[i] = gradients.B;
-        kept.h[i + kStates] = dC;
-      }
-      R du = scratch.du[t];
-      Form::return_gain(delta, u, gradients.gain, du, gradients.delta);
-      scratch.du[t] = du;
-      scratch.ddelta[t] = gradients.delta;
-    }
-
-    for (int j = 0; j < kStates; ++j) {
-      const int64_t i = of_vector + n + j;
-      scratch.carry[i] = carry[j];
-      scratch.dA[i].add(dA[j].value(poles[n + j]));
-    }
-    add_products<kStates>(params, lanes, B, kept.first, n, steps, scratch.dB_tile,
-                          scratch.dB + of_vector + n);
-    add_products<kStates>(params, lanes, C, kept.h + kStates, n, steps, scratch.dC_tile,
-                          scratch.dC + of_vector + n);
-  }
-
-  /// Adds the products of a chunk to the gradient of a constant B or C, or to the tile of a
-  /// variable one: where channels share its numbers, the products' sums over the lanes.
-  template <int kStates, bool kIsShared>
-  static SELECTIVE_SCAN_HD void add_products(const BackwardParams& params, const Lanes& lanes,
-                                             const Projection<State, kIsShared>& projection,
-                                             State* products, int64_t n, int64_t steps, T* tile,
-                                             CompensatedState<State>* constant_sums) {
-    constexpr int kStride = kStates * kComponents<State>;
-    if (!projection.is_variable) {
-      for (int j = 0; j < kStates; ++j) {
-        State sum{};
-        for (int64_t t = steps - 1; t >= 0; --t) sum += products[t * kStates + j];
-        constant_sums[j].add(sum);
-      }
-      return;
-    }
-    for (int64_t i = steps * kStates; i < round_up(steps, R::kWidth) * kStates; ++i) {
-      products[i] = State{};
-    }
-    for (int row = 0; row < kStride; ++row) {
-      const int j = row / kComponents<State>;
-      const int component = row % kComponents<State>;
-      const R* of_row = reinterpret_cast<const R*>(products) + row;
-      const int64_t first = (component * params.dstate + n + j) * kStateChunk;
-      if (lanes.are_segments()) {
-        R* target = reinterpret_cast<R*>(tile) + first;
-        for (int64_t t = 0; t < steps; ++t) target[t] = target[t] + of_row[t * kStride];
-        continue;
-      }
-      T* target = tile + first;
-      for (int64_t t = 0; t < steps; t += R::kWidth) {
-        R rows[R::kWidth];
-        for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * kStride];
-        (R::load(target + t) + sum_of_each(rows)).store(target + t);
-      }
-    }
   }
 
   static void store_projection(const BackwardParams& params, const Block& block, const Lanes& lanes,

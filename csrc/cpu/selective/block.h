@@ -16,41 +16,9 @@
 #include "../simd/vector_math.h"
 #include "../work.h"
 #include "lanes.h"
-#include "step_forms.h"
+#include "sweeps.h"
 
 namespace selective_scan::cpu {
-
-template <class R, bool kIsComplex>
-using state_t = std::conditional_t<kIsComplex, Complex<R>, R>;
-
-template <class State>
-constexpr int kComponents = is_complex_v<State> ? 2 : 1;
-
-/// The states that a kernel carries through a chunk in registers at a time.
-constexpr int kStatesInRegisters = 4;
-
-/// c + Re(a·b)
-template <class R>
-SELECTIVE_SCAN_HD R add_real_of_product(R a, R b, R c) {
-  return c + a * b;
-}
-template <class R>
-SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
-  return (c + a.re * b.re) - a.im * b.im;
-}
-
-template <class R>
-SELECTIVE_SCAN_HD R& real_part(R& a) {
-  return a;
-}
-template <class R>
-SELECTIVE_SCAN_HD R& real_part(Complex<R>& a) {
-  return a.re;
-}
-
-/// y = kOutputScale·Re(Σ C·h)
-template <class State>
-constexpr double kOutputScale = is_complex_v<State> ? 2 : 1;
 
 /// (state, lane), the real parts, from the first lane's element; rows are states.
 SELECTIVE_SCAN_HD Section state_section(const ArrayView& view, int64_t offset, int64_t lanes,
@@ -265,57 +233,6 @@ struct ProjectionTile {
   }
 };
 
-/// B or C of a chunk for one vector: numbers that all lanes share, from a tile, or vectors with one
-/// for each lane. kIsShared: known to be the former when a kernel is compiled.
-template <class State, bool kIsShared = false>
-struct Projection {
-  using R = real_t<State>;
-  using T = scalar_t<State>;
-
-  const T* data = nullptr;
-  int64_t imaginary = 0;  // distance of the imaginary parts
-  bool is_variable = false;
-  bool is_shared = false;
-  int64_t state_stride = 0;  // of vectors; those of a tile of shared numbers are known
-  int64_t step_stride = 0;
-
-  /// Of state n at step t.
-  SELECTIVE_SCAN_HD State at(int64_t n, int64_t t) const {
-    if (kIsShared || is_shared) {
-      const T* entry = data + n * kStateChunk + t;
-      if constexpr (is_complex_v<State>) {
-        return {R(entry[0]), R(entry[imaginary])};
-      } else {
-        return R(entry[0]);
-      }
-    }
-    const T* entry = data + n * state_stride + t * step_stride;
-    if constexpr (is_complex_v<State>) {
-      return {R::load(entry), R::load(entry + imaginary)};
-    } else {
-      return R::load(entry);
-    }
-  }
-};
-
-/// Calls run(B, C, math). In the usual case, exponents that are bounded and B and C that the lanes
-/// share, the types of its arguments say so. In fp64 exponents are always clamped: the compiler
-/// fuses other operations there without the clamps, and no lane may tell by its neighbours' bits.
-template <class State, class Run>
-SELECTIVE_SCAN_HD void with_usual_case(const Projection<State>& B, const Projection<State>& C,
-                                       bool exponents_are_bounded, const Run& run) {
-  const auto known = [](const Projection<State>& any) {
-    return Projection<State, true>{any.data,      any.imaginary,    any.is_variable,
-                                   any.is_shared, any.state_stride, any.step_stride};
-  };
-  constexpr bool kAlwaysClamps = sizeof(scalar_t<State>) == 8;
-  if (B.is_shared && C.is_shared && (exponents_are_bounded || kAlwaysClamps)) {
-    run(known(B), known(C), VectorMathOf<!kAlwaysClamps>{});
-  } else {
-    run(B, C, VectorMath{});
-  }
-}
-
 /// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
 template <class State>
 struct BlockInputs {
@@ -355,10 +272,6 @@ struct BlockInputs {
                   dstate, states);
     };
     load(params.A, staging);
-    // Lanes that do not exist: poles of 0 would keep ByIncrements from all others.
-    for (int64_t lane = lanes.count; lane < R::kWidth; ++lane) {
-      for (int64_t n = 0; n < dstate; ++n) real_part(staging[n]).set_lane(lane, T(-1));
-    }
     R largest(T(0));
     for (int64_t n = 0; n < dstate; ++n) {
       const Pole<State> pole = make_pole<VectorMath>(staging[n]);
@@ -381,9 +294,12 @@ struct BlockInputs {
     if (params.variable_C) Tile::load(params.C, block, lanes, chunk, params.dstate, C_tile);
   }
 
-  /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range. NaN may pass: it stays
-  /// what it is without clamps.
-  SELECTIVE_SCAN_HD bool exponents_are_bounded(R largest_step, int64_t vector) const {
+  /// Whether a chunk is as most are: the lanes share B and C, and every Δ·exponent is in
+  /// BoundedVectorMath's range, where NaN may pass: it stays what it is without clamps.
+  SELECTIVE_SCAN_HD bool is_usual(const ScanParams& params, const Lanes& lanes, R largest_step,
+                                  int64_t vector) const {
+    if (!params.variable_B || !params.variable_C || lanes.are_segments()) return false;
+    if constexpr (kAlwaysClamps<State>) return true;
     const R largest = largest_step * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
@@ -412,12 +328,11 @@ struct BlockInputs {
                                                       const T* tile) {
     const int64_t step_values = Tile::step_values(lanes.are_segments());
     const int64_t state_stride = kStateChunk * step_values;
-    return {tile,       params.dstate * state_stride, true, !lanes.are_segments(), state_stride,
-            step_values};
+    return {tile, params.dstate * state_stride, !lanes.are_segments(), state_stride, step_values};
   }
   static SELECTIVE_SCAN_HD Projection<State> constant(const State* states) {
-    return {reinterpret_cast<const T*>(states), R::kWidth, false, false,
-            kComponents<State> * R::kWidth,     0};
+    return {reinterpret_cast<const T*>(states), R::kWidth, false, kComponents<State> * R::kWidth,
+            0};
   }
 };
 
@@ -481,16 +396,6 @@ SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
   R largest(scalar_t<R>(0));
   for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
   return largest;
-}
-
-/// Calls advance.operator()<kStates>(first) for groups of states that together are all of dstate.
-template <class Advance>
-SELECTIVE_SCAN_HD void for_each_state_group(int64_t dstate, const Advance& advance) {
-  int64_t n = 0;
-  for (; n + kStatesInRegisters <= dstate; n += kStatesInRegisters) {
-    advance.template operator()<kStatesInRegisters>(n);
-  }
-  for (; n < dstate; ++n) advance.template operator()<1>(n);
 }
 
 }  // namespace selective_scan::cpu

@@ -15,46 +15,6 @@
 
 namespace selective_scan::cpu {
 
-/// The steps of a chunk for one vector of channels.
-template <class R>
-struct ChunkSteps {
-  int64_t steps;
-  const R* delta;  // Δ
-  const R* u;
-};
-
-/// Walks kStates states through a chunk from states[n] on, leaving the last states there, and adds
-/// Re(Σ C·h) to y if kHasOutput. keep(t, j, h, kept) sees every step.
-template <class Form, class Math, int kStates, bool kHasOutput = true, class State, bool kIsShared,
-          class Keep>
-SELECTIVE_SCAN_HD void advance(const ChunkSteps<real_t<State>>& chunk, const Pole<State>* poles,
-                               const Projection<State, kIsShared>& B,
-                               const Projection<State, kIsShared>& C, int64_t n, State* states,
-                               real_t<State>* y, const Keep& keep) {
-  using R = real_t<State>;
-  State h[kStates];
-  Pole<State> pole[kStates];
-  for (int j = 0; j < kStates; ++j) {
-    h[j] = states[n + j];
-    pole[j] = poles[n + j];
-  }
-  for (int64_t t = 0; t < chunk.steps; ++t) {
-    const R delta = chunk.delta[t];
-    const R u = chunk.u[t];
-    const R gain = Form::gain(delta, u);
-    R sum;
-    if constexpr (kHasOutput) sum = y[t];
-    for (int j = 0; j < kStates; ++j) {
-      auto kept = Form::template prepare<Math>(delta, pole[j]);
-      h[j] = Form::advance(gain, pole[j], B.at(n + j, t), h[j], kept);
-      if constexpr (kHasOutput) sum = add_real_of_product(C.at(n + j, t), h[j], sum);
-      keep(t, j, h[j], kept);
-    }
-    if constexpr (kHasOutput) y[t] = sum;
-  }
-  for (int j = 0; j < kStates; ++j) states[n + j] = h[j];
-}
-
 template <class State>
 struct ForwardScratch {
   using R = real_t<State>;
@@ -74,7 +34,7 @@ struct ForwardScratch {
   }
 };
 
-template <class State, Method kMethod>
+template <class State>
 struct ForwardKernel {
   using R = real_t<State>;
   using T = scalar_t<State>;
@@ -129,22 +89,20 @@ struct ForwardKernel {
     load(params.u, scratch.u);
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 
-    const ChunkSteps<R> chunk{steps.steps, scratch.delta, scratch.u};
-    const Projection<State> B = scratch.inputs.B(params, lanes, vector);
-    const Projection<State> C = scratch.inputs.C(params, lanes, vector);
-    const Pole<State>* poles = scratch.inputs.poles + vector * dstate;
-    State* states = scratch.states + vector * dstate;
-    const auto keep_nothing = [](int64_t, int, const State&, const KeptStep<State>&) {};
-    const bool is_bounded =
-        scratch.inputs.exponents_are_bounded(largest_step(scratch.delta, steps.steps), vector);
-    const R least_norm = ByIncrements<State>::least_norm();
-    with_usual_case(B, C, is_bounded, [&]<class Math>(const auto& B, const auto& C, Math) {
-      for_each_state_group(dstate, [&]<int kStates>(int64_t n) {
-        with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
-          advance<Form, Math, kStates>(chunk, poles, B, C, n, states, scratch.y, keep_nothing);
-        });
-      });
-    });
+    const BlockInputs<State>& inputs = scratch.inputs;
+    const R largest = largest_step(scratch.delta, steps.steps);
+    ForwardSweep<State> sweep;
+    sweep.is_usual = inputs.is_usual(params, lanes, largest, vector);
+    sweep.dstate = dstate;
+    sweep.steps = steps.steps;
+    sweep.delta = scratch.delta;
+    sweep.u = scratch.u;
+    sweep.poles = inputs.poles + vector * dstate;
+    sweep.B = inputs.B(params, lanes, vector);
+    sweep.C = inputs.C(params, lanes, vector);
+    sweep.states = scratch.states + vector * dstate;
+    sweep.y = scratch.y;
+    Sweeps<State>::all()[params.method].forward(sweep);
 
     if (!params.out.present()) return;
     const R D = scratch.inputs.D[vector];

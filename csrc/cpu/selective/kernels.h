@@ -1,5 +1,4 @@
-// What the kernels of the selective scan are called by: those of one combination of compute type,
-// real or complex, and method.
+// What the kernels of the selective scan are called by.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@ struct BackwardPartials {
   int64_t blocks_per_group = 1;
 };
 
-/// The kernels of one combination of compute type, real or complex, and method.
+/// The kernels of one compute type, real or complex, for all methods.
 struct Kernels {
   int64_t lanes;  // of a vector
   /// Each with the scratch memory that it needs for a block no larger than this one.

@@ -18,8 +18,7 @@ struct MapScratch {
   BlockInputs<State> inputs;
   State* offsets;  // (vector, state)
   State* factors;
-  R* step_sums;  // (vector)
-  R* delta;      // (step)
+  R* delta;  // (step)
   R* u;
   R* z;
   R* gate;
@@ -31,14 +30,12 @@ struct MapScratch {
     const int64_t vectors = num_vectors<R>(block);
     offsets = arena.take<State>(vectors * params.dstate);
     factors = arena.take<State>(vectors * params.dstate);
-    step_sums = arena.take<R>(vectors);
     for (R** steps : {&delta, &u, &z, &gate, &dout, &dy}) *steps = arena.take<R>(kStateChunk);
   }
 
   void begin(const ScanParams& params, const Block& block) const {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
       inputs.load(params, lanes_of<R>(block, vector), vector);
-      step_sums[vector] = R(scalar_t<State>(0));
     }
     for (int64_t i = 0; i < num_vectors<R>(block) * params.dstate; ++i) {
       offsets[i] = State{};
@@ -58,11 +55,10 @@ struct MapScratch {
   }
 };
 
-template <class State, Method kMethod>
+template <class State>
 struct SegmentMaps {
   using R = real_t<State>;
   using T = scalar_t<State>;
-  using F = Formula<kMethod>;
   using Scratch = MapScratch<State>;
 
   static int64_t scratch_bytes(const ScanParams& params, const Block& block) {
@@ -101,44 +97,14 @@ struct SegmentMaps {
   }
 
  private:
-  /// The product of abar over a chunk: of exponentials it is one, of the sum of steps.
-  static SELECTIVE_SCAN_HD void add_steps(const ScanParams& params, const Chunk& chunk,
-                                          const Scratch& scratch, int64_t vector) {
-    if constexpr (F::kAbarIsExponential) {
-      R sum = scratch.step_sums[vector];
-      for (int64_t t = 0; t < chunk.steps; ++t) sum += scratch.delta[t];
-      scratch.step_sums[vector] = sum;
-      for (int64_t i = vector * params.dstate; i < (vector + 1) * params.dstate; ++i) {
-        scratch.factors[i] = VectorMath::exp_of(sum * scratch.inputs.poles[i].exponent);
-      }
-    }
-  }
-
   static void advance_offsets(const ForwardParams& params, const Block& block, const Lanes& lanes,
                               const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     load_step_sizes(params, block, lanes, chunk, kStateChunk, scratch.inputs.delta_bias[vector],
                     scratch.delta, scratch.u, scratch.delta);
     load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
-    add_steps(params, chunk, scratch, vector);
-
-    const ChunkSteps<R> steps{chunk.steps, scratch.delta, scratch.u};
-    const Projection<State> B = scratch.inputs.B(params, lanes, vector);
-    const Pole<State>* poles = scratch.inputs.poles + vector * params.dstate;
-    State* offsets = scratch.offsets + vector * params.dstate;
-    State* factors = scratch.factors + vector * params.dstate;
-    const R least_norm = ByIncrements<State>::least_norm();
-    for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-      State factor[kStates];
-      for (int j = 0; j < kStates; ++j) factor[j] = factors[n + j];
-      with_form<kMethod>(poles + n, kStates, least_norm, [&]<class Form>(Form) {
-        advance<Form, VectorMath, kStates, false>(
-            steps, poles, B, B, n, offsets, static_cast<R*>(nullptr),
-            [&](int64_t, int j, const State&, const KeptStep<State>& kept) {
-              if constexpr (!F::kAbarIsExponential) factor[j] = kept.first * factor[j];
-            });
-      });
-      for (int j = 0; j < kStates; ++j) factors[n + j] = factor[j];
-    });
+    const MapSweep<State> sweep = sweep_of(params, chunk, scratch, vector, scratch.u,
+                                           scratch.inputs.B(params, lanes, vector));
+    Sweeps<State>::all()[params.method].forward_map(sweep);
   }
 
   static void return_offsets(const BackwardParams& params, const Block& block, const Lanes& lanes,
@@ -147,32 +113,24 @@ struct SegmentMaps {
                     scratch.delta, scratch.dy, scratch.delta);
     load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
                          scratch.dy);
-    add_steps(params, chunk, scratch, vector);
+    const MapSweep<State> sweep = sweep_of(params, chunk, scratch, vector, scratch.dy,
+                                           scratch.inputs.C(params, lanes, vector));
+    Sweeps<State>::all()[params.method].backward_map(sweep);
+  }
 
-    const Projection<State> C = scratch.inputs.C(params, lanes, vector);
-    const Pole<State>* poles = scratch.inputs.poles + vector * params.dstate;
-    State* offsets = scratch.offsets + vector * params.dstate;
-    State* factors = scratch.factors + vector * params.dstate;
-    for_each_state_group(params.dstate, [&]<int kStates>(int64_t n) {
-      State carry[kStates], factor[kStates];
-      for (int j = 0; j < kStates; ++j) {
-        carry[j] = offsets[n + j];
-        factor[j] = factors[n + j];
-      }
-      for (int64_t t = chunk.steps - 1; t >= 0; --t) {
-        const R delta = scratch.delta[t];
-        const R dy = constant<State>(kOutputScale<State>) * scratch.dy[t];
-        for (int j = 0; j < kStates; ++j) {
-          const State abar = F::template value<VectorMath>(delta, poles[n + j]).abar;
-          carry[j] = (carry[j] + dy * conj(C.at(n + j, t))) * conj(abar);
-          if constexpr (!F::kAbarIsExponential) factor[j] = abar * factor[j];
-        }
-      }
-      for (int j = 0; j < kStates; ++j) {
-        offsets[n + j] = carry[j];
-        factors[n + j] = factor[j];
-      }
-    });
+  static SELECTIVE_SCAN_HD MapSweep<State> sweep_of(const ScanParams& params, const Chunk& chunk,
+                                                    const Scratch& scratch, int64_t vector,
+                                                    const R* input,
+                                                    const Projection<State>& projection) {
+    const int64_t of_vector = vector * params.dstate;
+    return {params.dstate,
+            chunk.steps,
+            scratch.delta,
+            input,
+            scratch.inputs.poles + of_vector,
+            projection,
+            scratch.offsets + of_vector,
+            scratch.factors + of_vector};
   }
 };
 

@@ -133,6 +133,13 @@ struct ReducedExp {
   }
 };
 
+/// exp(x) and exp(x) - 1, the latter without cancellation near 0.
+template <class State>
+struct ExpAndGrowth {
+  State exp;
+  State growth;
+};
+
 /// y = n + f with |f| <= 1/2. 2^f = 1 + f·slope. From 128 on (fp32) 2^n is infinite, up to -127 it
 /// is 0. kIsBounded: y is known to lie between these two, which spares the clamps. They are applied
 /// after y, so that y is rounded, or fused, alike with and without them.
@@ -161,11 +168,13 @@ struct ReducedExp2 {
   }
 
   SELECTIVE_SCAN_HD R value() const { return (R(1) + f * slope) * power; }
-  /// 2^y - 1
-  SELECTIVE_SCAN_HD R growth() const {
-    const R result = (f * power) * slope + (power - R(1));
+  /// Of 2^y.
+  SELECTIVE_SCAN_HD ExpAndGrowth<R> exp_and_growth() const {
+    const R part = kept_apart((f * power) * slope);
+    const ExpAndGrowth<R> result{part + power, part + (power - R(1))};
     if constexpr (kIsBounded) return result;
-    return select(n > R(Constants::kExponentBias), power, result);
+    const auto is_infinite = n > R(Constants::kExponentBias);
+    return {select(is_infinite, power, result.exp), select(is_infinite, power, result.growth)};
   }
 };
 
@@ -233,10 +242,12 @@ struct PowerByTable {
   SELECTIVE_SCAN_HD R value() const {
     return power + (power * f) * polynomial(f, Table::kPolynomial);
   }
-  /// 2^y - 1. Where n = 0 nothing cancels; elsewhere what the rounded power lacks would show.
-  SELECTIVE_SCAN_HD R growth() const {
+  /// Of 2^y. Where n = 0 nothing cancels in 2^y - 1; elsewhere what the rounded power lacks would
+  /// show.
+  SELECTIVE_SCAN_HD ExpAndGrowth<R> exp_and_growth() const {
     const R exact = f + as_number(look_up(Table::kLacking, low));
-    return (power * exact) * polynomial(exact, Table::kGrowthPolynomial) + (power - R(1.f));
+    const R part = kept_apart((power * exact) * polynomial(exact, Table::kGrowthPolynomial));
+    return {part + power, part + (power - R(1.f))};
   }
   /// `result`, but `below` from n = -126 down and infinite from n = 128 up.
   SELECTIVE_SCAN_HD R within_range(R result, float below) const {

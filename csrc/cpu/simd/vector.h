@@ -16,6 +16,11 @@
 #include "../../core/config.h"
 #include "../../core/dtype.h"
 
+// Multiplications and additions fuse across the operators' calls; gcc does so by default.
+#if defined(__clang__)
+#pragma clang fp contract(fast)
+#endif
+
 #if !defined(_MSC_VER) || defined(__clang__)
 #define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1
 #else
@@ -185,6 +190,17 @@ SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
   }
 }
 
+template <class T, class K>
+SELECTIVE_SCAN_HD bool any(Mask<T, K> mask) {
+  if constexpr (Mask<T, K>::kWidth == 1) {
+    return mask.native;
+  } else {
+    bits_t<T> some = 0;
+    for (int i = 0; i < Mask<T, K>::kWidth; ++i) some |= mask.native[i];
+    return some != 0;
+  }
+}
+
 /// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
@@ -292,13 +308,20 @@ SELECTIVE_SCAN_HD Vec<T, K> negative_magnitude(Vec<T, K> x) {
 }
 
 /// x itself, computed before what follows: the compiler fuses no multiplication in x with the
-/// additions there. Where they have units of their own, that is faster.
+/// additions there. Where either of two products could fuse, this says which, so that all kernels
+/// round alike; where additions have units of their own, it is faster too.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
   asm("" : "+v"(x.native));
+#elif SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__aarch64__)
+  asm("" : "+w"(x.native));
 #endif
   return x;
+}
+template <class R>
+SELECTIVE_SCAN_HD Complex<R> kept_apart(Complex<R> x) {
+  return {kept_apart(x.re), kept_apart(x.im)};
 }
 
 /// 1/x of a normal x whose reciprocal is normal.

@@ -225,49 +225,34 @@ struct VectorMathOf {
     return {modulus * cosine, modulus * sine};
   }
 
-  /// exp(x) - 1 from x = Δ·A in the unit of exp_of; -1 and infinite where that is 0 and infinite.
+  /// exp(x) and exp(x) - 1 from x = Δ·A in the unit of exp_of, each to its own last digits; 0 and
+  /// -1 or infinite where exp_of is 0 or infinite.
   template <class T, class K>
-  static SELECTIVE_SCAN_HD Vec<T, K> growth_of(Vec<T, K> y) {
+  static SELECTIVE_SCAN_HD ExpAndGrowth<Vec<T, K>> exp_and_growth(Vec<T, K> y) {
     if constexpr (kLooksUp<T, K>) {
       const PowerByTable<K> reduced(y);
-      return kIsBounded ? reduced.growth() : reduced.within_range(reduced.growth(), -1.f);
+      const auto result = reduced.exp_and_growth();
+      if constexpr (kIsBounded) return result;
+      return {reduced.within_range(result.exp, 0.f), reduced.within_range(result.growth, -1.f)};
     } else {
-      return ReducedExp2<T, K, kIsBounded>(y).growth();
+      return ReducedExp2<T, K, kIsBounded>(y).exp_and_growth();
     }
   }
   template <class R>
-  static SELECTIVE_SCAN_HD Complex<R> growth_of(Complex<R> y) {
-    const R growth = growth_of(y.re);
-    const R modulus = constant<R>(1) + growth;
+  static SELECTIVE_SCAN_HD ExpAndGrowth<Complex<R>> exp_and_growth(Complex<R> y) {
+    const ExpAndGrowth<R> modulus = exp_and_growth(y.re);
     const Turn<R> turn(y.im);
-    return {growth - modulus * turn.versine, modulus * turn.sine};
+    const R lost = modulus.exp * turn.versine;
+    const R im = modulus.exp * turn.sine;
+    return {{modulus.exp - lost, im}, {modulus.growth - lost, im}};
   }
 
-  /// exp(x) and (exp(x) - 1)/A, x = Δ·A, from one reduction of x. Where x reduces to itself,
-  /// exp(x) - 1 = x·slope without cancellation, and the division is no more needed either.
-  template <class T, class K>
-  static SELECTIVE_SCAN_HD Coefficients<Vec<T, K>> exact_hold(Vec<T, K> delta,
-                                                              const Pole<Vec<T, K>>& pole) {
-    using R = Vec<T, K>;
-    const ReducedExp2<T, K, kIsBounded> reduced(delta * pole.exponent);
-    const R abar = reduced.value();
-    const R small = (delta * R(static_cast<T>(kLog2e))) * reduced.slope;
-    return {abar, select(reduced.n == R(0), small, (abar - R(1)) * pole.inverse)};
-  }
-  template <class T, class K>
-  static SELECTIVE_SCAN_HD Coefficients<Complex<Vec<T, K>>> exact_hold(
-      Vec<T, K> delta, const Pole<Complex<Vec<T, K>>>& pole) {
-    using R = Vec<T, K>;
-    const Complex<R> y = delta * pole.exponent;
-    const ReducedExp2<T, K, kIsBounded> reduced(y.re);
-    const R modulus = reduced.value();
-    const R growth = select(reduced.n == R(0), reduced.f * reduced.slope, modulus - R(1));
-    const Turn<R> turn(y.im);
-    const Complex<R> abar = {modulus * (R(1) - turn.versine), modulus * turn.sine};
-    const Complex<R> difference = {growth - modulus * turn.versine, abar.im};
-    const Complex<R> x = delta * pole.A;
-    const Complex<R> limit = delta * (R(1) + R(T(0.5)) * x);
-    return {abar, select(norm(x) < R(T(kTinyNorm)), limit, difference * pole.inverse)};
+  /// exp(x) and (exp(x) - 1)/A, x = Δ·A; A must not be 0.
+  template <class State>
+  static SELECTIVE_SCAN_HD Coefficients<State> exact_hold(real_t<State> delta,
+                                                          const Pole<State>& pole) {
+    const ExpAndGrowth<State> step = exp_and_growth(delta * pole.exponent);
+    return {step.exp, step.growth * pole.inverse};
   }
 
  private:

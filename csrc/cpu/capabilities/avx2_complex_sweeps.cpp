@@ -1,0 +1,17 @@
+// Sweeps of complex states for x86-64 processors with AVX2 and FMA.
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+
+#include "begin_avx2.h"
+
+#include "../selective/sweep_kernels.h"
+
+namespace selective_scan::cpu {
+
+template struct Sweeps<Complex<Vec<float, Avx2>>>;
+template struct Sweeps<Complex<Vec<double, Avx2>>>;
+
+}  // namespace selective_scan::cpu
+
+#include "end.h"
+
+#endif

@@ -1,0 +1,53 @@
+// The table of all kernels of one instruction set, filled in by the file that compiles them.
+#pragma once
+
+#include "../capability.h"
+#include "../diagonal/scan.h"
+#include "../selective/backward.h"
+#include "../selective/forward.h"
+#include "../selective/segment_maps.h"
+#include "../unitary/scan.h"
+
+namespace selective_scan::cpu {
+
+/// `State` is a vector of real numbers or a complex number of such vectors, and so is V below.
+template <class State>
+constexpr Kernels kernels_of() {
+  using Forward = ForwardKernel<State>;
+  using Backward = BackwardKernel<State>;
+  using Maps = SegmentMaps<State>;
+  return {real_t<State>::kWidth, &Forward::scratch_bytes, &Forward::run,  &Backward::scratch_bytes,
+          &Backward::run,        &Maps::scratch_bytes,    &Maps::forward, &Maps::backward};
+}
+
+template <class R>
+constexpr UnitaryKernels unitary_kernels_of() {
+  return {R::kWidth, &UnitaryForward<R>::run, &UnitaryBackward<R>::run};
+}
+
+template <class V>
+constexpr DiagonalKernels diagonal_kernels_of() {
+  using Forward = DiagonalKernel<ForwardStep<V>, DiagonalForwardParams>;
+  using Backward = DiagonalKernel<BackwardStep<V>, DiagonalBackwardParams>;
+  return {real_t<V>::kWidth, {&Forward::map, &Forward::scan}, {&Backward::map, &Backward::scan}};
+}
+
+template <class InstructionSet>
+constexpr Capability make_capability(const char* name) {
+  Capability capability{name, {}, {}, {}};
+  using Single = Vec<float, InstructionSet>;
+  using Double = Vec<double, InstructionSet>;
+  capability.kernels[0][0] = kernels_of<Single>();
+  capability.kernels[0][1] = kernels_of<Complex<Single>>();
+  capability.kernels[1][0] = kernels_of<Double>();
+  capability.kernels[1][1] = kernels_of<Complex<Double>>();
+  capability.unitary[0] = unitary_kernels_of<Single>();
+  capability.unitary[1] = unitary_kernels_of<Double>();
+  capability.diagonal[0][0] = diagonal_kernels_of<Single>();
+  capability.diagonal[0][1] = diagonal_kernels_of<Complex<Single>>();
+  capability.diagonal[1][0] = diagonal_kernels_of<Double>();
+  capability.diagonal[1][1] = diagonal_kernels_of<Complex<Double>>();
+  return capability;
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,366 @@
+// The sweeps (sweeps.h) of one type of states.
+//
+// Forward, kStatesInRegisters states at a time walk a chunk in registers, adding to the outputs,
+// which stay in the first-level cache as everything else does. On the way back they keep h, abar
+// and b of every step (34 KiB at the most, AVX-512 complex), then return with the gradient of h in
+// registers; the products for the gradients of B and C are transposed and added across the lanes
+// that share these. Bound by arithmetic.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "../simd/vector_math.h"
+#include "step_forms.h"
+#include "sweeps.h"
+
+namespace selective_scan::cpu {
+
+/// c + Re(a·b)
+template <class R>
+SELECTIVE_SCAN_HD R add_real_of_product(R a, R b, R c) {
+  return c + a * b;
+}
+template <class R>
+SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
+  return (c + a.re * b.re) - a.im * b.im;
+}
+
+/// Calls visit.operator()<kStates>(first) for groups of states that together are all of dstate.
+template <class Visit>
+SELECTIVE_SCAN_HD void for_each_state_group(int64_t dstate, const Visit& visit) {
+  int64_t n = 0;
+  for (; n + kStatesInRegisters <= dstate; n += kStatesInRegisters) {
+    visit.template operator()<kStatesInRegisters>(n);
+  }
+  for (; n < dstate; ++n) visit.template operator()<1>(n);
+}
+
+/// Writes what the lanes share of states n and the next once for every lane: (state, step).
+template <class State>
+void spread(const Projection<State>& projection, int64_t n, int states, State* target) {
+  using R = real_t<State>;
+  for (int64_t i = 0; i < states * kStateChunk; ++i) {
+    const scalar_t<State>* entry = projection.data + n * kStateChunk + i;
+    if constexpr (is_complex_v<State>) {
+      target[i] = {R(entry[0]), R(entry[projection.imaginary])};
+    } else {
+      target[i] = R(entry[0]);
+    }
+  }
+}
+
+/// B or C of a few states, of vectors with a number for each lane.
+template <class State, int kStates>
+class LaneRows {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+
+ public:
+  SELECTIVE_SCAN_HD LaneRows(const Projection<State>& projection, int64_t n)
+      : data_(projection.data + n * projection.state_stride),
+        imaginary_(projection.imaginary),
+        state_stride_(projection.state_stride),
+        step_stride_(projection.step_stride) {
+    if (!projection.is_shared) return;
+    spread(projection, n, kStates, own_);
+    data_ = reinterpret_cast<const T*>(own_);
+    imaginary_ = R::kWidth;
+    step_stride_ = kComponents<State> * R::kWidth;
+    state_stride_ = kStateChunk * step_stride_;
+  }
+
+  SELECTIVE_SCAN_HD State at(int j, int64_t t) const {
+    const T* entry = data_ + j * state_stride_ + t * step_stride_;
+    if constexpr (is_complex_v<State>) {
+      return {R::load(entry), R::load(entry + imaginary_)};
+    } else {
+      return R::load(entry);
+    }
+  }
+
+ private:
+  const T* data_;
+  int64_t imaginary_;
+  int64_t state_stride_;
+  int64_t step_stride_;
+  State own_[kStates * kStateChunk];
+};
+
+/// Of numbers that all lanes share.
+template <class State, int kStates>
+class SharedRows {
+  using R = real_t<State>;
+
+ public:
+  SELECTIVE_SCAN_HD SharedRows(const Projection<State>& projection, int64_t n)
+      : data_(projection.data + n * kStateChunk), imaginary_(projection.imaginary) {}
+
+  SELECTIVE_SCAN_HD State at(int j, int64_t t) const {
+    const scalar_t<State>* entry = data_ + j * kStateChunk + t;
+    if constexpr (is_complex_v<State>) {
+      return {R(entry[0]), R(entry[imaginary_])};
+    } else {
+      return R(entry[0]);
+    }
+  }
+
+ private:
+  const scalar_t<State>* data_;
+  int64_t imaginary_;
+};
+
+/// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to that
+/// of a constant, or to the tile of a variable one, where lanes share its numbers as sums over
+/// these.
+template <class State>
+void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<State>& gradient,
+                  int64_t n, int states, State* products) {
+  using R = real_t<State>;
+  if (gradient.sums) {
+    for (int j = 0; j < states; ++j) {
+      State sum{};
+      for (int64_t t = sweep.steps - 1; t >= 0; --t) sum += products[t * states + j];
+      gradient.sums[n + j].add(sum);
+    }
+    return;
+  }
+  for (int64_t i = sweep.steps * states; i < round_up(sweep.steps, R::kWidth) * states; ++i) {
+    products[i] = State{};
+  }
+  const int stride = states * kComponents<State>;
+  for (int row = 0; row < stride; ++row) {
+    const int j = row / kComponents<State>;
+    const int component = row % kComponents<State>;
+    const R* of_row = reinterpret_cast<const R*>(products) + row;
+    const int64_t first = (component * sweep.dstate + n + j) * kStateChunk;
+    if (!gradient.is_shared) {
+      R* target = reinterpret_cast<R*>(gradient.tile) + first;
+      for (int64_t t = 0; t < sweep.steps; ++t) target[t] = target[t] + of_row[t * stride];
+      continue;
+    }
+    scalar_t<State>* target = gradient.tile + first;
+    for (int64_t t = 0; t < sweep.steps; t += R::kWidth) {
+      R rows[R::kWidth];
+      for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * stride];
+      (R::load(target + t) + sum_of_each(rows)).store(target + t);
+    }
+  }
+}
+
+/// Walks kStates states through a chunk from states[0] on, leaving the last states there, and adds
+/// Re(Σ C·h) to y if there is one. keep(t, j, h, kept) sees every step.
+template <class Form, class Math, int kStates, bool kHasOutput, class State, class Rows, class Keep>
+SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const real_t<State>* us,
+                               const Pole<State> (&poles)[kStates], const Rows& B, const Rows& C,
+                               State* states, real_t<State>* y, const Keep& keep) {
+  using R = real_t<State>;
+  State h[kStates];
+  for (int j = 0; j < kStates; ++j) h[j] = states[j];
+  for (int64_t t = 0; t < steps; ++t) {
+    const R delta = deltas[t];
+    const R gain = Form::gain(delta, us[t]);
+    R sum;
+    if constexpr (kHasOutput) sum = y[t];
+    for (int j = 0; j < kStates; ++j) {
+      const auto kept = Form::template prepare<Math>(delta, poles[j]);
+      h[j] = Form::advance(gain, B.at(j, t), h[j], kept);
+      if constexpr (kHasOutput) sum = add_real_of_product(C.at(j, t), h[j], sum);
+      keep(t, j, h[j], kept);
+    }
+    if constexpr (kHasOutput) y[t] = sum;
+  }
+  for (int j = 0; j < kStates; ++j) states[j] = h[j];
+}
+
+/// The sweeps of one method.
+template <class State, Method kMethod>
+class MethodSweeps {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+  using Form = StepForm<kMethod, State>;
+  template <bool kIsShared, int kStates>
+  using Rows = std::conditional_t<kIsShared, SharedRows<State, kStates>, LaneRows<State, kStates>>;
+
+ public:
+  static void forward(const ForwardSweep<State>& sweep) {
+    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+      Pole<State> poles[kStates];
+      load_poles(sweep.poles + n, poles);
+      const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
+      advance<Form, Math, kStates, true>(sweep.steps, sweep.delta, sweep.u, poles, B, C,
+                                         sweep.states + n, sweep.y,
+                                         [](int64_t, int, const State&, const KeptStep<State>&) {});
+    });
+  }
+
+  static void backward(const BackwardSweep<State>& sweep) {
+    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+      Pole<State> poles[kStates];
+      load_poles(sweep.poles + n, poles);
+      const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
+      const KeptSteps<State> kept = sweep.kept;
+      for (int j = 0; j < kStates; ++j) kept.h[j] = sweep.states[n + j];
+      advance<Form, Math, kStates, true>(
+          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n, sweep.y,
+          [&](int64_t t, int j, const State& h, const KeptStep<State>& step) {
+            kept.h[(t + 1) * kStates + j] = h;
+            kept.first[t * kStates + j] = step.first;
+            if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
+          });
+      go_back(sweep, poles, B, C, n);
+      add_products(sweep, sweep.dB, n, kStates, kept.first);
+      add_products(sweep, sweep.dC, n, kStates, kept.h + kStates);
+    });
+  }
+
+  static void forward_map(const MapSweep<State>& sweep) {
+    for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      Pole<State> poles[kStates];
+      load_poles(sweep.poles + n, poles);
+      const Rows<false, kStates> B(sweep.projection, n);
+      State factor[kStates];
+      for (int j = 0; j < kStates; ++j) factor[j] = sweep.factors[n + j];
+      advance<Form, VectorMath, kStates, false>(
+          sweep.steps, sweep.delta, sweep.input, poles, B, B, sweep.offsets + n,
+          static_cast<R*>(nullptr), [&](int64_t, int j, const State&, const KeptStep<State>& kept) {
+            factor[j] = kept.first * factor[j];
+          });
+      for (int j = 0; j < kStates; ++j) sweep.factors[n + j] = factor[j];
+    });
+  }
+
+  static void backward_map(const MapSweep<State>& sweep) {
+    for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      const Rows<false, kStates> C(sweep.projection, n);
+      State carry[kStates], factor[kStates];
+      for (int j = 0; j < kStates; ++j) {
+        carry[j] = sweep.offsets[n + j];
+        factor[j] = sweep.factors[n + j];
+      }
+      for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+        const R delta = sweep.delta[t];
+        const R dy = constant<State>(kOutputScale<State>) * sweep.input[t];
+        for (int j = 0; j < kStates; ++j) {
+          const State abar = Form::template prepare<VectorMath>(delta, sweep.poles[n + j]).first;
+          carry[j] = (carry[j] + dy * conj(C.at(j, t))) * conj(abar);
+          factor[j] = abar * factor[j];
+        }
+      }
+      for (int j = 0; j < kStates; ++j) {
+        sweep.offsets[n + j] = carry[j];
+        sweep.factors[n + j] = factor[j];
+      }
+    });
+  }
+
+ private:
+  template <class Visit>
+  static SELECTIVE_SCAN_HD void for_each_group(const ForwardSweep<State>& sweep,
+                                               const Visit& visit) {
+    constexpr bool kIsBounded = !kAlwaysClamps<State>;
+    if (sweep.is_usual) {
+      for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+        visit.template operator()<VectorMathOf<kIsBounded>, true, kStates>(n);
+      });
+    } else {
+      for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+        visit.template operator()<VectorMath, false, kStates>(n);
+      });
+    }
+  }
+
+  template <int kStates>
+  static SELECTIVE_SCAN_HD void load_poles(const Pole<State>* source,
+                                           Pole<State> (&poles)[kStates]) {
+    for (int j = 0; j < kStates; ++j) poles[j] = Form::pole(source[j]);
+  }
+
+  /// From the gradients of the states after the chunk to those before it.
+  template <int kStates, class Rows>
+  static SELECTIVE_SCAN_HD void go_back(const BackwardSweep<State>& sweep,
+                                        const Pole<State> (&poles)[kStates], const Rows& B,
+                                        const Rows& C, int64_t n) {
+    const KeptSteps<State> kept = sweep.kept;
+    State dA_by_series[kStates];
+    if constexpr (kHasSeries) sum_series(sweep, poles, B, C, n, dA_by_series);
+
+    State carry[kStates];
+    typename Form::PoleGradient dA[kStates];
+    for (int j = 0; j < kStates; ++j) {
+      carry[j] = sweep.carry[n + j];
+      dA[j] = {};
+    }
+    for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+      const R delta = sweep.delta[t];
+      const R u = sweep.u[t];
+      const R dy = constant<State>(kOutputScale<State>) * sweep.dy[t];
+      const R gain = Form::gain(delta, u);
+      StepGradients<State> gradients{{}, {}, R(T(0)), sweep.ddelta[t]};
+      for (int j = 0; j < kStates; ++j) {
+        const int64_t i = t * kStates + j;
+        const State g = carry[j] + dy * conj(C.at(j, t));  // gradient of h[t]
+        const State dC = dy * conj(kept.h[i + kStates]);
+        Form::step_back(delta, gain, poles[j], B.at(j, t), kept.h[i], kept_step(kept, i), g,
+                        gradients, dA[j]);
+        carry[j] = gradients.before;
+        kept.first[i] = gradients.B;
+        kept.h[i + kStates] = dC;
+      }
+      R du = sweep.du[t];
+      Form::return_gain(delta, u, gradients.gain, du, gradients.delta);
+      sweep.du[t] = du;
+      sweep.ddelta[t] = gradients.delta;
+    }
+    for (int j = 0; j < kStates; ++j) {
+      sweep.carry[n + j] = carry[j];
+      State sum = dA[j].value(poles[j]);
+      if constexpr (kHasSeries) {
+        sum = select(Form::cancels(poles[j], sweep.largest_step), dA_by_series[j], sum);
+      }
+      sweep.dA[n + j].add(sum);
+    }
+  }
+
+  static constexpr bool kHasSeries = requires { typename Form::SeriesGradient; };
+
+  /// The gradients of the poles once more, where any lane needs that.
+  template <int kStates, class Rows>
+  static SELECTIVE_SCAN_HD void sum_series(const BackwardSweep<State>& sweep,
+                                           const Pole<State> (&poles)[kStates], const Rows& B,
+                                           const Rows& C, int64_t n, State (&sums)[kStates]) {
+    for (int j = 0; j < kStates; ++j) {
+      sums[j] = {};
+      if (!any(Form::cancels(poles[j], sweep.largest_step))) continue;
+      typename Form::SeriesGradient gradient{sweep.carry[n + j], {}};
+      for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+        const int64_t i = t * kStates + j;
+        const R delta = sweep.delta[t];
+        const R dy = constant<State>(kOutputScale<State>) * sweep.dy[t];
+        gradient.step_back(delta, Form::gain(delta, sweep.u[t]), poles[j], B.at(j, t),
+                           sweep.kept.h[i], kept_step(sweep.kept, i), dy * conj(C.at(j, t)));
+      }
+      sums[j] = gradient.sum;
+    }
+  }
+
+  static SELECTIVE_SCAN_HD KeptStep<State> kept_step(const KeptSteps<State>& kept, int64_t i) {
+    KeptStep<State> step{kept.first[i], {}};
+    if constexpr (Form::kKeepsSecond) step.second = kept.second[i];
+    return step;
+  }
+};
+
+template <class State>
+const MethodTable<Sweeps<State>>& Sweeps<State>::all() {
+  static constexpr auto kSweeps = make_method_table<Sweeps>([]<Method kMethod>() -> Sweeps {
+    // The gradients' maps depend on abar alone.
+    constexpr Method kLike = Formula<kMethod>::kAbarIsExponential ? Method::kZoh : kMethod;
+    return {&MethodSweeps<State, kMethod>::forward, &MethodSweeps<State, kMethod>::backward,
+            &MethodSweeps<State, kMethod>::forward_map, &MethodSweeps<State, kLike>::backward_map};
+  });
+  return kSweeps;
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,115 @@
+// A sweep walks the states of one vector of lanes through a chunk of steps. It is all that depends
+// on the method, and where the time goes; what surrounds it is the kernels' (forward.h, backward.h,
+// segment_maps.h). The two are compiled apart: see sweep_kernels.h.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/method_table.h"
+#include "../simd/vector.h"
+#include "compensated_sum.h"
+
+namespace selective_scan::cpu {
+
+template <class State>
+constexpr int kComponents = is_complex_v<State> ? 2 : 1;
+
+/// The states that a sweep carries through a chunk in registers at a time.
+constexpr int kStatesInRegisters = 4;
+
+/// y = kOutputScale·Re(Σ C·h)
+template <class State>
+constexpr double kOutputScale = is_complex_v<State> ? 2 : 1;
+
+/// In fp64 exponents are always clamped: the compiler fuses other operations there without the
+/// clamps, and no lane may tell by its neighbours' bits.
+template <class State>
+constexpr bool kAlwaysClamps = sizeof(scalar_t<State>) == 8;
+
+/// B or C of a chunk for one vector: numbers that all lanes share, from a tile (see
+/// ProjectionTile), or vectors with one for each lane.
+template <class State>
+struct Projection {
+  const scalar_t<State>* data = nullptr;
+  int64_t imaginary = 0;  // distance of the imaginary parts
+  bool is_shared = false;
+  int64_t state_stride = 0;
+  int64_t step_stride = 0;
+};
+
+/// Where the gradient of B or C goes.
+template <class State>
+struct ProjectionGradient {
+  scalar_t<State>* tile = nullptr;          // if variable, else null
+  bool is_shared = false;                   // by the lanes, whose products are then added up
+  CompensatedState<State>* sums = nullptr;  // (state), if constant
+};
+
+template <class State>
+struct ForwardSweep {
+  using R = real_t<State>;
+
+  bool is_usual;  // see BlockInputs
+  int64_t dstate;
+  int64_t steps;
+  const R* delta;  // (step): Δ
+  const R* u;      // (step)
+  const Pole<State>* poles;
+  Projection<State> B;
+  Projection<State> C;
+  State* states;  // before the chunk, then after it
+  R* y;           // (step): Re(Σ C·h) is added
+};
+
+/// What a sweep keeps for the way back: (step, state in registers). The way back leaves its
+/// products for dC in the place of h and those for dB in that of the first of each KeptStep, so
+/// that all of it stays in the first-level cache.
+template <class State>
+struct KeptSteps {
+  State* h;  // one more step: the state before the chunk comes first
+  State* first;
+  State* second;  // not of forms without
+};
+
+template <class State>
+struct BackwardSweep : ForwardSweep<State> {
+  using R = real_t<State>;
+
+  R largest_step;  // the largest |Δ|
+  const R* dy;     // (step)
+  R* du;           // (step): added to, and so is ddelta
+  R* ddelta;
+  State* carry;  // (state): the gradient of the states after the chunk, then of those before it
+  CompensatedState<State>* dA;  // (state)
+  ProjectionGradient<State> dB;
+  ProjectionGradient<State> dC;
+  KeptSteps<State> kept;
+};
+
+/// The affine map of a chunk, joined to that of the chunks before it, or behind it on the way back.
+template <class State>
+struct MapSweep {
+  using R = real_t<State>;
+
+  int64_t dstate;
+  int64_t steps;
+  const R* delta;
+  const R* input;  // (step): u, or dy on the way back
+  const Pole<State>* poles;
+  Projection<State> projection;  // B, or C on the way back
+  State* offsets;                // (state)
+  State* factors;
+};
+
+/// The sweeps of one method.
+template <class State>
+struct Sweeps {
+  void (*forward)(const ForwardSweep<State>&);
+  void (*backward)(const BackwardSweep<State>&);
+  void (*forward_map)(const MapSweep<State>&);
+  void (*backward_map)(const MapSweep<State>&);
+
+  static const MethodTable<Sweeps>& all();
+};
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,103 @@
+"""What one channel holds changes no bit of another's results, on every instruction set's lanes."""
+
+import math
+
+import pytest
+import torch
+
+from problem import METHODS, Case, generator, make
+from selective_scan import selective_scan_fn
+
+# Vectors of up to 16 channels, the last one not full; three chunks, the last one not full.
+CASE = Case(batch=1, dim=21, groups=1, seqlen=70, dstate=6, B="shared", C="shared")
+BROKEN = 5  # a channel amid the lanes of its vector
+
+
+def nothing(tensors):
+    pass
+
+
+def set_entry(name, value):
+    def change(tensors):
+        tensors[name][:, BROKEN, 20] = value
+
+    return change
+
+
+def set_row(name, value):
+    def change(tensors):
+        tensors[name].select(-1 if tensors[name].dim() == 1 else -2, BROKEN)[...] = value
+
+    return change
+
+
+def scale_steps(factor):
+    def change(tensors):
+        tensors["delta"][:, BROKEN] *= factor
+
+    return change
+
+
+NEIGHBOURS = {
+    **{f"{name}={value}": set_entry(name, value)
+       for name in ("u", "delta", "z") for value in (math.nan, math.inf, -math.inf, 1e30)},
+    **{f"A={value}": set_row("A", value) for value in (math.nan, -math.inf, -1e30, -1e-30, 0.0)},
+    "huge steps": scale_steps(1e4),
+    "tiny steps": scale_steps(1e-8),
+    "no steps": scale_steps(0.0),
+    "initial_state=nan": set_row("initial_state", math.nan),
+}  # fmt: skip
+
+
+def results(case, change):
+    """Outputs and gradients of all channels but the changed one."""
+    problem = make(case)
+    tensors = {name: value.clone() for name, value in problem.tensors.items() if value is not None}
+    change(tensors)
+    for value in tensors.values():
+        value.requires_grad_()
+    out, last_state = selective_scan_fn(**tensors, **problem.options, return_last_state=True)
+    cotangents = [problem.cotangents["out"], problem.cotangents["last_state"]]
+    names = [name for name in tensors if name not in ("B", "C") or case.B == "constant"]
+    gradients = torch.autograd.grad(
+        [out, last_state], [tensors[name] for name in names], cotangents
+    )
+    found = {"out": out, "last_state": last_state}
+    found |= {f"d{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
+    healthy = [channel for channel in range(case.dim) if channel != BROKEN]
+    return {
+        name: value.detach()[healthy] if value.shape[0] == case.dim else value.detach()[:, healthy]
+        for name, value in found.items()
+    }
+
+
+def same_bits(a, b):
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["shared", "constant"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_channel_changes_no_bit_of_another(method, is_complex, dtype, kind):
+    case = CASE.with_(
+        method=method, complex=is_complex, dtype=dtype, B=kind, C=kind, delta_softplus=False
+    )
+    expected = results(case, nothing)
+    for description, change in NEIGHBOURS.items():
+        for name, value in results(case, change).items():
+            assert same_bits(value, expected[name]), f"{name} beside a channel with {description}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_row_of_the_batch_changes_no_bit(method):
+    """Rows of few channels too, whose lanes are segments."""
+    for dim, seqlen in ((21, 70), (1, 700)):
+        case = CASE.with_(method=method, batch=2, dim=dim, seqlen=seqlen)
+        tensors = {name: value.clone() for name, value in make(case).tensors.items()}
+        options = make(case).options
+        expected = selective_scan_fn(**tensors, **options)[1].clone()
+        noise = torch.randn(tensors["delta"][0].shape, generator=generator(case))
+        for value in (math.nan, math.inf, 1e30):
+            tensors["delta"][0] = noise.abs() * value
+            assert same_bits(selective_scan_fn(**tensors, **options)[1], expected)
