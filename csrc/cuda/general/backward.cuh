@@ -1,6 +1,6 @@
 // The backward scan.
 //
-// Mapping: geometry.cuh. A block walks its tile of channels backwards through time, chunk by chunk.
+// Mapping: geometry.h. A block walks its tile of channels backwards through time, chunk by chunk.
 // From the state saved before a chunk every lane sweeps forward, keeping the state before each
 // block of kBlockSteps steps; then, last block first, it computes the block's states again in
 // registers and sweeps backwards through them with the gradient g of the state:

@@ -1,6 +1,6 @@
 // The forward scan.
 //
-// Mapping: geometry.cuh. A block walks its tile of channels through time in chunks of kChunk steps;
+// Mapping: geometry.h. A block walks its tile of channels through time in chunks of kChunk steps;
 // each lane keeps its kStates states and poles in registers and runs through the chunk
 // sequentially, so that an update is a multiplication and an ex2 for abar, a multiplication for the
 // input, and one FMA each for the state and for y.

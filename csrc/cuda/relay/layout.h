@@ -30,7 +30,7 @@ struct Shape {
   static constexpr int kRow = kSteps + 4;
 
   /// B and C lie as [step][B | C][state] where a lane has several states, as a kernel in front
-  /// (streamed/projections.cu) has written them, else as [B | C][state][step]; either way a lane
+  /// (kit/packed_bc.cu) has written them, else as [B | C][state][step]; either way a lane
   /// reads 16 bytes at a time.
   static constexpr bool kStepMajor = kStates > 1;
   static constexpr int kTile = 2 * kPaddedStates * (kStepMajor ? kSteps : kRow);
