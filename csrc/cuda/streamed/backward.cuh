@@ -2,7 +2,7 @@
 //
 // Mapping. A warp owns kWarpSize / lanes channels of one group and walks backwards through time, in
 // chunks of kChunk steps; a lane holds 16 bytes of states of one of these channels. A block is up
-// to kMaxWarps such warps. These share B and C, which come in fp32 from projections.cu through a
+// to kMaxWarps such warps. These share B and C, which come in fp32 from packed_bc.cu through a
 // ring of chunks (bulk_copy.cuh), and the sums for dB and dC (channel_sums.cuh); but for these two,
 // warps run alone.
 //

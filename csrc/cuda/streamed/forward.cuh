@@ -3,7 +3,7 @@
 // Mapping. A warp owns kWarpSize / lanes channels of one group and runs alone through time, in
 // chunks of kChunk steps; a lane holds kStates states of one of these channels and their poles in
 // registers. A block is up to kMaxWarps such warps, which share B and C only: those come in fp32
-// from projections.cu through a ring of chunks (bulk_copy.cuh).
+// from packed_bc.cu through a ring of chunks (bulk_copy.cuh).
 //
 // A warp and chunk: the next chunk's loads are started; the lanes scan, and leave their part of y,
 // four steps at a time, in a plane of rows per lane of a channel; the output phase adds the planes,
