@@ -60,7 +60,6 @@ struct BackwardWindow {
 template <Method kMethod, class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
-  static constexpr int kSize = sizeof(typename Storage::Type);
   /// The next window is read while one is scanned, where registers suffice.
   static constexpr bool kFetchesAhead =
       sizeof(typename Access::Raw) <= 16 && !kMayBeConstant<Storage>;
@@ -200,7 +199,7 @@ class BackwardTile {
     }
     if (params_.delta_softplus) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) delta[i] = device_softplus<kSize>(delta[i], slope[i]);
+      for (int i = 0; i < kItems; ++i) delta[i] = device_softplus(delta[i], slope[i]);
     }
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.

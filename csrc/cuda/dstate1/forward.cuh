@@ -30,7 +30,6 @@ template <Method kMethod, class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
                                              ForwardShared& shared) {
   using Access = RowAccess<Storage>;
-  constexpr int kSize = sizeof(typename Storage::Type);
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const auto seqlen = static_cast<int>(params.seqlen);
@@ -93,7 +92,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
     if (params.delta_softplus) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) delta_items[i] = device_softplus<kSize>(delta_items[i]);
+      for (int i = 0; i < kItems; ++i) delta_items[i] = device_softplus(delta_items[i]);
     }
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.

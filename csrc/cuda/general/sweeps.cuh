@@ -130,7 +130,7 @@ __device__ __forceinline__ void finish_block(const BackwardParams& params, const
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     du.v[i] += skip * dy.v[i];
-    if (params.delta_softplus) ddelta.v[i] *= softplus_slope(delta.v[i]);
+    if (params.delta_softplus) ddelta.v[i] *= softplus_slope_from(delta.v[i]);
     y.v[i] = R(kOutputScale<T>) * y.v[i] + skip * u.v[i];
     dD += dy.v[i] * u.v[i];
     if (at + i < rows.row + steps) ddelta_bias += ddelta.v[i];

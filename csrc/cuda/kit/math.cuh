@@ -128,10 +128,41 @@ __device__ __forceinline__ float decay_of(float x) {
   return exp_for<kSize>(exponent);
 }
 
-/// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). The polynomial is
-/// log1p(v)/v on [0, 1] to 5e-9 (Remez), which spares a reciprocal: the special-function unit is
-/// the scarcest here. Above the threshold v is lost in the sum, so that no comparison is needed.
-__device__ __forceinline__ float softplus_from(float x, float v) {
+/// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). Above the threshold v is
+/// lost in the sum, so that no comparison is needed. The derivative is sigmoid(x): 1/(1 + v) or,
+/// for a negative x, v/(1 + v); above the threshold that rounds to 1.
+__device__ __forceinline__ float softplus_slope(float x, float v) {
+  return (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
+}
+
+/// Where instructions are what is scarce: log1p(v) = 2 atanh(s), s = v/(2 + v). For s up to 1/3 the
+/// polynomial is within 5e-9 of atanh(s)/s.
+__device__ __forceinline__ float softplus_by_atanh(float x, float v) {
+  const float s = v * reciprocal(2.0f + v);
+  const float s2 = s * s;
+  float series = 0.280244604f;
+  series = 0.279991407f + s2 * series;
+  series = 0.400216991f + s2 * series;
+  series = 0.666664131f + s2 * series;
+  series = 2.0f + s2 * series;
+  return fmaxf(x, 0.0f) + s * series;
+}
+__device__ __forceinline__ float device_softplus(float x) {
+  return softplus_by_atanh(x, ::expf(-fabsf(x)));
+}
+__device__ __forceinline__ double device_softplus(double x) {
+  return softplus<DeviceMath>(x);
+}
+/// The same, with the derivative.
+__device__ __forceinline__ float device_softplus(float x, float& slope) {
+  const float v = ::expf(-fabsf(x));
+  slope = softplus_slope(x, v);
+  return softplus_by_atanh(x, v);
+}
+
+/// Where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0, 1] to
+/// 5e-9 (Remez), which spares a reciprocal.
+__device__ __forceinline__ float softplus_by_series(float x, float v) {
   float series = -0.003244025632739067f;
   series = fmaf(series, v, 0.019851477816700935f);
   series = fmaf(series, v, -0.056959591805934906f);
@@ -143,21 +174,6 @@ __device__ __forceinline__ float softplus_from(float x, float v) {
   series = fmaf(series, v, -0.4999990165233612f);
   series = fmaf(series, v, 1.0f);
   return fmaf(series, v, fmaxf(x, 0.0f));
-}
-template <int kSize = 4>
-__device__ __forceinline__ float device_softplus(float x) {
-  return softplus_from(x, decay_of<kSize>(x));
-}
-__device__ __forceinline__ double device_softplus(double x) {
-  return softplus<DeviceMath>(x);
-}
-/// The same, with the derivative, sigmoid(x): 1/(1 + v) or, for a negative x, v/(1 + v). Above the
-/// threshold that rounds to 1.
-template <int kSize = 4>
-__device__ __forceinline__ float device_softplus(float x, float& slope) {
-  const float v = decay_of<kSize>(x);
-  slope = (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
-  return softplus_from(x, v);
 }
 
 /// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
@@ -186,7 +202,7 @@ __device__ __forceinline__ void softplus_in_place(Values& values) {
   if (all_are_small(values)) {
     for (float& value : values.v) value = small_log1p(decay_of<kSize>(value));
   } else {
-    for (float& value : values.v) value = device_softplus<kSize>(value);
+    for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
   }
 }
 
@@ -204,7 +220,9 @@ __device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      values.v[i] = device_softplus<kSize>(values.v[i], slopes.v[i]);
+      const float v = decay_of<kSize>(values.v[i]);
+      slopes.v[i] = softplus_slope(values.v[i], v);
+      values.v[i] = softplus_by_series(values.v[i], v);
     }
   }
 }
@@ -231,10 +249,10 @@ __device__ __forceinline__ float gated(float x, float z) {
 }
 
 /// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
-__device__ __forceinline__ double softplus_slope(double delta) {
+__device__ __forceinline__ double softplus_slope_from(double delta) {
   return delta > kSoftplusThreshold ? 1.0 : -outlined::expm1(-delta);
 }
-__device__ __forceinline__ float softplus_slope(float delta) {
+__device__ __forceinline__ float softplus_slope_from(float delta) {
   // Taylor's series where the subtraction would cancel.
   float series = 1.0f / 5040;
   series = 1.0f / 720 - delta * series;
