@@ -231,6 +231,25 @@ def test_what_is_not_finite_in_a_projection_stays_in_its_batch_and_group(name, d
     assert torch.equal(actual[1, :2, :30], expected[1, :2, :30])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dstate", [1, 16, 33])
+@pytest.mark.parametrize("masked", [slice(5, 40), slice(0, 70)], ids=["some", "all"])
+def test_a_step_of_minus_infinity_before_softplus_leaves_the_state(dtype, dstate, masked, device):
+    case = Case(dim=8, dstate=dstate, dtype=dtype)
+    inputs = detached(inputs_on(case, device))
+    inputs["delta"][..., masked] = -math.inf
+    kept = torch.ones(case.seqlen, dtype=torch.bool, device=device)
+    kept[masked] = False
+    without = {
+        name: value[..., kept] if name in ("u", "delta", "z", "B", "C") else value
+        for name, value in inputs.items()
+    }
+    (out, last_state), (expected, expected_state) = scan(case, inputs), scan(case, without)
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (1e-2, 1e-2)
+    torch.testing.assert_close(out[..., kept], expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(last_state, expected_state, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_past_does_not_know_the_future(reverse, device):
     """Causality, with NaN as the tracer: before the step it enters the output is bit-identical."""
