@@ -51,9 +51,10 @@ class Call:
         self.sizes: dict[str, int | torch.SymInt | tuple] = {}
         self.groups: dict[str, int | torch.SymInt] = {}  # of projections with steps
         self.is_complex = any(tensors[name].is_complex() for name in complex_by)
-        is_double = any(tensor.dtype in _DOUBLE for tensor in tensors.values())
-        self.compute_dtype = SINGLE_OR_DOUBLE[is_double]
-        self.state_dtype = (COMPLEX if self.is_complex else SINGLE_OR_DOUBLE)[is_double]
+        # As a number, since torch.compile of PyTorch 2.11 takes no bool for an index.
+        precision = int(any(tensor.dtype in _DOUBLE for tensor in tensors.values()))
+        self.compute_dtype = SINGLE_OR_DOUBLE[precision]
+        self.state_dtype = COMPLEX[precision] if self.is_complex else self.compute_dtype
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
