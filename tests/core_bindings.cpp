@@ -219,7 +219,7 @@ py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, con
         F::template keep<PreparedMath, T>(step_size, constant<T>(F::kPoleScale) * pole, constants);
     advanced.mutable_data()[i] =
         to_numpy<T>(F::advance(kept, constant<T>(F::kInputScale) * input, before, b));
-    const StepBack<T> back =
+    const StepGradient<T> back =
         F::template step_back<PreparedMath, T>(input, kept, before, after, b, gradient);
     const T w = constant<T>(F::kInputScale) * back.input, x = constant<T>(F::kXScale) * back.x;
     const R through_input = real_of_product_conj(w, b);

@@ -141,7 +141,8 @@ struct ExactHold : StepForms<ExactHold> {
   }
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T A, const Constants<Math, T>& constants) {
+  static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T A,
+                                             const Constants<Math, T>& constants) {
     const auto value = Math::exact_hold_step(delta, constants);
     // A scan does not mind what φ1 is where Δ = 0, but the gradient of Δ does.
     if constexpr (is_complex_v<T>) {
@@ -172,7 +173,7 @@ struct IncrementStep {
 /// part |x|/2 of each, and A must not be 0.
 struct ExactIncrements {
   template <class T>
-  struct Kept {
+  struct StepCache {
     T growth;  // e
     T w;
     T inverse;  // 1/A
@@ -186,13 +187,13 @@ struct ExactIncrements {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
                                      const ExactHold::Constants<Math, T>& constants, T H, T B,
-                                     Kept<T>& kept) {
+                                     StepCache<T>& kept) {
     kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
     return multiply_add(kept.growth, kept.w, H);
   }
   /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
   template <class T>
-  static SELECTIVE_SCAN_HD StepBack<T> step_back(const Kept<T>& kept, T g) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T g) {
     const T growing = g * conj(kept.growth);
     const T carry = g + growing;
     return {carry, growing * conj(kept.inverse), carry * conj(kept.w)};

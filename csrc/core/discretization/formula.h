@@ -72,7 +72,7 @@ struct Step {
 /// Gradients from g, that of h[t], for scans that have B and the states on both sides of a step at
 /// hand; the last two divided by Formula::kInputScale and kXScale.
 template <class T>
-struct StepBack {
+struct StepGradient {
   T state;  // of h[t-1]
   T input;  // g·conj(b): Δ·u times it is the gradient of B, Re Σ input·conj(B) that of Δ·u
   T x;      // of x = Δ·A
@@ -144,24 +144,25 @@ struct StepForms {
 
   /// What a step is made of.
   template <class T>
-  struct Kept {
+  struct StepCache {
     Hold<T> hold;
     real_t<T> delta;
     T A;
   };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T /*scaled_A*/, const Pole<T>& constants) {
+  static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T /*scaled_A*/,
+                                             const Pole<T>& constants) {
     return {F::template hold<Math>(delta, constants), delta, constants.A};
   }
 
   template <class T>
-  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> delta_u, T h, T B) {
+  static SELECTIVE_SCAN_HD T advance(const StepCache<T>& kept, real_t<T> delta_u, T h, T B) {
     return kept.hold.a * h + delta_u * (kept.hold.b * B);
   }
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> delta_u, const Kept<T>& kept, T before,
-                                                 T /*after*/, T B, T g) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(real_t<T> delta_u, const StepCache<T>& kept,
+                                                     T before, T /*after*/, T B, T g) {
     const T carry = g * conj(kept.hold.a);
     return {carry, g * conj(kept.hold.b),
             F::template gradient_of_x<Math>(kept.delta, kept.A, kept.hold, g * conj(before),
@@ -176,17 +177,19 @@ struct Formula;
 /// Gradients of the step and the pole, from those of abar and bbar (conjugate Wirtinger derivatives
 /// where complex, as PyTorch has them).
 template <class T>
-struct StepGradient {
+struct DiscretizationGradient {
   real_t<T> delta;
   T A;
 };
 
 template <Method kMethod, class Math, class T>
-SELECTIVE_SCAN_HD StepGradient<T> backpropagate(real_t<T> delta, const Pole<T>& pole,
-                                                const Coefficients<T>& value, T dabar, T dbbar) {
+SELECTIVE_SCAN_HD DiscretizationGradient<T> backpropagate(real_t<T> delta, const Pole<T>& pole,
+                                                          const Coefficients<T>& value, T dabar,
+                                                          T dbbar) {
   using F = Formula<kMethod>;
   const Derivatives<T> d = F::template derivatives<Math>(delta, pole, value);
-  StepGradient<T> gradient{real_of_product_conj(dabar, d.abar_delta), dabar * conj(d.abar_A)};
+  DiscretizationGradient<T> gradient{real_of_product_conj(dabar, d.abar_delta),
+                                     dabar * conj(d.abar_A)};
   if constexpr (F::kBbarDependsOnA) {
     gradient.delta = gradient.delta + real_of_product_conj(dbbar, d.bbar_delta);
     gradient.A = gradient.A + dbbar * conj(d.bbar_A);

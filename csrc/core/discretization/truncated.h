@@ -95,7 +95,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   ///   1 + x/2 + x²/6           2/3  3/4 + x/2  v² + 15/16                   v
   ///   1 + x/2 + x²/6 + x³/24   9/8  4/9 + x/3  v·(v² + 20/27) + 344/729     v² + 20/81
   template <class T>
-  struct Kept {
+  struct StepCache {
     T a;
     T v;
     T b;      // divided by k
@@ -108,12 +108,12 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
                                                       : 9.0 / 8;
   static constexpr double kPoleScale = kTerms == 3 ? 0.5 : kTerms == 4 ? 1.0 / 3 : 1;
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T scaled_A,
-                                        const Constants<Math, T>& constants) {
+  static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T scaled_A,
+                                             const Constants<Math, T>& constants) {
     return keep_with(Math::exp_at(delta, constants.rate), delta, scaled_A);
   }
   template <class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep_with(T a, real_t<T> delta, T scaled_A) {
+  static SELECTIVE_SCAN_HD StepCache<T> keep_with(T a, real_t<T> delta, T scaled_A) {
     if constexpr (kTerms == 1) {
       return {a, {}, {}, {}, {}};
     } else if constexpr (kTerms == 2) {
@@ -131,7 +131,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   }
 
   template <class T>
-  static SELECTIVE_SCAN_HD T advance(Kept<T>& kept, real_t<T> input, T h, T B) {
+  static SELECTIVE_SCAN_HD T advance(StepCache<T>& kept, real_t<T> input, T h, T B) {
     if constexpr (kTerms == 1) {
       return kept.a * h + input * B;
     } else {
@@ -148,8 +148,9 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   }
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
-                                                 T before, T /*after*/, T /*B*/, T g) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(real_t<T> /*delta_u*/,
+                                                     const StepCache<T>& kept, T before,
+                                                     T /*after*/, T /*B*/, T g) {
     const T carry = g * conj(kept.a);
     if constexpr (kTerms == 1) {
       return {carry, g, carry * conj(before)};

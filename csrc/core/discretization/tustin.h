@@ -60,17 +60,17 @@ struct Tustin : StepForms<Tustin> {
   }
 
   template <class T>
-  struct Kept {
+  struct StepCache {
     T r;
   };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Kept<T> keep(real_t<T> delta, T /*scaled_A*/,
-                                        const Constants<Math, T>& constants) {
+  static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T /*scaled_A*/,
+                                             const Constants<Math, T>& constants) {
     return {step<Math, T>(delta, delta, constants).r};
   }
 
   template <class T>
-  static SELECTIVE_SCAN_HD T advance(const Kept<T>& kept, real_t<T> input, T h, T B) {
+  static SELECTIVE_SCAN_HD T advance(const StepCache<T>& kept, real_t<T> input, T h, T B) {
     return multiply_add(kept.r, h + input * B, -h);
   }
 
@@ -78,8 +78,9 @@ struct Tustin : StepForms<Tustin> {
   static constexpr double kInputScale = 0.5;
   static constexpr double kXScale = 0.25;
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepBack<T> step_back(real_t<T> /*delta_u*/, const Kept<T>& kept,
-                                                 T before, T after, T /*B*/, T g) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(real_t<T> /*delta_u*/,
+                                                     const StepCache<T>& kept, T before, T after,
+                                                     T /*B*/, T g) {
     const T through_r = g * conj(kept.r);
     return {through_r - g, through_r, through_r * conj(before + after)};
   }

@@ -2,7 +2,7 @@
 //
 // A form has, for all states together, the gain of the input and return_gain, which passes on the
 // gains' gradient; for each state prepare and advance, from h[t-1] to h[t], and step_back, from g,
-// the gradient of h[t]; two numbers Kept from the one for the other; and a PoleGradient, of A
+// the gradient of h[t]; a StepCache, from the one for the other; and a PoleGradient, of A
 // through a chunk. Whatever a form chooses, it chooses by lane.
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace selective_scan::cpu {
 
 template <class State>
-struct KeptStep {
+struct CachedStep {
   State first;
   State second;
 };
@@ -32,7 +32,7 @@ template <Method kMethod, class State>
 struct ByFactors {
   using R = real_t<State>;
   using F = Formula<kMethod>;
-  using Kept = KeptStep<State>;  // abar, and b: bbar = Δ·b
+  using StepCache = CachedStep<State>;  // abar, and b: bbar = Δ·b
 
   static constexpr bool kKeepsSecond = F::kBbarDependsOnA;
 
@@ -46,11 +46,11 @@ struct ByFactors {
   }
 
   template <class Math>
-  static SELECTIVE_SCAN_HD Kept prepare(R delta, const Pole<State>& pole) {
+  static SELECTIVE_SCAN_HD StepCache prepare(R delta, const Pole<State>& pole) {
     const Hold<State> hold = F::template hold<Math>(delta, pole);
     return {hold.a, hold.b};
   }
-  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const Kept& kept) {
+  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const StepCache& kept) {
     State input = gain * B;
     if constexpr (F::kBbarDependsOnA) input = kept.second * input;
     return multiply_add(kept.first, h, input);
@@ -62,7 +62,7 @@ struct ByFactors {
   };
 
   static SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
-                                          State before, const Kept& kept, State g,
+                                          State before, const StepCache& kept, State g,
                                           StepGradients<State>& gradients, PoleGradient& dA) {
     const State a = kept.first;
     const State g_conj_B = g * conj(B);
@@ -91,7 +91,7 @@ template <Method kMethod, class State>
 struct ByExactHold {
   using R = real_t<State>;
   using T = scalar_t<State>;
-  using Kept = KeptStep<State>;  // abar, bbar
+  using StepCache = CachedStep<State>;  // abar, bbar
 
   static constexpr bool kKeepsSecond = true;
 
@@ -110,11 +110,11 @@ struct ByExactHold {
   }
 
   template <class Math>
-  static SELECTIVE_SCAN_HD Kept prepare(R delta, const Pole<State>& pole) {
+  static SELECTIVE_SCAN_HD StepCache prepare(R delta, const Pole<State>& pole) {
     const Coefficients<State> value = Formula<kMethod>::template value<Math>(delta, pole);
     return {value.abar, value.bbar};
   }
-  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const Kept& kept) {
+  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const StepCache& kept) {
     return multiply_add(kept.first, h, kept_apart(kept.second * (gain * B)));
   }
 
@@ -127,7 +127,7 @@ struct ByExactHold {
   };
 
   static SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
-                                          State before, const Kept& kept, State g,
+                                          State before, const StepCache& kept, State g,
                                           StepGradients<State>& gradients, PoleGradient& dA) {
     const State input = g * conj(kept.second);
     gradients.before = g * conj(kept.first);
@@ -151,7 +151,7 @@ struct ByExactHold {
     State sum;
 
     SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
-                                     State before, const Kept& kept, State dy_conj_C) {
+                                     State before, const StepCache& kept, State dy_conj_C) {
       const State g = carry + dy_conj_C;
       const State x = delta * pole.A;
       const State ratio = phi1_logarithmic_derivative(x, norm(x));

@@ -189,9 +189,9 @@ class MethodSweeps {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
-      advance<Form, Math, kStates, true>(sweep.steps, sweep.delta, sweep.u, poles, B, C,
-                                         sweep.states + n, sweep.y,
-                                         [](int64_t, int, const State&, const KeptStep<State>&) {});
+      advance<Form, Math, kStates, true>(
+          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n, sweep.y,
+          [](int64_t, int, const State&, const CachedStep<State>&) {});
     });
   }
 
@@ -204,7 +204,7 @@ class MethodSweeps {
       for (int j = 0; j < kStates; ++j) kept.h[j] = sweep.states[n + j];
       advance<Form, Math, kStates, true>(
           sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n, sweep.y,
-          [&](int64_t t, int j, const State& h, const KeptStep<State>& step) {
+          [&](int64_t t, int j, const State& h, const CachedStep<State>& step) {
             kept.h[(t + 1) * kStates + j] = h;
             kept.first[t * kStates + j] = step.first;
             if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
@@ -224,7 +224,8 @@ class MethodSweeps {
       for (int j = 0; j < kStates; ++j) factor[j] = sweep.factors[n + j];
       advance<Form, VectorMath, kStates, false>(
           sweep.steps, sweep.delta, sweep.input, poles, B, B, sweep.offsets + n,
-          static_cast<R*>(nullptr), [&](int64_t, int j, const State&, const KeptStep<State>& kept) {
+          static_cast<R*>(nullptr),
+          [&](int64_t, int j, const State&, const CachedStep<State>& kept) {
             factor[j] = kept.first * factor[j];
           });
       for (int j = 0; j < kStates; ++j) sweep.factors[n + j] = factor[j];
@@ -345,8 +346,8 @@ class MethodSweeps {
     }
   }
 
-  static SELECTIVE_SCAN_HD KeptStep<State> kept_step(const KeptSteps<State>& kept, int64_t i) {
-    KeptStep<State> step{kept.first[i], {}};
+  static SELECTIVE_SCAN_HD CachedStep<State> kept_step(const KeptSteps<State>& kept, int64_t i) {
+    CachedStep<State> step{kept.first[i], {}};
     if constexpr (Form::kKeepsSecond) step.second = kept.second[i];
     return step;
   }

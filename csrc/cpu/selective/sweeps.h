@@ -62,7 +62,7 @@ struct ForwardSweep {
 };
 
 /// What a sweep keeps for the way back: (step, state in registers). The way back leaves its
-/// products for dC in the place of h and those for dB in that of the first of each KeptStep, so
+/// products for dC in the place of h and those for dB in that of the first of each CachedStep, so
 /// that all of it stays in the first-level cache.
 template <class State>
 struct KeptSteps {

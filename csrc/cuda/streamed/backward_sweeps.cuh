@@ -111,7 +111,7 @@ __device__ __forceinline__ Pack<T, kStates> step_forward(
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     if constexpr (kIncrements) {
-      ExactIncrements::Kept<T> kept;
+      ExactIncrements::StepCache<T> kept;
       h.v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(delta, input, poles.constants[s],
                                                                h.v[s], B.v[s], kept);
     } else {
@@ -183,11 +183,11 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
 template <Method kMethod, bool kIncrements, class T, int kStates>
 struct BlockStates {
   using F = Formula<kMethod>;
-  using Kept =
-      std::conditional_t<kIncrements, ExactIncrements::Kept<T>, typename F::template Kept<T>>;
+  using StepCache = std::conditional_t<kIncrements, ExactIncrements::StepCache<T>,
+                                       typename F::template StepCache<T>>;
 
   Pack<T, kStates> h[kBlockSteps + 1];
-  Kept kept[kBlockSteps][kStates];
+  StepCache kept[kBlockSteps][kStates];
   Pack<float, kBlockSteps> scaled_input;
 
   /// `abar` is that of all steps or null.
@@ -218,8 +218,8 @@ struct BlockStates {
   }
   /// One state's way back through step j. `after` is the state behind the step on return.
   template <int kSize>
-  __device__ __forceinline__ StepBack<T> step_back(const BlockInputs<T, kStates>& inputs, int j,
-                                                   int s, T g, T& after) const {
+  __device__ __forceinline__ StepGradient<T> step_back(const BlockInputs<T, kStates>& inputs, int j,
+                                                       int s, T g, T& after) const {
     after = h[j + 1].v[s];
     if constexpr (kIncrements) {
       after = kept[j][s].inverse * after;
@@ -232,9 +232,8 @@ struct BlockStates {
 
  private:
   template <int kSize>
-  static __device__ __forceinline__ Kept kept_of(float delta,
-                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
-                                                 int s, const T* abar) {
+  static __device__ __forceinline__ StepCache
+  kept_of(float delta, const LanePoles<T, kStates, kSize, kMethod>& poles, int s, const T* abar) {
     if constexpr (F::kAbarIsByRate) {
       if (abar != nullptr) return F::keep_with(*abar, delta, poles.A[s]);
     }
@@ -244,7 +243,7 @@ struct BlockStates {
 
 /// One block of steps with variable B and C: its states again from the one before it, then
 /// backwards through them. `carry` is the gradient of the state behind the block on entry and of
-/// the one before it on return. See StepBack for the formulas.
+/// the one before it on return. See StepGradient for the formulas.
 template <class Shape, Method kMethod, bool kIncrements, int kSize, class T, int kStates>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
@@ -268,7 +267,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
       T after;
-      const StepBack<T> back = states.template step_back<kSize>(inputs, j, s, g, after);
+      const StepGradient<T> back = states.template step_back<kSize>(inputs, j, s, g, after);
       carry.v[s] = back.state;
       dB.v[s] = kWeighted ? back.input : states.scaled_input.v[j] * back.input;
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);

@@ -150,7 +150,7 @@ __device__ __forceinline__ void load_record(int record, ConstantInputs<kStates>&
 
 /// One block of steps, the one with number kBlock of its group: its states again from the one
 /// before it, then backwards through them. `carry` is c of the step behind the block on entry and
-/// of its first one on return. See StepBack for the formulas. S is added to dB.
+/// of its first one on return. See StepGradient for the formulas. S is added to dB.
 template <class Shape, Method kMethod, bool kIncrements, int kBlock, int kSize, int kStates>
 __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,
@@ -169,7 +169,7 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
     for (int s = 0; s < kStates; ++s) {
       const float g = carry.v[s] + rows.dy.v[j];
       float after;
-      const StepBack<float> back = states.template step_back<kSize>(rows, j, s, g, after);
+      const StepGradient<float> back = states.template step_back<kSize>(rows, j, s, g, after);
       carry.v[s] = back.state;
       float x = back.x;
       if constexpr (!kIncrements && kHasIncrements<Shape, kMethod>) x *= poles.A[s];
