@@ -1,6 +1,6 @@
-// The diagonal scan of rows that are contiguous in time: a team of lanes for each chain.
+// The diagonal scan of rows that are contiguous in time: several lanes for each chain.
 //
-// Lane l of a team takes kItems consecutive steps of each tile of kRowLanes·kItems steps and
+// Lane l of a chain takes kItems consecutive steps of each tile of kRowLanes·kItems steps and
 // composes their affine maps h -> product·h + offset; a scan with shuffles then tells it the state
 // before its steps, and it walks them. kGroup tiles are loaded before the first is used. There is
 // no shared memory and no synchronisation beyond the warp.
@@ -30,7 +30,7 @@ struct RowShape<float, Stored<BFloat16, kReversed>> {
 };
 constexpr int kMaxItems = 8;
 
-/// The composition of the maps of the team's lanes up to each.
+/// The composition of the maps of a chain's lanes up to each.
 template <int kRowLanes, class T>
 __device__ AffineMap<T> scan_lanes(int lane, AffineMap<T> map) {
 #pragma unroll

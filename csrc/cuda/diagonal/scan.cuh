@@ -2,8 +2,8 @@
 // backward pass), so memory bounds it, and all that is done here keeps loads wide and in flight.
 //
 // A chain is a row, or one segment of time of a row where rows are few. Chains of rows that are
-// contiguous in time have a team of lanes each (diagonal_rows.cuh), others a lane in each warp of a
-// block (diagonal_columns.cuh).
+// contiguous in time have several lanes each (rows.cuh), others a lane in each warp of a
+// block (columns.cuh).
 //
 // Segmented rows take three kernels: the map of every segment, the state with which every segment
 // begins (a warp for each row), and the scan itself. Nothing depends on the order in which blocks
@@ -25,7 +25,7 @@ namespace selective_scan::cuda::diagonal {
 constexpr int kRowThreads = 128;
 constexpr int kColumnThreads = kColumnWarps * kWarpSize;
 /// Lanes for each of many short rows.
-constexpr int kSmallTeam = 8;
+constexpr int kFewLanes = 8;
 constexpr int64_t kShortRow = 256;
 /// Segments are whole numbers of this many steps.
 constexpr int64_t kSegmentUnit = 1024;
@@ -182,7 +182,7 @@ cudaError_t launch(const Params& params, const Segmentation& split, void* worksp
       return launch_chains<Step<T>, Params, Storage, 0>(params, split, workspace, stream);
     }
     if (params.seqlen <= kShortRow) {
-      return launch_chains<Step<T>, Params, Storage, kSmallTeam>(params, split, workspace, stream);
+      return launch_chains<Step<T>, Params, Storage, kFewLanes>(params, split, workspace, stream);
     }
     return launch_chains<Step<T>, Params, Storage, kWarpSize>(params, split, workspace, stream);
   };

@@ -222,7 +222,7 @@ class BackwardTile {
       map.product *= value[i].abar;
     }
     float state = chunk > 0 ? raw.start : record.initial_state;
-    const float start = carry_through_team<false>(map, state);
+    const float start = carry_through_lanes<false>(map, state);
     Items h;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -252,7 +252,7 @@ class BackwardTile {
       back.offset = value[i].abar * (back.offset + C[i] * dy[i]);
       back.product *= value[i].abar;
     }
-    float later = carry_through_team<true>(back, record.state_gradient);
+    float later = carry_through_lanes<true>(back, record.state_gradient);
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f, constant_dB = 0.0f, constant_dC = 0.0f;
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
@@ -267,7 +267,7 @@ class BackwardTile {
       }
       dD += dy[i] * u[i];
       const float before = i == 0 ? start : h[i - 1];
-      const StepGradient<float> gradient = backpropagate<kMethod, DeviceMath>(
+      const DiscretizationGradient<float> gradient = backpropagate<kMethod, DeviceMath>(
           delta[i], pole, value[i], dh * before, dh * B[i] * u[i]);
       u[i] = dh * B[i] * value[i].bbar + record.D * dy[i];
       dA += gradient.A;
@@ -304,7 +304,7 @@ class BackwardTile {
     const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](float* sums, float value) {
       if (sums == nullptr) return;
-      const float sum = sum_over_team(value);
+      const float sum = sum_over_lanes(value);
       if (writes) sums[channel * params_.batch + tile_.batch] = sum;
     };
     store_sum(args_.workspace.dA, record.dA);

@@ -2,8 +2,8 @@
 //
 // A warp owns kWindowChannels channels of one group and walks through time in chunks of kChunk
 // steps; kChannelLanes lanes share a channel and hold kItems consecutive steps each. A lane
-// composes its steps into one map, shuffles carry the state through the team, and the lane walks
-// its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
+// composes its steps into one map, shuffles carry the state through the channel's lanes, and the
+// lane walks its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
 // read. Bound by memory; per (channel, step) about 50 instructions.
@@ -113,7 +113,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       map.offset = abar[i] * map.offset + held[i];
       map.product *= abar[i];
     }
-    float h = carry_through_team<false>(map, state);
+    float h = carry_through_lanes<false>(map, state);
     if (saved != nullptr && first_step + kChunk < seqlen) {
       if (exists && lane % kChannelLanes == 0) *saved = state;
       saved += params.dim;

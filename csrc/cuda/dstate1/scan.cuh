@@ -11,10 +11,10 @@ namespace selective_scan::cuda::dstate1 {
 /// What a number of steps do to the state.
 using StepMap = AffineMap<float>;
 
-/// Carries `state` through the lanes of a team, from its first lane to its last, or from the last
-/// to the first. Returns what enters this lane; `state` becomes what leaves the team.
+/// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
+/// last to the first. Returns what enters this lane; `state` becomes what leaves the last one.
 template <bool kBackwards>
-__device__ __forceinline__ float carry_through_team(StepMap own, float& state) {
+__device__ __forceinline__ float carry_through_lanes(StepMap own, float& state) {
   const int lane = threadIdx.x % kChannelLanes;
   const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
   const auto from_before = [](float value, int distance) {
@@ -33,8 +33,8 @@ __device__ __forceinline__ float carry_through_team(StepMap own, float& state) {
   return result;
 }
 
-/// Sums over the lanes of a team; all of them get the sum.
-__device__ __forceinline__ float sum_over_team(float value) {
+/// Sums over the lanes of a channel; all of them get the sum.
+__device__ __forceinline__ float sum_over_lanes(float value) {
 #pragma unroll
   for (int distance = 1; distance < kChannelLanes; distance *= 2) {
     value += __shfl_xor_sync(kFullMask, value, distance, kChannelLanes);

@@ -8,7 +8,7 @@
 
 namespace selective_scan::cuda {
 
-/// The lanes of the the calling lane's group.
+/// The lanes of the calling lane's group.
 template <int kLanes>
 __device__ unsigned lanes_mask() {
   if constexpr (kLanes == kWarpSize) {
