@@ -38,7 +38,7 @@ class Result:
         dtype: what finds its dtype.
         like: the argument as which it is laid out.
         chunk: for states that the backward op wants, the op that gives the number of steps from one
-            to the next. They are not differentiable; empty, where none are to be saved.
+            to the next. They are not differentiable; None, where none are to be saved.
         recomputed: whether the backward op computes such states if it is not given them.
     """
 
@@ -57,12 +57,13 @@ class Result:
         num_states = (torch.sym_max(seqlen, 1) - 1) // steps
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 
-    def allocate(self, call: Call, is_saved: bool) -> Tensor:
+    def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
+        if self.chunk is not None and not is_saved:
+            return None
         dtype = self.dtype(call)
         if self.like is not None:
             return torch.empty_like(call[self.like], dtype=dtype)
-        is_empty = self.chunk is not None and not is_saved
-        return call[call.anchor].new_empty([0] if is_empty else self.sizes(call), dtype=dtype)
+        return call[call.anchor].new_empty(self.sizes(call), dtype=dtype)
 
 
 class Operator:
@@ -333,7 +334,8 @@ class Operator:
         ctx.options = self._pick_options(row)
         if self._derived:
             ctx.options += tuple(derive(inputs) for derive in self._derived.values())
-        ctx.mark_non_differentiable(*results[self._num_cotangents :])
+        states = results[self._num_cotangents :]
+        ctx.mark_non_differentiable(*[tensor for tensor in states if tensor is not None])
         ctx.set_materialize_grads(False)
 
     def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -76,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
-  Tensor states = save_states ? new_states(u, params) : allocate_empty(u, state_dtype(params));
+  Tensor states = save_states ? new_states(u, params) : Tensor();
   if (save_states) {
     params.states = states.mutable_data_ptr();
     const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);

@@ -224,9 +224,10 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
 
   Tensor out = torch::stable::empty_like(u);
   Tensor last_state = initial_states(params, u, initial_state);
-  const int64_t saved = save_states ? num_saved_unitary_values(params) : 0;
-  Tensor states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
+  Tensor states;
   if (save_states) {
+    const int64_t saved = num_saved_unitary_values(params);
+    states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
     Tensor padding = part_of(states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
     torch::stable::zero_(padding);
   }
