@@ -16,14 +16,12 @@ from ._checks import (
     Call,
     Option,
     Table,
-    TensorArgument,
     check_backend,
     check_dense,
     check_device,
     check_dims,
     check_dtype,
     fail,
-    state_dtypes,
 )
 
 RETURN_LAST_STATE = Option("return_last_state")
@@ -40,7 +38,7 @@ class Result:
         dtype: what finds its dtype.
         like: the argument as which it is laid out.
         chunk: for states that the backward op wants, the op that gives the number of steps from one
-            to the next. They are not differentiable; empty, where none are to be saved.
+            to the next. They are not differentiable; None, where none are to be saved.
         recomputed: whether the backward op computes such states if it is not given them.
     """
 
@@ -59,12 +57,13 @@ class Result:
         num_states = (torch.sym_max(seqlen, 1) - 1) // steps
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 
-    def allocate(self, call: Call, is_saved: bool) -> Tensor:
+    def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
+        if self.chunk is not None and not is_saved:
+            return None
         dtype = self.dtype(call)
         if self.like is not None:
             return torch.empty_like(call[self.like], dtype=dtype)
-        is_empty = self.chunk is not None and not is_saved
-        return call[call.anchor].new_empty([0] if is_empty else self.sizes(call), dtype=dtype)
+        return call[call.anchor].new_empty(self.sizes(call), dtype=dtype)
 
 
 class Operator:
@@ -114,7 +113,7 @@ class Operator:
         backward: the names of the backward op's arguments, in its order: the gradient of each
             differentiable result, ``d`` and its name, then arguments and results of the forward op
             and values of `derived`. It returns the gradient of every tensor argument, in their
-            order; an absent one's is empty, and of the compute dtype or, for states, the state's.
+            order; None for an absent one.
         derived: values that the backward op wants beside, by name, each from the forward op's
             arguments.
         function_arguments: those of the function and the reference, where not `arguments`.
@@ -149,6 +148,7 @@ class Operator:
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
         self._gradients = [argument for argument in arguments.tensors if argument.has_gradient]
         self._anchor = arguments.names.index(arguments.anchor)
+        self._tensor_places = [arguments.names.index(argument.name) for argument in self._gradients]
         self._seen_types: set[tuple[type, ...]] = set()
         if backward:
             self._plan_backward()
@@ -193,9 +193,7 @@ class Operator:
         """The results of the forward op."""
         if _pytorch.may_have_tangents():
             self._refuse_tangents(arguments)
-        needs_gradient = torch.is_grad_enabled() and any(
-            isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
-        )
+        needs_gradient = torch.is_grad_enabled() and self._requires_gradient(arguments)
         if needs_gradient and not self._backward_names:
             raise RuntimeError(
                 f"selective_scan: {self.name} has no derivative; call it under torch.no_grad()"
@@ -214,6 +212,13 @@ class Operator:
         except NotImplementedError:  # no kernels for such tensors; the checks say why
             self.arguments.check_values(arguments)
             raise
+
+    def _requires_gradient(self, arguments: tuple) -> bool:
+        for place in self._tensor_places:  # any() of a generator takes several times as long
+            tensor = arguments[place]
+            if tensor is not None and tensor.requires_grad:
+                return True
+        return False
 
     def _check_types(self, values: tuple) -> None:
         self._function_arguments.check_types(values)
@@ -269,7 +274,7 @@ class Operator:
         call = self._backward_arguments.check(given)
         for result in self._results:
             self._check_backward_argument(result, given, call)
-        return tuple(self._allocate_gradient(argument, given, call) for argument in self._gradients)
+        return tuple(self._allocate_gradient(argument.name, given) for argument in self._gradients)
 
     def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
         """Checks the gradient of a result, or the saved states."""
@@ -290,14 +295,10 @@ class Operator:
             shapes = f"{tuple(twin.shape)}, got {tuple(tensor.shape)}"
             fail(f"{name} must have the shape of {result.name}, {shapes}")
 
-    def _allocate_gradient(self, argument: TensorArgument, given: dict, call: Call) -> Tensor:
-        if argument.name in self._gradient_like:
-            return self._gradient_like[argument.name](given)
-        if given[argument.name] is not None:
-            return torch.empty_like(given[argument.name])
-        is_state = argument.dtypes is state_dtypes
-        dtype = call.state_dtype if is_state else call.compute_dtype
-        return call[call.anchor].new_empty((0,), dtype=dtype)
+    def _allocate_gradient(self, name: str, given: dict) -> Tensor | None:
+        if name in self._gradient_like:
+            return self._gradient_like[name](given)
+        return None if given[name] is None else torch.empty_like(given[name])
 
     # --- the derivative ---------------------------------------------------------------------------
 
@@ -321,9 +322,9 @@ class Operator:
         self._order = _picker([kept.index(name) for name in given])
         with_gradient = [argument.name for argument in self._gradients]
         # -1 is the None behind the last gradient.
-        self._places = [
-            with_gradient.index(name) if name in with_gradient else -1 for name in arguments
-        ]
+        self._pick_gradients = _picker(
+            [with_gradient.index(name) if name in with_gradient else -1 for name in arguments]
+        )
 
     def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
@@ -333,15 +334,16 @@ class Operator:
         ctx.options = self._pick_options(row)
         if self._derived:
             ctx.options += tuple(derive(inputs) for derive in self._derived.values())
-        ctx.mark_non_differentiable(*results[self._num_cotangents :])
+        states = results[self._num_cotangents :]
+        ctx.mark_non_differentiable(*[tensor for tensor in states if tensor is not None])
         ctx.set_materialize_grads(False)
 
     def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
-        needed = ctx.needs_input_grad
+        num_inputs = len(ctx.needs_input_grad)
         cotangents = cotangents[: self._num_cotangents]
         if all(cotangent is None for cotangent in cotangents):
-            return (None,) * len(needed)
+            return (None,) * num_inputs
         arguments = (*cotangents, *self._order((*ctx.saved_tensors, *ctx.options)))
         # With create_graph=True the op must stay visible to autograd, so that it can refuse.
         if torch.is_grad_enabled():
@@ -349,9 +351,7 @@ class Operator:
         else:
             with _pytorch.below_autograd():
                 gradients = self._backward_op(*arguments)
-        gradients = (*gradients, None)
-        places = zip(self._places, needed, strict=False)
-        return tuple([gradients[place] if is_needed else None for place, is_needed in places])
+        return self._pick_gradients((*gradients, None))[:num_inputs]
 
 
 def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:

@@ -52,7 +52,7 @@ def library():
     def backward(dy, x, index, factor, negate):
         dy = -dy if negate else dy
         dx = torch.zeros_like(x).index_add(0, index, dy * (1 if factor is None else factor))
-        return dx, x.new_empty(0) if factor is None else (dy * x[index]).sum()[None]
+        return dx, None if factor is None else (dy * x[index]).sum()[None]
 
     def add(state, by):
         state.add_(by)

@@ -147,14 +147,11 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     if (initial_state) {
       initial_rows = rows_of(*initial_state);
       dinitial_state = torch::stable::empty_like(initial_rows);
-    } else {
-      const std::array<int64_t, 1> none = {0};
-      dinitial_state =
-          torch::stable::new_empty(h, none, float_dtype(params.is_double, params.is_complex));
     }
     if (h.numel() == 0) {
       Tensor da = torch::stable::empty_like(a);
-      return {torch::stable::zero_(da), db, torch::stable::zero_(dinitial_state)};
+      if (initial_state) torch::stable::zero_(dinitial_state);
+      return {torch::stable::zero_(da), db, dinitial_state};
     }
 
     RowLayout layout(h, params);

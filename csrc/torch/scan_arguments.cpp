@@ -153,10 +153,6 @@ Method parse_method(const std::string& name) {
   fail("discretization_method must be one of ", names, ", got '", name, "'");
 }
 
-ScalarType compute_dtype(const ScanParams& params) {
-  return float_dtype(params.is_double, /*is_complex=*/false);
-}
-
 ScalarType state_dtype(const ScanParams& params) {
   return float_dtype(params.is_double, params.is_complex);
 }

@@ -35,9 +35,7 @@ Method parse_method(const std::string& name);
 /// `max_dstate` is the backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
 
-/// The dtype of arithmetic (float32 or float64) and of states (its complex counterpart for complex
-/// A).
-ScalarType compute_dtype(const ScanParams& params);
+/// The dtype of states: float32 or float64, as that of arithmetic, and complex where A is.
 ScalarType state_dtype(const ScanParams& params);
 
 // Views of tensors that were checked. Those with steps point at the last step, with a negative

@@ -76,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
-  Tensor states = save_states ? new_states(u, params) : allocate_empty(u, state_dtype(params));
+  Tensor states = save_states ? new_states(u, params) : Tensor();
   if (save_states) {
     params.states = states.mutable_data_ptr();
     const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
@@ -125,7 +125,7 @@ inline bool is_readable(const Tensor& states) {
 }
 
 /// du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state: of the last four those whose input
-/// is there, and else an empty tensor.
+/// is there, and else an undefined tensor, None in Python.
 using Gradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -143,24 +143,17 @@ Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& d
   BackwardParams params(problem.params);
   check_gradients(params, u, dout, dlast_state, states);
 
-  const auto gradient_of = [&](const OptionalTensor& input, ScalarType dtype) {
-    return input ? allocate_like(*input) : allocate_empty(u, dtype);
+  const auto gradient_of = [](const OptionalTensor& input) {
+    return input ? allocate_like(*input) : Tensor();
   };
-  const ScalarType dtype = compute_dtype(params);
-  Gradients gradients{allocate_like(u),
-                      allocate_like(delta),
-                      allocate_like(A),
-                      allocate_like(B),
-                      allocate_like(C),
-                      gradient_of(D, dtype),
-                      gradient_of(z, dtype),
-                      gradient_of(delta_bias, dtype),
-                      gradient_of(initial_state, state_dtype(params))};
+  Gradients gradients{allocate_like(u), allocate_like(delta),    allocate_like(A),
+                      allocate_like(B), allocate_like(C),        gradient_of(D),
+                      gradient_of(z),   gradient_of(delta_bias), gradient_of(initial_state)};
   auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   if (is_empty(params)) {
     for (Tensor* gradient :
          {&du, &ddelta, &dA, &dB, &dC, &dD, &dz, &ddelta_bias, &dinitial_state}) {
-      torch::stable::zero_(*gradient);
+      if (gradient->defined()) torch::stable::zero_(*gradient);
     }
     return gradients;
   }

@@ -81,12 +81,6 @@ Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, Sca
   return allocate(like, sizes, strides, dtype);
 }
 
-/// What an op returns for a result that it does not have.
-inline Tensor allocate_empty(const Tensor& like, ScalarType dtype) {
-  const std::array<int64_t, 1> none = {0};
-  return allocate(like, none, dtype);
-}
-
 /// As torch.empty_like.
 inline Tensor allocate_like(const Tensor& tensor) {
   if (!tensor.is_contiguous()) return with_huge_pages(torch::stable::empty_like(tensor));

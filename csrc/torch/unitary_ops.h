@@ -224,9 +224,10 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
 
   Tensor out = torch::stable::empty_like(u);
   Tensor last_state = initial_states(params, u, initial_state);
-  const int64_t saved = save_states ? num_saved_unitary_values(params) : 0;
-  Tensor states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
+  Tensor states;
   if (save_states) {
+    const int64_t saved = num_saved_unitary_values(params);
+    states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
     Tensor padding = part_of(states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
     torch::stable::zero_(padding);
   }
@@ -319,11 +320,10 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   check_unitary_gradients(params, u, dout, dlast_state, states);
   const Backend backend(u);
   const ScalarType dtype = float_dtype(params.is_double, false);
-  const std::vector<int64_t> none = {0};
 
   Tensor du = torch::stable::empty_like(u);
   Tensor ddt = torch::stable::empty_like(dt);
-  Tensor dz = z ? torch::stable::empty_like(*z) : new_tensor(u, none, dtype);
+  Tensor dz = z ? torch::stable::empty_like(*z) : Tensor();
   const Tensor state_gradient = initial_states(params, u, dlast_state);
   const Tensor theta_sums = new_zeros_of(u, {params.batch, params.dim, params.dstate}, dtype);
   const Tensor D_sums = new_zeros_of(u, {params.batch, params.dim}, dtype);
@@ -380,9 +380,8 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   const auto as_gradient_of = [](const Tensor& input, const Tensor& values) {
     return copied_into(torch::stable::empty_like(input), values);
   };
-  const Tensor dinitial_state = initial_state
-                                    ? as_gradient_of(*initial_state, state_gradient)
-                                    : new_tensor(u, none, float_dtype(params.is_double, true));
+  const Tensor dinitial_state =
+      initial_state ? as_gradient_of(*initial_state, state_gradient) : Tensor();
   return {du,
           ddt,
           as_gradient_of(x, layout.from_rows(dx_rows)),
