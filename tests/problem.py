@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 import oracle
-from selective_scan import selective_scan_fn, selective_scan_ref
+from selective_scan import selective_scan_fn
 from selective_scan._discretization import DISCRETIZATIONS
 
 METHODS = tuple(DISCRETIZATIONS)
@@ -280,7 +280,7 @@ def _reference(case: Case) -> dict[str, torch.Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _plain_result(case: Case, nudge: int) -> dict[str, torch.Tensor]:
-    """What the step-by-step reference gives in the precision of the kernels. `nudge` seeds a random
+    """What plain loops over time give in the precision of the kernels. `nudge` seeds a random
     move of every input by up to one rounding error."""
     random = generator(f"nudge {nudge} {case}")
     dtype = torch.float64 if case.is_double else torch.float32
@@ -289,8 +289,7 @@ def _plain_result(case: Case, nudge: int) -> dict[str, torch.Tensor]:
         noise = 2 * torch.rand(tensor.shape, generator=random, dtype=torch.float64) - 1
         return tensor * (1 + torch.finfo(dtype).eps * noise) if nudge else tensor
 
-    scan = functools.partial(selective_scan_ref, return_last_state=True)
-    return _solve(case, dtype, move, scan)
+    return _solve(case, dtype, move, oracle.scan)
 
 
 def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor]:

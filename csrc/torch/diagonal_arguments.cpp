@@ -48,6 +48,13 @@ std::string row_shape_text(const Tensor& b) {
 void check_shapes(const Tensor& a, const char* b_name, const Tensor& b,
                   const OptionalTensor& initial_state) {
   if (b.dim() == 0) fail(b_name, " must be (..., seqlen), got ", shape_text(b));
+  bool matches = !initial_state || initial_state->dim() == b.dim() - 1;
+  for (int64_t i = 0; initial_state && matches && i < initial_state->dim(); ++i) {
+    matches = initial_state->size(i) == b.size(i);
+  }
+  if (!matches) {
+    fail("initial_state must be (...) = ", row_shape_text(b), ", got ", shape_text(*initial_state));
+  }
   bool fits = a.dim() <= b.dim();
   for (int64_t i = 1; fits && i <= a.dim(); ++i) {
     const int64_t size = a.size(a.dim() - i);
@@ -55,14 +62,6 @@ void check_shapes(const Tensor& a, const char* b_name, const Tensor& b,
   }
   if (!fits) {
     fail("a must be broadcastable to ", b_name, ", ", shape_text(b), ", got ", shape_text(a));
-  }
-  if (!initial_state) return;
-  bool matches = initial_state->dim() == b.dim() - 1;
-  for (int64_t i = 0; matches && i < initial_state->dim(); ++i) {
-    matches = initial_state->size(i) == b.size(i);
-  }
-  if (!matches) {
-    fail("initial_state must be (...) = ", row_shape_text(b), ", got ", shape_text(*initial_state));
   }
 }
 
