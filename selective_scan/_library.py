@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from . import _memory
 from ._version import __version__
 
 logger = logging.getLogger("selective_scan")
@@ -115,6 +116,7 @@ def _load_libraries() -> None:
             _reasons[name] = reason
     if "cpu" in devices:  # with its schemas, each Operator registers fake kernels
         devices.add("meta")
+        _memory.register()
     if _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK"):
         allow_fallback(True)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _library, _pytorch
+from . import _library, _memory, _pytorch
 from ._checks import (
     BACKEND,
     Call,
@@ -212,6 +212,9 @@ class Operator:
         except NotImplementedError:  # no kernels for such tensors; the checks say why
             self.arguments.check_values(arguments)
             raise
+        except RuntimeError as error:
+            _memory.raise_own(error)
+            raise
 
     def _requires_gradient(self, arguments: tuple) -> bool:
         for place in self._tensor_places:  # any() of a generator takes several times as long
@@ -346,11 +349,15 @@ class Operator:
             return (None,) * num_inputs
         arguments = (*cotangents, *self._order((*ctx.saved_tensors, *ctx.options)))
         # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-        if torch.is_grad_enabled():
-            gradients = self._gradient.apply(*arguments)
-        else:
-            with _pytorch.below_autograd():
-                gradients = self._backward_op(*arguments)
+        try:
+            if torch.is_grad_enabled():
+                gradients = self._gradient.apply(*arguments)
+            else:
+                with _pytorch.below_autograd():
+                    gradients = self._backward_op(*arguments)
+        except RuntimeError as error:
+            _memory.raise_own(error)
+            raise
         return self._pick_gradients((*gradients, None))[:num_inputs]
 
 

@@ -25,7 +25,7 @@ namespace selective_scan::op {
 
 /// A contiguous copy of `tensor`, broadcast to the shape of `shape`.
 inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
-  Tensor copy = torch::stable::new_empty(tensor, shape.sizes());
+  Tensor copy = allocate(tensor, shape.sizes(), dtype_of(tensor));
   return torch::stable::copy_(copy, tensor);
 }
 
@@ -58,7 +58,7 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
   // With more row dimensions than kernels take, contiguous copies, whose rows are one dimension.
   for (const bool compact : {false, true}) {
     const Tensor a_rows = compact ? expanded_copy(a, b) : a;
-    const Tensor b_rows = compact ? torch::stable::contiguous(b) : b;
+    const Tensor b_rows = compact ? as_contiguous(b) : b;
     const Tensor h = empty_like(b_rows, result_dtype(params, b));
     if (h.numel() == 0) return h;
 
@@ -68,7 +68,7 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
     layout.add_steps(params.h, h);
     Tensor initial_rows;
     if (initial_state) {
-      initial_rows = compact ? torch::stable::contiguous(*initial_state) : *initial_state;
+      initial_rows = compact ? as_contiguous(*initial_state) : *initial_state;
       layout.add_rows(params.initial_state, initial_rows);
     }
     if (!layout.finish()) continue;
@@ -102,16 +102,13 @@ inline Tensor new_da_values(const DiagonalScanParams& params, const Tensor& a, c
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   if (in_time) shape.back() = segments;
   const ScalarType dtype = float_dtype(params.is_double, is_complex_dtype(a.scalar_type()));
-  return torch::stable::new_empty(
-      h, torch::headeronly::IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+  return allocate(h, sizes_of(shape), dtype);
 }
 
 inline Tensor summed_to(const Tensor& a, const Tensor& h, const Tensor& values) {
-  const std::vector<int64_t> dims = broadcast_dims(a, h);
-  const Tensor sum = torch::stable::sum(
-      values, torch::headeronly::IntHeaderOnlyArrayRef(dims.data(), dims.size()), /*keepdim=*/true);
-  Tensor da = torch::stable::empty_like(a);
-  return torch::stable::copy_(da, torch::stable::reshape(sum, a.sizes()));
+  const Tensor sum = sum_over(values, broadcast_dims(a, h), /*keepdim=*/true);
+  Tensor da = allocate_like(a);
+  return torch::stable::copy_(da, reshaped(sum, a.sizes()));
 }
 
 /// `complex_b`: whether b, whose gradient is asked for, was complex; that does not follow from h.
@@ -136,7 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
 
   for (const bool compact : {false, true}) {
     const auto rows_of = [&](const Tensor& tensor) {
-      return compact ? torch::stable::contiguous(tensor) : tensor;
+      return compact ? as_contiguous(tensor) : tensor;
     };
     const Tensor a_rows = compact ? expanded_copy(a, h) : a;
     const Tensor h_rows = rows_of(h);
@@ -146,10 +143,10 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     Tensor dinitial_state;
     if (initial_state) {
       initial_rows = rows_of(*initial_state);
-      dinitial_state = torch::stable::empty_like(initial_rows);
+      dinitial_state = allocate_like(initial_rows);
     }
     if (h.numel() == 0) {
-      Tensor da = torch::stable::empty_like(a);
+      Tensor da = allocate_like(a);
       if (initial_state) torch::stable::zero_(dinitial_state);
       return {torch::stable::zero_(da), db, dinitial_state};
     }
@@ -165,7 +162,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     }
     const Tensor da_values =
         sums_da ? new_da_values(params, a, h, params.sum_da, backend.num_segments(params))
-                : torch::stable::empty_like(a_rows);
+                : allocate_like(a_rows);
     layout.add_steps(params.da, da_values);
     if (!layout.finish()) continue;
 
@@ -184,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
     if (!compact) return {da, db, dinitial_state};
     // a may lack leading dims of h.
-    return {laid_out_like(a, torch::stable::reshape(da, a.sizes())), laid_out_like(h, db),
+    return {laid_out_like(a, reshaped(da, a.sizes())), laid_out_like(h, db),
             initial_state ? laid_out_like(*initial_state, dinitial_state) : dinitial_state};
   }
   fail("the rows of h could not be laid out");

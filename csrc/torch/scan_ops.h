@@ -163,8 +163,8 @@ Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& d
   if (has_states && is_readable(*states)) {
     params.states = const_cast<void*>(states->const_data_ptr());
   } else if (num_saved_states(params.seqlen) > 0) {
-    own_states =
-        has_states ? torch::stable::clone(*states) : recompute_states(backend, u, problem.params);
+    own_states = has_states ? allocating(*states, [&] { return torch::stable::clone(*states); })
+                            : recompute_states(backend, u, problem.params);
     params.states = own_states.mutable_data_ptr();
   }
   if (dout) params.dout = sequence_view(*dout, reverse);

@@ -6,15 +6,15 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "../core/dtype.h"
+#include "allocation.h"
 #include "huge_pages.h"
-#include "tensor_checks.h"
 
 namespace selective_scan::op {
 
 using OptionalTensor = std::optional<Tensor>;
-using torch::headeronly::IntHeaderOnlyArrayRef;
 
 /// Real components per element.
 inline int64_t components(const Tensor& tensor) {
@@ -40,6 +40,10 @@ inline ScalarType float_dtype(bool is_double, bool is_complex) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
+inline IntHeaderOnlyArrayRef sizes_of(const std::vector<int64_t>& sizes) {
+  return {sizes.data(), sizes.size()};
+}
+
 // New tensors, uninitialised. Through the C interface where that can be: torch::stable's functions
 // call the dispatcher by name, which takes several times as long as the allocation itself.
 
@@ -62,11 +66,13 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
   int32_t device_type, device_index;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                  strides.data(), to<int32_t>(from(dtype)),
-                                                  device_type, device_index, &handle));
-  return with_huge_pages(Tensor(handle));
+  return with_huge_pages(allocating(like, sizes, dtype, [&] {
+    AtenTensorHandle handle;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                 to<int32_t>(from(dtype)), device_type, device_index, &handle));
+    return Tensor(handle);
+  }));
 }
 
 /// Contiguous.
@@ -83,19 +89,43 @@ Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, Sca
 
 /// As torch.empty_like.
 inline Tensor allocate_like(const Tensor& tensor) {
-  if (!tensor.is_contiguous()) return with_huge_pages(torch::stable::empty_like(tensor));
+  if (!tensor.is_contiguous()) {
+    return with_huge_pages(allocating(tensor, [&] { return torch::stable::empty_like(tensor); }));
+  }
   return allocate(tensor, tensor.sizes(), tensor.strides(), dtype_of(tensor));
 }
 
 /// empty_like with another dtype; torch::stable's has no such argument.
 inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
   using torch::stable::detail::from;
-  std::array<StableIValue, 6> stack{from(tensor),       from(std::optional<ScalarType>(dtype)),
-                                    from(std::nullopt), from(std::nullopt),
-                                    from(std::nullopt), from(std::nullopt)};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return allocating(tensor, tensor.sizes(), dtype, [&] {
+    std::array<StableIValue, 6> stack{from(tensor),       from(std::optional<ScalarType>(dtype)),
+                                      from(std::nullopt), from(std::nullopt),
+                                      from(std::nullopt), from(std::nullopt)};
+    TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
+    return torch::stable::detail::to<Tensor>(stack[0]);
+  });
+}
+
+inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype) {
+  return allocating(like, sizes, dtype,
+                    [&] { return torch::stable::new_empty(like, sizes, dtype); });
+}
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
+}
+/// Copies where a view cannot have these sizes.
+inline Tensor reshaped(const Tensor& tensor, IntHeaderOnlyArrayRef sizes) {
+  return allocating(tensor, [&] { return torch::stable::reshape(tensor, sizes); });
+}
+/// The dimensions that are summed over are kept, with the size 1, if `keepdim`.
+inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims,
+                       bool keepdim = false) {
+  std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  for (const int64_t dim : dims) sizes[dim] = 1;
+  return allocating(tensor, sizes_of(sizes), dtype_of(tensor),
+                    [&] { return torch::stable::sum(tensor, sizes_of(dims), keepdim); });
 }
 
 /// Scratch memory that lives as long as this object; null for 0 bytes.

@@ -30,11 +30,10 @@
 
 namespace selective_scan::op {
 
-using torch::stable::new_empty;
 using torch::stable::transpose;
 
 inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  return new_empty(like, IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+  return allocate(like, sizes_of(shape), dtype);
 }
 inline Tensor new_zeros_of(const Tensor& like, const std::vector<int64_t>& shape,
                            ScalarType dtype) {
@@ -44,17 +43,12 @@ inline Tensor new_zeros_of(const Tensor& like, const std::vector<int64_t>& shape
 inline Tensor part_of(Tensor tensor, int64_t dim, int64_t start, int64_t length) {
   return torch::stable::narrow(tensor, dim, start, length);
 }
-inline Tensor reshaped(const Tensor& tensor, const std::vector<int64_t>& shape) {
-  return torch::stable::reshape(tensor, IntHeaderOnlyArrayRef(shape.data(), shape.size()));
-}
-inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims) {
-  return torch::stable::sum(tensor, IntHeaderOnlyArrayRef(dims.data(), dims.size()));
-}
 inline Tensor converted(const Tensor& tensor, ScalarType dtype) {
-  return torch::stable::to(tensor, dtype);
+  return allocating(tensor, tensor.sizes(), dtype,
+                    [&] { return torch::stable::to(tensor, dtype); });
 }
 inline Tensor plus(const Tensor& a, const Tensor& b) {
-  return torch::stable::subtract(a, b, -1.0);
+  return allocating(a, [&] { return torch::stable::subtract(a, b, -1.0); });
 }
 inline Tensor view_as_real(const Tensor& tensor) {
   std::array<StableIValue, 1> stack{torch::stable::detail::from(tensor)};
@@ -67,12 +61,16 @@ inline Tensor view_as_real(const Tensor& tensor) {
 inline Tensor product(const Tensor& rows, const Tensor& columns) {
   std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
   shape.back() = columns.size(1);
-  std::array<StableIValue, 3> stack{
-      torch::stable::detail::from(rows), torch::stable::detail::from(columns),
-      torch::stable::detail::from(new_tensor(rows, shape, rows.scalar_type()))};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::matmul", "out", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  const Tensor result = new_tensor(rows, shape, rows.scalar_type());
+  // May copy `rows`.
+  return allocating(rows, [&] {
+    std::array<StableIValue, 3> stack{torch::stable::detail::from(rows),
+                                      torch::stable::detail::from(columns),
+                                      torch::stable::detail::from(result)};
+    TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("aten::matmul", "out", stack.data(), TORCH_ABI_VERSION));
+    return torch::stable::detail::to<Tensor>(stack[0]);
+  });
 }
 inline Tensor copied_into(Tensor target, const Tensor& source) {
   return torch::stable::copy_(target, source);
@@ -105,8 +103,8 @@ struct ThetaLayout {
     if (!channels_last) return converted(reshaped(tensor, {dim * dstate, k}), dtype);
     Tensor rows_of_all = new_zeros_of(tensor, {dstate, groups, padded_channels, k}, dtype);
     const Tensor channels = part_of(rows_of_all, 2, 0, group_channels);
-    const Tensor source = reshaped(transpose(torch::stable::contiguous(tensor), 0, 1),
-                                   {dstate, groups, group_channels, k});
+    const Tensor source =
+        reshaped(transpose(as_contiguous(tensor), 0, 1), {dstate, groups, group_channels, k});
     copied_into(channels, source);
     return reshaped(rows_of_all, {rows(), k});
   }
@@ -222,7 +220,7 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
   const Backend backend(u);
   const ScalarType dtype = float_dtype(params.is_double, false);
 
-  Tensor out = torch::stable::empty_like(u);
+  Tensor out = allocate_like(u);
   Tensor last_state = initial_states(params, u, initial_state);
   Tensor states;
   if (save_states) {
@@ -237,7 +235,7 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states.mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
-  const Tensor x_columns = torch::stable::contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
+  const Tensor x_columns = as_contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
     const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
@@ -272,7 +270,7 @@ class WeightGradient {
                  bool is_variable)
       : is_variable_(is_variable),
         dtype_(float_dtype(params.is_double, false)),
-        gradient_(torch::stable::empty_like(weight)) {
+        gradient_(allocate_like(weight)) {
     if (is_variable) {
       if (u.numel() == 0) torch::stable::zero_(gradient_);  // there are no slabs to fill it
       return;
@@ -321,9 +319,9 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   const Backend backend(u);
   const ScalarType dtype = float_dtype(params.is_double, false);
 
-  Tensor du = torch::stable::empty_like(u);
-  Tensor ddt = torch::stable::empty_like(dt);
-  Tensor dz = z ? torch::stable::empty_like(*z) : Tensor();
+  Tensor du = allocate_like(u);
+  Tensor ddt = allocate_like(dt);
+  Tensor dz = z ? allocate_like(*z) : Tensor();
   const Tensor state_gradient = initial_states(params, u, dlast_state);
   const Tensor theta_sums = new_zeros_of(u, {params.batch, params.dim, params.dstate}, dtype);
   const Tensor D_sums = new_zeros_of(u, {params.batch, params.dim}, dtype);
@@ -332,7 +330,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
 
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
   const Tensor x_rows = layout.to_rows(x, dtype);
-  const Tensor x_columns = torch::stable::contiguous(transpose(x_rows, 0, 1));
+  const Tensor x_columns = as_contiguous(transpose(x_rows, 0, 1));
   Tensor dx_rows = new_zeros_of(u, {layout.rows(), params.dim}, dtype);
 
   if (u.numel() > 0) {
@@ -378,7 +376,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   }
 
   const auto as_gradient_of = [](const Tensor& input, const Tensor& values) {
-    return copied_into(torch::stable::empty_like(input), values);
+    return copied_into(allocate_like(input), values);
   };
   const Tensor dinitial_state =
       initial_state ? as_gradient_of(*initial_state, state_gradient) : Tensor();

@@ -1,0 +1,40 @@
+"""What an op raises for whose tensors there is no memory.
+
+No exception passes through the stable ABI that the kernels are built on. They ask for its message
+here and throw it as a RuntimeError, which is all that a call of torch.ops raises; the functions
+raise the allocator's own exception instead, on CUDA torch.OutOfMemoryError.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+_last = threading.local()
+
+
+def _allocation_error(num_bytes: int, device_index: int) -> str:
+    """What the allocator says of so many bytes; nothing if it has them. A CPU's index is -1."""
+    device = "cpu" if device_index < 0 else f"cuda:{device_index}"
+    try:
+        torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        _last.error = error.with_traceback(None)  # whose frames would keep tensors alive
+        return str(error)
+    return ""
+
+
+def register() -> None:
+    """Lets the kernels ask."""
+    name = "selective_scan::_allocation_error"
+    torch.library.define(name, "(int num_bytes, int device_index) -> str")
+    torch.library.impl(name, "default", _allocation_error)
+
+
+def raise_own(error: RuntimeError) -> None:
+    """Raises the allocator's exception if that is where an op's error is from."""
+    own = getattr(_last, "error", None)
+    if own is not None and str(own) == str(error):
+        _last.error = None
+        raise own from None

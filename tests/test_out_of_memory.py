@@ -1,0 +1,39 @@
+"""Where there is no memory for results, the allocator's own exception is raised, and no more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import selective_scan
+from selective_scan import selective_scan_fn
+
+PROGRAM = Path(__file__).with_name("out_of_memory.py")
+
+
+def test_more_than_there_can_be(capfd):
+    """Forward, of an expanded tensor that takes no memory itself."""
+    u = torch.zeros(1, 1, 1).expand(1, 1, 2**45)
+    A, B = torch.zeros(1, 1), torch.zeros(1, 1)
+    with pytest.raises(RuntimeError, match=r"you tried to allocate 140737488355328 bytes"):
+        selective_scan_fn(u, u, A, B, B)
+    with pytest.raises(RuntimeError, match=r"you tried to allocate 140737488355328 bytes"):
+        torch.ops.selective_scan.selective_scan_fwd(u, u, A, B, B)
+    assert selective_scan_fn(u[..., :5], u[..., :5], A, B, B).shape == (1, 1, 5)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory")
+def test_every_function(device):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), device],
+        env=os.environ | {"PYTHONPATH": str(Path(selective_scan.__file__).resolve().parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "S6"
