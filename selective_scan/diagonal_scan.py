@@ -151,6 +151,8 @@ def diagonal_scan_fn(
         ValueError: the backend is unknown, or does not match the tensors' device.
         RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
             was expected and what came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
         ImportError: the library for the tensors' device is missing.
 
     References:
