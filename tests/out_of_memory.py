@@ -14,7 +14,7 @@ import torch
 
 from selective_scan import S6, adaptive_unitary_scan_fn, diagonal_scan_fn, selective_scan_fn
 
-BATCH, DIM, SEQLEN, DSTATE = 4, 64, 40960, 2  # 40 MiB a sequence, for which malloc asks the system
+BATCH, DIM, SEQLEN, DSTATE = 2, 64, 40960, 2  # 20 MiB a sequence
 SLACK = 2**24  # less than a sequence takes
 WORDS = {"cpu": "can't allocate memory", "cuda": "CUDA out of memory"}
 TYPES = {"cpu": RuntimeError, "cuda": torch.OutOfMemoryError}
