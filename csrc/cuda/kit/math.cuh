@@ -107,9 +107,8 @@ struct DeviceMath {
 
 // What every (channel, step) needs, without the general functions' branches for special cases.
 
-/// exp(x) for x ≥ −104, where it vanishes, with what rounding x·log2(e) loses put back. That
-/// matters for |x| above 1, and is hidden by the rounding of results of 2 bytes, of which kSize
-/// tells.
+/// exp(x) of a finite x, with what rounding x·log2(e) loses put back. That matters for |x| above 1,
+/// and is hidden by the rounding of results of 2 bytes, of which kSize tells.
 template <int kSize>
 __device__ __forceinline__ float exp_for(float x) {
   const float y = x * 1.44269504f;
@@ -118,7 +117,7 @@ __device__ __forceinline__ float exp_for(float x) {
   return fmaf(power, fmaf(y, -0.693147182f, x), power);
 }
 
-/// exp(−|x|), of −inf and NaN as well.
+/// exp(−|x|), also of ±inf and NaN. exp(−104) is 0 in fp32.
 template <int kSize>
 __device__ __forceinline__ float decay_of(float x) {
   float exponent = -fabsf(x);
@@ -128,15 +127,17 @@ __device__ __forceinline__ float decay_of(float x) {
   return exp_for<kSize>(exponent);
 }
 
-/// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). Above the threshold v is
-/// lost in the sum, so that no comparison is needed. The derivative is sigmoid(x): 1/(1 + v) or,
-/// for a negative x, v/(1 + v); above the threshold that rounds to 1.
+// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). Above the threshold v is
+// lost in the sum, so that no comparison is needed.
+
+/// The derivative of softplus, sigmoid(x): 1/(1 + v) or, for a negative x, v/(1 + v). Above the
+/// threshold that rounds to 1.
 __device__ __forceinline__ float softplus_slope(float x, float v) {
   return (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
 }
 
-/// Where instructions are what is scarce: log1p(v) = 2 atanh(s), s = v/(2 + v). For s up to 1/3 the
-/// polynomial is within 5e-9 of atanh(s)/s.
+/// softplus where instructions are what is scarce: log1p(v) = 2 atanh(s), s = v/(2 + v). For s up
+/// to 1/3 the polynomial is within 5e-9 of atanh(s)/s.
 __device__ __forceinline__ float softplus_by_atanh(float x, float v) {
   const float s = v * reciprocal(2.0f + v);
   const float s2 = s * s;
@@ -160,8 +161,8 @@ __device__ __forceinline__ float device_softplus(float x, float& slope) {
   return softplus_by_atanh(x, v);
 }
 
-/// Where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0, 1] to
-/// 5e-9 (Remez), which spares a reciprocal.
+/// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,
+/// 1] to 5e-9 (Remez), which spares a reciprocal.
 __device__ __forceinline__ float softplus_by_series(float x, float v) {
   float series = -0.003244025632739067f;
   series = fmaf(series, v, 0.019851477816700935f);
