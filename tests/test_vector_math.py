@@ -72,7 +72,8 @@ CASES = {
     "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), lambda dtype: -80.0, lambda dtype: 80.0),
 }
 
-LIMIT = 2  # ulp
+# In ulp. In softplus and sigmoid the errors of exp and of what follows it add up.
+LIMITS = {name: 2.25 if name in ("softplus", "sigmoid") else 2 for name in CASES}
 
 
 def arguments(random, dtype, low, high, count=2000):
@@ -92,7 +93,7 @@ def test_ulps(functions, random, name, dtype):
     actual = getattr(functions, name)(x)
     errors = exact.ulps(actual, [function(exact.number(value)) for value in x])
     worst = int(np.argmax(errors))
-    assert errors[worst] <= LIMIT, f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
+    assert errors[worst] <= LIMITS[name], f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
 
 
 @pytest.mark.parametrize("dtype", REAL)
