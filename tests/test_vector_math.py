@@ -93,7 +93,9 @@ def test_ulps(functions, random, name, dtype):
     actual = getattr(functions, name)(x)
     errors = exact.ulps(actual, [function(exact.number(value)) for value in x])
     worst = int(np.argmax(errors))
-    assert errors[worst] <= LIMITS[name], f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
+    assert errors[worst] <= LIMITS[name], (
+        f"{errors[worst]:.2f} ulp at {x[worst]!r}: {actual[worst]!r}"
+    )
 
 
 @pytest.mark.parametrize("dtype", REAL)
