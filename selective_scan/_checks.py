@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -103,10 +103,18 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is a bool, or a str of some choices; left out, it is False, or the first."""
+    """An argument that is a bool, NumPy's too, or a str of some choices; left out, it is False, or
+    the first.
+
+    Attributes:
+        name: as in the schema of the op.
+        choices: those of a str.
+        none_is_default: whether None stands for the value left out.
+    """
 
     name: str
     choices: tuple[str, ...] = ()
+    none_is_default: bool = False
 
     @property
     def default(self) -> bool | str:
@@ -114,15 +122,25 @@ class Option:
 
     def check_type(self, value: object) -> None:
         wanted = str if self.choices else bool
-        if not isinstance(value, wanted):
-            _fail_on_type(self.name, f"a {wanted.__name__}", value)
+        if isinstance(value, wanted) or (value is None and self.none_is_default):
+            return
+        if wanted is bool and _is_numpy_bool(value):
+            return
+        _fail_on_type(self.name, f"a {wanted.__name__}", value)
+
+
+def _is_numpy_bool(value: object) -> bool:
+    """NumPy, which calls its type bool_ or bool, need not be installed."""
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
 
 def _fail_on_type(name: str, wanted: str, value: object) -> NoReturn:
     raise TypeError(f"selective_scan: {name} must be {wanted}, got {type(value).__name__}")
 
 
-BACKEND = Option("backend", ("auto", "cpu", "cuda", "reference"))
+BackendName = Literal["auto", "cpu", "cuda", "reference"]
+BACKEND = Option("backend", get_args(BackendName))
 
 
 def check_backend(backend: str, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +25,10 @@ def phi1(x: Tensor) -> Tensor:
     return torch.where(is_near, h.exp() * sinhc, (far.exp() - 1) / far)
 
 
+Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
+
 # From a step Δ and x = Δ·A to (abar, bbar) in h[t] = abar·h[t-1] + bbar·B[t]·u[t].
-DISCRETIZATIONS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "zoh": lambda delta, x: (x.exp(), delta),
     "foh": lambda delta, x: (x.exp(), delta * phi1(x)),
     "bilinear": lambda delta, x: ((1 + x / 2) / (1 - x / 2), delta / (1 - x / 2)),

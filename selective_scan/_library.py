@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -88,7 +89,7 @@ def _load(name: str) -> str | None:
     """Loads the library of a backend; returns why that failed, None if it did not."""
     path = library_path(name)
     if path is None:
-        return f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER})"
+        return f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER}){_shadowed_text()}"
     if name == "cuda" and torch.version.cuda is None:
         return f"built, but torch {torch.__version__} is a build without CUDA"
     if name == "cuda" and "cpu" not in devices:
@@ -101,6 +102,18 @@ def _load(name: str) -> str | None:
     if version not in (__version__, "unknown"):
         return f"{path} was built from version {version}, this is {__version__}"
     return None
+
+
+def _shadowed_text() -> str:
+    """Says so where a source folder hides an installation, as it does where Python starts in it."""
+    try:
+        files = metadata.distribution("torch-selective-scan")
+    except metadata.PackageNotFoundError:
+        return ""
+    installed = Path(str(files.locate_file(_FOLDER.name))).absolute()
+    if installed == _FOLDER or not (installed / "__init__.py").exists():
+        return ""
+    return f"; this source folder hides the installation in {installed}: run Python elsewhere"
 
 
 def _build_info(name: str) -> dict[str, str]:

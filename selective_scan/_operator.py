@@ -24,7 +24,8 @@ from ._checks import (
     fail,
 )
 
-RETURN_LAST_STATE = Option("return_last_state")
+# Published models pass None for "no".
+RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import COMPLEX, REAL, Projection, Table, TensorArgument, state_dtypes
+from ._checks import COMPLEX, REAL, BackendName, Projection, Table, TensorArgument, state_dtypes
 from ._operator import Operator, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
@@ -63,7 +65,7 @@ def adaptive_unitary_scan_ref(
     z: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
-    return_last_state: bool = False,
+    return_last_state: bool | None = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The adaptive unitary scan, step by step in plain PyTorch.
 
@@ -120,6 +122,7 @@ def _steps(weight: Tensor, dim: int, seqlen: int) -> list[Tensor]:
     return list(weight.repeat_interleave(dim // weight.shape[1], dim=1).unbind(-1))
 
 
+@overload
 def adaptive_unitary_scan_fn(
     u: Tensor,
     dt: Tensor,
@@ -131,8 +134,58 @@ def adaptive_unitary_scan_fn(
     z: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    backend: str = "auto",
+    return_last_state: Literal[False] | None = False,
+    backend: BackendName = "auto",
+) -> Tensor: ...
+
+
+@overload
+def adaptive_unitary_scan_fn(
+    u: Tensor,
+    dt: Tensor,
+    x: Tensor,
+    x_bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: Literal[True],
+    backend: BackendName = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def adaptive_unitary_scan_fn(
+    u: Tensor,
+    dt: Tensor,
+    x: Tensor,
+    x_bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: bool | None = False,
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def adaptive_unitary_scan_fn(
+    u: Tensor,
+    dt: Tensor,
+    x: Tensor,
+    x_bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: bool | None = False,
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with states that rotate by input-dependent angles, as AUSSM does.
 

@@ -12,6 +12,7 @@ from ._checks import (
     HALF,
     REAL,
     SINGLE_OR_DOUBLE,
+    BackendName,
     BroadcastableTo,
     Call,
     Dtypes,
@@ -110,7 +111,7 @@ def diagonal_scan_fn(
     *,
     initial_state: Tensor | None = None,
     reverse: bool = False,
-    backend: str = "auto",
+    backend: BackendName = "auto",
 ) -> Tensor:
     r"""Solves the linear recurrence of a diagonal state space model for all steps at once.
 

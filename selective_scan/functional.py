@@ -2,10 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
+from ._checks import BackendName
+from ._discretization import Method
 from ._selective_scan import SELECTIVE_SCAN
 from .reference import selective_scan_ref
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: Literal[False] | None = False,
+    *,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor: ...
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    return_last_state: Literal[True],
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    backend: BackendName = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def selective_scan_fn(
@@ -18,12 +82,12 @@ def selective_scan_fn(
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
-    return_last_state: bool = False,
+    return_last_state: bool | None = False,
     *,
-    discretization_method: str = "zoh",
+    discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
-    backend: str = "auto",
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with an input-dependent diagonal state space model, as Mamba does.
 

@@ -5,15 +5,23 @@ It defines what every kernel must compute, and is the oracle of the tests.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._discretization import DISCRETIZATIONS
+from ._checks import BackendName
+from ._discretization import DISCRETIZATIONS, Method
 from ._pytorch import are_transforms_active
 from ._selective_scan import SELECTIVE_SCAN
+from ._typing import typed_as
+
+if TYPE_CHECKING:
+    from .functional import selective_scan_fn
 
 
+@typed_as(lambda: selective_scan_fn)
 def selective_scan_ref(
     u: Tensor,
     delta: Tensor,
@@ -24,12 +32,12 @@ def selective_scan_ref(
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
-    return_last_state: bool = False,
+    return_last_state: bool | None = False,
     *,
-    discretization_method: str = "zoh",
+    discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
-    backend: str = "auto",
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan, step by step in plain PyTorch.
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._checks import HALF
-from ._discretization import METHODS
+from ._discretization import METHODS, Method
 from .functional import selective_scan_fn
 
 try:
@@ -109,7 +109,7 @@ class S6(nn.Module):
         depth: int = 1,
         bidirectional: bool = False,
         *,
-        discretization_method: str = "zoh",
+        discretization_method: Method = "zoh",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

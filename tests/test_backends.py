@@ -196,6 +196,24 @@ def test_library_that_was_not_built(sources_only):
     assert status["reference"] == [True, None]
 
 
+def test_a_source_folder_that_hides_the_installation(sources_only, tmp_path):
+    installed = tmp_path / "selective_scan"
+    installed.mkdir()
+    (installed / "__init__.py").touch()
+    (tmp_path / "torch_selective_scan-1.dist-info").mkdir()
+    metadata = tmp_path / "torch_selective_scan-1.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: torch-selective-scan\nVersion: 1\n")
+    path = os.pathsep.join([str(sources_only), str(tmp_path)])
+    message = json.loads(run_python(CALL, sources_only, PYTHONPATH=path).stdout)[1]
+    assert f"this source folder hides the installation in {installed}" in message
+
+
+def test_report_of_an_installation_without_kernels(sources_only):
+    result = run_python("from selective_scan.__main__ import main; exit(main())", sources_only)
+    assert result.returncode == 1
+    assert "no kernels are installed" in result.stdout
+
+
 def test_library_that_does_not_load(sources_only, tmp_path):
     shutil.copytree(sources_only, tmp_path, dirs_exist_ok=True)
     library = tmp_path / "selective_scan" / "_cpu.so"

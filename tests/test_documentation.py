@@ -1,11 +1,16 @@
 """README.md and docs/: examples run as printed, links lead somewhere, nothing public is missing."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import selective_scan
+from selective_scan._discretization import METHODS, Method
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,6 +34,48 @@ def test_there_are_examples():
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example):
     exec(compile(example, "<example>", "exec"), {"__name__": "__main__"})
+
+
+TYPE_CHECKERS = {
+    "mypy": ("--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch"),
+    "basedpyright": ("--level=error",),
+}
+# Calls whose types only an overload gives.
+TYPED_CALLS = """
+import torch
+from selective_scan import adaptive_unitary_scan_fn, selective_scan_fn, selective_scan_ref
+from typing_extensions import assert_type
+
+u, A, B = torch.randn(2, 4, 8), -torch.rand(4, 3), torch.randn(2, 3, 8)
+for function in (selective_scan_fn, selective_scan_ref):
+    assert_type(function(u, u, A, B, B), torch.Tensor)
+    assert_type(function(u, u, A, B, B, return_last_state=None), torch.Tensor)
+    out, last_state = function(u, u, A, B, B, return_last_state=True, backend="reference")
+    assert_type(last_state, torch.Tensor)
+b, x, D = torch.ones(3, dtype=torch.complex64), torch.randn(4, 3, 4), torch.ones(4)
+out, last_state = adaptive_unitary_scan_fn(u, u, x, x[0].T, b, b, D, return_last_state=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", TYPE_CHECKERS)
+def test_types_of_examples(checker, tmp_path):
+    # Where an editable installation leads, which the checkers do not follow.
+    package = Path(selective_scan.__file__).resolve().parent.parent
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.basedpyright]\ntypeCheckingMode = "standard"\nextraPaths = ["{package}"]\n'
+    )
+    (tmp_path / "typed_calls.py").write_text(TYPED_CALLS)
+    for number, example in enumerate(EXAMPLES):
+        (tmp_path / f"example_{number}.py").write_text(*example.values)
+    command = (sys.executable, "-m", checker, *TYPE_CHECKERS[checker], ".")
+    environment = os.environ | {"MYPYPATH": str(package)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_types_list_the_methods():
+    assert get_args(Method) == METHODS
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

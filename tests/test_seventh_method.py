@@ -26,6 +26,7 @@ EDITS = (
         r"#pragma once\n",
         '\n#include "discretization/midpoint.h"\n',
     ),
+    ("selective_scan/_discretization.py", r'Method = Literal\[[^\]]*"', ', "midpoint"'),
     (
         "selective_scan/_discretization.py",
         r"DISCRETIZATIONS[^{]*\{\n(?:    .*\n)*",

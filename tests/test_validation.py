@@ -7,6 +7,7 @@ torch.ops, and the fake kernels of torch.compile all refuse the same calls with 
 import os
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -276,7 +277,7 @@ def test_random_python_values(name, value, device):
     choices = {"discretization_method": METHODS, "backend": ("auto", "reference", device)}
     optional = name in ("D", "z", "delta_bias", "initial_state")
     flag = name in ("delta_softplus", "reverse", "return_last_state")
-    hypothesis.assume(not (optional and value is None))
+    hypothesis.assume(not ((optional or name == "return_last_state") and value is None))
     hypothesis.assume(not (flag and isinstance(value, bool)))
     hypothesis.assume(not (isinstance(value, str) and value in choices.get(name, ())))
     arguments = arguments_of(Bad({}, ""), device) | {name: value}
@@ -286,3 +287,23 @@ def test_random_python_values(name, value, device):
     is_choice = isinstance(value, str) and name in choices
     assert error in ((RuntimeError, ValueError) if is_choice else (TypeError,))
     assert message.startswith(f"selective_scan: {name} ")
+
+
+def test_bools_of_numpy_are_bools(device):
+    arguments = arguments_of(Bad({}, ""), device)
+    expected = call_auto(arguments)
+    flags = {name: np.bool_(arguments[name]) for name in ("delta_softplus", "reverse")}
+    assert torch.equal(call_auto(arguments | flags), expected)
+    for call in (call_auto, call_reference):
+        assert len(call(arguments | {"return_last_state": np.bool_(True)})) == 2
+        assert isinstance(call(arguments | {"return_last_state": None}), torch.Tensor)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, whose quantised tensors will go
+@pytest.mark.parametrize("name", ["u", "B", "D"])
+def test_a_quantised_tensor_is_refused(name):
+    arguments = arguments_of(Bad({}, ""), "cpu")
+    arguments[name] = torch.quantize_per_tensor(arguments[name], 0.1, 0, torch.qint8)
+    for call in (call_auto, call_reference):
+        with pytest.raises(RuntimeError, match=f"^selective_scan: {name} must have dtype .* qint8"):
+            call(arguments)

@@ -1,31 +1,38 @@
 #!/usr/bin/env bash
-# One build, many runtimes: builds a wheel with both libraries in one environment and loads it in a
-# second one that has another PyTorch (tools/abi_smoke_test.py).
+# One build, many runtimes: builds a wheel with both libraries in one environment and tests it in
+# others that have another PyTorch each: tools/abi_smoke_test.py, then the tests of what depends on
+# PyTorch's own machinery most.
 #
-#   check_abi.sh PYTHON TORCH FOLDER
+#   check_abi.sh PYTHON FOLDER TORCH...
 #     PYTHON   of the environment that builds
-#     TORCH    what pip installs into the second environment, such as torch==2.14.1
-#     FOLDER   for the wheel and the second environment; the environment is kept for the next run
-#   OTHER_PYTHON, when set, makes the second environment (default: PYTHON): the wheel is for all.
+#     FOLDER   for the wheel and the other environments, which are kept for the next run
+#     TORCH    what pip installs into each of them, such as torch==2.15.0
+#   OTHER_PYTHON, when set, makes the other environments (default: PYTHON): the wheel is for all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 torch=$2 folder=$3
+python=$1 folder=$2
+shift 2
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-smoke_test=$PWD/tools/abi_smoke_test.py
+root=$PWD
+tests=(tests/test_{compile,derivatives,operator,s6}.py)
+test_needs=(hypothesis numpy pytest pytest-xdist scipy)
 
 rm -rf "$folder/wheel"
 USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \
   "$python" -m pip wheel . --no-build-isolation --no-deps --wheel-dir "$folder/wheel"
 
-environment=$folder/environment
-if [[ "$(cat "$environment/torch.stamp" 2> /dev/null)" != "$torch" ]]; then
-  "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
-  "$environment/bin/python" -m pip install --quiet "$torch"
-  echo "$torch" > "$environment/torch.stamp"
-fi
-"$environment/bin/python" -m pip install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
+for torch in "$@"; do
+  environment=$folder/$torch
+  if [[ ! -e $environment/complete.stamp ]]; then
+    "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
+    "$environment/bin/python" -m pip install --quiet "$torch" "${test_needs[@]}"
+    touch "$environment/complete.stamp"
+  fi
+  "$environment/bin/python" -m pip install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
 
-# Away from the source tree, whose package would be imported instead of the wheel's.
-cd "$folder"
-"$environment/bin/python" "$smoke_test"
+  # Not by python -m, which would import the source tree's package instead of the wheel's.
+  (cd "$folder" && "$environment/bin/python" "$root/tools/abi_smoke_test.py")
+  "$environment/bin/pytest" -q -n auto --dist loadgroup -m "not slow" -p no:cacheprovider \
+    "${tests[@]}"
+done
