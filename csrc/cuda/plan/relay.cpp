@@ -137,16 +137,16 @@ Refusal plan_rounds(const ForwardParams& params, const Device& device, RelayForw
   };
   const auto most_slots = [&](int pairs) {
     const int room = (device.block_shared_bytes - kRoundMapBytes) / slot_bytes(pairs, 2);
-    return std::min(kMaxRelayWarps / pairs, room) / kRoundsGroup * kRoundsGroup;
+    return std::min(kMaxRelayWarps / pairs, room) / kBandWarps * kBandWarps;
   };
   const auto chunks = static_cast<int>(ceil_div(params.seqlen, kChunk));
   const bool is_clustered =
-      device.major >= 9 && chunks > kRoundsGroup && most_slots(kMostPairs) > 0;
+      device.major >= 9 && chunks > kBandWarps && most_slots(kMostPairs) > 0;
   plan.pairs = is_clustered ? kMostPairs : 1;
   const int most = most_slots(plan.pairs);
   if (most == 0) return {"blocks of this GPU have not enough shared memory"};
   plan.rounds = ceil_div(chunks, most * plan.pairs);
-  plan.slots = round_up(ceil_div(chunks, plan.rounds * plan.pairs), kRoundsGroup);
+  plan.slots = round_up(ceil_div(chunks, plan.rounds * plan.pairs), kBandWarps);
   const int64_t tiles = ceil_div(plan.geometry.group_channels, plan.pairs * OneState::kChannels);
   plan.shape =
       make_shape(params, tiles * plan.pairs, plan.slots * plan.pairs,

@@ -63,8 +63,8 @@ struct FirstPass {
   }
 };
 
-/// What the warps of a block hand on. Consecutive warps form groups: within a group what its chunks
-/// do to a state is composed, and the state itself goes from group to group, so that fewer
+/// What the warps of a block hand on. Consecutive warps form bands: within a band what its chunks
+/// do to a state is composed, and the state itself goes from band to band, so that fewer
 /// hand-overs follow one another. Two of everything, for rounds in turn: a warp may be late by one.
 template <int kStates, int kWarpsPerMap>
 struct alignas(16) Handover {
@@ -74,16 +74,16 @@ struct alignas(16) Handover {
   BarrierState prefix_barriers[2][kMaxRelayWarps];
   Lanes states[2][kMaps];
 };
-/// What the chunks before a warp's within its group do.
+/// What the chunks before a warp's within its band do.
 template <int kStates>
-struct alignas(16) GroupPrefixes {
+struct alignas(16) BandPrefixes {
   using Lanes = Pack<float, kStates>[kWarpSize];
   Lanes factors[2][kMaxRelayWarps];
   Lanes offsets[2][kMaxRelayWarps];
 };
 
 static_assert(sizeof(Handover<4, 1>) == handover_bytes(4, 1) &&
-              sizeof(Handover<4, kClusterWarpsPerMap>) + sizeof(GroupPrefixes<4>) ==
+              sizeof(Handover<4, kClusterWarpsPerMap>) + sizeof(BandPrefixes<4>) ==
                   handover_bytes(4, kClusterWarpsPerMap));
 
 /// Brings B and C of a warp's chunks to its shared memory, as they have been written in global
@@ -135,40 +135,40 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const bool has_output = params.out.present();
   const bool has_gate = params.z.present() && has_output;
 
-  constexpr bool kIsGrouped = kWarpsPerMap > 1;
+  constexpr bool kHasBands = kWarpsPerMap > 1;
   auto& handover = *reinterpret_cast<Handover<kStates, kWarpsPerMap>*>(shared);
-  auto& prefixes = *reinterpret_cast<GroupPrefixes<kStates>*>(&handover + 1);
+  auto& prefixes = *reinterpret_cast<BandPrefixes<kStates>*>(&handover + 1);
   float* const own =
-      (kIsGrouped ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
+      (kHasBands ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
       place.warp * Layout::kSize;
   // Every warp one or two of them: the lanes of a warp would have to take turns.
   if (lane == 0) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      // Two have a say in when the first group of a cluster's block goes on: the block that hands
+      // Two have a say in when the first band of a cluster's block goes on: the block that hands
       // it a state, and the last warp of its own block. The latter is always earlier; but so it is
       // ordered within the block that nothing is overwritten before it has been read.
       if (place.warp % kWarpsPerMap == 0) {
         SharedBarrier(handover.state_barriers[which][place.warp / kWarpsPerMap])
-            .initialize(kIsGrouped && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
+            .initialize(kHasBands && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
       }
-      if constexpr (kIsGrouped)
+      if constexpr (kHasBands)
         SharedBarrier(handover.prefix_barriers[which][place.warp]).initialize();
     }
-    if constexpr (kIsGrouped) SharedBarrier::publish_in_cluster();
+    if constexpr (kHasBands) SharedBarrier::publish_in_cluster();
   }
   __syncwarp();
-  const int cluster = kIsGrouped ? args.geometry.cluster : 1;
-  const int rank = kIsGrouped ? static_cast<int>(blockIdx.x) % cluster : 0;
-  if constexpr (kIsGrouped) {
+  const int cluster = kHasBands ? args.geometry.cluster : 1;
+  const int rank = kHasBands ? static_cast<int>(blockIdx.x) % cluster : 0;
+  if constexpr (kHasBands) {
     arrive_at_cluster();
     // In round 0 there is nothing yet to wait for in the own block.
     if (rank > 0 && place.warp == 0) SharedBarrier(handover.state_barriers[0][0]).signal();
   }
   const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
-  const int group = place.warp / kWarpsPerMap;
+  const int band = place.warp / kWarpsPerMap;
   const int member = place.warp % kWarpsPerMap;
-  const bool is_first_group = rank == 0 && group == 0;
+  const bool is_first_band = rank == 0 && band == 0;
   const auto origin = [&](int array) {
     return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
   };
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   if (chunk.steps > 0) tiles.copy(chunk, 0);
   __pipeline_commit();
   // Batons are ready.
-  if constexpr (kIsGrouped) {
+  if constexpr (kHasBands) {
     wait_for_cluster();
   } else {
     __syncthreads();
@@ -251,9 +251,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     __pipeline_commit();
 
     FirstPass<S, kMethod> pass(delta_row, input_row, projections, poles);
-    States factor_before;  // of the chunks before this one in the group
+    States factor_before;  // of the chunks before this one in the band
     States offset_before;
-    if constexpr (kIsGrouped) {
+    if constexpr (kHasBands) {
       if (member > 0) {
         SharedBarrier(handover.prefix_barriers[buffer][place.warp]).wait(round >> 1 & 1);
         factor_before = load_pack<float, kStates>(prefixes.factors[buffer][place.warp][lane].v);
@@ -271,19 +271,19 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
     }
 
-    States h{};  // that enters the group
-    if (round == 0 && is_first_group) {
+    States h{};  // that enters the band
+    if (round == 0 && is_first_band) {
       if (place.exists() && params.initial_state.present()) {
         h = load_states<float, kStates>(params.initial_state,
                                         place.state_base(params.initial_state), place.first_state(),
                                         params.dstate);
       }
     } else {
-      const int wait = is_first_group ? round - 1 : round;  // how many went before
-      const SharedBarrier barrier(handover.state_barriers[wait & 1][group]);
-      if (kIsGrouped && threadIdx.x == 0) barrier.expect(sizeof(handover.states[0][0]));
+      const int wait = is_first_band ? round - 1 : round;  // how many went before
+      const SharedBarrier barrier(handover.state_barriers[wait & 1][band]);
+      if (kHasBands && threadIdx.x == 0) barrier.expect(sizeof(handover.states[0][0]));
       barrier.wait(wait >> 1 & 1);
-      h = load_pack<float, kStates>(handover.states[wait & 1][group][lane].v);
+      h = load_pack<float, kStates>(handover.states[wait & 1][band][lane].v);
     }
     if (member + 1 == kWarpsPerMap && !is_last) {
       States leaving;
@@ -291,12 +291,12 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       for (int s = 0; s < kStates; ++s) {
         leaving.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
-      const int next = place.warp + 1 < warps ? group + 1 : 0;
+      const int next = place.warp + 1 < warps ? band + 1 : 0;
       const SharedBarrier barrier(handover.state_barriers[buffer][next]);
       Pack<float, kStates>& target = handover.states[buffer][next][lane];
-      if (kIsGrouped && next == 0) {
+      if (kHasBands && next == 0) {
         const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
-        if constexpr (kIsGrouped) {
+        if constexpr (kHasBands) {
           send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
                           address_in_cluster(barrier.address, next_rank));
           SharedBarrier(handover.state_barriers[rank == 0 ? buffer : buffer ^ 1][0]).signal();
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         barrier.signal();
       }
     }
-    if constexpr (kIsGrouped) {
+    if constexpr (kHasBands) {
       if (member > 0) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     chunk = next_chunk;
   }
   // Nobody leaves while others may hand it something.
-  if constexpr (kIsGrouped) sync_cluster();
+  if constexpr (kHasBands) sync_cluster();
 }
 
 template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>

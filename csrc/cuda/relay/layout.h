@@ -54,7 +54,7 @@ SELECTIVE_SCAN_HD constexpr int raw_row_bytes(int steps, int size) {
 /// Warps whose chunks' maps are composed where blocks form clusters.
 constexpr int kClusterWarpsPerMap = 4;
 
-/// What the warps of a block share: Handover and, with several warps a map, GroupPrefixes.
+/// What the warps of a block share: Handover and, with several warps a map, BandPrefixes.
 constexpr int handover_bytes(int states, int warps_per_map) {
   constexpr int kBarrier = 8;
   const int maps = kMaxRelayWarps / warps_per_map;
@@ -122,14 +122,14 @@ constexpr int kBackwardBlockBytes =
 
 // --- rounds.cuh ---
 
-constexpr int kRoundsGroup = 4;                             // warps
-constexpr int kMostGroups = kMaxRelayWarps / kRoundsGroup;  // of a block
+constexpr int kBandWarps = 4;                            // warps
+constexpr int kMostBands = kMaxRelayWarps / kBandWarps;  // of a block
 /// Of channels that a block has, and blocks of a cluster.
 constexpr int kMostPairs = 2;
 
 /// What the warps of a block share: RoundMaps.
 constexpr int kRoundMapBytes =
-    2 * (kMaxRelayWarps + kMostPairs * kMostGroups) * kWarpSize * 8 + (2 + kMostGroups) * 8;
+    2 * (kMaxRelayWarps + kMostPairs * kMostBands) * kWarpSize * 8 + (2 + kMostBands) * 8;
 
 /// What lies where in shared memory, in bytes.
 template <class S, int kSize>

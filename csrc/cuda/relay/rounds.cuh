@@ -2,8 +2,8 @@
 //
 // All warps go through time in rounds, a chunk each. First pass: abar and the held input of every
 // step into registers, and with them what the chunk does to the state that enters it, x → factor·x
-// + offset. These maps are composed over groups of four warps, and every warp applies those of all
-// groups to the state that enters the round. Second pass: the states again, and y. So nothing is
+// + offset. These maps are composed over bands of four warps, and every warp applies those of all
+// bands to the state that enters the round. Second pass: the states again, and y. So nothing is
 // handed from warp to warp, and a round waits twice, whatever the number of its chunks.
 //
 // A warp has two channels. The two blocks of a cluster divide the chunks of a round and have two
@@ -28,10 +28,10 @@ using LaneMaps = Pack<float, 2>[kWarpSize];
 
 /// Maps of a round, two of each for rounds in turn: a warp may be late by one.
 struct alignas(16) RoundMaps {
-  LaneMaps chunks[2][kMaxRelayWarps];           // of the block
-  LaneMaps groups[2][kMostPairs][kMostGroups];  // of the cluster
-  BarrierState groups_arrived[2];
-  BarrierState chunks_arrived[kMostGroups];  // of a group; where blocks form clusters
+  LaneMaps chunks[2][kMaxRelayWarps];         // of the block
+  LaneMaps bands[2][kMostPairs][kMostBands];  // of the cluster
+  BarrierState bands_arrived[2];
+  BarrierState chunks_arrived[kMostBands];  // of a band; where blocks form clusters
 };
 
 static_assert(sizeof(RoundMaps) == kRoundMapBytes);
@@ -43,7 +43,7 @@ __device__ __forceinline__ Pack<float, 2> compose(const Pack<float, 2>& first,
 }
 
 /// The first of a block's barriers for some of its warps: those of one slot, or, with one pair of
-/// channels, those of one group.
+/// channels, those of one band.
 constexpr int kFirstBarrier = 1;
 
 /// Waits for `warps` warps that name the same barrier.
@@ -109,11 +109,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       slots + args.slots * Layout::slot_bytes(buffers) + warp * Layout::warp_bytes(buffers);
   if (pairs > 1) {
     // A warp each, of which there are eight at least: one after the other they would take long.
-    if (lane == 0 && warp < 2 + kMostGroups) {
+    if (lane == 0 && warp < 2 + kMostBands) {
       if (warp < 2) {
-        SharedBarrier(maps.groups_arrived[warp]).initialize(1);
+        SharedBarrier(maps.bands_arrived[warp]).initialize(1);
       } else {
-        SharedBarrier(maps.chunks_arrived[warp - 2]).initialize(kRoundsGroup * kWarpSize);
+        SharedBarrier(maps.chunks_arrived[warp - 2]).initialize(kBandWarps * kWarpSize);
       }
       SharedBarrier::publish_in_cluster();
     }
@@ -286,30 +286,30 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
 
     if (round == 0 && pairs > 1) wait_for_cluster();  // its blocks have begun, barriers are ready
-    // What the chunks before this one in its group do; the last one leaves what the group does.
+    // What the chunks before this one in its band do; the last one leaves what the band does.
     store_pack(maps.chunks[buffer][warp][lane].v, map);
-    const int member = slot % kRoundsGroup;
+    const int member = slot % kBandWarps;
     if (pairs == 1) {
-      sync_warps(kFirstBarrier + slot / kRoundsGroup, kRoundsGroup);
+      sync_warps(kFirstBarrier + slot / kBandWarps, kBandWarps);
     } else {
-      const SharedBarrier arrived(maps.chunks_arrived[slot / kRoundsGroup * pairs + pair]);
+      const SharedBarrier arrived(maps.chunks_arrived[slot / kBandWarps * pairs + pair]);
       arrived.signal();
       arrived.wait(round & 1);
     }
     Pack<float, 2> before{1, 0};
 #pragma unroll
-    for (int k = 0; k < kRoundsGroup - 1; ++k) {
+    for (int k = 0; k < kBandWarps - 1; ++k) {
       if (k < member) {
         before = compose(
             before, load_pack<float, 2>(maps.chunks[buffer][warp - (member - k) * pairs][lane].v));
       }
     }
     if (pairs > 1 && threadIdx.x == 0) {
-      SharedBarrier(maps.groups_arrived[buffer])
-          .expect(pairs * round_chunks / kRoundsGroup * sizeof(LaneMaps));
+      SharedBarrier(maps.bands_arrived[buffer])
+          .expect(pairs * round_chunks / kBandWarps * sizeof(LaneMaps));
     }
-    if (member == kRoundsGroup - 1) {
-      auto& target = maps.groups[buffer][pair][place / kRoundsGroup][lane];
+    if (member == kBandWarps - 1) {
+      auto& target = maps.bands[buffer][pair][place / kBandWarps][lane];
       const Pack<float, 2> whole = compose(before, map);
       if (pairs == 1) {
         store_pack(target.v, whole);
@@ -317,21 +317,21 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 #pragma unroll
         for (int block = 0; block < kMostPairs; ++block) {
           send_in_cluster(address_in_cluster(shared_address(&target), block), whole,
-                          address_in_cluster(shared_address(&maps.groups_arrived[buffer]), block));
+                          address_in_cluster(shared_address(&maps.bands_arrived[buffer]), block));
         }
       }
     }
     if (pairs == 1) {
       __syncthreads();
     } else {
-      SharedBarrier(maps.groups_arrived[buffer]).wait(round >> 1 & 1);
+      SharedBarrier(maps.bands_arrived[buffer]).wait(round >> 1 & 1);
     }
-    float h = 0;  // that enters the group, then the chunk
+    float h = 0;  // that enters the band, then the chunk
 #pragma unroll
-    for (int k = 0; k < kMostGroups; ++k) {
-      if (k * kRoundsGroup < round_chunks) {
-        if (k == place / kRoundsGroup) h = entering;
-        const auto whole = load_pack<float, 2>(maps.groups[buffer][pair][k][lane].v);
+    for (int k = 0; k < kMostBands; ++k) {
+      if (k * kBandWarps < round_chunks) {
+        if (k == place / kBandWarps) h = entering;
+        const auto whole = load_pack<float, 2>(maps.bands[buffer][pair][k][lane].v);
         entering = apply_map(whole.v[0], whole.v[1], entering);
       }
     }
