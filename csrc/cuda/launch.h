@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "../core/conv_params.h"
 #include "../core/diagonal_params.h"
 #include "../core/params.h"
 #include "../core/unitary_params.h"
@@ -36,6 +37,16 @@ int64_t workspace_bytes(const DiagonalBackwardParams& params);
 cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
                                   cudaStream_t stream);
 cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
+                                   cudaStream_t stream);
+
+/// The depthwise causal convolution. The workspace is aligned to 256 bytes; its content does not
+/// matter. batch and dim are at least 1. seqlen may be 0: then final states are the initial ones,
+/// or 0, and likewise backwards; sums are 0.
+int64_t workspace_bytes(const ConvForwardParams& params);
+int64_t workspace_bytes(const ConvBackwardParams& params);
+cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void* workspace,
+                                  cudaStream_t stream);
+cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                                    cudaStream_t stream);
 
 /// The adaptive unitary scan: one slab, whose theta has state stride 1.

@@ -1,0 +1,67 @@
+// Arrays of integers that say where something lies: boundaries of sequences, slots, lengths.
+#pragma once
+
+#include <cstdint>
+
+#include "config.h"
+
+namespace selective_scan {
+
+/// Integers of 32 or 64 bits, (step) or (batch, step). Strides count elements.
+struct IndexArray {
+  const void* data = nullptr;  // null: absent
+  bool is_wide = false;        // int64, else int32
+  int64_t batch = 0;
+  int64_t step = 0;
+
+  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+
+  SELECTIVE_SCAN_HD int64_t at(int64_t batch_index, int64_t step_index) const {
+    const int64_t offset = batch_index * batch + step_index * step;
+    return is_wide ? static_cast<const int64_t*>(data)[offset]
+                   : static_cast<const int32_t*>(data)[offset];
+  }
+  SELECTIVE_SCAN_HD int64_t at(int64_t step_index) const { return at(0, step_index); }
+};
+
+/// Sequences that lie one behind the other in `total` steps: sequence i has the steps
+/// [boundaries[i], boundaries[i + 1]). Steps before the first boundary or from the last one on
+/// belong to none. Boundaries out of range or of order are moved to where they do no harm: nothing
+/// here leads to a step or a sequence that does not exist.
+struct PackedSequences {
+  static constexpr int64_t kNone = -1;
+
+  IndexArray boundaries;  // (count + 1)
+  int64_t count = 0;
+  int64_t total = 0;
+
+  SELECTIVE_SCAN_HD int64_t begin(int64_t sequence) const {
+    return clamped(boundaries.at(sequence), 0, total);
+  }
+  /// No less than begin().
+  SELECTIVE_SCAN_HD int64_t end(int64_t sequence) const {
+    return clamped(boundaries.at(sequence + 1), begin(sequence), total);
+  }
+
+  /// The sequence that a step belongs to, or kNone.
+  SELECTIVE_SCAN_HD int64_t sequence_of(int64_t step) const {
+    int64_t low = 0,
+            high = count;  // sequences before `low` end by then, those from `high` on later
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (boundaries.at(middle + 1) <= step) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low < count && begin(low) <= step ? low : kNone;
+  }
+
+ private:
+  static SELECTIVE_SCAN_HD int64_t clamped(int64_t value, int64_t low, int64_t high) {
+    return value < low ? low : value > high ? high : value;
+  }
+};
+
+}  // namespace selective_scan

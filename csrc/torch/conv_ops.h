@@ -1,0 +1,123 @@
+// The forward and backward ops of the causal convolution on one backend.
+//
+// A Backend names where the kernels run. It has:
+//
+//   explicit Backend(const Tensor& x)
+//       Selects the device of x.
+//   void check(const ConvParams& params) const
+//       Refuses values of cu_seqlens, where they can be looked at.
+//   int64_t workspace_bytes(const Params& params) const
+//       How much scratch memory a pass takes.
+//   void launch(const ConvForwardParams& params, void* workspace) const
+//   void launch(const ConvBackwardParams& params, void* workspace) const
+//       Runs a pass; dim and batch are at least 1.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "conv_arguments.h"
+
+namespace selective_scan::op {
+
+inline bool is_empty(const ConvParams& params) {
+  return params.batch == 0 || params.dim == 0;
+}
+
+/// Its final states are an undefined tensor, None in Python, where they are not asked for.
+template <class Backend>
+std::tuple<Tensor, Tensor> causal_conv1d_fwd(const Tensor& x, const Tensor& weight,
+                                             const OptionalTensor& bias,
+                                             const OptionalTensor& seq_idx,
+                                             const OptionalTensor& cu_seqlens,
+                                             const OptionalTensor& initial_states,
+                                             bool return_final_states,
+                                             const std::optional<std::string>& activation) {
+  ConvForwardParams params(make_conv_params(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, activation}, return_final_states));
+  const Backend backend(x);
+  backend.check(params);
+  Tensor out = allocate_like(x), final_states;
+  params.out = conv_view(out);
+  if (return_final_states) {
+    const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
+    final_states = allocate(x, shape, dtype_of(x));
+    params.final_states = conv_view(final_states);
+  }
+  if (!is_empty(params)) {
+    const Workspace workspace(x, backend.workspace_bytes(params));
+    backend.launch(params, workspace.data());
+  }
+  return {out, final_states};
+}
+
+/// dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
+/// undefined tensor.
+using ConvSums = std::tuple<Tensor, Tensor, Tensor>;
+
+/// Writes to dx, which has been checked if the caller lends it.
+template <class Backend>
+ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBackwardParams params,
+                       const OptionalTensor& dout, const OptionalTensor& dfinal_states, Tensor dx) {
+  const auto gradient_of = [](const OptionalTensor& input) {
+    return input ? allocate_like(*input) : Tensor();
+  };
+  ConvSums sums{allocate_like(args.weight), gradient_of(args.bias),
+                gradient_of(args.initial_states)};
+  auto& [dweight, dbias, dinitial_states] = sums;
+  if (is_empty(params)) {
+    for (Tensor* gradient : {&dx, &dweight, &dbias, &dinitial_states}) {
+      if (gradient->defined()) torch::stable::zero_(*gradient);
+    }
+    return sums;
+  }
+  if (dout) params.dout = conv_view(*dout);
+  if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
+  params.dx = conv_view(dx);
+  params.dweight = taps_view(dweight);
+  if (args.bias) params.dbias = taps_view(dbias);
+  if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
+  const Workspace workspace(args.x, backend.workspace_bytes(params));
+  backend.launch(params, workspace.data());
+  return sums;
+}
+
+/// As causal_conv1d_bwd below, but dx is a tensor of any strides that the caller lends, such as one
+/// half of a wider row. It must share no memory with the inputs.
+template <class Backend>
+ConvSums causal_conv1d_bwd_out(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                               const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                               const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
+                               const OptionalTensor& initial_states,
+                               const std::optional<std::string>& activation, const Tensor& dx) {
+  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
+  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
+  check_conv_gradients(args, params, dout, dfinal_states, dx);
+  const Backend backend(x);
+  backend.check(params);
+  return differentiate(backend, args, params, dout, dfinal_states, dx);
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
+    const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
+    const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
+    const std::optional<std::string>& activation) {
+  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
+  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
+  check_conv_gradients(args, params, dout, dfinal_states, std::nullopt);
+  const Backend backend(x);
+  backend.check(params);
+  Tensor dx = allocate_like(x);
+  return std::tuple_cat(std::make_tuple(dx),
+                        differentiate(backend, args, params, dout, dfinal_states, dx));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,62 @@
+// Schemas of the ops of the causal convolution, and their CPU backend.
+
+#include "../cpu/conv/launch.h"
+#include "conv_ops.h"
+#include "thread_pool.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CpuBackend {
+  explicit CpuBackend(const Tensor&) {}
+
+  void check(const ConvParams& params) const {
+    const IndexArray& boundaries = params.cu_seqlens;
+    if (!boundaries.present()) return;
+    int64_t before = 0;
+    for (int64_t i = 0; i <= params.sequences; ++i) {
+      const int64_t boundary = boundaries.at(i);
+      if (boundary < before || boundary > params.seqlen) {
+        fail("cu_seqlens must rise from 0 to at most seqlen = ", params.seqlen, ", got ", boundary,
+             " behind ", before);
+      }
+      before = boundary;
+    }
+  }
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cpu::workspace_bytes(params);
+  }
+  void launch(const ConvForwardParams& params, void* workspace) const {
+    cpu::causal_conv1d_forward(params, workspace, torch_thread_pool());
+  }
+  void launch(const ConvBackwardParams& params, void* workspace) const {
+    cpu::causal_conv1d_backward(params, workspace, torch_thread_pool());
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def(
+      "causal_conv1d_fwd(Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
+      "Tensor? cu_seqlens=None, Tensor? initial_states=None, bool return_final_states=False, "
+      "str? activation=None) -> (Tensor out, Tensor final_states)");
+  m.def(
+      "causal_conv1d_bwd(Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, "
+      "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
+      "str? activation) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)");
+  m.def(
+      "causal_conv1d_bwd_out(Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, "
+      "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
+      "str? activation, *, Tensor(a!) dx) -> (Tensor dweight, Tensor dbias, "
+      "Tensor dinitial_states)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CpuBackend>));
+  m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
+  m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,36 @@
+// The CUDA backend of the ops of the causal convolution.
+
+#include "../cuda/launch.h"
+#include "conv_ops.h"
+#include "cuda_stream.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend {
+  explicit CudaBackend(const Tensor& x) : stream(x) {}
+
+  void check(const ConvParams&) const {}
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cuda::workspace_bytes(params);
+  }
+  void launch(const ConvForwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_forward(params, workspace, stream));
+  }
+  void launch(const ConvBackwardParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, workspace, stream));
+  }
+
+  CudaStream stream;
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CudaBackend>));
+  m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));
+  m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CudaBackend>));
+}
+
+}  // namespace selective_scan::op
