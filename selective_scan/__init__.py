@@ -3,6 +3,7 @@
     selective_scan_fn     the operator
     selective_scan_ref    the same in plain PyTorch, written to be read
     adaptive_unitary_scan_fn  states that rotate by input-dependent angles; and its _ref
+    causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
     S6                    a Mamba block built on it
     backends              which kernels this installation has, and if not, why
@@ -14,6 +15,7 @@
 from ._library import allow_fallback, backends
 from ._version import __version__
 from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn
 from .reference import selective_scan_ref
@@ -26,6 +28,8 @@ __all__ = [
     "adaptive_unitary_scan_ref",
     "allow_fallback",
     "backends",
+    "causal_conv1d_fn",
+    "causal_conv1d_ref",
     "diagonal_scan_fn",
     "diagonal_scan_ref",
     "selective_scan_fn",

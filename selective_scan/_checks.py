@@ -22,7 +22,8 @@ REAL = (torch.float32, *HALF, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 INTEGER = (torch.int32, torch.int64)
 _DOUBLE = (torch.float64, torch.complex128)
-_NOT_EMPTY = ("dstate",)  # dimensions whose size is at least 1
+# The least and the largest sizes of dimensions; None is any.
+_LIMITS = {"dstate": (1, None), "width": (1, 8), "sequences+1": (1, None)}
 _ELLIPSIS = "..."
 
 Dtypes = tuple[torch.dtype, ...]
@@ -37,6 +38,7 @@ class Call:
 
     Attributes:
         tensors: those that are there.
+        options: the other arguments, by name.
         anchor: the name of that on whose device the others are.
         sizes: of the dimensions by name, as far as shapes were checked; "..." is a tuple of sizes.
         is_complex: whether the state is.
@@ -50,6 +52,7 @@ class Call:
         self.anchor = anchor
         self.sizes: dict[str, int | torch.SymInt | tuple] = {}
         self.groups: dict[str, int | torch.SymInt] = {}  # of projections with steps
+        self.options: dict[str, object] = {}
         self.is_complex = any(tensors[name].is_complex() for name in complex_by)
         # As a number, since torch.compile of PyTorch 2.11 takes no bool for an index.
         precision = int(any(tensor.dtype in _DOUBLE for tensor in tensors.values()))
@@ -104,29 +107,41 @@ class TensorArgument:
 @dataclass(frozen=True)
 class Option:
     """An argument that is a bool, NumPy's too, or a str of some choices; left out, it is False, or
-    the first.
+    the first, or None if it is optional.
 
     Attributes:
         name: as in the schema of the op.
         choices: those of a str.
         none_is_default: whether None stands for the value left out.
+        optional: whether None is a value of its own.
     """
 
     name: str
     choices: tuple[str, ...] = ()
     none_is_default: bool = False
+    optional: bool = False
 
     @property
-    def default(self) -> bool | str:
+    def default(self) -> bool | str | None:
+        if self.optional:
+            return None
         return self.choices[0] if self.choices else False
 
     def check_type(self, value: object) -> None:
         wanted = str if self.choices else bool
-        if isinstance(value, wanted) or (value is None and self.none_is_default):
+        if isinstance(value, wanted):
+            return
+        if value is None and (self.none_is_default or self.optional):
             return
         if wanted is bool and _is_numpy_bool(value):
             return
-        _fail_on_type(self.name, f"a {wanted.__name__}", value)
+        name = f"a {wanted.__name__}"
+        _fail_on_type(self.name, f"{name} or None" if self.optional else name, value)
+
+    def check_choice(self, value: object) -> None:
+        if self.choices and value not in self.choices and not (value is None and self.optional):
+            wanted = "None or one of" if self.optional else "one of"
+            fail(f"{self.name} must be {wanted} {', '.join(self.choices)}, got '{value}'")
 
 
 def _is_numpy_bool(value: object) -> bool:
@@ -160,6 +175,7 @@ class Table:
         arguments: what they are.
         anchor: the tensor on whose device the others are.
         complex_by: the tensors of which any makes the state complex, if it is so itself.
+        relations: fails where arguments, each right by itself, do not go together.
     """
 
     def __init__(
@@ -167,6 +183,7 @@ class Table:
         *arguments: TensorArgument | Option,
         anchor: str,
         complex_by: tuple[str, ...] = (),
+        relations: Callable[[Call], None] = lambda call: None,
     ) -> None:
         self.arguments = arguments
         self.names = tuple(argument.name for argument in arguments)
@@ -175,6 +192,7 @@ class Table:
         self.defaults = tuple(getattr(argument, "default", None) for argument in arguments)
         self.anchor = anchor
         self._complex_by = complex_by
+        self._relations = relations
         # Named dimensions first, by which the shapes of others may be measured.
         self._by_shape = sorted(self.tensors, key=lambda a: isinstance(a.shape, BroadcastableTo))
 
@@ -192,21 +210,21 @@ class Table:
     def check(self, given: Mapping[str, object]) -> Call:
         """RuntimeError unless values of the right types are right in all else, too."""
         for option in self.options:
-            if option.choices and given[option.name] not in option.choices:
-                choices, value = ", ".join(option.choices), given[option.name]
-                fail(f"{option.name} must be one of {choices}, got '{value}'")
+            option.check_choice(given[option.name])
         present = {a.name: given[a.name] for a in self.tensors if given[a.name] is not None}
         for name, tensor in present.items():
             check_dense(name, tensor)
         for name, tensor in present.items():
             check_device(name, tensor, self.anchor, present[self.anchor])
         call = Call(present, self.anchor, self._complex_by)
+        call.options = {option.name: given[option.name] for option in self.options}
         for argument in self.tensors:
             if argument.name in present:
                 argument.check_dtype(present[argument.name], call)
         for argument in self._by_shape:
             if argument.name in present:
                 argument.check_shape(present[argument.name], call)
+        self._relations(call)
         return call
 
 
@@ -301,8 +319,10 @@ def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) ->
             text += f" = {_tuple_text(known.get(dim, '*') for dim in dims)}"
         fail(f"{text}, got {tuple(tensor.shape)}")
     for dim, size in actual:
-        if dim in _NOT_EMPTY and size == 0:
-            fail(f"{name} must have {dim} of at least 1, got {tuple(tensor.shape)}")
+        low, high = _LIMITS.get(dim, (0, None))
+        if size < low or (high is not None and size > high):
+            limits = f"at least {low}" if high is None else f"{low} to {high}"
+            fail(f"{name} must have {dim} of {limits}, got {tuple(tensor.shape)}")
 
 
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:

@@ -41,6 +41,7 @@ class Result:
         chunk: for states that the backward op wants, the op that gives the number of steps from one
             to the next. They are not differentiable; None, where none are to be saved.
         recomputed: whether the backward op computes such states if it is not given them.
+        asked_by: the option without which the result is None.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Result:
     like: str | None = None
     chunk: str | None = None
     recomputed: bool = False
+    asked_by: str | None = None
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
         if self.chunk is None:
@@ -60,6 +62,8 @@ class Result:
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
         if self.chunk is not None and not is_saved:
+            return None
+        if self.asked_by is not None and not call.options[self.asked_by]:
             return None
         dtype = self.dtype(call)
         if self.like is not None:

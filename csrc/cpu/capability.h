@@ -1,6 +1,7 @@
 // The kernels of every instruction set, and which of them this processor runs.
 #pragma once
 
+#include "conv/kernels.h"
 #include "diagonal/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
@@ -13,6 +14,7 @@ struct Capability {
   Kernels kernels[2][2];           // is_double, is_complex
   UnitaryKernels unitary[2];       // is_double
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
+  ConvKernels conv[2];             // is_double
 };
 
 extern const Capability kDefaultCapability;

@@ -34,12 +34,9 @@ void check_dtypes(const ConvArguments& args) {
 }
 
 /// Of initial_states, final states and their gradients.
-void check_states_shape(const char* name, const Tensor& tensor, const ConvParams& params,
-                        bool packed) {
+void check_states_shape(const char* name, const Tensor& tensor, const ConvParams& params) {
   check_shape(name, tensor,
-              {{packed ? "sequences" : "batch", params.sequences},
-               {"dim", params.dim},
-               {"width-1", params.width - 1}});
+              {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
 }
 
 void check_shapes(const ConvArguments& args, ConvParams& params) {
@@ -69,7 +66,7 @@ void check_shapes(const ConvArguments& args, ConvParams& params) {
     }
   }
   if (args.initial_states) {
-    check_states_shape("initial_states", *args.initial_states, params, args.cu_seqlens.has_value());
+    check_states_shape("initial_states", *args.initial_states, params);
   }
 }
 
@@ -127,7 +124,7 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
   if (dout) check_sequence("dout", *dout);
   if (dfinal_states) {
     check("dfinal_states", *dfinal_states);
-    check_states_shape("dfinal_states", *dfinal_states, params, args.cu_seqlens.has_value());
+    check_states_shape("dfinal_states", *dfinal_states, params);
   }
   if (dx) check_sequence("dx", *dx);
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "../capability.h"
+#include "../conv/backward.h"
+#include "../conv/forward.h"
 #include "../diagonal/scan.h"
 #include "../selective/backward.h"
 #include "../selective/forward.h"
@@ -32,9 +34,18 @@ constexpr DiagonalKernels diagonal_kernels_of() {
   return {real_t<V>::kWidth, {&Forward::map, &Forward::scan}, {&Backward::map, &Backward::scan}};
 }
 
+template <class R>
+constexpr ConvKernels conv_kernels_of() {
+  using Block = ConvBlock<R>;
+  using Forward = ConvForward<R>;
+  using Backward = ConvBackward<R>;
+  return {R::kWidth,      Block::kMaxLanes, Block::kTileElements, &Forward::run,
+          &Backward::run, &Forward::end,    &Backward::end};
+}
+
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}};
+  Capability capability{name, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -47,6 +58,8 @@ constexpr Capability make_capability(const char* name) {
   capability.diagonal[0][1] = diagonal_kernels_of<Complex<Single>>();
   capability.diagonal[1][0] = diagonal_kernels_of<Double>();
   capability.diagonal[1][1] = diagonal_kernels_of<Complex<Double>>();
+  capability.conv[0] = conv_kernels_of<Single>();
+  capability.conv[1] = conv_kernels_of<Double>();
   return capability;
 }
 

@@ -2,6 +2,7 @@
 // their inline functions are shared with code that must run on any processor.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <concepts>

@@ -1,0 +1,166 @@
+// A block of channels: what both passes do with it.
+//
+// The lanes of vectors are channels. Tiles of some steps of them are brought into the first-level
+// cache, converted and, where time is what is contiguous in memory, transposed on the way, so that
+// every array may have a layout of its own. A block is wide where channels are neighbours in
+// memory, and one vector where steps are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "../simd/tile.h"
+#include "../simd/vector.h"
+#include "kernels.h"
+#include "runs.h"
+
+namespace selective_scan::cpu {
+
+/// Moves a section of any number of lanes, row by row where these are contiguous: memory is read
+/// in its order.
+template <class R>
+void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) {
+  if (section.lane_stride != 1) return load_tile<R>(section, tile, pitch);
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    using Convert = Converter<R, Element>;
+    for (int64_t row = 0; row < section.rows; ++row) {
+      const Element* source = static_cast<const Element*>(section.data) + row * section.row_stride;
+      typename R::Scalar* target = tile + row * pitch;
+      int64_t lane = 0;
+      for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
+        Convert::load(source + lane).store(target + lane);
+      }
+      for (; lane < pitch; ++lane) {
+        target[lane] = lane < section.lanes ? Convert::scalar(source[lane]) : 0;
+      }
+    }
+  });
+}
+template <class R>
+void store_rows(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
+  if (section.lane_stride != 1) return store_tile<R>(section, tile, pitch);
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    using Convert = Converter<R, Element>;
+    for (int64_t row = 0; row < section.rows; ++row) {
+      Element* target = static_cast<Element*>(section.data) + row * section.row_stride;
+      const typename R::Scalar* source = tile + row * pitch;
+      int64_t lane = 0;
+      for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
+        Convert::store(R::load(source + lane), target + lane);
+      }
+      for (; lane < section.lanes; ++lane) Convert::store_scalar(source[lane], target + lane);
+    }
+  });
+}
+
+template <class R>
+class ConvBlock {
+ public:
+  using T = typename R::Scalar;
+  static constexpr int64_t kMaxLanes = 256;
+  static constexpr int64_t kTileElements = 4096;
+  static constexpr int64_t kMaxHistory = kMaxConvWidth - 1;
+  /// Rows of `pitch` lanes, those of the steps before a tile's first one among them.
+  using Tile = T[kTileElements + kMaxHistory * kMaxLanes];
+  /// Of every tap, or of every step of a state, a row.
+  using Taps = T[kMaxConvWidth * kMaxLanes];
+
+  SELECTIVE_SCAN_HD ConvBlock(const ConvParams& params, const ConvSplit& split, int64_t block)
+      : history(params.width - 1),
+        first_channel(block * split.block_channels),
+        lanes(lesser_of(split.block_channels, params.dim - first_channel)),
+        pitch(round_up(lanes, R::kWidth)),
+        params_(params) {}
+
+  static SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) { return a < b ? a : b; }
+  static SELECTIVE_SCAN_HD int64_t greater_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+  SELECTIVE_SCAN_HD Section section(const ArrayView& array, int64_t batch, int64_t step,
+                                    int64_t steps) const {
+    const int64_t offset = batch * array.batch + first_channel * array.channel + step * array.step;
+    return {static_cast<char*>(array.data) + offset * element_size(array.dtype),
+            array.dtype,
+            steps,
+            lanes,
+            array.step,
+            array.channel,
+            steps};
+  }
+  void load(const ArrayView& array, int64_t batch, int64_t step, int64_t steps, T* tile) const {
+    if (steps > 0) load_rows<R>(section(array, batch, step, steps), tile, pitch);
+  }
+  void store(const ArrayView& array, int64_t batch, int64_t step, int64_t steps,
+             const T* tile) const {
+    if (steps > 0) store_rows<R>(section(array, batch, step, steps), tile, pitch);
+  }
+  SELECTIVE_SCAN_HD void zero(T* tile, int64_t steps) const {
+    for (int64_t i = 0; i < steps * pitch; i += R::kWidth) R(T(0)).store(tile + i);
+  }
+  /// The `steps` rows behind the first `from` become the first.
+  SELECTIVE_SCAN_HD void move_to_front(T* tile, int64_t from, int64_t steps) const {
+    for (int64_t i = 0; i < steps * pitch; i += R::kWidth) {
+      R::load(tile + from * pitch + i).store(tile + i);
+    }
+  }
+
+  void load_taps(T* taps, T* bias) const {
+    load(params_.weight, 0, 0, params_.width, taps);
+    if (params_.bias.present()) {
+      load(params_.bias, 0, 0, 1, bias);
+    } else {
+      zero(bias, 1);
+    }
+  }
+
+  /// x at the width - 1 steps before `step`, as far as they belong to the run, and before these its
+  /// initial states.
+  void load_history(const Run& run, int64_t batch, int64_t step, T* tile) const {
+    const int64_t from_x = lesser_of(history, step - run.begin);
+    const int64_t missing = history - from_x;
+    if (run.states != Run::kNone && params_.initial_states.present()) {
+      load(params_.initial_states, run.states, history - missing, missing, tile);
+    } else {
+      zero(tile, missing);
+    }
+    load(params_.x, batch, step - from_x, from_x, tile + missing * pitch);
+  }
+
+  /// Calls visit(run, first, stop) for the runs, or parts of runs, of a task's segment.
+  template <class Visit>
+  SELECTIVE_SCAN_HD void for_each_run(const ConvSplit& split, const ConvTask& task,
+                                      const Visit& visit) const {
+    const int64_t end = lesser_of(params_.seqlen, (task.segment + 1) * split.segment_steps);
+    const int64_t limit = lesser_of(params_.seqlen, end + history);
+    for (int64_t step = task.segment * split.segment_steps; step < end;) {
+      const Run run = run_at(params_, task.batch, step, limit);
+      const int64_t stop = lesser_of(run.end, end);
+      visit(run, step, stop);
+      step = stop;
+    }
+  }
+
+  const int64_t history;
+  const int64_t first_channel;
+  const int64_t lanes;
+  const int64_t pitch;
+
+ private:
+  const ConvParams& params_;
+};
+
+/// make<kWidth, kSilu>() for every width, from 1 on, and without and with an activation.
+template <class Function, class Make>
+constexpr auto conv_instances(const Make& make) {
+  std::array<std::array<Function, 2>, kMaxConvWidth> instances{};
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) {
+    ((instances[kIndices] = {make.template operator()<kIndices + 1, false>(),
+                             make.template operator()<kIndices + 1, true>()}),
+     ...);
+  }(std::make_integer_sequence<int, kMaxConvWidth>());
+  return instances;
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,131 @@
+// The causal convolution on the CPU: how it is divided, and the sums of what the tasks leave.
+
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../capability.h"
+
+namespace selective_scan::cpu {
+namespace {
+
+/// Steps and channels of a task, of which there are this many at least if segments keep so many
+/// steps.
+constexpr int64_t kTaskElements = 32768;
+constexpr int64_t kWantedTasks = 32;
+constexpr int64_t kMinSegment = 64;
+
+const ConvKernels& kernels_for(const ConvParams& params) {
+  return chosen_capability().conv[params.is_double];
+}
+
+ConvSplit split_of(const ConvParams& params) {
+  const ConvKernels& kernels = kernels_for(params);
+  const int64_t width = kernels.vector_channels;
+  ConvSplit split;
+  const bool is_wide = params.x.channel == 1;
+  const int64_t most = is_wide ? kernels.max_block_channels : width;
+  split.blocks = ceil_div(params.dim, most);
+  split.block_channels = round_up(ceil_div(params.dim, split.blocks), width);
+  split.blocks = ceil_div(params.dim, split.block_channels);
+  split.tile_steps = kernels.tile_elements / split.block_channels;
+
+  const int64_t rows = params.batch * split.blocks;
+  const int64_t wanted = ceil_div(params.seqlen, ceil_div(kWantedTasks, rows));
+  split.segment_steps =
+      std::min(std::max(wanted, kMinSegment), kTaskElements / split.block_channels);
+  split.segments = ceil_div(params.seqlen, split.segment_steps);
+  return split;
+}
+
+template <class Body>
+void parallel_for(const ThreadPool& pool, int64_t count, const Body& body) {
+  const auto run = [](int64_t begin, int64_t end, void* context) {
+    for (int64_t i = begin; i < end; ++i) (*static_cast<const Body*>(context))(i);
+  };
+  pool.parallel_for(count, run, const_cast<Body*>(&body));
+}
+
+/// Neighbouring blocks, which may share memory pages, are neighbours in the order.
+template <class Body>
+void for_each_task(const ConvParams& params, const ConvSplit& split, const ThreadPool& pool,
+                   const Body& body) {
+  parallel_for(pool, params.batch * split.segments * split.blocks, [&](int64_t index) {
+    const int64_t outer = index / split.blocks;
+    body(ConvTask{outer / split.segments, outer % split.segments, index % split.blocks});
+  });
+}
+
+template <class Params>
+void for_each_end(const Params& params, const ConvSplit& split, const ThreadPool& pool,
+                  void (*kernel)(const Params&, const ConvSplit&, int64_t, int64_t)) {
+  parallel_for(pool, params.sequences * split.blocks, [&](int64_t index) {
+    kernel(params, split, index / split.blocks, index % split.blocks);
+  });
+}
+
+int64_t part_values(const ConvParams& params) {
+  return (params.width + 1) * params.dim;
+}
+
+/// Sums what tasks left, in their order.
+template <class T>
+void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_parts,
+               const ThreadPool& pool) {
+  constexpr int64_t kChannels = 64;
+  const int64_t chunks = ceil_div(params.dim, kChannels);
+  parallel_for(pool, (params.width + 1) * chunks, [&](int64_t index) {
+    const int64_t tap = index / chunks, first = index % chunks * kChannels;
+    const int64_t channels = std::min(kChannels, params.dim - first);
+    const ArrayView& array = tap < params.width ? params.dweight : params.dbias;
+    if (!array.present()) return;
+    double sums[kChannels] = {};
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const T* values = parts + part * part_values(params) + tap * params.dim + first;
+      for (int64_t i = 0; i < channels; ++i) sums[i] += values[i];
+    }
+    const int64_t offset = tap < params.width ? tap * array.step : 0;
+    for (int64_t i = 0; i < channels; ++i) {
+      store_element(array.data, array.dtype, offset + (first + i) * array.channel, sums[i]);
+    }
+  });
+}
+
+}  // namespace
+
+int64_t workspace_bytes(const ConvForwardParams&) {
+  return 0;
+}
+
+int64_t workspace_bytes(const ConvBackwardParams& params) {
+  const int64_t value = params.is_double ? 8 : 4;
+  return params.batch * split_of(params).segments * part_values(params) * value;
+}
+
+void causal_conv1d_forward(const ConvForwardParams& params, void*, const ThreadPool& pool) {
+  const ConvKernels& kernels = kernels_for(params);
+  const ConvSplit split = split_of(params);
+  for_each_task(params, split, pool,
+                [&](const ConvTask& task) { kernels.forward(params, split, task); });
+  if (params.final_states.present()) for_each_end(params, split, pool, kernels.end_forward);
+}
+
+void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
+                            const ThreadPool& pool) {
+  const ConvKernels& kernels = kernels_for(params);
+  const ConvSplit split = split_of(params);
+  const int64_t part_bytes = part_values(params) * (params.is_double ? 8 : 4);
+  for_each_task(params, split, pool, [&](const ConvTask& task) {
+    const int64_t index = task.batch * split.segments + task.segment;
+    kernels.backward(params, split, task, static_cast<char*>(workspace) + index * part_bytes);
+  });
+  const int64_t num_parts = params.batch * split.segments;
+  if (params.is_double) {
+    add_parts(params, static_cast<const double*>(workspace), num_parts, pool);
+  } else {
+    add_parts(params, static_cast<const float*>(workspace), num_parts, pool);
+  }
+  if (params.dinitial_states.present()) for_each_end(params, split, pool, kernels.end_backward);
+}
+
+}  // namespace selective_scan::cpu

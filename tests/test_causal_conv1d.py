@@ -1,0 +1,708 @@
+"""The causal convolution: kernels against the reference in fp64 and against torch's convolution."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from problem import DTYPES, Error, generator, lay_out
+from selective_scan import causal_conv1d_fn, causal_conv1d_ref
+
+F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+TENSORS = ("x", "weight", "bias", "initial_states")
+LAYOUTS = ("contiguous", "channel_last", "dim_first", "sliced", "offset", "expanded")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the defaults are the base case, and a test changes an axis at a time."""
+
+    batch: int = 2
+    dim: int = 21
+    seqlen: int = 70
+    width: int = 4
+    activation: str | None = "silu"
+    bias: bool = True
+    states: bool = True  # initial and final ones
+    dtype: torch.dtype = F32  # of x
+    weight_dtype: torch.dtype = F32  # of weight and bias
+    state_dtype: torch.dtype = F32
+    layout: str = "contiguous"
+    cu_seqlens: tuple[int, ...] | None = None
+    seq_idx: bool = False
+    cotangents: tuple[str, ...] = ("out", "final_states")
+
+    def with_(self, **changes) -> "Case":
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={value}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+        return ",".join(changed) or "base"
+
+
+@dataclass(frozen=True)
+class Problem:
+    tensors: dict[str, torch.Tensor]  # without those that are absent
+    options: dict
+    cotangents: dict[str, torch.Tensor]
+
+
+def make(case: Case, device: str) -> Problem:
+    random = generator(case.with_(layout="contiguous"))
+
+    def normal(*shape):
+        return torch.randn(shape, generator=random, dtype=F64)
+
+    sequences = case.batch if case.cu_seqlens is None else len(case.cu_seqlens) - 1
+    states = (sequences, case.dim, case.width - 1)
+    options = {"activation": case.activation}
+    tensors = {
+        "x": normal(case.batch, case.dim, case.seqlen).to(case.dtype),
+        "weight": (normal(case.dim, case.width) / case.width**0.5).to(case.weight_dtype),
+    }
+    if case.bias:
+        tensors["bias"] = normal(case.dim).to(case.weight_dtype)
+    if case.states:
+        tensors["initial_states"] = normal(*states).to(case.state_dtype)
+        options["return_final_states"] = True
+    if case.cu_seqlens is not None:
+        options["cu_seqlens"] = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=device)
+    if case.seq_idx:
+        lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=random)
+        options["seq_idx"] = torch.stack(
+            [torch.arange(case.seqlen).repeat_interleave(row)[: case.seqlen] for row in lengths]
+        ).to(device, torch.int32)
+        options["seq_idx"][:, 9:12] = -1
+    cotangents = {"out": normal(case.batch, case.dim, case.seqlen).to(case.dtype)}
+    if case.states:
+        cotangents["final_states"] = normal(*states).to(case.dtype)
+    placed = {
+        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
+        for index, (name, tensor) in enumerate(tensors.items())
+    }
+    given = {name: cotangents[name].to(device) for name in case.cotangents if name in cotangents}
+    return Problem(placed, options, given)
+
+
+def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:
+    """Outputs and gradients."""
+    result = conv(**tensors, **options)
+    names = ("out", "final_states") if isinstance(result, tuple) else ("out",)
+    outputs = dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
+    gradients = torch.autograd.grad(
+        [outputs[name] for name in cotangents],
+        list(tensors.values()),
+        list(cotangents.values()),
+        allow_unused=True,
+    )
+    return outputs | {f"d{name}": g for name, g in zip(tensors, gradients, strict=True)}
+
+
+def exact_results(problem: Problem) -> dict[str, torch.Tensor]:
+    def cast(tensor):
+        return tensor.detach().cpu().to(F64)
+
+    tensors = {name: cast(value).requires_grad_() for name, value in problem.tensors.items()}
+    options = {
+        name: value.cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in problem.options.items()
+    }
+    cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
+    return run(causal_conv1d_ref, tensors, options, cotangents)
+
+
+def check(case: Case, device: str) -> None:
+    problem = make(case, device)
+    actual = run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
+    exact = exact_results(problem)
+    x = problem.tensors["x"]
+    if case.layout in ("contiguous", "channel_last", "dim_first"):
+        assert actual["out"].stride() == x.stride()
+    is_double = F64 in (case.dtype, case.weight_dtype) or (case.states and case.state_dtype == F64)
+    compute = torch.finfo(F64 if is_double else F32).eps
+    for name, value in actual.items():
+        source = problem.tensors.get(name[1:], x)
+        assert value.dtype == source.dtype, name
+        if exact[name] is None:  # the loss does not depend on it
+            assert not value.any(), name
+            continue
+        assert value.shape == exact[name].shape, name
+        if value.numel() == 0:
+            continue
+        # A sum over all steps may cancel; by a hundred terms' worth at most, where it is random.
+        cancellation = 20 if name in ("dweight", "dbias") else 1
+        error = Error.of(value.detach().cpu().double(), exact[name].detach())
+        allowed = 4 * compute * cancellation + torch.finfo(value.dtype).eps
+        assert error.relative_l2 < allowed, f"{name}: {error}"
+
+
+def case_list():
+    base = Case()
+    cases = [base]
+    cases += [base.with_(width=width, states=width % 2 == 0) for width in range(1, 9)]
+    cases += [base.with_(width=width, activation=None) for width in (1, 3, 4)]
+    cases += [base.with_(bias=False), base.with_(states=False), base.with_(activation="swish")]
+    cases += [
+        base.with_(dim=dim, seqlen=seqlen, layout=layout)
+        for dim, seqlen in ((1, 1), (16, 3), (3, 1000), (300, 65), (33, 257))
+        for layout in ("contiguous", "channel_last")
+    ]
+    cases += [base.with_(seqlen=seqlen, width=8) for seqlen in (1, 2, 6, 7, 8)]
+    for layout in LAYOUTS:
+        changed = base.with_(layout=layout, seqlen=130)
+        cases += [changed, changed.with_(dtype=BF16), changed.with_(dtype=HALF, dim=64)]
+        cases.append(changed.with_(seq_idx=True, states=False))
+        cases.append(changed.with_(batch=1, cu_seqlens=(0, 3, 3, 64, 65, 130)))
+    cases += [
+        base.with_(dtype=x, weight_dtype=weight, state_dtype=states, layout=layout)
+        for x, weight, states in (
+            (BF16, BF16, BF16),
+            (HALF, F32, HALF),
+            (F32, BF16, HALF),
+            (F64, F64, F64),
+            (BF16, F64, F32),
+            (F32, F32, F64),
+        )
+        for layout in ("contiguous", "channel_last")
+    ]
+    packed = base.with_(batch=1)
+    cases += [
+        packed.with_(cu_seqlens=bounds, width=width)
+        for bounds in ((0, 70), (0, 0, 70, 70), (5, 6, 8, 40, 60), (0,), (70, 70, 70))
+        for width in (2, 5)
+    ]
+    cases += [base.with_(seq_idx=True, states=False, width=width) for width in (1, 2, 8)]
+    cases += [base.with_(cotangents=names) for names in (("out",), ("final_states",))]
+    cases.append(packed.with_(cu_seqlens=(0, 30, 70), cotangents=("final_states",)))
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.parametrize("case", case_list(), ids=str)
+def test_matches_reference(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_empty(shape, packed, device):
+    if packed:
+        shape = (1, *shape[1:])
+    x = torch.randn(shape, device=device, requires_grad=True)
+    weight = torch.randn(shape[1], 4, device=device, requires_grad=True)
+    sequences = 2 if packed else shape[0]
+    initial = torch.randn(sequences, shape[1], 3, device=device, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 0, shape[2]], device=device) if packed else None
+    out, final = causal_conv1d_fn(
+        x, weight, initial_states=initial, return_final_states=True, cu_seqlens=cu_seqlens
+    )
+    assert out.shape == shape
+    expected = causal_conv1d_ref(
+        x, weight, initial_states=initial, return_final_states=True, cu_seqlens=cu_seqlens
+    )
+    torch.testing.assert_close((out, final), expected)
+    actual = torch.autograd.grad(out.sum() + final.square().sum(), (x, weight, initial))
+    wanted = torch.autograd.grad(
+        expected[0].sum() + expected[1].square().sum(), (x, weight, initial)
+    )
+    torch.testing.assert_close(actual, wanted)
+
+
+def test_agrees_with_torchs_convolution(device):
+    x, weight, bias = (torch.randn(shape, device=device) for shape in ((2, 9, 50), (9, 5), (9,)))
+    expected = F.conv1d(F.pad(x, (4, 0)), weight[:, None], bias, groups=9)
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, bias), expected)
+    torch.testing.assert_close(causal_conv1d_ref(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_calls_that_go_on_from_a_state_give_the_bits_of_one_call(layout, device):
+    case = Case(layout=layout, seqlen=40)
+    tensors = make(case, device).tensors
+    x, state = tensors.pop("x"), tensors.pop("initial_states")
+    options = {"return_final_states": True, "activation": "silu"}
+    whole, last = causal_conv1d_fn(x, **tensors, initial_states=state, **options)
+    outs = []
+    for part in x.split([1, 2, 0, 20, 17], dim=2):
+        out, state = causal_conv1d_fn(part, **tensors, initial_states=state, **options)
+        outs.append(out)
+    assert torch.equal(torch.cat(outs, 2), whole)
+    assert torch.equal(state, last)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_packed_sequences_have_the_bits_they_have_alone(layout, device):
+    bounds = (0, 1, 3, 3, 40, 200)
+    problem = make(Case(batch=1, seqlen=200, cu_seqlens=bounds, layout=layout), device)
+    tensors, options, cotangents = problem.tensors, problem.options, problem.cotangents
+    packed = run(causal_conv1d_fn, tensors, options, cotangents)
+    del options["cu_seqlens"]
+    for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        alone = tensors | {
+            "x": tensors["x"][..., begin:end],
+            "initial_states": tensors["initial_states"][i : i + 1],
+        }
+        given = {
+            "out": cotangents["out"][..., begin:end],
+            "final_states": cotangents["final_states"][i : i + 1],
+        }
+        one = run(causal_conv1d_fn, alone, options, given)
+        for name in ("out", "dx"):
+            assert torch.equal(packed[name][..., begin:end], one[name]), name
+        for name in ("final_states", "dinitial_states"):
+            assert torch.equal(packed[name][i : i + 1], one[name]), name
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_final_states_are_written_to_a_given_tensor(dtype, device):
+    case = Case(seqlen=9)
+    tensors = make(case, device).tensors
+    expected = causal_conv1d_fn(**tensors, return_final_states=True)[1]
+    for conv in (causal_conv1d_fn, causal_conv1d_ref):
+        memory = torch.zeros(2, 3, 21, dtype=dtype, device=device).transpose(1, 2)
+        given = memory.clone()
+        _, final = conv(**tensors, return_final_states=True, final_states_out=given)
+        assert final is given
+        torch.testing.assert_close(given, expected.to(dtype))
+        weight = torch.rand_like(given)
+        gradient = torch.autograd.grad((given * weight).sum(), tensors["x"])[0]
+        torch.testing.assert_close(gradient[..., -3:], weight.float())
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_gradient_of_x_is_written_to_given_memory(dtype, layout, device):
+    """Into one half of a wider row, whose other half stays as it is."""
+    case = Case(dtype=dtype, layout=layout)
+    x, weight, bias, initial = (tensor.detach() for tensor in make(case, device).tensors.values())
+    dout = torch.randn_like(x)
+    arguments = (dout, None, x, weight, bias, None, None, initial, "silu")
+    ops = torch.ops.selective_scan
+    dx, *expected = ops.causal_conv1d_bwd(*arguments)
+    row = torch.full((case.batch, case.seqlen, 2 * case.dim), 7.0, dtype=dtype, device=device)
+    half = row[..., case.dim :].transpose(1, 2)
+    torch.testing.assert_close(ops.causal_conv1d_bwd_out(*arguments, dx=half), tuple(expected))
+    torch.testing.assert_close(half, dx)
+    assert (row[..., : case.dim] == 7).all()
+    with pytest.raises(RuntimeError, match=r"selective_scan: dx must be \(batch, dim, seqlen\)"):
+        ops.causal_conv1d_bwd_out(*arguments, dx=half[..., 1:])
+
+
+def test_autocast_casts_nothing(device):
+    problem = make(Case(), device)
+    expected = causal_conv1d_fn(**problem.tensors, **problem.options)
+    with torch.autocast(device, BF16):
+        for conv in (causal_conv1d_fn, causal_conv1d_ref):
+            actual = conv(**problem.tensors, **problem.options)
+            assert actual[0].dtype == F32
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_torch_func(device):
+    tensors = make(Case(states=False), device).tensors
+    x, weight = tensors["x"].detach(), tensors["weight"].detach()
+
+    def loss(x, weight):
+        return causal_conv1d_fn(x, weight, activation="silu").square().sum()
+
+    leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(x, weight), expected)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(torch.func.grad(loss))(x, weight)
+
+
+# --- neighbours, bits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_what_a_channel_holds_changes_no_bit_of_another(value, layout, device):
+    clean, broken = (make(Case(layout=layout), device) for _ in range(2))
+    with torch.no_grad():
+        broken.tensors["x"][:, 5, 20] = value
+        broken.tensors["weight"][7] = value
+    expected, actual = (
+        run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in (clean, broken)
+    )
+    others = [channel for channel in range(21) if channel not in (5, 7)]
+    for name, one in actual.items():
+        other = expected[name]
+        along = 0 if one.shape[0] == 21 else 1
+        one, other = (tensor.movedim(along, 0)[others] for tensor in (one, other))
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("by", ["cu_seqlens", "seq_idx"])
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
+    case = Case(batch=1, layout=layout, states=by == "cu_seqlens")
+    problems = [make(case.with_(cu_seqlens=(0, 20, 40, 70)), device) for _ in range(2)]
+    for problem in problems:
+        if by == "seq_idx":
+            del problem.options["cu_seqlens"]
+            index = torch.arange(3, device=device).repeat_interleave(
+                torch.tensor([20, 20, 30], device=device)
+            )
+            problem.options["seq_idx"] = index[None]
+    with torch.no_grad():
+        problems[1].tensors["x"][..., 20:40] = torch.nan
+        problems[1].cotangents["out"][..., 20:40] = torch.inf
+    expected, actual = (
+        run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in problems
+    )
+    others = [*range(20), *range(40, 70)]
+    for name in ("out", "dx"):
+        assert torch.equal(actual[name][..., others], expected[name][..., others]), name
+    if by == "cu_seqlens":
+        for name in ("final_states", "dinitial_states"):
+            assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
+
+
+BIG = [
+    Case(dim=700, seqlen=600, layout="channel_last"),
+    Case(dim=40, seqlen=3000, dtype=BF16),
+    Case(batch=1, seqlen=3000, cu_seqlens=(0, 1000, 1001, 2500)),
+]
+
+
+@pytest.mark.parametrize("case", BIG, ids=str)
+def test_same_bits_every_run(case, device):
+    problem = make(case, device)
+    first, *others = (
+        run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
+        for _ in range(4)
+    )
+    for name, value in first.items():
+        assert all(torch.equal(value, other[name]) for other in others), name
+
+
+@pytest.mark.parametrize("case", BIG, ids=str)
+def test_same_bits_for_any_number_of_threads(case, set_threads):
+    problem = make(case, "cpu")
+    results = []
+    for count in (1, 2, 5):
+        set_threads(count)
+        results.append(
+            run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
+        )
+    for name, value in results[0].items():
+        assert all(torch.equal(value, other[name]) for other in results[1:]), name
+
+
+@pytest.mark.parametrize("case", BIG, ids=str)
+def test_large_problems_match_the_reference(case, device):
+    check(case, device)
+
+
+# --- derivatives, what PyTorch sees ---------------------------------------------------------------
+
+SMALL = Case(batch=2, dim=3, seqlen=5, dtype=F64, weight_dtype=F64, state_dtype=F64)
+SMALL_CASES = [
+    SMALL,
+    SMALL.with_(activation=None, bias=False, states=False),
+    SMALL.with_(width=1),
+    SMALL.with_(width=8, layout="channel_last"),
+    SMALL.with_(seq_idx=True, states=False),
+    SMALL.with_(batch=1, cu_seqlens=(0, 1, 1, 5)),
+]
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+def test_gradcheck(case, device):
+    problem = make(case, device)
+
+    def conv(*tensors):
+        return causal_conv1d_fn(**dict(zip(problem.tensors, tensors, strict=True)), **problem.options)
+
+    assert torch.autograd.gradcheck(conv, tuple(problem.tensors.values()), nondet_tol=0.0)
+
+
+def op_arguments(problem: Problem) -> list:
+    """What both ops take: up to initial_states."""
+    given = problem.tensors | problem.options
+    names = ("x", "weight", "bias", "seq_idx", "cu_seqlens", "initial_states")
+    return [given.get(name) for name in names]
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+def test_opcheck(case, device):
+    problem = make(case, device)
+    ops = torch.ops.selective_scan
+    arguments = op_arguments(problem)
+    torch.library.opcheck(
+        ops.causal_conv1d_fwd, (*arguments, case.states, case.activation)
+    )
+    inputs = [None if tensor is None else tensor.detach() for tensor in arguments]
+    cotangents = problem.cotangents["out"], problem.cotangents.get("final_states")
+    torch.library.opcheck(ops.causal_conv1d_bwd, (*cotangents, *inputs, case.activation))
+    torch.library.opcheck(
+        ops.causal_conv1d_bwd_out,
+        (*cotangents, *inputs, case.activation),
+        {"dx": torch.empty_like(inputs[0])},
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic, device):
+    torch._dynamo.reset()
+
+    def loss(x, weight, initial_states, out):
+        y, state = causal_conv1d_fn(
+            x, weight, None, None, initial_states, True, out, activation="silu"
+        )
+        return y.square().sum() + state.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen in (33, 65):
+        leaves = [
+            torch.randn(shape, device=device, requires_grad=True)
+            for shape in ((2, 4, seqlen), (4, 4), (2, 4, 3))
+        ]
+        for out in (None, torch.zeros(2, 4, 3, device=device)):
+            expected, actual = (
+                function(*leaves, None if out is None else out.clone())
+                for function in (loss, compiled)
+            )
+            torch.testing.assert_close(actual, expected)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves)
+            )
+
+
+def test_compile_of_packed_sequences(device):
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def conv(x, weight, cu_seqlens):
+        return causal_conv1d_fn(x, weight, cu_seqlens=cu_seqlens, activation="silu")
+
+    x, weight = torch.randn(1, 4, 50, device=device), torch.randn(4, 4, device=device)
+    for bounds in ([0, 10, 50], [0, 50, 50], [0, 1, 2]):
+        cu_seqlens = torch.tensor(bounds, device=device)
+        torch.testing.assert_close(
+            conv(x, weight, cu_seqlens), causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens)
+        )
+
+
+# --- bad calls ------------------------------------------------------------------------------------
+
+
+def ones(*shape, dtype=F32, **options):
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+GOOD = {"x": (1, 4, 6), "weight": (4, 3)}
+REAL = "float32, float16, bfloat16 or float64"
+INT32 = torch.int32
+BAD_CALLS = [
+    ({"x": ones(1, 4, 6, dtype=INT32)}, f"x must have dtype {REAL}, got int32"),
+    ({"weight": ones(4, 3, dtype=torch.complex64)}, f"weight must have dtype {REAL}, got complex64"),
+    ({"bias": ones(4, dtype=torch.bool)}, f"bias must have dtype {REAL}, got bool"),
+    ({"seq_idx": ones(1, 6)}, "seq_idx must have dtype int32 or int64, got float32"),
+    ({"cu_seqlens": ones(2)}, "cu_seqlens must have dtype int32 or int64, got float32"),
+    (
+        {"initial_states": ones(1, 4, 2, dtype=torch.int8)},
+        f"initial_states must have dtype {REAL}, got int8",
+    ),
+    ({"x": ones(4, 6)}, "x must be (batch, dim, seqlen), got (4, 6)"),
+    ({"weight": ones(4, 1, 3)}, "weight must be (dim, width) = (4, *), got (4, 1, 3)"),
+    ({"weight": ones(5, 3)}, "weight must be (dim, width) = (4, *), got (5, 3)"),
+    ({"weight": ones(4, 0)}, "weight must have width of 1 to 8, got (4, 0)"),
+    ({"weight": ones(4, 9)}, "weight must have width of 1 to 8, got (4, 9)"),
+    ({"bias": ones(5)}, "bias must be (dim,) = (4,), got (5,)"),
+    (
+        {"seq_idx": ones(1, 5, dtype=INT32)},
+        "seq_idx must be (batch, seqlen) = (1, 6), got (1, 5)",
+    ),
+    ({"cu_seqlens": ones(1, 2, dtype=INT32)}, "cu_seqlens must be (sequences+1,), got (1, 2)"),
+    (
+        {"cu_seqlens": ones(0, dtype=INT32)},
+        "cu_seqlens must have sequences+1 of at least 1, got (0,)",
+    ),
+    (
+        {"x": ones(2, 4, 6), "cu_seqlens": ones(2, dtype=INT32)},
+        "x must have batch of 1 where cu_seqlens is given, got (2, 4, 6)",
+    ),
+    (
+        {"initial_states": ones(1, 4, 3)},
+        "initial_states must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
+    ),
+    (
+        {"initial_states": ones(1, 4, 2), "cu_seqlens": ones(3, dtype=INT32)},
+        "initial_states must be (sequences, dim, width-1) = (2, 4, 2), got (1, 4, 2)",
+    ),
+    (
+        {"initial_states": ones(1, 4, 2), "seq_idx": ones(1, 6, dtype=INT32)},
+        "initial_states must be None where seq_idx is given",
+    ),
+    (
+        {"cu_seqlens": ones(2, dtype=INT32), "seq_idx": ones(1, 6, dtype=INT32)},
+        "cu_seqlens must be None where seq_idx is given",
+    ),
+    (
+        {"return_final_states": True, "seq_idx": ones(1, 6, dtype=INT32)},
+        "return_final_states must be False where seq_idx is given",
+    ),
+    ({"activation": "relu"}, "activation must be None or one of silu, swish, got 'relu'"),
+    ({"weight": ones(4, 3, device="meta")}, "weight must be on the device of x, cpu, got meta"),
+    ({"bias": ones(4).to_sparse()}, "bias must be a dense (strided) tensor, got layout sparse_coo"),
+]
+MESSAGES = [message for _, message in BAD_CALLS]
+
+
+def bad_arguments(change, **options):
+    return {name: ones(*shape, **options) for name, shape in GOOD.items()} | change
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
+@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
+def test_bad_call(conv, change, message):
+    with pytest.raises(RuntimeError) as caught:
+        conv(**bad_arguments(change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
+@pytest.mark.parametrize("op", ["causal_conv1d_fwd", "causal_conv1d_bwd"])
+def test_bad_call_under_compile(op, change, message):
+    arguments = bad_arguments(change)
+    tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
+    if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
+        pytest.skip("fake tensors cannot mix layouts or devices")
+    arguments |= {name: tensor.to("meta") for name, tensor in tensors.items()}
+    if op == "causal_conv1d_bwd":
+        if "return_final_states" in arguments:
+            pytest.skip("the backward op has no such argument")
+        names = ("bias", "seq_idx", "cu_seqlens", "initial_states", "activation")
+        arguments = dict.fromkeys(("dout", "dfinal_states", *names)) | arguments
+    with pytest.raises(RuntimeError) as caught:
+        getattr(torch.ops.selective_scan, op)(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+STATES = "final_states_out"
+
+
+@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": [1.0]}, TypeError, "x must be a Tensor, got list"),
+        ({"bias": 0}, TypeError, "bias must be a Tensor or None, got int"),
+        ({"activation": True}, TypeError, "activation must be a str or None, got bool"),
+        ({"return_final_states": 1}, TypeError, "return_final_states must be a bool, got int"),
+        ({STATES: 1}, TypeError, f"{STATES} must be a Tensor or None, got int"),
+        (
+            {STATES: ones(1, 4, 2)},
+            RuntimeError,
+            f"{STATES} must be None unless return_final_states is True",
+        ),
+        (
+            {STATES: ones(1, 4, 3), "return_final_states": True},
+            RuntimeError,
+            f"{STATES} must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
+        ),
+        (
+            {STATES: ones(1, 4, 2, device="meta"), "return_final_states": True},
+            RuntimeError,
+            f"{STATES} must be on the device of x, cpu, got meta",
+        ),
+    ],
+)
+def test_bad_argument(conv, change, error, message):
+    with pytest.raises(error) as caught:
+        conv(**bad_arguments(change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+def test_bad_backend():
+    with pytest.raises(ValueError, match="backend 'cuda' needs tensors on cuda, got cpu"):
+        causal_conv1d_fn(**bad_arguments({"backend": "cuda"}))
+
+
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    x, weight = ones(1, 4, 6), ones(4, 3)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        causal_conv1d_fn(x, weight, cu_seqlens=torch.tensor(bounds))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
+def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
+    x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))
+    cu_seqlens = torch.tensor(bounds, device=cuda_device)
+    out, final = causal_conv1d_fn(
+        x, weight, cu_seqlens=cu_seqlens, return_final_states=True, activation="silu"
+    )
+    assert out.isfinite().all()
+    assert final.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dout": ones(1, 4, 5)}, "dout must be (batch, dim, seqlen) = (1, 4, 6), got (1, 4, 5)"),
+        ({"dout": ones(1, 4, 6, dtype=F64)}, "dout must have dtype float32, got float64"),
+        (
+            {"dfinal_states": ones(1, 4, 3)},
+            "dfinal_states must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_bad_backward_call(place, change, message):
+    names = ("dout", "dfinal_states", "bias", "seq_idx", "cu_seqlens", "initial_states")
+    arguments = dict.fromkeys((*names, "activation")) | bad_arguments(change)
+    arguments = {n: None if value is None else value.to(place) for n, value in arguments.items()}
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.selective_scan.causal_conv1d_bwd(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+def outcome(conv, arguments):
+    try:
+        return conv(**arguments)
+    except RuntimeError as error:
+        return str(error)
+
+
+sizes = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    x=st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)) | sizes,
+    weight=st.tuples(st.integers(0, 3), st.integers(0, 9)) | sizes,
+    bias=st.none() | sizes,
+    states=st.none() | sizes | st.just("fitting"),
+    bounds=st.none() | st.lists(st.integers(0, 9), max_size=5).map(sorted),
+    activation=st.sampled_from([None, "silu", "SiLU"]),
+    return_final_states=st.booleans(),
+)
+def test_any_call(x, weight, bias, states, bounds, activation, return_final_states):
+    """It either works as the reference does, or both refuse it with the same sentence."""
+    arguments = {"activation": activation, "return_final_states": return_final_states}
+    if bounds is not None and bounds and bounds[-1] <= x[-1]:
+        arguments["cu_seqlens"] = torch.tensor(bounds)
+    if states == "fitting":
+        sequences = len(bounds) - 1 if "cu_seqlens" in arguments else x[0]
+        states = (sequences, x[1 % len(x)], max(weight[-1] - 1, 0))
+    shapes = {"x": x, "weight": weight, "bias": bias, "initial_states": states}
+    arguments |= {n: torch.randn(shape) for n, shape in shapes.items() if shape is not None}
+    expected, actual = (outcome(conv, arguments) for conv in (causal_conv1d_ref, causal_conv1d_fn))
+    if isinstance(expected, str):
+        assert actual == expected
+        assert expected.startswith("selective_scan: ")
+    else:
+        torch.testing.assert_close(actual, expected)
