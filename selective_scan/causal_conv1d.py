@@ -79,9 +79,7 @@ _CAUSAL_CONV1D = Operator(
         ),
     ],
     backward="dout dfinal_states x weight bias seq_idx cu_seqlens initial_states activation",
-    function_arguments=_arguments(
-        *_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION, _FINAL_STATES_OUT
-    ),
+    function_arguments=_arguments(*_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION, _FINAL_STATES_OUT),
     backward_arguments=_arguments(*_TENSORS, _ACTIVATION),
 )
 

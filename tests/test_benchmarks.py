@@ -214,6 +214,24 @@ def test_benchmark_refuses_what_is_not_there(monkeypatch, capsys, arguments, sen
     assert sentence in capsys.readouterr().err
 
 
+def test_benchmark_of_the_causal_convolution(tmp_path):
+    done = run_program(
+        "benchmark_causal_conv1d.py", "--device", "cpu", "--shapes", "1,20,40", "--runs", "2",
+        "--threads", "1", "--json", tmp_path / "conv.json",
+    )  # fmt: skip
+    assert "channel_last" in done.stdout
+    content = json.loads((tmp_path / "conv.json").read_text())
+    rows = content["rows"]
+    assert len(rows) == 2 * 2 * 2
+    for row in rows:
+        assert_is_timing(row["ours"], 2)
+        assert_is_timing(row["torch"], 2)
+        bytes_moved = row["floor_ms"] * content["environment"]["copy_bytes_per_s"] / 1e3
+        size = {"float32": 4, "bfloat16": 2}[row["dtype"]]
+        arrays = {"forward": 2, "backward": 3}[row["which"]]
+        assert bytes_moved == pytest.approx(arrays * 20 * 40 * size)
+
+
 @pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
 def test_programs_fail_on_a_device_that_is_not_there(name):
     done = run_program(name, "--device", "cuda:99", status=2)
@@ -224,6 +242,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
 @pytest.mark.parametrize(
     "name",
     [
+        "benchmark_causal_conv1d.py",
         "benchmark_selective_scan.py",
         "profile_discretization.py",
         "compare_ipex.py",

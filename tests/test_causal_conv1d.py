@@ -357,9 +357,7 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
     with torch.no_grad():
         problems[1].tensors["x"][..., 20:40] = torch.nan
         problems[1].cotangents["out"][..., 20:40] = torch.inf
-    expected, actual = (
-        run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in problems
-    )
+    expected, actual = (run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in problems)
     others = [*range(20), *range(40, 70)]
     for name in ("out", "dx"):
         assert torch.equal(actual[name][..., others], expected[name][..., others]), name
@@ -392,9 +390,7 @@ def test_same_bits_for_any_number_of_threads(case, set_threads):
     results = []
     for count in (1, 2, 5):
         set_threads(count)
-        results.append(
-            run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
-        )
+        results.append(run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents))
     for name, value in results[0].items():
         assert all(torch.equal(value, other[name]) for other in results[1:]), name
 
@@ -422,7 +418,9 @@ def test_gradcheck(case, device):
     problem = make(case, device)
 
     def conv(*tensors):
-        return causal_conv1d_fn(**dict(zip(problem.tensors, tensors, strict=True)), **problem.options)
+        return causal_conv1d_fn(
+            **dict(zip(problem.tensors, tensors, strict=True)), **problem.options
+        )
 
     assert torch.autograd.gradcheck(conv, tuple(problem.tensors.values()), nondet_tol=0.0)
 
@@ -439,9 +437,7 @@ def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan
     arguments = op_arguments(problem)
-    torch.library.opcheck(
-        ops.causal_conv1d_fwd, (*arguments, case.states, case.activation)
-    )
+    torch.library.opcheck(ops.causal_conv1d_fwd, (*arguments, case.states, case.activation))
     inputs = [None if tensor is None else tensor.detach() for tensor in arguments]
     cotangents = problem.cotangents["out"], problem.cotangents.get("final_states")
     torch.library.opcheck(ops.causal_conv1d_bwd, (*cotangents, *inputs, case.activation))
@@ -489,9 +485,8 @@ def test_compile_of_packed_sequences(device):
     x, weight = torch.randn(1, 4, 50, device=device), torch.randn(4, 4, device=device)
     for bounds in ([0, 10, 50], [0, 50, 50], [0, 1, 2]):
         cu_seqlens = torch.tensor(bounds, device=device)
-        torch.testing.assert_close(
-            conv(x, weight, cu_seqlens), causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens)
-        )
+        expected = causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens, activation="silu")
+        torch.testing.assert_close(conv(x, weight, cu_seqlens), expected)
 
 
 # --- bad calls ------------------------------------------------------------------------------------
@@ -506,7 +501,10 @@ REAL = "float32, float16, bfloat16 or float64"
 INT32 = torch.int32
 BAD_CALLS = [
     ({"x": ones(1, 4, 6, dtype=INT32)}, f"x must have dtype {REAL}, got int32"),
-    ({"weight": ones(4, 3, dtype=torch.complex64)}, f"weight must have dtype {REAL}, got complex64"),
+    (
+        {"weight": ones(4, 3, dtype=torch.complex64)},
+        f"weight must have dtype {REAL}, got complex64",
+    ),
     ({"bias": ones(4, dtype=torch.bool)}, f"bias must have dtype {REAL}, got bool"),
     ({"seq_idx": ones(1, 6)}, "seq_idx must have dtype int32 or int64, got float32"),
     ({"cu_seqlens": ones(2)}, "cu_seqlens must have dtype int32 or int64, got float32"),

@@ -25,11 +25,13 @@ void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) 
   visit_dtype(section.dtype, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
     using Convert = Converter<R, Element>;
+    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
     for (int64_t row = 0; row < section.rows; ++row) {
       const Element* source = static_cast<const Element*>(section.data) + row * section.row_stride;
       typename R::Scalar* target = tile + row * pitch;
       int64_t lane = 0;
       for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
+        prefetch(source + lane, ahead);
         Convert::load(source + lane).store(target + lane);
       }
       for (; lane < pitch; ++lane) {
@@ -44,11 +46,13 @@ void store_rows(const Section& section, const typename R::Scalar* tile, int64_t 
   visit_dtype(section.dtype, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
     using Convert = Converter<R, Element>;
+    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
     for (int64_t row = 0; row < section.rows; ++row) {
       Element* target = static_cast<Element*>(section.data) + row * section.row_stride;
       const typename R::Scalar* source = tile + row * pitch;
       int64_t lane = 0;
       for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
+        prefetch(target + lane, ahead);
         Convert::store(R::load(source + lane), target + lane);
       }
       for (; lane < section.lanes; ++lane) Convert::store_scalar(source[lane], target + lane);
@@ -60,7 +64,7 @@ template <class R>
 class ConvBlock {
  public:
   using T = typename R::Scalar;
-  static constexpr int64_t kMaxLanes = 256;
+  static constexpr int64_t kMaxLanes = 128;
   static constexpr int64_t kTileElements = 4096;
   static constexpr int64_t kMaxHistory = kMaxConvWidth - 1;
   /// Rows of `pitch` lanes, those of the steps before a tile's first one among them.
