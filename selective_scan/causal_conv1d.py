@@ -238,9 +238,9 @@ def causal_conv1d_fn(
             width - 1 steps: initial_states for a call that goes on from here. Not with seq_idx.
         final_states_out: a tensor that final states are written to, which is then the one returned.
         activation: None, "silu" or "swish", which is another name of silu.
-        cu_seqlens: (sequences + 1,), int32 or int64, on x's device, rising: sequence i has the steps
-            from cu_seqlens[i] to before cu_seqlens[i + 1]. Out is 0 at steps of no sequence. A
-            sequence without steps keeps its state. On CUDA the values are not read back to the
+        cu_seqlens: (sequences + 1,), int32 or int64, on x's device, rising: sequence i has the
+            steps from cu_seqlens[i] to before cu_seqlens[i + 1]. Out is 0 at steps of no sequence.
+            A sequence without steps keeps its state. On CUDA the values are not read back to the
             host, and those out of order or of range are moved to where they do no harm.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`causal_conv1d_ref`, on any device.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problem import DTYPES, Error, generator, lay_out
+from problem import Error, generator, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
