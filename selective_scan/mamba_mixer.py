@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import _mamba_weights
 from ._checks import HALF
 from ._discretization import METHODS, Method
 from .functional import selective_scan_fn
@@ -214,6 +216,54 @@ class MambaMixer(nn.Module):
         forward = selective_scan_fn(x, delta, A, B, C, self.D, **options)
         backward = selective_scan_fn(x, delta, A, B, C, **options, reverse=True)
         return (forward + backward) * F.silu(z)
+
+    @classmethod
+    def from_mamba(
+        cls,
+        source: Mapping[str, Tensor] | nn.Module,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> MambaMixer:
+        """Makes a mixer of the sizes and with copies of the weights of mamba_ssm's ``Mamba`` or of
+        transformers' ``MambaMixer``.
+
+        Args:
+            source: such a module, or its state dict.
+            device: of the parameters, if not the weights'.
+            dtype: of the parameters, if not the weights'.
+
+        Raises:
+            TypeError: source is neither a module nor a mapping.
+            ValueError: source is another module, or lacks a weight, or has one of another shape or
+                one that a mixer has no place for; the message names it.
+        """
+        weights = _mamba_weights.read_weights(source)
+        mixer = cls(**_mamba_weights.mixer_options(weights))
+        _mamba_weights.assign_weights(mixer, weights, device, dtype)
+        return mixer
+
+    def to_mamba(self) -> dict[str, Tensor]:
+        """The state dict, which mamba_ssm's ``Mamba`` and transformers' ``MambaMixer`` take.
+
+        Raises:
+            ValueError: Mamba does not compute what this mixer does.
+        """
+        self.check_is_mamba()
+        return self.state_dict()
+
+    def check_is_mamba(self) -> None:
+        """ValueError unless Mamba computes the same from such parameters."""
+        wanted = {
+            "discretization_method": "zoh",
+            "bidirectional": False,
+            "dt_soft_plus": True,
+        }
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                refuse(name, f"{value!r} for Mamba", getattr(self, name))
+        if self.dt_proj.bias is None:
+            refuse("dt_proj_bias", "True for Mamba", False)
 
     def extra_repr(self) -> str:
         return (

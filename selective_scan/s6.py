@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from . import _mamba_weights
 from ._discretization import Method
 from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer, check_count, checked_sequence
 
 torch.fx.wrap("checked_sequence")
-
-
-NORM_EPS = 1e-5
 
 
 class S6(nn.Module):
@@ -102,7 +102,7 @@ class S6(nn.Module):
             for _ in range(depth)
         )
         self.d_model = d_model
-        self.norm_f = nn.RMSNorm(d_model, eps=NORM_EPS, device=device, dtype=dtype)
+        self.norm_f = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
@@ -129,6 +129,66 @@ class S6(nn.Module):
             x = layer(x)
         return self.norm_f(x)
 
+    @classmethod
+    def from_mamba(
+        cls,
+        source: Mapping[str, Tensor] | nn.Module,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> S6:
+        """Makes an S6 with the weights of a Mamba model, which computes what its layers compute.
+
+        Args:
+            source: mamba_ssm's ``MixerModel`` or ``MambaLMHeadModel``, transformers' ``MambaModel``
+                or ``MambaForCausalLM``, or the state dict of one of them. Embeddings and a language
+                model's head are left out: S6 takes what the embeddings give. mamba_ssm's ``Mamba``
+                becomes one layer, whose norms' weights are 1; see
+                :meth:`MambaMixer.from_mamba` for the mixer alone. A state dict does not say which
+                model it is of: FalconMamba's has the same names, but norms inside, and is refused
+                as a module only.
+            device: of the parameters, if not the weights'.
+            dtype: of the parameters, if not the weights'.
+
+        Returns:
+            The model, with copies of the weights.
+
+        Raises:
+            TypeError: source is neither a module nor a mapping.
+            ValueError: source is another model, or lacks a weight, or has one of another shape or
+                one that S6 has no place for; the message names it.
+
+        Example:
+            >>> import torch
+            >>> from selective_scan import S6
+            >>> state = {f"backbone.{name}": w for name, w in S6(8).to_mamba().items()}
+            >>> state["backbone.embedding.weight"] = torch.randn(100, 8)
+            >>> S6.from_mamba(state)(torch.randn(2, 9, 8)).shape
+            torch.Size([2, 9, 8])
+        """
+        weights = _mamba_weights.as_stack(_mamba_weights.read_weights(source))
+        options = _mamba_weights.mixer_options(weights, "layers.0.mixer.")
+        model = cls(**options, depth=_mamba_weights.depth_of(weights))
+        _mamba_weights.assign_weights(model, weights, device, dtype)
+        return model
+
+    def to_mamba(self) -> dict[str, Tensor]:
+        """The state dict by the names that Mamba models have elsewhere.
+
+        ``load_state_dict(…, strict=False)`` of mamba_ssm's ``MixerModel`` and of transformers'
+        ``MambaModel`` takes it, and leaves their embeddings.
+
+        Returns:
+            ``layers.{i}.mixer.*``, ``layers.{i}.norm.weight`` and ``norm_f.weight``, which share
+            memory with the parameters.
+
+        Raises:
+            ValueError: Mamba does not compute what this model does.
+        """
+        for layer in self.layers:
+            layer.check_is_mamba()
+        return {_mamba_weights.name_elsewhere(n): w for n, w in self.state_dict().items()}
+
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, depth={self.depth}"
 
@@ -148,7 +208,7 @@ class S6Layer(MambaMixer):
         **options: object,
     ) -> None:
         super().__init__(d_model, *arguments, device=device, dtype=dtype, **options)
-        norm = nn.RMSNorm(d_model, eps=NORM_EPS, device=device, dtype=dtype)
+        norm = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
         # First, for the state dicts of optimizers go by order.
         self._modules = {"norm": norm, **self._modules}
         self.register_load_state_dict_pre_hook(_ignore_legacy_buffer)
