@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import HALF
@@ -17,7 +17,7 @@ from ._discretization import METHODS, Method
 from .functional import selective_scan_fn
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
-torch.fx.wrap("selective_scan_fn")
+fx.wrap("selective_scan_fn")
 
 # What an argument must keep where it could have no effect.
 DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
@@ -350,7 +350,7 @@ class StepProjection(nn.Linear):
         return f"{super().extra_repr()}, softplus={self.softplus}"
 
 
-@torch.fx.wrap
+@fx.wrap
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
@@ -362,7 +362,7 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     return tensor
 
 
-@torch.fx.wrap
+@fx.wrap
 def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
     dim, _, width = weight.shape
@@ -372,7 +372,7 @@ def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return F.silu(x)
 
 
-@torch.fx.wrap
+@fx.wrap
 def _poles(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.to(at_least_single(A_log.dtype)))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._discretization import Method
 from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer, check_count, checked_sequence
 
-torch.fx.wrap("checked_sequence")
+fx.wrap("checked_sequence")
 
 
 class S6(nn.Module):
