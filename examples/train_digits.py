@@ -45,6 +45,18 @@ def load_data(seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     return train_x.float(), test_x.float(), train_y, test_y
 
 
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """For an optimizer: parameters that are marked as the poles and skips of S6 do not decay."""
+    decaying, others = [], []
+    for parameter in model.parameters():
+        is_marked = getattr(parameter, "_no_weight_decay", False)
+        (others if is_marked else decaying).append(parameter)
+    return [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
 def train(
     model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
 ) -> list[float]:
@@ -52,7 +64,7 @@ def train(
     batch_size = min(args.batch_size, len(labels))
     steps_per_epoch = len(labels) // batch_size
     steps = args.epochs * steps_per_epoch
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=args.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
     losses = []
     with tqdm(total=steps, unit="step") as progress:
@@ -67,7 +79,7 @@ def train(
                 optimizer.step()
                 schedule.step()
                 losses.append(loss.item())
-                progress.set_postfix(loss=f"{losses[-1]:.3f}")
+                progress.set_postfix(loss=f"{losses[-1]:.2g}")
                 progress.update()
     return losses
 

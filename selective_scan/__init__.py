@@ -5,7 +5,8 @@
     adaptive_unitary_scan_fn  states that rotate by input-dependent angles; and its _ref
     causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
-    S6                    a Mamba block built on it
+    MambaMixer            a Mamba layer built on it, without norm and residual
+    S6                    a stack of such layers, with them
     backends              which kernels this installation has, and if not, why
     allow_fallback        run the reference where a library is missing, instead of an ImportError
 
@@ -18,11 +19,13 @@ from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_re
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn
+from .mamba_mixer import MambaMixer
 from .reference import selective_scan_ref
 from .s6 import S6
 
 __all__ = [
     "S6",
+    "MambaMixer",
     "__version__",
     "adaptive_unitary_scan_fn",
     "adaptive_unitary_scan_ref",

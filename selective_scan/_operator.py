@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from . import _library, _memory, _pytorch
 from ._checks import (
@@ -92,6 +93,7 @@ class Operator:
                 Result("h", ("batch", "dim", "seqlen"), lambda call: call["b"].dtype, like="b"),
             ],
             backward="dh a h initial_state reverse",
+            flops=lambda call: (2 * call["b"].numel(), 3 * call["b"].numel()),
         )
 
         def decay_fn(a, b, *, initial_state=None, reverse=False, backend="auto"):
@@ -125,6 +127,8 @@ class Operator:
         backward_arguments: the tensors that the backward op is given, where not `arguments`.
         gradient_like: for arguments that the backward op is not given, what allocates the gradient
             given the backward op's arguments.
+        flops: the operations of the forward and of the backward op for a call, which
+            torch.utils.flop_counter counts; None counts none.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Operator:
         function_arguments: Table | None = None,
         backward_arguments: Table | None = None,
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
+        flops: Callable[[Call], tuple[int, int]] | None = None,
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -147,6 +152,7 @@ class Operator:
         self._backward_arguments = backward_arguments or arguments
         self._derived = derived or {}
         self._gradient_like = gradient_like or {}
+        self._flops = flops
         self._saves_states = any(result.chunk for result in results)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
@@ -252,9 +258,14 @@ class Operator:
         backward = f"selective_scan::{self.name}_bwd"
         torch.library.register_fake(forward, self._forward_fake)
         self._forward = getattr(ops, forward.partition("::")[2]).default
+        if self._flops is not None:
+            register_flop_formula(self._forward.overloadpacket, get_raw=True)(self._forward_flops)
         if not self._backward_names:
             return
         self._backward_op = getattr(ops, f"{self.name}_bwd").default
+        if self._flops is not None:
+            packet = self._backward_op.overloadpacket
+            register_flop_formula(packet, get_raw=True)(self._backward_flops)
         torch.library.register_fake(backward, self._backward_fake)
         torch.library.register_autograd(
             forward, self._backward, setup_context=self._save_for_backward
@@ -307,6 +318,15 @@ class Operator:
         if name in self._gradient_like:
             return self._gradient_like[name](given)
         return None if given[name] is None else torch.empty_like(given[name])
+
+    # --- what they cost ---------------------------------------------------------------------------
+
+    def _forward_flops(self, *arguments, out_val: object) -> int:
+        return self._flops(self.arguments.check_values(arguments))[0]
+
+    def _backward_flops(self, *arguments, out_val: object) -> int:
+        given = dict(zip(self._backward_names, arguments, strict=True))
+        return self._flops(self._backward_arguments.check(given))[1]
 
     # --- the derivative ---------------------------------------------------------------------------
 

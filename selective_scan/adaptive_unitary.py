@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import COMPLEX, REAL, BackendName, Projection, Table, TensorArgument, state_dtypes
+from ._checks import (
+    COMPLEX,
+    REAL,
+    BackendName,
+    Call,
+    Projection,
+    Table,
+    TensorArgument,
+    state_dtypes,
+)
 from ._operator import Operator, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
@@ -32,6 +41,13 @@ def _arguments(B: str, C: str) -> Table:
     )
 
 
+def _flops(call: Call) -> tuple[int, int]:
+    """The matrix products, beside which all else is little: θ; backward θ again, dx and du."""
+    sizes = call.sizes
+    product = 2 * sizes["batch"] * sizes["seqlen"] * sizes["dim"] ** 2 * sizes["dstate"]
+    return product, 3 * product
+
+
 _FUNCTION_ARGUMENTS = _arguments("B", "C")
 _ADAPTIVE_UNITARY_SCAN = Operator(
     "adaptive_unitary_scan",
@@ -45,6 +61,7 @@ _ADAPTIVE_UNITARY_SCAN = Operator(
     ],
     backward="dout dlast_state u dt x x_bias b c D z initial_state states",
     function_arguments=_FUNCTION_ARGUMENTS,
+    flops=_flops,
 )
 
 

@@ -56,6 +56,12 @@ def _allocate_db(given: dict) -> Tensor:
     return torch.empty_like(h, dtype=h.dtype if given["complex_b"] else h.dtype.to_real())
 
 
+def _flops(call: Call) -> tuple[int, int]:
+    """Multiplication and addition for each step; backward the same and the gradient of a."""
+    steps = call[call.anchor].numel() * (4 if call.is_complex else 1)
+    return 2 * steps, 3 * steps
+
+
 _DIAGONAL_SCAN = Operator(
     "diagonal_scan",
     _arguments("b", Option("reverse")),
@@ -64,6 +70,7 @@ _DIAGONAL_SCAN = Operator(
     derived={"complex_b": lambda inputs: inputs[1].is_complex()},
     backward_arguments=_arguments("h"),
     gradient_like={"b": _allocate_db},
+    flops=_flops,
 )
 
 

@@ -1,6 +1,7 @@
 """The demonstration runs, reports what it measured and draws its picture."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,18 @@ def test_digits_learns_and_draws(tmp_path):
     accuracy = float(re.search(r"^test accuracy: ([\d.]+)%$", result.stdout, re.MULTILINE)[1])
     assert 20 < accuracy <= 100  # chance is 10 %
     assert "epoch 4/4" in result.stderr  # the progress bar
+    assert all(float(loss) > 0 for loss in re.findall(r"loss=([^\]]+)", result.stderr))
+
+
+def test_weight_decay_leaves_poles_and_skips_alone():
+    example = runpy.run_path(str(SCRIPT))
+    model = example["DigitClassifier"](8, 2)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    decaying, others = example["parameter_groups"](model, 0.01)
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.01, 0)
+    kept = {f"s6.layers.{i}.{name}" for i in range(2) for name in ("A_log", "D")}
+    assert {names.pop(parameter) for parameter in others["params"]} == kept
+    assert set(decaying["params"]) == set(names)
 
 
 @pytest.mark.parametrize(

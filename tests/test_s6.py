@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from selective_scan import S6, s6, selective_scan_ref
+from selective_scan import S6, selective_scan_ref
 from selective_scan._discretization import METHODS
 
 LAYER = (
@@ -41,7 +41,7 @@ def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
         scan_arguments = (u, delta, -p["A_log"].exp(), B.transpose(1, 2), C.transpose(1, 2))
         options = {
             "delta_bias": p["dt_proj.bias"],
-            "delta_softplus": layer.dt_proj.softplus,
+            "delta_softplus": layer.dt_soft_plus,
             "discretization_method": layer.discretization_method,
         }
         y = selective_scan_ref(*scan_arguments, **options)
@@ -55,8 +55,8 @@ def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
 
 def steps(model: S6) -> torch.Tensor:
     """The step sizes that dt_proj's bias stands for."""
-    projection = model.layers[0].dt_proj
-    return F.softplus(projection.bias) if projection.softplus else projection.bias
+    layer = model.layers[0]
+    return F.softplus(layer.dt_proj.bias) if layer.dt_soft_plus else layer.dt_proj.bias
 
 
 # --- what it computes -----------------------------------------------------------------------------
@@ -190,19 +190,24 @@ def test_initial_step_projection():
     torch.testing.assert_close(weight.detach(), torch.full_like(weight, bound))
 
 
-def test_materialising_from_meta():
-    model = S6(8, depth=2, device="meta", dtype=torch.bfloat16)
+@pytest.mark.parametrize("by", ["the model", "its layers", "every module"])
+def test_materialising_from_meta(by):
+    model = S6(8, depth=2, device="meta")
     assert all(parameter.is_meta for parameter in model.parameters())
     model.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
-    for module in model.modules():
+    kept = {"the model": [model], "its layers": [*model.layers, model.norm_f]}
+    for module in kept.get(by, model.modules()):
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     expected = S6(8).layers[0]
-    assert torch.equal(model.layers[1].A_log, expected.A_log)
+    for layer in model.layers:
+        assert torch.equal(layer.A_log, expected.A_log)
+        assert torch.equal(layer.D, expected.D)
+        assert layer.dt_proj.weight.abs().max() <= 1  # dt_rank^-0.5
     assert 0.9e-3 < steps(model).min() < steps(model).max() < 0.11
 
 
@@ -262,39 +267,6 @@ def test_output_dtype_under_autocast(device):
         actual = model(x)
     assert actual.dtype == torch.float32  # that of x, to which blocks add
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
-
-
-# --- causal_conv1d --------------------------------------------------------------------------------
-
-
-def causal_conv1d_stand_in(calls):
-    def causal_conv1d_fn(x, weight, bias=None, *, activation=None):
-        assert activation == "silu"
-        assert weight.dim() == 2
-        calls.append(x.shape)
-        x = F.pad(x, (weight.shape[1] - 1, 0))
-        return F.silu(F.conv1d(x, weight[:, None], bias, groups=x.shape[1]))
-
-    return causal_conv1d_fn
-
-
-def test_causal_conv1d_is_used_on_cuda(monkeypatch, cuda_device):
-    calls = []
-    model = S6(8, device=cuda_device)
-    x = torch.randn(2, 9, 8, device=cuda_device)
-    expected = model(x)
-    monkeypatch.setattr(s6, "causal_conv1d_fn", causal_conv1d_stand_in(calls))
-    torch.testing.assert_close(model(x), expected)
-    assert calls == [(2, 16, 9)]
-    S6(8, d_conv=5, device=cuda_device)(x)  # wider than causal_conv1d can do
-    assert len(calls) == 1
-
-
-def test_causal_conv1d_is_not_used_on_the_cpu(monkeypatch):
-    calls = []
-    monkeypatch.setattr(s6, "causal_conv1d_fn", causal_conv1d_stand_in(calls))
-    S6(8)(torch.randn(2, 9, 8))
-    assert not calls
 
 
 # --- what it refuses ------------------------------------------------------------------------------

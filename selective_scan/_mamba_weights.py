@@ -1,0 +1,118 @@
+"""Weights of Mamba models elsewhere, by the names that mamba_ssm and transformers give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+NORM_EPS = 1e-5  # of S6's norms, as of the others' unless they are told otherwise
+# What a language model has beside its layers.
+_NOT_OF_LAYERS = ("embedding.weight", "embeddings.weight", "lm_head.weight")
+
+
+def read_weights(source: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
+    """The weights of a module, which must be what it looks like, or of a state dict."""
+    if isinstance(source, nn.Module):
+        _check_module(source)
+        source = source.state_dict()
+    if not isinstance(source, Mapping):
+        got = type(source).__name__
+        raise TypeError(f"selective_scan: source must be a Module or a state dict, got {got}")
+    weights = {name.removeprefix("backbone."): weight for name, weight in source.items()}
+    return {name: weight for name, weight in weights.items() if name not in _NOT_OF_LAYERS}
+
+
+def _check_module(module: nn.Module) -> None:
+    """What weights alone do not tell."""
+    config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", "mamba")
+    if model_type != "mamba":
+        _fail(f"be a Mamba model, got one of type {model_type!r}")
+    activation = getattr(config, "hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        _fail(f"have the activation 'silu', got {activation!r}")
+    for name, part in module.named_modules():
+        eps = getattr(part, "variance_epsilon", getattr(part, "eps", None))
+        if eps not in (None, NORM_EPS):
+            _fail(f"have norms of eps = {NORM_EPS}, got {eps} in {name!r}")
+
+
+def name_elsewhere(name: str) -> str:
+    """What the others call a parameter of S6."""
+    return re.sub(r"^(layers\.\d+\.)(?!norm\.)", r"\1mixer.", name)
+
+
+def as_stack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a mixer alone become a model of one layer."""
+    if "in_proj.weight" not in weights:
+        return weights
+    norm = torch.ones_like(weights["in_proj.weight"][0])
+    return {
+        "layers.0.norm.weight": norm,
+        **{f"layers.0.mixer.{name}": weight for name, weight in weights.items()},
+        "norm_f.weight": norm,
+    }
+
+
+def depth_of(weights: Mapping[str, Tensor]) -> int:
+    layers = [re.match(r"layers\.(\d+)\.", name) for name in weights]
+    return 1 + max((int(match[1]) for match in layers if match), default=0)
+
+
+def mixer_options(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, object]:
+    """The constructor's arguments of a mixer of these sizes, on the device meta."""
+
+    def sizes(name: str, dims: int) -> torch.Size:
+        weight = _get(weights, f"{prefix}{name}")
+        if weight.dim() != dims:
+            _fail(f"have {prefix}{name} of {dims} dimensions, got {tuple(weight.shape)}")
+        return weight.shape
+
+    rows, d_model = sizes("in_proj.weight", 2)
+    if rows == 0 or rows % 2 or d_model == 0:
+        got = (rows, d_model)
+        _fail(f"have {prefix}in_proj.weight of shape (2·d_inner, d_model), got {got}")
+    return {
+        "d_model": d_model,
+        "d_state": sizes("A_log", 2)[1],
+        "d_conv": sizes("conv1d.weight", 3)[2],
+        "expand": Fraction(rows // 2, d_model),
+        "dt_rank": sizes("dt_proj.weight", 2)[1],
+        "conv_bias": f"{prefix}conv1d.bias" in weights,
+        "bias": f"{prefix}in_proj.bias" in weights,
+        "device": "meta",
+    }
+
+
+def assign_weights(
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> None:
+    """Gives a module, which is on the device meta, copies of weights."""
+    expected = {name_elsewhere(own): (own, size.shape) for own, size in module.state_dict().items()}
+    state = {}
+    for name, (own, shape) in expected.items():
+        weight = _get(weights, name)
+        if weight.shape != shape:
+            _fail(f"have {name} of shape {tuple(shape)}, got {tuple(weight.shape)}")
+        state[own] = weight.detach().to(device=device, dtype=dtype, copy=True)
+    if unknown := [name for name in weights if name not in expected]:
+        _fail(f"hold nothing but Mamba's weights, got {', '.join(unknown[:3])}")
+    module.load_state_dict(state, assign=True)
+
+
+def _get(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in weights:
+        _fail(f"hold {name}, got {', '.join(list(weights)[:3]) or 'nothing'} and so on")
+    return weights[name]
+
+
+def _fail(wanted: str) -> NoReturn:
+    raise ValueError(f"selective_scan: source must {wanted}")

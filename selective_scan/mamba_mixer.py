@@ -1,0 +1,414 @@
+"""MambaMixer: everything of a Mamba layer but its norm and residual."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from . import _mamba_weights
+from ._checks import HALF
+from ._discretization import METHODS, Method
+from .functional import selective_scan_fn
+
+# Functions that look at their arguments stay one node each in a graph of torch.fx.
+fx.wrap("selective_scan_fn")
+
+# What an argument must keep where it could have no effect.
+DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
+
+
+class MambaMixer(nn.Module):
+    """The selective state space layer of Mamba, from (batch, seqlen, d_model) to the same shape.
+
+    With d_inner = expand·d_model it computes::
+
+        x, z     = in_proj(hidden)                             (batch, seqlen, d_inner) each
+        x        = silu(causal depthwise convolution of x)
+        dt, B, C = x_proj(x)                                   dt_rank, d_state, d_state channels
+        y        = selective_scan_fn(x, dt_proj(dt), A, B, C, D, z)       A = −exp(A_log)
+        output   = out_proj(y)
+
+    Output t depends on inputs 0 to t only, unless `bidirectional`: then a second scan of the same
+    inputs runs from the last step to the first, with the same weights, and both are added before
+    the gate: (forward + backward + D·x)·silu(z). :class:`S6` is a stack of such layers with norms
+    and residuals.
+
+    The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
+    takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
+    ``nn.Conv1d``, and A_log and D. dt_proj(dt) leaves its bias and the softplus to the scan. A_log
+    and D carry the mark ``_no_weight_decay = True`` for optimizers' parameter groups.
+
+    Every parameter follows .half(), .to(torch.bfloat16) and `dtype`. A_log, D and dt_proj.bias are
+    used in float32 all the same (float64 where any tensor is), but a half type has rounded them
+    before, and swallows small updates: train with float32 parameters under torch.autocast or
+    FSDP's ``MixedPrecisionPolicy``, and keep half types for inference.
+
+    Args:
+        d_model: number of channels of input and output.
+        d_state: number of states per inner channel.
+        d_conv: width of the causal convolution, at least 1.
+        expand: d_inner is expand·d_model, which must be a whole number.
+        dt_rank: rank of the step size's projection; "auto" is ceil(d_model/16).
+        dt_min: the initial step sizes are log-uniform from dt_min
+        dt_max: to dt_max,
+        dt_init: "random" draws dt_proj.weight uniformly from ±dt_rank^-0.5·dt_scale, "constant"
+            sets all of it to dt_rank^-0.5·dt_scale.
+        dt_scale: see dt_init.
+        dt_init_floor: the initial step sizes are at least this.
+        conv_bias: whether the convolution has a bias.
+        bias: whether in_proj and out_proj have one.
+        dt_proj_bias: whether dt_proj has a bias. The bias holds the initial step sizes, so without
+            it dt_min, dt_max and dt_init_floor must keep their defaults.
+        dt_soft_plus: whether the step is softplus(dt_proj(dt)). Else the projection is the step
+            itself; it may become negative, and states then grow.
+        bidirectional: see above.
+        discretization_method: see :func:`selective_scan_fn`.
+        device: of the parameters.
+        dtype: of the parameters, float32, float16, bfloat16 or float64.
+
+    Raises:
+        ValueError: an argument is of the wrong type, out of range, or would have no effect.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        arXiv:2312.00752: section 3.4 and figure 3; the initialisation is that of its code.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import MambaMixer
+        >>> mixer = MambaMixer(d_model=32)
+        >>> mixer(torch.randn(4, 100, 32)).shape
+        torch.Size([4, 100, 32])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: float = 2,
+        dt_rank: int | str = "auto",
+        dt_min: float = DT_MIN,
+        dt_max: float = DT_MAX,
+        dt_init: str = "random",
+        dt_scale: float = 1.0,
+        dt_init_floor: float = DT_INIT_FLOOR,
+        conv_bias: bool = True,
+        bias: bool = False,
+        *,
+        dt_proj_bias: bool = True,
+        dt_soft_plus: bool = True,
+        bidirectional: bool = False,
+        discretization_method: Method = "zoh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("d_model", d_model)
+        check_count("d_state", d_state)
+        check_count("d_conv", d_conv)
+        _check_positive("expand", expand)
+        if not float(expand * d_model).is_integer():
+            refuse("expand", f"such that expand·d_model is a whole number ({d_model=})", expand)
+        if dt_rank == "auto":
+            dt_rank = math.ceil(d_model / 16)
+        check_count("dt_rank", dt_rank, " or 'auto'")
+        _check_positive("dt_min", dt_min)
+        _check_positive("dt_max", dt_max)
+        if dt_min > dt_max:
+            refuse("dt_min", f"at most dt_max = {dt_max}", dt_min)
+        _check_choice("dt_init", dt_init, ("random", "constant"))
+        _check_positive("dt_scale", dt_scale)
+        _check_positive("dt_init_floor", dt_init_floor)
+        _check_flag("dt_proj_bias", dt_proj_bias)
+        if not dt_proj_bias:
+            _check_default("dt_min", dt_min, DT_MIN)
+            _check_default("dt_max", dt_max, DT_MAX)
+            _check_default("dt_init_floor", dt_init_floor, DT_INIT_FLOOR)
+        _check_flag("dt_soft_plus", dt_soft_plus)
+        _check_flag("conv_bias", conv_bias)
+        _check_flag("bias", bias)
+        _check_flag("bidirectional", bidirectional)
+        _check_choice("discretization_method", discretization_method, METHODS)
+        if dtype not in (None, torch.float32, torch.float64, *HALF):
+            refuse("dtype", "float32, float16, bfloat16, float64 or None", dtype)
+
+        self.d_model = d_model
+        self.d_state = d_state
+        self.d_inner = d_inner = round(expand * d_model)
+        self.dt_rank = dt_rank
+        self.dt_soft_plus = dt_soft_plus
+        self.bidirectional = bidirectional
+        self.discretization_method = discretization_method
+        where = {"device": device, "dtype": dtype}
+        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=bias, **where)
+        self.conv1d = nn.Conv1d(
+            d_inner, d_inner, d_conv, groups=d_inner, padding=d_conv - 1, bias=conv_bias, **where
+        )
+        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * d_state, bias=False, **where)
+        self.dt_proj = StepProjection(
+            dt_rank,
+            d_inner,
+            bias=dt_proj_bias,
+            constant_weight=dt_init == "constant",
+            scale=dt_scale,
+            step_range=(dt_min, dt_max),
+            floor=dt_init_floor,
+            softplus=dt_soft_plus,
+            **where,
+        )
+        self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **where)
+        self.A_log = nn.Parameter(torch.empty(d_inner, d_state, **where))
+        self.D = nn.Parameter(torch.empty(d_inner, **where))
+        self._reset_poles()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew, those of the modules inside too."""
+        for module in self.children():
+            module.reset_parameters()
+        self._reset_poles()
+
+    @torch.no_grad()
+    def _reset_poles(self) -> None:
+        """Sets A to -1, -2, ... -d_state in every channel, and D to 1."""
+        ones = torch.ones_like(self.A_log, dtype=at_least_single(self.A_log.dtype))
+        self.A_log.copy_(ones.cumsum(1).log())
+        self.D.fill_(1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Runs the layer.
+
+        Args:
+            hidden: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype
+                under torch.autocast.
+
+        Returns:
+            (batch, seqlen, d_model). Empty where seqlen is 0.
+
+        Raises:
+            TypeError: hidden is not a tensor.
+            ValueError: hidden has another shape.
+        """
+        hidden = checked_sequence("hidden", hidden, self.d_model)
+        x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
+        x = _causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
+        rank, dstate = self.dt_rank, self.d_state
+        dt, B, C = self.x_proj(x.transpose(1, 2)).split([rank, dstate, dstate], dim=-1)
+        delta = self.dt_proj(dt).transpose(1, 2)
+        y = self._scan(x, delta, B.transpose(1, 2), C.transpose(1, 2), z)
+        return self.out_proj(y.transpose(1, 2))
+
+    def _scan(self, x: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
+        A = _poles(self.A_log)
+        options = {
+            "delta_bias": self.dt_proj.bias,
+            "delta_softplus": self.dt_soft_plus,
+            "discretization_method": self.discretization_method,
+        }
+        if not self.bidirectional:
+            return selective_scan_fn(x, delta, A, B, C, self.D, z, **options)
+        forward = selective_scan_fn(x, delta, A, B, C, self.D, **options)
+        backward = selective_scan_fn(x, delta, A, B, C, **options, reverse=True)
+        return (forward + backward) * F.silu(z)
+
+    @classmethod
+    def from_mamba(
+        cls,
+        source: Mapping[str, Tensor] | nn.Module,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> MambaMixer:
+        """Makes a mixer of the sizes and with copies of the weights of mamba_ssm's ``Mamba`` or of
+        transformers' ``MambaMixer``.
+
+        Args:
+            source: such a module, or its state dict.
+            device: of the parameters, if not the weights'.
+            dtype: of the parameters, if not the weights'.
+
+        Raises:
+            TypeError: source is neither a module nor a mapping.
+            ValueError: source is another module, or lacks a weight, or has one of another shape or
+                one that a mixer has no place for; the message names it.
+        """
+        weights = _mamba_weights.read_weights(source)
+        mixer = cls(**_mamba_weights.mixer_options(weights))
+        _mamba_weights.assign_weights(mixer, weights, device, dtype)
+        return mixer
+
+    def to_mamba(self) -> dict[str, Tensor]:
+        """The state dict, which mamba_ssm's ``Mamba`` and transformers' ``MambaMixer`` take.
+
+        Raises:
+            ValueError: Mamba does not compute what this mixer does.
+        """
+        self.check_is_mamba()
+        return self.state_dict()
+
+    def check_is_mamba(self) -> None:
+        """ValueError unless Mamba computes the same from such parameters."""
+        wanted = {
+            "discretization_method": "zoh",
+            "bidirectional": False,
+            "dt_soft_plus": True,
+        }
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                refuse(name, f"{value!r} for Mamba", getattr(self, name))
+        if self.dt_proj.bias is None:
+            refuse("dt_proj_bias", "True for Mamba", False)
+
+    def extra_repr(self) -> str:
+        return (
+            f"d_state={self.d_state}, bidirectional={self.bidirectional}, "
+            f"discretization_method='{self.discretization_method}'"
+        )
+
+    # --- marks, which PyTorch does not carry over to the parameters that it puts for others -------
+
+    def _mark(self) -> None:
+        for name in ("A_log", "D"):
+            if (parameter := self._parameters.get(name)) is not None:
+                parameter._no_weight_decay = True
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._mark()
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        self._mark()
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._mark()
+
+
+class StepProjection(nn.Linear):
+    """The linear map to the step sizes, whose bias the scan adds, in full precision.
+
+    Args:
+        rank: number of input channels.
+        dim: number of output channels.
+        bias: whether there is a bias, which holds the initial steps.
+        constant_weight: whether all weights start as rank^-0.5·scale, else uniform in ± that.
+        scale: see constant_weight.
+        step_range: the initial steps' range, log-uniform.
+        floor: the initial steps' minimum.
+        softplus: whether the step is the softplus of this projection.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        dim: int,
+        *,
+        bias: bool,
+        constant_weight: bool,
+        scale: float,
+        step_range: tuple[float, float],
+        floor: float,
+        softplus: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # nn.Linear's constructor calls reset_parameters.
+        self.constant_weight = constant_weight
+        self.scale = scale
+        self.step_range = step_range
+        self.floor = floor
+        self.softplus = softplus
+        super().__init__(rank, dim, bias=bias, device=device, dtype=dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        bound = self.in_features**-0.5 * self.scale
+        if self.constant_weight:
+            self.weight.fill_(bound)
+        else:
+            self.weight.uniform_(-bound, bound)
+        if self.bias is not None:
+            low, high = map(math.log, self.step_range)
+            step = torch.empty_like(self.bias, dtype=at_least_single(self.bias.dtype))
+            step = step.uniform_(low, high).exp().clamp(min=self.floor)
+            # The inverse of softplus, log(exp(step) - 1), for any size of step.
+            self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
+
+    def forward(self, dt: Tensor) -> Tensor:
+        """(..., rank) to (..., dim), without the bias."""
+        return F.linear(dt, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, softplus={self.softplus}"
+
+
+@fx.wrap
+def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
+    if tensor.dim() != 3 or tensor.shape[2] != d_model:
+        raise ValueError(
+            f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
+            f"got {tuple(tensor.shape)}"
+        )
+    return tensor
+
+
+@fx.wrap
+def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
+    dim, _, width = weight.shape
+    if x.shape[-1] == 0:  # convolutions refuse it
+        return F.silu(x)
+    x = F.conv1d(x, weight, bias, padding=width - 1, groups=dim)[..., : x.shape[-1]]
+    return F.silu(x)
+
+
+@fx.wrap
+def _poles(A_log: Tensor) -> Tensor:
+    return -torch.exp(A_log.to(at_least_single(A_log.dtype)))
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+# --- constructor arguments ------------------------------------------------------------------------
+
+
+def refuse(name: str, wanted: str, value: object) -> NoReturn:
+    raise ValueError(f"selective_scan: {name} must be {wanted}, got {value!r}")
+
+
+def check_count(name: str, value: object, alternative: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        refuse(name, f"an integer of at least 1{alternative}", value)
+
+
+def _check_positive(name: str, value: object) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        refuse(name, "a positive finite number", value)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        refuse(name, "a bool", value)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        refuse(name, f"one of {', '.join(choices)}", value)
+
+
+def _check_default(name: str, value: float, default: float) -> None:
+    if value != default:
+        refuse(name, f"{default} where dt_proj_bias=False, since it has no effect then", value)

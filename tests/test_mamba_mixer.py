@@ -1,0 +1,243 @@
+"""MambaMixer, and what PyTorch's tools for modules do with it and with S6."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.func import functional_call, grad, vmap
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from selective_scan import S6, MambaMixer, adaptive_unitary_scan_fn, diagonal_scan_fn
+
+BATCH, SEQLEN, DIM = 2, 11, 8
+
+
+def sequence(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(BATCH, SEQLEN, DIM, device=device, dtype=dtype)
+
+
+def gradients_of(module: nn.Module, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    module.zero_grad()
+    module(*inputs).square().mean().backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+# --- the mixer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"bias": True, "expand": 1.5}])
+def test_a_layer_is_a_mixer_with_norm_and_residual(options, device):
+    layer = S6(DIM, **options, device=device).layers[0]
+    mixer = MambaMixer(DIM, **options, device=device)
+    state = layer.state_dict()
+    del state["norm.weight"]
+    assert list(mixer.state_dict()) == list(state)
+    mixer.load_state_dict(state)
+    x = sequence(device)
+    assert torch.equal(layer(x), x + mixer(layer.norm(x)))
+
+
+def test_positional_arguments_are_those_of_mamba_ssm():
+    mixer = MambaMixer(DIM, 3, 2, 3, 5, 0.01, 0.2, "constant", 2.0, 0.001, False, True)
+    assert mixer.A_log.shape == (24, 3)
+    assert mixer.conv1d.weight.shape == (24, 1, 2)
+    assert mixer.conv1d.bias is None
+    assert mixer.in_proj.bias.shape == (48,)
+    assert mixer.dt_proj.weight.shape == (24, 5)
+    assert torch.all(mixer.dt_proj.weight == 5**-0.5 * 2)
+
+
+def test_input_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"^selective_scan: hidden must be a Tensor, got list$"):
+        MambaMixer(DIM)([[1.0]])
+    message = r"^selective_scan: hidden must be \(batch, seqlen, d_model\) = \(\*, \*, 8\), got"
+    with pytest.raises(ValueError, match=message):
+        MambaMixer(DIM)(torch.zeros(2, 9, 7))
+
+
+class Adapter(nn.Module):
+    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.down = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base_layer.out_features, bias=False)
+        self.bias = base_layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def test_adapters_attach_to_every_linear_layer():
+    model, x = S6(DIM, dt_rank=3), sequence()
+    merged = S6(DIM, dt_rank=3)
+    merged.load_state_dict(model.state_dict())
+    layer = model.layers[0]
+    linear = [name for name, module in layer.named_children() if isinstance(module, nn.Linear)]
+    assert linear == ["in_proj", "x_proj", "dt_proj", "out_proj"]
+    for name in linear:
+        adapter = Adapter(getattr(layer, name))
+        setattr(layer, name, adapter)
+        with torch.no_grad():
+            merged.layers[0].get_submodule(name).weight += adapter.up.weight @ adapter.down.weight
+    torch.testing.assert_close(model(x), merged(x))
+    gradients = gradients_of(model, x)
+    for name in linear:
+        assert gradients[f"layers.0.{name}.up.weight"].any()
+        assert gradients[f"layers.0.{name}.base_layer.weight"].any()
+
+
+# --- tracing and counting -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_symbolic_trace(bidirectional, device):
+    model = S6(DIM, depth=2, bidirectional=bidirectional, device=device)
+    traced = torch.fx.symbolic_trace(model)
+    traced.graph.lint()
+    for seqlen in (SEQLEN, 0, 1):
+        x = torch.randn(BATCH, seqlen, DIM, device=device)
+        assert torch.equal(traced(x), model(x))
+    with pytest.raises(ValueError, match=r"^selective_scan: x must be"):
+        traced(torch.zeros(2, 9, 7))
+
+
+def test_every_operator_with_a_derivative_has_its_count():
+    ops = torch.ops.selective_scan
+    for name in ("selective_scan", "diagonal_scan", "adaptive_unitary_scan"):
+        assert getattr(ops, f"{name}_fwd") in flop_registry
+        assert getattr(ops, f"{name}_bwd") in flop_registry
+
+
+def test_operations_of_a_model_are_counted(device):
+    dstate, width, inner, rank = 5, 3, 2 * DIM, 4
+    model = S6(DIM, dstate, width, dt_rank=rank, device=device)
+    x = sequence(device).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        out = model(x)
+    steps = BATCH * SEQLEN
+    weights = 2 * inner * DIM + (rank + 2 * dstate) * inner + inner * rank + inner * DIM
+    scan = 7 * steps * inner * dstate
+    counts = counter.get_flop_counts()["Global"]
+    assert counts.pop(torch.ops.selective_scan.selective_scan_fwd) == scan
+    products = sum(count for op, count in counts.items() if "convolution" not in str(op))
+    assert products == 2 * steps * weights
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[torch.ops.selective_scan.selective_scan_bwd] == 22 * steps * inner * dstate
+
+
+def test_operations_of_the_other_scans_are_counted(device):
+    a, b = torch.rand(3, 1, device=device), torch.rand(2, 3, 7, device=device, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        diagonal_scan_fn(a, b).sum().backward()
+    assert counter.get_total_flops() == (2 + 3) * b.numel()
+    with FlopCounterMode(display=False) as counter:
+        diagonal_scan_fn(a.to(torch.complex64), b).abs().sum().backward()
+    assert counter.get_total_flops() == 4 * (2 + 3) * b.numel()
+
+    u, dt = torch.rand(2, 2, 3, 7, device=device)
+    x, x_bias = torch.rand(3, 5, 3, device=device), torch.rand(3, 5, device=device)
+    B, C = torch.randn(2, 5, dtype=torch.complex64, device=device)
+    with FlopCounterMode(display=False) as counter:
+        adaptive_unitary_scan_fn(
+            u.requires_grad_(), dt, x, x_bias, B, C, x[:, 0, 0]
+        ).sum().backward()
+    assert counter.get_total_flops() == (1 + 3) * 2 * 2 * 7 * 3 * 3 * 5
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(use_reentrant, device):
+    model = S6(DIM, depth=2, device=device)
+    x = sequence(device).requires_grad_()
+    expected = gradients_of(model, x)
+    x_grad, x.grad = x.grad, None
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.model.layers:
+                x = checkpoint(layer, x, use_reentrant=use_reentrant)
+            return self.model.norm_f(x)
+
+    actual = gradients_of(Checkpointed(), x)
+    assert torch.equal(x.grad, x_grad)
+    for name, gradient in expected.items():
+        assert torch.equal(actual[f"model.{name}"], gradient), name
+
+
+def test_gradients_of_each_sample(device):
+    model = S6(DIM, device=device)
+    parameters = dict(model.named_parameters())
+    x = sequence(device)
+
+    def loss(parameters, x):
+        return functional_call(model, parameters, (x[None],)).square().mean()
+
+    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(BATCH):
+        for name, gradient in gradients_of(model, x[i : i + 1]).items():
+            torch.testing.assert_close(each[name][i], gradient, rtol=1e-4, atol=1e-5)
+
+
+# --- several processes, of which one will do ------------------------------------------------------
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """Of this process alone."""
+    dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def sharded(model: S6, mesh, policy: MixedPrecisionPolicy | None = None) -> S6:
+    policy = policy or MixedPrecisionPolicy()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fully_sharded(dtype, process_group):
+    model, x = S6(DIM, depth=2, dtype=dtype), sequence(dtype=dtype)
+    expected = model(x).detach(), gradients_of(model, x)
+    model.zero_grad()
+    sharded(model, process_group)
+    assert torch.equal(model(x), expected[0])
+    for name, gradient in gradients_of(model, x).items():
+        assert torch.equal(gradient.full_tensor(), expected[1][name]), name
+    torch.optim.AdamW(model.parameters()).step()
+    assert not torch.equal(model(x), expected[0])
+
+
+def test_fully_sharded_from_meta_in_mixed_precision(process_group):
+    model = S6(DIM, depth=2, device="meta")
+    sharded(model, process_group, MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    model.to_empty(device="cpu")
+    model.reset_parameters()
+    torch.testing.assert_close(model.layers[1].A_log.full_tensor(), S6(DIM).layers[0].A_log)
+    out = model(sequence())
+    assert out.dtype == torch.bfloat16
+    out.float().square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32, name
+        assert parameter.grad.full_tensor().isfinite().all(), name
+
+
+def test_distributed_data_parallel(process_group):
+    model, x = S6(DIM, depth=2), sequence()
+    expected = gradients_of(model, x)
+    for name, gradient in gradients_of(DistributedDataParallel(model), x).items():
+        assert torch.equal(gradient, expected[name.removeprefix("module.")]), name
