@@ -319,7 +319,9 @@ def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) ->
             text += f" = {_tuple_text(known.get(dim, '*') for dim in dims)}"
         fail(f"{text}, got {tuple(tensor.shape)}")
     for dim, size in actual:
-        low, high = _LIMITS.get(dim, (0, None))
+        if dim not in _LIMITS:
+            continue
+        low, high = _LIMITS[dim]
         if size < low or (high is not None and size > high):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             fail(f"{name} must have {dim} of {limits}, got {tuple(tensor.shape)}")

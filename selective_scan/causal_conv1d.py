@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from . import _library
 from ._checks import (
     INTEGER,
     REAL,
+    BackendName,
     Call,
     Option,
     Table,
@@ -22,7 +23,9 @@ from ._checks import (
     fail,
 )
 from ._operator import Operator, Result
+from ._typing import typed_as
 
+Activation = Literal["silu", "swish"]
 _STATES = ("sequences", "dim", "width-1")
 
 
@@ -58,7 +61,7 @@ _CU_SEQLENS = TensorArgument("cu_seqlens", INTEGER, _check_cu_seqlens, optional=
 _INITIAL_STATES = TensorArgument("initial_states", REAL, _STATES, optional=True)
 _FINAL_STATES_OUT = TensorArgument("final_states_out", REAL, _STATES, optional=True)
 _RETURN_FINAL_STATES = Option("return_final_states")
-_ACTIVATION = Option("activation", ("silu", "swish"), optional=True)
+_ACTIVATION = Option("activation", get_args(Activation), optional=True)
 
 
 def _arguments(*arguments: TensorArgument | Option) -> Table:
@@ -120,6 +123,7 @@ def _values_at(x: Tensor, states: Tensor, steps: _Steps) -> Tensor:
     return torch.where((steps.step >= steps.first)[:, None], from_x, from_states)
 
 
+@typed_as(lambda: causal_conv1d_fn)
 def causal_conv1d_ref(
     x: Tensor,
     weight: Tensor,
@@ -128,15 +132,16 @@ def causal_conv1d_ref(
     initial_states: Tensor | None = None,
     return_final_states: bool = False,
     final_states_out: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The depthwise causal convolution, tap by tap in plain PyTorch.
 
-    Arguments but for `backend`, result and errors are those of :func:`causal_conv1d_fn`. It runs on
-    any device and can be differentiated any number of times. Boundaries in cu_seqlens that are out
-    of range are moved into it.
+    Arguments, result and errors are those of :func:`causal_conv1d_fn`. It runs on any device,
+    whatever the backend, and can be differentiated any number of times. Boundaries in cu_seqlens
+    that are out of range are moved into it.
 
     Example:
         >>> import torch
@@ -147,7 +152,7 @@ def causal_conv1d_ref(
     call = _CAUSAL_CONV1D.check(
         (
             *(x, weight, bias, seq_idx, cu_seqlens, initial_states),
-            *(return_final_states, activation, final_states_out, "auto"),
+            *(return_final_states, activation, final_states_out, backend),
         )
     )
     dtype, history = call.compute_dtype, call.sizes["width-1"]
@@ -195,6 +200,39 @@ def causal_conv1d_ref(
     return out, final_states
 
 
+@overload
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: Literal[False] = False,
+    final_states_out: Tensor | None = None,
+    activation: Activation | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor: ...
+
+
+@overload
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    *,
+    return_final_states: Literal[True],
+    final_states_out: Tensor | None = None,
+    activation: Activation | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -203,10 +241,25 @@ def causal_conv1d_fn(
     initial_states: Tensor | None = None,
     return_final_states: bool = False,
     final_states_out: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: Activation | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Convolves every channel with taps of its own, looking back only, and applies SiLU.
 
@@ -283,6 +336,7 @@ def causal_conv1d_fn(
             *(x, weight, bias, seq_idx, initial_states),
             *(return_final_states, final_states_out, activation),
             cu_seqlens=cu_seqlens,
+            backend=backend,
         )
     if final_states_out is not None:
         _CAUSAL_CONV1D.check(values)  # the op is not given it

@@ -35,8 +35,9 @@ void check_dtypes(const ConvArguments& args) {
 
 /// Of initial_states, final states and their gradients.
 void check_states_shape(const char* name, const Tensor& tensor, const ConvParams& params) {
-  check_shape(name, tensor,
-              {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
+  check_shape(
+      name, tensor,
+      {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
 }
 
 void check_shapes(const ConvArguments& args, ConvParams& params) {
