@@ -22,8 +22,9 @@ REAL = (torch.float32, *HALF, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 INTEGER = (torch.int32, torch.int64)
 _DOUBLE = (torch.float64, torch.complex128)
+MAX_WIDTH = 8  # of the convolution, as in csrc/core/conv_params.h
 # The least and the largest sizes of dimensions; None is any.
-_LIMITS = {"dstate": (1, None), "width": (1, 8), "sequences+1": (1, None)}
+_LIMITS = {"dstate": (1, None), "width": (1, MAX_WIDTH), "sequences+1": (1, None)}
 _ELLIPSIS = "..."
 
 Dtypes = tuple[torch.dtype, ...]

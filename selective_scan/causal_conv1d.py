@@ -68,6 +68,12 @@ def _arguments(*arguments: TensorArgument | Option) -> Table:
     return Table(*arguments, anchor="x", relations=_check_relations)
 
 
+def _flops(call: Call) -> tuple[int, int]:
+    """A product for each tap and step; backward two, for the gradients of x and weight."""
+    products = 2 * call["x"].numel() * call["weight"].shape[1]
+    return products, 2 * products
+
+
 _TENSORS = (_X, _WEIGHT, _BIAS, _SEQ_IDX, _CU_SEQLENS, _INITIAL_STATES)
 _CAUSAL_CONV1D = Operator(
     "causal_conv1d",
@@ -84,6 +90,7 @@ _CAUSAL_CONV1D = Operator(
     backward="dout dfinal_states x weight bias seq_idx cu_seqlens initial_states activation",
     function_arguments=_arguments(*_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION, _FINAL_STATES_OUT),
     backward_arguments=_arguments(*_TENSORS, _ACTIVATION),
+    flops=_flops,
 )
 
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import HALF
+from ._checks import HALF, MAX_WIDTH
 from ._discretization import METHODS, Method
+from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
@@ -366,10 +367,10 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
 def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
     dim, _, width = weight.shape
-    if x.shape[-1] == 0:  # convolutions refuse it
-        return F.silu(x)
-    x = F.conv1d(x, weight, bias, padding=width - 1, groups=dim)[..., : x.shape[-1]]
-    return F.silu(x)
+    if width <= MAX_WIDTH:
+        return causal_conv1d_fn(x, weight.squeeze(1), bias, activation="silu")
+    padded = F.pad(x, (width - 1, 1))  # one step more, since torch's gives no empty result
+    return F.silu(F.conv1d(padded, weight, bias, groups=dim)[..., :-1])
 
 
 @fx.wrap

@@ -108,7 +108,7 @@ def test_symbolic_trace(bidirectional, device):
 
 def test_every_operator_with_a_derivative_has_its_count():
     ops = torch.ops.selective_scan
-    for name in ("selective_scan", "diagonal_scan", "adaptive_unitary_scan"):
+    for name in ("causal_conv1d", "selective_scan", "diagonal_scan", "adaptive_unitary_scan"):
         assert getattr(ops, f"{name}_fwd") in flop_registry
         assert getattr(ops, f"{name}_bwd") in flop_registry
 
@@ -124,12 +124,13 @@ def test_operations_of_a_model_are_counted(device):
     scan = 7 * steps * inner * dstate
     counts = counter.get_flop_counts()["Global"]
     assert counts.pop(torch.ops.selective_scan.selective_scan_fwd) == scan
-    products = sum(count for op, count in counts.items() if "convolution" not in str(op))
-    assert products == 2 * steps * weights
+    assert counts.pop(torch.ops.selective_scan.causal_conv1d_fwd) == 2 * steps * inner * width
+    assert sum(counts.values()) == 2 * steps * weights
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
     counts = counter.get_flop_counts()["Global"]
     assert counts[torch.ops.selective_scan.selective_scan_bwd] == 22 * steps * inner * dstate
+    assert counts[torch.ops.selective_scan.causal_conv1d_bwd] == 4 * steps * inner * width
 
 
 def test_operations_of_the_other_scans_are_counted(device):

@@ -69,7 +69,8 @@ def steps(model: S6) -> torch.Tensor:
         {"depth": 3},
         {"bidirectional": True, "depth": 2},
         {"d_state": 3, "d_conv": 1, "expand": 1, "dt_rank": 5},
-        {"d_conv": 7, "expand": 1.5},
+        {"d_conv": 8, "expand": 1.5},
+        {"d_conv": 9},
         {"conv_bias": False, "bias": True},
         {"dt_proj_bias": False},
         {"dt_soft_plus": False, "dt_min": 0.2, "dt_max": 0.4, "dt_scale": 0.01},
@@ -108,10 +109,10 @@ def test_causal_unless_bidirectional(device):
     assert not torch.allclose(model(x)[:, :20], model(changed)[:, :20])
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
 @pytest.mark.parametrize("shape", [(2, 0, 8), (0, 5, 8), (0, 0, 8), (2, 1, 8)])
-def test_empty_and_shortest_inputs(shape, bidirectional, device):
-    model = S6(8, depth=2, bidirectional=bidirectional, device=device)
+def test_empty_and_shortest_inputs(shape, options, device):
+    model = S6(8, depth=2, **options, device=device)
     x = torch.randn(shape, device=device, requires_grad=True)
     out = model(x)
     assert out.shape == shape
