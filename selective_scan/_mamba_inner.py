@@ -87,7 +87,9 @@ class Layer:
 
     def steps(self, x_dbl: Tensor) -> Tensor:
         """delta before its norm."""
-        return F.linear(self.parts(x_dbl)[0], self.delta_proj_weight.to(self.dtype))
+        dt = self.parts(x_dbl)[0]  # as a matrix, or PyTorch makes a product of each batch entry
+        steps = _matrix(dt) @ self.delta_proj_weight.to(self.dtype).t()
+        return steps.view(*dt.shape[:2], self.dim)
 
     def normed_steps(self, steps: Tensor) -> Tensor:
         if self.dt_rms_weight is None:
