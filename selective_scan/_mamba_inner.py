@@ -258,7 +258,8 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
 
     torch.mm(_matrix(ddelta), layer.delta_proj_weight.to(layer.dtype), out=_matrix(ddt))
     ddelta_proj_weight = _matrix(ddelta).t() @ _matrix(layer.parts(x_dbl)[0])
-    _matrix(du).addmm_(_matrix(dx_dbl), layer.x_proj_weight.to(layer.dtype))
+    total = _matrix(du)
+    torch.addmm(total, _matrix(dx_dbl), layer.x_proj_weight.to(layer.dtype), out=total)
     dx_proj_weight = _matrix(dx_dbl).t() @ _matrix(u)
     dconv1d_weight, dconv1d_bias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
         du.transpose(1, 2), None, *layer.convolution_arguments(rows), "silu", dx=dx
