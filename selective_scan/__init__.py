@@ -5,6 +5,7 @@
     adaptive_unitary_scan_fn  states that rotate by input-dependent angles; and its _ref
     causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
+    mamba_inner_fn        everything between a Mamba layer's projections; and its _ref
     MambaMixer            a Mamba layer built on it, without norm and residual
     S6                    a stack of such layers, with them
     backends              which kernels this installation has, and if not, why
@@ -19,6 +20,7 @@ from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_re
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn
+from .mamba_inner import mamba_inner_fn, mamba_inner_ref
 from .mamba_mixer import MambaMixer
 from .reference import selective_scan_ref
 from .s6 import S6
@@ -35,6 +37,8 @@ __all__ = [
     "causal_conv1d_ref",
     "diagonal_scan_fn",
     "diagonal_scan_ref",
+    "mamba_inner_fn",
+    "mamba_inner_ref",
     "selective_scan_fn",
     "selective_scan_ref",
 ]

@@ -41,7 +41,8 @@ class Call:
         tensors: those that are there.
         options: the other arguments, by name.
         anchor: the name of that on whose device the others are.
-        sizes: of the dimensions by name, as far as shapes were checked; "..." is a tuple of sizes.
+        sizes: of the dimensions by name, as far as shapes were checked; "..." is a tuple of sizes,
+            "1" is 1.
         is_complex: whether the state is.
         compute_dtype: of all arithmetic: float32, or float64 if any tensor is float64 or
             complex128.
@@ -51,7 +52,7 @@ class Call:
     def __init__(self, tensors: dict[str, Tensor], anchor: str, complex_by: Sequence[str]) -> None:
         self.tensors = tensors
         self.anchor = anchor
-        self.sizes: dict[str, int | torch.SymInt | tuple] = {}
+        self.sizes: dict[str, int | torch.SymInt | tuple] = {"1": 1}
         self.groups: dict[str, int | torch.SymInt] = {}  # of projections with steps
         self.options: dict[str, object] = {}
         self.is_complex = any(tensors[name].is_complex() for name in complex_by)
@@ -107,42 +108,62 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is a bool, NumPy's too, or a str of some choices; left out, it is False, or
+    """An argument that is a bool, NumPy's too, or one of some choices; left out, it is False, or
     the first, or None if it is optional.
 
     Attributes:
         name: as in the schema of the op.
-        choices: those of a str.
+        choices: all of one type.
         none_is_default: whether None stands for the value left out.
         optional: whether None is a value of its own.
     """
 
     name: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | tuple[int, ...] = ()
     none_is_default: bool = False
     optional: bool = False
 
     @property
-    def default(self) -> bool | str | None:
+    def type(self) -> type:
+        return type(self.choices[0]) if self.choices else bool
+
+    @property
+    def default(self) -> bool | str | int | None:
         if self.optional:
             return None
         return self.choices[0] if self.choices else False
 
     def check_type(self, value: object) -> None:
-        wanted = str if self.choices else bool
-        if isinstance(value, wanted):
-            return
         if value is None and (self.none_is_default or self.optional):
             return
-        if wanted is bool and _is_numpy_bool(value):
-            return
-        name = f"a {wanted.__name__}"
-        _fail_on_type(self.name, f"{name} or None" if self.optional else name, value)
+        is_flag = isinstance(value, bool) or _is_numpy_bool(value)  # a bool is an int, too
+        if is_flag != (self.type is bool) or not (is_flag or isinstance(value, self.type)):
+            wanted = f"{'an' if self.type is int else 'a'} {self.type.__name__}"
+            _fail_on_type(self.name, f"{wanted} or None" if self.optional else wanted, value)
 
-    def check_choice(self, value: object) -> None:
+    def check_value(self, value: object) -> None:
         if self.choices and value not in self.choices and not (value is None and self.optional):
             wanted = "None or one of" if self.optional else "one of"
-            fail(f"{self.name} must be {wanted} {', '.join(self.choices)}, got '{value}'")
+            got = f"'{value}'" if isinstance(value, str) else value
+            fail(f"{self.name} must be {wanted} {', '.join(map(str, self.choices))}, got {got}")
+
+
+@dataclass(frozen=True)
+class Number:
+    """An argument that is a number of at least 0."""
+
+    name: str
+    default: float
+    type = float
+    optional = False
+
+    def check_type(self, value: object) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            _fail_on_type(self.name, "a float", value)
+
+    def check_value(self, value: float) -> None:
+        if not value >= 0:
+            fail(f"{self.name} must be at least 0, got {value}")
 
 
 def _is_numpy_bool(value: object) -> bool:
@@ -181,7 +202,7 @@ class Table:
 
     def __init__(
         self,
-        *arguments: TensorArgument | Option,
+        *arguments: TensorArgument | Option | Number,
         anchor: str,
         complex_by: tuple[str, ...] = (),
         relations: Callable[[Call], None] = lambda call: None,
@@ -189,7 +210,7 @@ class Table:
         self.arguments = arguments
         self.names = tuple(argument.name for argument in arguments)
         self.tensors = tuple(a for a in arguments if isinstance(a, TensorArgument))
-        self.options = tuple(a for a in arguments if isinstance(a, Option))
+        self.options = tuple(a for a in arguments if not isinstance(a, TensorArgument))
         self.defaults = tuple(getattr(argument, "default", None) for argument in arguments)
         self.anchor = anchor
         self._complex_by = complex_by
@@ -211,7 +232,7 @@ class Table:
     def check(self, given: Mapping[str, object]) -> Call:
         """RuntimeError unless values of the right types are right in all else, too."""
         for option in self.options:
-            option.check_choice(given[option.name])
+            option.check_value(given[option.name])
         present = {a.name: given[a.name] for a in self.tensors if given[a.name] is not None}
         for name, tensor in present.items():
             check_dense(name, tensor)
@@ -326,6 +347,12 @@ def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) ->
         if size < low or (high is not None and size > high):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             fail(f"{name} must have {dim} of {limits}, got {tuple(tensor.shape)}")
+
+
+def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.shape != other.shape:
+        shapes = f"{tuple(other.shape)}, got {tuple(tensor.shape)}"
+        fail(f"{name} must have the shape of {other_name}, {shapes}")
 
 
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:

@@ -22,6 +22,7 @@ from ._checks import (
     check_device,
     check_dims,
     check_dtype,
+    check_shape_of,
     fail,
 )
 
@@ -52,6 +53,10 @@ class Result:
     chunk: str | None = None
     recomputed: bool = False
     asked_by: str | None = None
+
+    @property
+    def is_differentiable(self) -> bool:
+        return self.chunk is None
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
         if self.chunk is None:
@@ -129,6 +134,10 @@ class Operator:
             given the backward op's arguments.
         flops: the operations of the forward and of the backward op for a call, which
             torch.utils.flop_counter counts; None counts none.
+        given_gradients: the names of arguments whose gradients the op
+            ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
+            wider rows, that it is given by keyword; it returns the others. What it is given must
+            share no memory with anything else.
     """
 
     def __init__(
@@ -143,6 +152,7 @@ class Operator:
         backward_arguments: Table | None = None,
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
+        given_gradients: str = "",
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -153,7 +163,8 @@ class Operator:
         self._derived = derived or {}
         self._gradient_like = gradient_like or {}
         self._flops = flops
-        self._saves_states = any(result.chunk for result in results)
+        self._given_gradients = tuple(given_gradients.split())
+        self._saves_states = not all(result.is_differentiable for result in results)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
@@ -219,7 +230,7 @@ class Operator:
             if needs_gradient:
                 return self._apply(*arguments)
             with _pytorch.below_autograd():
-                return self._forward(*arguments)
+                return self._run_forward(*arguments)
         except NotImplementedError:  # no kernels for such tensors; the checks say why
             self.arguments.check_values(arguments)
             raise
@@ -260,22 +271,27 @@ class Operator:
         self._forward = getattr(ops, forward.partition("::")[2]).default
         if self._flops is not None:
             register_flop_formula(self._forward.overloadpacket, get_raw=True)(self._forward_flops)
+        self._run_forward = self._forward
         if not self._backward_names:
             return
         self._backward_op = getattr(ops, f"{self.name}_bwd").default
-        if self._flops is not None:
-            packet = self._backward_op.overloadpacket
-            register_flop_formula(packet, get_raw=True)(self._backward_flops)
         torch.library.register_fake(backward, self._backward_fake)
+        backward_ops = [self._backward_op]
+        if self._given_gradients:
+            torch.library.register_fake(f"{backward}_out", self._backward_out_fake)
+            backward_ops.append(getattr(ops, f"{self.name}_bwd_out").default)
+        if self._flops is not None:
+            packets = [op.overloadpacket for op in backward_ops]
+            register_flop_formula(packets, get_raw=True)(self._backward_flops)
         torch.library.register_autograd(
             forward, self._backward, setup_context=self._save_for_backward
         )
         torch.library.register_autograd(backward, _refuse_double_backward)
-        self._function = _make_function(
+        self._function = make_function(
             self.name, self._forward, self._save_for_backward, self._backward
         )
         # torch.func always wants to differentiate once more.
-        self._gradient = _make_function(
+        self._gradient = make_function(
             f"{self.name}_gradient", self._backward_op, _save_nothing, _refuse_double_backward
         )
         self._apply = _pytorch.apply_outside_transforms(self._function)
@@ -289,11 +305,26 @@ class Operator:
         return results[0] if len(results) == 1 else results or None
 
     def _backward_fake(self, *arguments):
+        given = self._check_backward(arguments)
+        return tuple(self._allocate_gradient(argument.name, given) for argument in self._gradients)
+
+    def _backward_out_fake(self, *arguments, **gradients):
+        given = self._check_backward(arguments)
+        for name in self._given_gradients:
+            _check_given_gradient(name, gradients[f"d{name}"], given[name])
+        return tuple(
+            self._allocate_gradient(argument.name, given)
+            for argument in self._gradients
+            if argument.name not in self._given_gradients
+        )
+
+    def _check_backward(self, arguments: tuple) -> dict:
+        """The backward op's arguments by name."""
         given = dict(zip(self._backward_names, arguments, strict=True))
         call = self._backward_arguments.check(given)
         for result in self._results:
             self._check_backward_argument(result, given, call)
-        return tuple(self._allocate_gradient(argument.name, given) for argument in self._gradients)
+        return given
 
     def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
         """Checks the gradient of a result, or the saved states."""
@@ -310,9 +341,7 @@ class Operator:
             check_dims(name, tensor, result.dims, sizes)
             return
         check_dtype(name, tensor, (twin.dtype,))
-        if tensor.shape != twin.shape:
-            shapes = f"{tuple(twin.shape)}, got {tuple(tensor.shape)}"
-            fail(f"{name} must have the shape of {result.name}, {shapes}")
+        check_shape_of(name, tensor, result.name, twin)
 
     def _allocate_gradient(self, name: str, given: dict) -> Tensor | None:
         if name in self._gradient_like:
@@ -324,7 +353,7 @@ class Operator:
     def _forward_flops(self, *arguments, out_val: object) -> int:
         return self._flops(self.arguments.check_values(arguments))[0]
 
-    def _backward_flops(self, *arguments, out_val: object) -> int:
+    def _backward_flops(self, *arguments, out_val: object, **_given_gradients: Tensor) -> int:
         given = dict(zip(self._backward_names, arguments, strict=True))
         return self._flops(self._backward_arguments.check(given))[1]
 
@@ -340,7 +369,7 @@ class Operator:
         row = [*arguments, *(result.name for result in self._results)]
         tensors = {argument.name for argument in self.arguments.tensors}
         tensors |= {result.name for result in self._results}
-        self._num_cotangents = sum(result.chunk is None for result in self._results)
+        self._num_cotangents = sum(result.is_differentiable for result in self._results)
         given = self._backward_names[self._num_cotangents :]
         saved = [name for name in given if name in tensors]
         options = [name for name in given if name not in tensors and name not in self._derived]
@@ -367,6 +396,11 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return self._differentiate(self._backward_op, ctx, *cotangents)
+
+    def _differentiate(
+        self, run: Callable[..., tuple], ctx, *cotangents: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
         num_inputs = len(ctx.needs_input_grad)
         cotangents = cotangents[: self._num_cotangents]
@@ -379,11 +413,23 @@ class Operator:
                 gradients = self._gradient.apply(*arguments)
             else:
                 with _pytorch.below_autograd():
-                    gradients = self._backward_op(*arguments)
+                    gradients = run(*arguments)
         except RuntimeError as error:
             _memory.raise_own(error)
             raise
         return self._pick_gradients((*gradients, None))[:num_inputs]
+
+
+def _check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:
+    """Checks what the gradient of an argument is written into."""
+    if (gradient is None) != (tensor is None):
+        fail(f"d{name} must be {'None' if tensor is None else 'a Tensor'} where {name} is")
+    if tensor is None:
+        return
+    check_dense(f"d{name}", gradient)
+    check_device(f"d{name}", gradient, name, tensor)
+    check_dtype(f"d{name}", gradient, (tensor.dtype,))
+    check_shape_of(f"d{name}", gradient, name, tensor)
 
 
 def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
@@ -393,7 +439,7 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
     return lambda row: tuple(row[i] for i in indices)
 
 
-def _make_function(
+def make_function(
     name: str, op: Callable, setup_context: Callable[..., None], backward: Callable[..., object]
 ) -> type[torch.autograd.Function]:
     """An op with a derivative as register_autograd would make it, which is slower and does not

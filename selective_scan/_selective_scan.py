@@ -25,7 +25,7 @@ _POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
 
-def _projection_dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+def projection_dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
     if not call.is_complex:
         return REAL, ""
     if tensor.dim() == len(_POLES):
@@ -52,8 +52,8 @@ SELECTIVE_SCAN = Operator(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("delta", REAL, _SEQUENCE),
         TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", _projection_dtypes, Projection(_POLES)),
-        TensorArgument("C", _projection_dtypes, Projection(_POLES)),
+        TensorArgument("B", projection_dtypes, Projection(_POLES)),
+        TensorArgument("C", projection_dtypes, Projection(_POLES)),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("z", REAL, _SEQUENCE, optional=True),
         TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
@@ -80,4 +80,5 @@ SELECTIVE_SCAN = Operator(
         "initial_state reverse states"
     ),
     flops=_flops,
+    given_gradients="u delta B C z",
 )

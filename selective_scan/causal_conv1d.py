@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, get_args, overload
 import torch
 from torch import Tensor
 
-from . import _library
 from ._checks import (
     INTEGER,
     REAL,
@@ -16,10 +15,7 @@ from ._checks import (
     Option,
     Table,
     TensorArgument,
-    check_dense,
-    check_device,
     check_dims,
-    check_dtype,
     fail,
 )
 from ._operator import Operator, Result
@@ -91,21 +87,8 @@ _CAUSAL_CONV1D = Operator(
     function_arguments=_arguments(*_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION, _FINAL_STATES_OUT),
     backward_arguments=_arguments(*_TENSORS, _ACTIVATION),
     flops=_flops,
+    given_gradients="x",
 )
-
-
-def _backward_into_fake(*arguments, dx: Tensor) -> tuple[Tensor | None, ...]:
-    """Of the op whose caller lends the memory of x's gradient."""
-    x = arguments[2]
-    check_dense("dx", dx)
-    check_device("dx", dx, "x", x)
-    check_dtype("dx", dx, (x.dtype,))
-    check_dims("dx", dx, _X.shape, dict(zip(_X.shape, x.shape, strict=True)))
-    return _CAUSAL_CONV1D._backward_fake(*arguments)[1:]
-
-
-if "cpu" in _library.devices:
-    torch.library.register_fake("selective_scan::causal_conv1d_bwd_out", _backward_into_fake)
 
 
 class _Steps(NamedTuple):

@@ -33,7 +33,8 @@ struct Call {
   bool reverse = false;
   bool mixed = false;  // delta of another dtype
   bool z = true;
-  int64_t padding = 0;  // elements behind every row
+  int64_t padding = 0;      // elements behind every row
+  bool wider_rows = false;  // of z, B, C and their gradients, which are halves of them
 
   DType element() const {
     if (dtype == "float64") return DType::kFloat64;
@@ -49,15 +50,17 @@ void* address() {
   return reinterpret_cast<void*>(uintptr_t{1} << 40);
 }
 
-/// An array (batch, row, step) of `rows` rows.
-ArrayView make_view(const Call& call, DType dtype, int64_t rows) {
-  const int64_t length = call.channel_last ? rows + call.padding : call.seqlen + call.padding;
+/// An array (batch, row, step) of `rows` rows, the last ones of `times` as many.
+ArrayView make_view(const Call& call, DType dtype, int64_t rows, int64_t times = 1) {
+  const int64_t all_rows = times * rows;
+  const int64_t length = (call.channel_last ? all_rows : call.seqlen) + call.padding;
   ArrayView view;
-  view.data = address();
   view.dtype = dtype;
   view.channel = call.channel_last ? 1 : length;
   view.step = call.channel_last ? length : 1;
-  view.batch = call.channel_last ? length * call.seqlen : length * rows;
+  view.batch = call.channel_last ? length * call.seqlen : length * all_rows;
+  view.data =
+      static_cast<char*>(address()) + (all_rows - rows) * view.channel * element_size(dtype);
   if (call.reverse) {
     view.data = static_cast<char*>(view.data) + (call.seqlen - 1) * view.step * element_size(dtype);
     view.step = -view.step;
@@ -67,7 +70,7 @@ ArrayView make_view(const Call& call, DType dtype, int64_t rows) {
 
 ArrayView make_projection(const Call& call, DType dtype, bool variable) {
   if (!variable) return {address(), dtype, 0, call.dstate, 0, 1, 0, 1};
-  ArrayView view = make_view(call, dtype, call.groups * call.dstate);
+  ArrayView view = make_view(call, dtype, call.groups * call.dstate, call.wider_rows ? 2 : 1);
   view.state = view.channel;
   view.group = call.dstate * view.channel;
   view.channel = 0;
@@ -88,7 +91,7 @@ ScanParams make_inputs(const Call& call) {
   params.variable_C = call.C == "variable";
   params.u = make_view(call, dtype, call.dim);
   params.delta = make_view(call, call.mixed ? DType::kFloat32 : dtype, call.dim);
-  if (call.z) params.z = params.u;
+  if (call.z) params.z = make_view(call, dtype, call.dim, call.wider_rows ? 2 : 1);
   params.A = make_projection(call, params.is_double ? DType::kFloat64 : DType::kFloat32, false);
   params.B = make_projection(call, params.variable_B ? dtype : params.A.dtype, params.variable_B);
   params.C = make_projection(call, params.variable_C ? dtype : params.A.dtype, params.variable_C);
@@ -214,7 +217,8 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("reverse", &Call::reverse)
       .def_readwrite("mixed", &Call::mixed)
       .def_readwrite("z", &Call::z)
-      .def_readwrite("padding", &Call::padding);
+      .def_readwrite("padding", &Call::padding)
+      .def_readwrite("wider_rows", &Call::wider_rows);
   py::class_<Device>(m, "Device")
       .def(py::init())
       .def_readwrite("multiprocessors", &Device::multiprocessors)

@@ -16,6 +16,7 @@ from problem import (
     LAYOUTS,
     METHODS,
     REAL_KINDS,
+    TENSORS,
     Case,
     check,
     detached,
@@ -224,6 +225,47 @@ def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     without = ops.selective_scan_bwd(None, None, *arguments, states)
     assert not any(gradient.any() for gradient in without if gradient is not None)
+
+
+@pytest.mark.parametrize("layout", ["sliced", "channel_last", "wider_rows"])
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_gradients_go_where_the_caller_wants_them(case, layout, device):
+    """What lies beside them keeps its values."""
+    case = case.with_(seqlen=72, dim=16)
+    arguments = op_arguments(case, inputs_on(case, device))
+    ops = torch.ops.selective_scan
+    out, last_state, states = ops.selective_scan_fwd(*arguments, True)
+    expected = dict(
+        zip(TENSORS, ops.selective_scan_bwd(out, last_state, *arguments, states), strict=True)
+    )
+    names = ("u", "delta", "B", "C", "z")
+    surroundings, given = {}, dict.fromkeys(f"d{name}" for name in names)
+    for name in names:
+        if expected[name] is not None:
+            surroundings[name], given[f"d{name}"] = surrounded(expected[name], layout)
+    others = ops.selective_scan_bwd_out(out, last_state, *arguments, states, **given)
+    for name, gradient in zip(("A", "D", "delta_bias", "initial_state"), others, strict=True):
+        wanted = expected[name]
+        assert gradient is wanted is None or torch.equal(gradient, wanted), name
+    for name, whole in surroundings.items():
+        assert torch.equal(given[f"d{name}"], expected[name]), name
+        given[f"d{name}"].fill_(SURROUNDING)
+        assert (whole == SURROUNDING).all(), name
+
+
+SURROUNDING = 7.0
+
+
+def surrounded(like, layout):
+    """A tensor of one value, and a part of it with the shape of `like`, laid out so."""
+    if layout == "sliced":
+        whole = like.new_full([size + 2 for size in like.shape], SURROUNDING)
+        return whole, whole[tuple(slice(1, -1) for _ in like.shape)]
+    order = [*range(like.dim() - 2), -1, -2] if layout == "channel_last" else range(like.dim())
+    whole = like.permute(*order)
+    whole = whole.new_full([*whole.shape[:-1], 3 * whole.shape[-1]], SURROUNDING)
+    part = whole[..., like.shape[order[-1]] : 2 * like.shape[order[-1]]]
+    return whole, part.permute(*order)
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)

@@ -32,6 +32,7 @@ class Call:
     mixed: bool = False
     z: bool = True
     padding: int = 0
+    wider_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,17 @@ TABLE = [
         Call(8, 1536, 2048, 16, channel_last=True),
         ("streamed", 96, 1, 2097152),
         ("streamed", 96, 1, 36536320),
+    ),
+    # As in a layer: z, B, C and their gradients are slices of wider rows.
+    (
+        Call(8, 1536, 2048, 16, channel_last=True, wider_rows=True),
+        ("streamed", 96, 1, 2097152),
+        ("streamed", 96, 1, 36536320),
+    ),
+    (
+        Call(2, 1536, 512, 16, channel_last=True, wider_rows=True),
+        ("streamed", 8, 1, 131072),
+        ("streamed", 64, 1, 3497984),
     ),
     (Call(4, 2048, 2048, 64), ("streamed", 64, 1, 4194304), ("streamed", 24, 1, 188810752)),
     # A long sequence is cut into segments.
@@ -159,6 +171,7 @@ def random_call(generator):
         mixed=generator.random() < 0.1,
         z=generator.random() < 0.7,
         padding=choose([0, 0, 1, 8, 64]),
+        wider_rows=generator.random() < 0.2,
     )
 
 

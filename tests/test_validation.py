@@ -165,6 +165,38 @@ def test_the_backward_op_checks_its_gradients(fake, device):
         assert outcome == (RuntimeError, f"selective_scan: {name} must {message}")
 
 
+@pytest.mark.parametrize("fake", [False, True], ids=["kernel", "fake"])
+def test_the_backward_op_checks_the_gradients_that_it_is_given(fake, device):
+    b, d, n, s = BATCH, DIM, DSTATE, SEQLEN
+    arguments = arguments_of(Bad({}, ""), device)
+    good = {f"d{name}": torch.empty_like(arguments[name]) for name in ("u", "delta", "B", "C", "z")}
+    rows = [
+        ("du", Value((b, d, s - 1)), f"have the shape of u, ({b}, {d}, {s}), got (2, 4, 5)"),
+        ("ddelta", Value((b, d, s), torch.float64), "have dtype float32, got float64"),
+        ("dB", Value((d, n)), f"have the shape of B, {tuple(good['dB'].shape)}, got (4, 3)"),
+        ("dC", Value((), torch.int64), "have dtype float32, got int64"),
+        ("dz", None, "be a Tensor where z is"),
+    ]
+
+    def call(arguments):
+        return torch.ops.selective_scan.selective_scan_bwd_out(
+            arguments["u"],
+            None,
+            *(arguments[name] for name in OP_ORDER),
+            None,
+            **{name: arguments[name] for name in good},
+        )
+
+    call = faked(call) if fake else call
+    assert outcome_of(call, arguments | good) == "accepted"
+    for name, value, message in rows:
+        changed = {name: None if value is None else value.on(device)}
+        outcome = outcome_of(call, arguments | good | changed)
+        assert outcome == (RuntimeError, f"selective_scan: {name} must {message}")
+    outcome = outcome_of(call, arguments | good | {"z": None})
+    assert outcome == (RuntimeError, "selective_scan: dz must be None where z is")
+
+
 # --- random calls ---------------------------------------------------------------------------------
 
 DTYPES = (

@@ -72,8 +72,8 @@ struct ForwardParams : ScanParams {
   ArrayView last_state;  // (batch, channel, state), of the compute type, optional
 };
 
-/// Every gradient of a present input is present, has its input's indices, and is written in full
-/// (never accumulated into).
+/// Every gradient of a present input is present, has its input's indices and dtype and strides of
+/// its own, and is written in full (never accumulated into).
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}

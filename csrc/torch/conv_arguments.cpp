@@ -127,7 +127,7 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
     check("dfinal_states", *dfinal_states);
     check_states_shape("dfinal_states", *dfinal_states, params);
   }
-  if (dx) check_sequence("dx", *dx);
+  if (dx) check_given_gradient("dx", *dx, "x", args.x);
 }
 
 ArrayView conv_view(const Tensor& tensor) {

@@ -89,9 +89,7 @@ inline void check_dh(const Tensor& dh, const Tensor& h) {
   check_dense("dh", dh);
   check_same_device("dh", dh, "h", h);
   check_dtype("dh", dh, {h.scalar_type()});
-  bool matches = dh.dim() == h.dim();
-  for (int64_t dim = 0; matches && dim < h.dim(); ++dim) matches = dh.size(dim) == h.size(dim);
-  if (!matches) fail("dh must have the shape of h, ", shape_text(h), ", got ", shape_text(dh));
+  check_shape_of("dh", dh, "h", h);
 }
 
 /// What the kernel writes of da: da itself, or, where a is broadcast, values still to be summed

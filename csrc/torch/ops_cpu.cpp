@@ -54,6 +54,12 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
       "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states) -> "
       "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
       "Tensor ddelta_bias, Tensor dinitial_state)");
+  m.def(
+      "selective_scan_bwd_out(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
+      "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states, "
+      "*, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, Tensor(e!)? dz) -> "
+      "(Tensor dA, Tensor dD, Tensor ddelta_bias, Tensor dinitial_state)");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
 }
@@ -66,6 +72,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
+  m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));
 }
 
 }  // namespace selective_scan::op

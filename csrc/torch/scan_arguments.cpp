@@ -109,7 +109,7 @@ struct Components {
 
   ArrayView view() const {
     ArrayView view;
-    // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
+    // Inputs are only read; outputs are new, or given to be written to.
     view.data = const_cast<void*>(tensor.const_data_ptr());
     view.dtype = component_dtype(tensor);
     view.imag = per_element - 1;

@@ -124,38 +124,30 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state: of the last four those whose input
-/// is there, and else an undefined tensor, None in Python.
-using Gradients =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+/// Of D, z, delta_bias and initial_state those that are there have a gradient, and else an
+/// undefined tensor, None in Python.
+struct Gradients {
+  Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state;
+};
 
+inline Tensor new_gradient(const OptionalTensor& input) {
+  return input ? allocate_like(*input) : Tensor();
+}
+
+/// Writes all of `gradients`.
 template <class Backend>
-Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state,
-                             const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                             const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
-                             const OptionalTensor& delta_bias, bool delta_softplus,
-                             const std::string& discretization_method,
-                             const OptionalTensor& initial_state, bool reverse,
-                             const OptionalTensor& states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
+void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
+                   const OptionalTensor& dlast_state, const OptionalTensor& states,
+                   const Gradients& gradients) {
+  const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   const Backend& backend = problem.backend;
+  const ScanArguments& args = problem.args;
   BackwardParams params(problem.params);
-  check_gradients(params, u, dout, dlast_state, states);
-
-  const auto gradient_of = [](const OptionalTensor& input) {
-    return input ? allocate_like(*input) : Tensor();
-  };
-  Gradients gradients{allocate_like(u), allocate_like(delta),    allocate_like(A),
-                      allocate_like(B), allocate_like(C),        gradient_of(D),
-                      gradient_of(z),   gradient_of(delta_bias), gradient_of(initial_state)};
-  auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   if (is_empty(params)) {
-    for (Tensor* gradient :
-         {&du, &ddelta, &dA, &dB, &dC, &dD, &dz, &ddelta_bias, &dinitial_state}) {
-      if (gradient->defined()) torch::stable::zero_(*gradient);
+    for (Tensor gradient : {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state}) {
+      if (gradient.defined()) torch::stable::zero_(gradient);
     }
-    return gradients;
+    return;
   }
 
   const bool has_states = states && states->numel() > 0;
@@ -164,9 +156,10 @@ Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& d
     params.states = const_cast<void*>(states->const_data_ptr());
   } else if (num_saved_states(params.seqlen) > 0) {
     own_states = has_states ? allocating(*states, [&] { return torch::stable::clone(*states); })
-                            : recompute_states(backend, u, problem.params);
+                            : recompute_states(backend, args.u, problem.params);
     params.states = own_states.mutable_data_ptr();
   }
+  const bool reverse = args.reverse;
   if (dout) params.dout = sequence_view(*dout, reverse);
   if (dlast_state) params.dlast_state = state_view(*dlast_state);
   params.du = sequence_view(du, reverse);
@@ -174,12 +167,70 @@ Gradients selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& d
   params.dA = pole_view(dA);
   params.dB = projection_view(dB, params, reverse);
   params.dC = projection_view(dC, params, reverse);
-  if (D) params.dD = channel_view(dD);
-  if (z) params.dz = sequence_view(dz, reverse);
-  if (delta_bias) params.ddelta_bias = channel_view(ddelta_bias);
-  if (initial_state) params.dinitial_state = state_view(dinitial_state);
-  launch_with_workspace(backend, u, params);
-  return gradients;
+  if (args.D) params.dD = channel_view(dD);
+  if (args.z) params.dz = sequence_view(dz, reverse);
+  if (args.delta_bias) params.ddelta_bias = channel_view(ddelta_bias);
+  if (args.initial_state) params.dinitial_state = state_view(dinitial_state);
+  launch_with_workspace(backend, args.u, params);
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state, const Tensor& u,
+                   const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+                   const OptionalTensor& D, const OptionalTensor& z,
+                   const OptionalTensor& delta_bias, bool delta_softplus,
+                   const std::string& discretization_method, const OptionalTensor& initial_state,
+                   bool reverse, const OptionalTensor& states) {
+  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
+                                  parse_method(discretization_method), initial_state, reverse});
+  check_gradients(problem.params, u, dout, dlast_state, states);
+  const Gradients made{allocate_like(u), allocate_like(delta),     allocate_like(A),
+                       allocate_like(B), allocate_like(C),         new_gradient(D),
+                       new_gradient(z),  new_gradient(delta_bias), new_gradient(initial_state)};
+  scan_backward(problem, dout, dlast_state, states, made);
+  return {made.du,          made.ddelta,        made.dA, made.dB, made.dC, made.dD, made.dz,
+          made.ddelta_bias, made.dinitial_state};
+}
+
+/// What the gradient of an optional input is to be written into is there where the input is.
+inline void check_given_gradient(const char* name, const OptionalTensor& gradient,
+                                 const char* input_name, const OptionalTensor& input) {
+  if (gradient.has_value() != input.has_value()) {
+    fail(name, input ? " must be a Tensor where " : " must be None where ", input_name, " is");
+  }
+  if (input) check_given_gradient(name, *gradient, input_name, *input);
+}
+
+/// The same with gradients of tensors that may be large written into tensors that the caller gives,
+/// such as slices of wider rows.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
+    const OptionalTensor& dout, const OptionalTensor& dlast_state, const Tensor& u,
+    const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C, const OptionalTensor& D,
+    const OptionalTensor& z, const OptionalTensor& delta_bias, bool delta_softplus,
+    const std::string& discretization_method, const OptionalTensor& initial_state, bool reverse,
+    const OptionalTensor& states, const Tensor& du, const Tensor& ddelta, const Tensor& dB,
+    const Tensor& dC, const OptionalTensor& dz) {
+  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
+                                  parse_method(discretization_method), initial_state, reverse});
+  check_gradients(problem.params, u, dout, dlast_state, states);
+  check_given_gradient("du", du, "u", u);
+  check_given_gradient("ddelta", ddelta, "delta", delta);
+  check_given_gradient("dB", dB, "B", B);
+  check_given_gradient("dC", dC, "C", C);
+  check_given_gradient("dz", dz, "z", z);
+  const Gradients made{du,
+                       ddelta,
+                       allocate_like(A),
+                       dB,
+                       dC,
+                       new_gradient(D),
+                       dz ? *dz : Tensor(),
+                       new_gradient(delta_bias),
+                       new_gradient(initial_state)};
+  scan_backward(problem, dout, dlast_state, states, made);
+  return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
 }
 
 }  // namespace selective_scan::op

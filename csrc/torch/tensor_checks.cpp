@@ -172,6 +172,23 @@ void check_shape(const char* name, const Tensor& tensor, Dims dims) {
        shape_text(tensor));
 }
 
+void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
+                    const Tensor& other) {
+  const auto sizes = tensor.sizes(), wanted = other.sizes();
+  if (sizes.size() != wanted.size() || !std::equal(sizes.begin(), sizes.end(), wanted.begin())) {
+    fail(name, " must have the shape of ", other_name, ", ", shape_text(other), ", got ",
+         shape_text(tensor));
+  }
+}
+
+void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
+                          const Tensor& input) {
+  check_dense(name, gradient);
+  check_same_device(name, gradient, input_name, input);
+  check_dtype(name, gradient, {dtype_of(input)});
+  check_shape_of(name, gradient, input_name, input);
+}
+
 int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
                                Dim dim, Dim dstate, Dim steps) {
   const int64_t rank = tensor.dim();

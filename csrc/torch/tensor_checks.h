@@ -54,6 +54,12 @@ void check_same_device(const char* name, const Tensor& tensor, const char* other
 void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
                  const char* remark = "");
 void check_shape(const char* name, const Tensor& tensor, Dims dims);
+/// That of `other`.
+void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
+                    const Tensor& other);
+/// Checks a tensor of any strides into which the gradient of `input` is to be written.
+void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
+                          const Tensor& input);
 
 /// Checks B or C: constant of shape `constant`, or with `steps`, (batch, dstate, steps) for all of
 /// dim or (batch, groups, dstate, steps). Returns the number of groups, 0 for a constant one.

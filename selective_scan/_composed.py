@@ -1,0 +1,143 @@
+"""Operators whose kernels are made of other ops, in Python."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import _pytorch
+from ._checks import Number, Option, Table, TensorArgument, check_dims
+from ._operator import Operator, Result, make_function
+
+_SCHEMA_TYPES = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    torch.dtype: "ScalarType",
+}
+
+
+_MOST_KINDS = 1024  # of calls, whose checks are not repeated
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that a forward op returns for the backward pass; None where none is to follow."""
+
+    name: str
+    is_differentiable = False
+    chunk = None
+
+
+class ComposedOperator(Operator):
+    """An operator whose ops call others, and so serve as their own fake kernels.
+
+    The ops are opaque for torch.compile, torch.export and the transforms of torch.func. Eager calls
+    take no way through the dispatcher to what is Python again: modes see the parts, and so the
+    matrix products that torch.utils.flop_counter counts.
+
+    Args:
+        name, arguments, backward: see Operator. Schemas follow from them, and have no defaults.
+        results: those of the forward op: a differentiable one, and what is kept.
+        forward_kernel: from the forward op's arguments to its results.
+        backward_kernel: from the backward op's arguments to the gradients.
+        function_arguments: see Operator.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Table,
+        results: Sequence[Result | Kept],
+        backward: str,
+        *,
+        forward_kernel: Callable[..., tuple[Tensor | None, ...]],
+        backward_kernel: Callable[..., tuple[Tensor | None, ...]],
+        function_arguments: Table | None = None,
+    ) -> None:
+        self._forward_kernel = forward_kernel
+        self._backward_kernel = backward_kernel
+        self._known_kinds: set[tuple] = set()
+        super().__init__(name, arguments, results, backward, function_arguments=function_arguments)
+
+    def _register(self) -> None:
+        self._define()
+        super()._register()
+        # Eager calls.
+        self._run_forward = self._forward_of_eager_calls
+        function = make_function(
+            self.name,
+            self._forward_of_eager_calls,
+            self._save_for_backward,
+            functools.partial(self._differentiate, self._backward_kernel),
+        )
+        self._apply = _pytorch.apply_outside_transforms(function)
+
+    def _forward_of_eager_calls(self, *arguments):
+        """Checks a call only if none like it was checked before."""
+        try:
+            kind = tuple(map(_kind, arguments))
+            is_known = kind in self._known_kinds
+        except TypeError:  # symbolic sizes have no hash
+            return self._forward_fake(*arguments)
+        if not is_known:
+            self.arguments.check_values(arguments)
+            if len(self._known_kinds) == _MOST_KINDS:
+                self._known_kinds.clear()
+            self._known_kinds.add(kind)
+        return self._forward_kernel(*arguments)
+
+    # The op's kernels are its fake kernels, too.
+
+    def _forward_fake(self, *arguments):
+        self.arguments.check_values(arguments)
+        return self._forward_kernel(*arguments)
+
+    def _backward_fake(self, *arguments):
+        given = dict(zip(self._backward_names, arguments, strict=True))
+        call = self._backward_arguments.check(given)
+        for result in self._results:
+            if result.is_differentiable:
+                check_dims(f"d{result.name}", given[f"d{result.name}"], result.dims, call.sizes)
+        return self._backward_kernel(*arguments)
+
+    def _define(self) -> None:
+        types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
+        types |= {result.name: "Tensor?" for result in self._results}
+        types |= {f"d{result.name}": "Tensor" for result in self._results}
+        kernels = {
+            "fwd": (
+                self._forward_fake,
+                [*self.arguments.names, "save_states"],
+                [result.name for result in self._results],
+            ),
+            "bwd": (
+                self._backward_fake,
+                self._backward_names,
+                [f"d{argument.name}" for argument in self._gradients],
+            ),
+        }
+        types["save_states"] = "bool"
+        for suffix, (kernel, arguments, results) in kernels.items():
+            given = ", ".join(f"{types[name]} {name}" for name in arguments)
+            returned = ", ".join(f"Tensor {name}" for name in results)
+            op = f"selective_scan::{self.name}_{suffix}"
+            torch.library.define(op, f"({given}) -> ({returned})")
+            torch.library.impl(op, "default", kernel)
+
+
+def _kind(argument: object) -> object:
+    """All that is checked of an argument."""
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.dtype, argument.device, argument.layout
+    return argument
+
+
+def _schema_type(argument: TensorArgument | Option | Number) -> str:
+    name = "Tensor" if isinstance(argument, TensorArgument) else _SCHEMA_TYPES[argument.type]
+    return f"{name}?" if argument.optional else name

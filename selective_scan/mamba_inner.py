@@ -1,0 +1,352 @@
+"""Everything between the projections of a Mamba layer, as one operator."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _mamba_inner
+from ._checks import (
+    COMPLEX,
+    REAL,
+    SINGLE_OR_DOUBLE,
+    BackendName,
+    Call,
+    Number,
+    Option,
+    Projection,
+    Table,
+    TensorArgument,
+    check_dims,
+    fail,
+)
+from ._composed import ComposedOperator, Kept
+from ._discretization import METHODS, Method
+from ._mamba_inner import rms_norm
+from ._operator import Result
+from ._selective_scan import projection_dtypes
+from .causal_conv1d import causal_conv1d_ref
+from .reference import selective_scan_ref
+
+
+def _check_xz(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, ("batch", "2*dim", "seqlen"), call.sizes)
+    if tensor.shape[1] % 2 != 0:
+        fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
+    call.sizes["dim"] = tensor.shape[1] // 2
+
+
+def _check_x_proj_weight(call: Call) -> None:
+    """It has rows for dt, and for the states of those of B and C that are not given."""
+    sizes = dict(call.sizes)
+    parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
+    sizes["+".join(parts)] = sum(_size(part, sizes) for part in parts)
+    check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
+
+
+class _ProjectedStates:
+    """What belongs to B or C, (dstate,), or, with both components of complex ones, (2*dstate,)."""
+
+    def __init__(self, projection: str) -> None:
+        self._projection = projection
+
+    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        if self._projection in call.tensors:
+            fail(f"{name} must be None where {self._projection} is given")
+        dim = _states(call)
+        check_dims(name, tensor, (dim,), call.sizes | {dim: _size(dim, call.sizes)})
+
+
+def _states(call: Call) -> str:
+    return "2*dstate" if call.is_complex else "dstate"
+
+
+def _size(dim: str, sizes: dict) -> int | torch.SymInt:
+    return 2 * sizes["dstate"] if dim == "2*dstate" else sizes[dim]
+
+
+_CHANNELS = ("dim",)
+_POLES = ("dim", "dstate")
+
+
+def _arguments(*own: Option) -> Table:
+    return Table(
+        TensorArgument("xz", REAL, _check_xz),
+        TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
+        TensorArgument("conv1d_bias", REAL, _CHANNELS, optional=True),
+        TensorArgument("x_proj_weight", REAL, ("projected", "dim")),
+        TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
+        TensorArgument("out_proj_weight", REAL, ("d_model", "dim")),
+        TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
+        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
+        TensorArgument("B", projection_dtypes, Projection(_POLES), optional=True),
+        TensorArgument("C", projection_dtypes, Projection(_POLES), optional=True),
+        TensorArgument("D", REAL, _CHANNELS, optional=True),
+        TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
+        TensorArgument("B_proj_bias", REAL, _ProjectedStates("B"), optional=True),
+        TensorArgument("C_proj_bias", REAL, _ProjectedStates("C"), optional=True),
+        Option("delta_softplus"),
+        Option("checkpoint_lvl", (1, 0)),
+        TensorArgument("b_rms_weight", REAL, _ProjectedStates("B"), optional=True),
+        TensorArgument("c_rms_weight", REAL, _ProjectedStates("C"), optional=True),
+        TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
+        Number("b_c_dt_rms_eps", 1e-6),
+        Option("discretization_method", METHODS),
+        Option("bidirectional"),
+        *own,
+        anchor="xz",
+        complex_by=("A",),
+        relations=_check_x_proj_weight,
+    )
+
+
+_FUNCTION_ARGUMENTS = _arguments()
+_MAMBA_INNER = ComposedOperator(
+    "mamba_inner",
+    _arguments(Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)),
+    results=[
+        Result("out", ("batch", "seqlen", "d_model"), lambda call: call["xz"].dtype),
+        *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
+    ],
+    backward=(
+        f"dout {' '.join(_FUNCTION_ARGUMENTS.names)} autocast_dtype "
+        "x_dbl y u steps states reverse_states"
+    ),
+    forward_kernel=_mamba_inner.forward,
+    backward_kernel=_mamba_inner.backward,
+    function_arguments=_FUNCTION_ARGUMENTS,
+)
+
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def mamba_inner_ref(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 1e-6,
+    *,
+    discretization_method: Method = "zoh",
+    bidirectional: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The same as :func:`mamba_inner_fn`, of plain PyTorch's parts and the other references.
+
+    Arguments, result and errors are those of :func:`mamba_inner_fn`; `checkpoint_lvl` and `backend`
+    are checked as there, but choose nothing here. It runs on any device and can be differentiated
+    any number of times.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import mamba_inner_ref
+        >>> dim, dstate, rank, d_model = 8, 4, 2, 6
+        >>> weights = [(dim, 1, 4), (dim,), (rank + 2 * dstate, dim), (dim, rank), (d_model, dim)]
+        >>> weights = [torch.randn(shape) for shape in weights]
+        >>> A = -torch.rand(dim, dstate)
+        >>> mamba_inner_ref(torch.randn(2, 2 * dim, 20), *weights, None, A).shape
+        torch.Size([2, 20, 6])
+    """
+    arguments = (
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
+        *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
+        *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
+        *(b_c_dt_rms_eps, discretization_method, bidirectional),
+    )
+    _MAMBA_INNER.check((*arguments, backend))
+    dtype = xz.dtype
+    if dtype != torch.float64:
+        dtype = _autocast_dtype(xz.device) or dtype
+    dstate = A.shape[1]
+
+    x, z = xz.to(dtype).chunk(2, dim=1)
+    u = causal_conv1d_ref(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
+    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
+    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
+    dt, B_rows, C_rows = x_dbl.split(
+        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
+    )
+    delta = F.linear(dt, delta_proj_weight.to(dtype))
+    if dt_rms_weight is not None:
+        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+
+    def projection(rows, bias, rms_weight):
+        if bias is not None:
+            rows = rows + bias.to(dtype)
+        if rms_weight is not None:
+            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
+        # Complex ones as (re, im) interleaved along time.
+        return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
+
+    if B is None:
+        B = projection(B_rows, B_proj_bias, b_rms_weight)
+    if C is None:
+        C = projection(C_rows, C_proj_bias, c_rms_weight)
+    scanned = (u, delta.transpose(1, 2), A, B, C)
+    options = {
+        "delta_bias": delta_bias,
+        "delta_softplus": delta_softplus,
+        "discretization_method": discretization_method,
+    }
+    if bidirectional:
+        y = selective_scan_ref(*scanned, D, **options)
+        y = y + selective_scan_ref(*scanned, **options, reverse=True)
+        y = y * F.silu(z)
+    else:
+        y = selective_scan_ref(*scanned, D, z, **options)
+    if out_proj_bias is not None:
+        out_proj_bias = out_proj_bias.to(dtype)
+    return F.linear(y.transpose(1, 2), out_proj_weight.to(dtype), out_proj_bias)
+
+
+def mamba_inner_fn(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 1e-6,
+    *,
+    discretization_method: Method = "zoh",
+    bidirectional: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    r"""Computes what a Mamba layer does from its input projection to its output projection.
+
+    With x and z the halves of xz::
+
+        x        = silu(causal depthwise convolution of x)
+        dt, B, C = x_proj_weight · x
+        delta    = delta_proj_weight · dt
+        y        = selective_scan_fn(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+        out      = out_proj_weight · y + out_proj_bias
+
+    where B and C are taken from the projection only if they are not given. B_proj_bias and
+    C_proj_bias are added to those; b_rms_weight, c_rms_weight and dt_rms_weight norm them, and
+    delta, over their channels: v / sqrt(mean(v²) + b_c_dt_rms_eps)·weight.
+
+    It is one node of autograd, made such that nothing is transposed, concatenated or copied where
+    xz is the transpose of a (batch, seqlen, 2·dim) tensor, as a matrix product gives it. Any other
+    strides will do; xz is copied then, unless its channels are neighbours in memory. For the
+    backward pass the inputs, the projection dt|B|C, the scan's output and its saved states are
+    kept; the convolution and delta are computed again.
+
+    The matrix products, and all that they give, have the dtype of xz, or of torch.autocast where
+    that is enabled, unless xz is float64; weights are cast to it. All else is as in
+    :func:`causal_conv1d_fn` and :func:`selective_scan_fn`: arithmetic in float32 or float64, A, D
+    and the biases as they are. The result can be differentiated once with respect to every tensor;
+    each gradient has its input's dtype, and the same bits on every run.
+
+    Args:
+        xz: the layer's input projection, x and z, (batch, 2·dim, seqlen), float32, float16,
+            bfloat16 or float64, as are all tensors but A, B and C.
+        conv1d_weight: (dim, 1, width), width 1 to 8.
+        conv1d_bias: (dim,) or None.
+        x_proj_weight: (dt_rank + 2·dstate, dim); without B's or C's dstate rows where they are
+            given; with twice as many for complex A, re and im of each state beside each other.
+        delta_proj_weight: (dim, dt_rank).
+        out_proj_weight: (d_model, dim).
+        out_proj_bias: (d_model,) or None.
+        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
+        B: None for a projection of x, or as in :func:`selective_scan_fn`, (dim, dstate) for
+            example.
+        C: likewise.
+        D: skip connection, (dim,).
+        delta_bias: added to delta, (dim,).
+        B_proj_bias: added to B, (dstate,); (2·dstate,) for complex A.
+        C_proj_bias: likewise to C.
+        delta_softplus: whether the step is softplus(delta + delta_bias).
+        checkpoint_lvl: 1, or 0 to keep the convolution's output and delta for the backward pass
+            instead of computing them again.
+        b_rms_weight: (dstate,); (2·dstate,) for complex A, whose components are one row.
+        c_rms_weight: likewise.
+        dt_rms_weight: of delta, (dim,).
+        b_c_dt_rms_eps: see above.
+        discretization_method: see :func:`selective_scan_fn`.
+        bidirectional: whether a second scan of the same inputs runs from the last step to the
+            first, and both are added before the gate; D·x counts once.
+        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
+            insist on that device; "reference" takes :func:`mamba_inner_ref`, on any device.
+
+    Returns:
+        out, (batch, seqlen, d_model).
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: an unknown method, or a wrong layout, device, dtype or shape; the message
+            names the argument, what was expected and what came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU.
+        ImportError: the library for the tensors' device is missing.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        arXiv:2312.00752: section 3.4. The positional arguments are those of mamba_ssm's function
+        of this name. The norms are those of Zuo et al., "Falcon Mamba", 2024, arXiv:2410.05355.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import mamba_inner_fn
+        >>> batch, seqlen, d_model, dim, dstate, rank = 2, 100, 32, 64, 16, 2
+        >>> xz = torch.randn(batch, seqlen, 2 * dim).transpose(1, 2).requires_grad_()
+        >>> conv1d_weight, conv1d_bias = torch.randn(dim, 1, 4), torch.randn(dim)
+        >>> x_proj_weight = torch.randn(rank + 2 * dstate, dim)
+        >>> delta_proj_weight, out_proj_weight = torch.randn(dim, rank), torch.randn(d_model, dim)
+        >>> A = -torch.rand(dim, dstate)
+        >>> out = mamba_inner_fn(
+        ...     xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,
+        ...     None, A, D=torch.ones(dim),
+        ... )
+        >>> out.shape
+        torch.Size([2, 100, 32])
+        >>> out.sum().backward()
+        >>> xz.grad.shape
+        torch.Size([2, 128, 100])
+    """
+    arguments = (
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
+        *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
+        *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
+        *(b_c_dt_rms_eps, discretization_method, bidirectional),
+    )
+    if not _MAMBA_INNER.has_kernels((*arguments, backend)):
+        return mamba_inner_ref(
+            *arguments[:-2],
+            discretization_method=discretization_method,
+            bidirectional=bidirectional,
+        )
+    return _MAMBA_INNER(*arguments, _autocast_dtype(xz.device))[0]
