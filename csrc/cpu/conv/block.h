@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <utility>
 
+#include "../../core/conv_runs.h"
 #include "../simd/tile.h"
 #include "../simd/vector.h"
 #include "kernels.h"
-#include "runs.h"
 
 namespace selective_scan::cpu {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "../../core/conv_params.h"
+#include "conv_params.h"
 
-namespace selective_scan::cpu {
+namespace selective_scan {
 
 /// Steps [begin, end) that see each other and no others.
 struct Run {
@@ -46,4 +46,4 @@ SELECTIVE_SCAN_HD Run run_of(const ConvParams& params, int64_t sequence) {
   return {packed.begin(sequence), packed.end(sequence), sequence, false};
 }
 
-}  // namespace selective_scan::cpu
+}  // namespace selective_scan
