@@ -25,7 +25,7 @@ _DOUBLE = (torch.float64, torch.complex128)
 MAX_WIDTH = 8  # of the convolution, as in csrc/core/conv_params.h
 # The least and the largest sizes of dimensions; None is any.
 _LIMITS = {"dstate": (1, None), "width": (1, MAX_WIDTH), "sequences+1": (1, None)}
-_ELLIPSIS = "..."
+ELLIPSIS = "..."
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -77,12 +77,14 @@ class TensorArgument:
         dtypes: those allowed, or what finds them, and a remark on them, for a tensor of a call.
         shape: the names of its dimensions; or what checks its shape.
         optional: whether it may be None.
+        dims: the names of its dimensions, where `shape` is a function of one's own.
     """
 
     name: str
     dtypes: Dtypes | Callable[[Tensor, Call], tuple[Dtypes, str]]
     shape: tuple[str, ...] | Callable[[str, Tensor, Call], None]
     optional: bool = False
+    dims: tuple[str, ...] = ()
 
     @property
     def has_gradient(self) -> bool:
@@ -269,6 +271,23 @@ class BroadcastableTo:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """The dimensions of square matrices, whose last one has the size of `outer`; or a `block` that
+    divides it, for the blocks on the diagonal of a matrix that is 0 elsewhere."""
+
+    dims: tuple[str, ...]
+    outer: str
+
+    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        dims = (*self.dims[:-1], self.outer)
+        if tensor.dim() == len(dims):
+            outer, block = call.sizes[self.outer], tensor.shape[-1]
+            if block > 0 and outer % block == 0:
+                dims = self.dims
+        check_dims(name, tensor, dims, call.sizes)
+
+
+@dataclass(frozen=True)
 class Projection:
     """B or C: constant with these dimensions; or with steps, (batch, dstate, seqlen) for all of dim
     or (batch, groups, dstate, seqlen). A real one for a complex state has two values a step."""
@@ -357,12 +376,12 @@ def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
 
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:
     """Pairs of dimension and size, None where there are too few or too many."""
-    if dims[0] != _ELLIPSIS:
+    if dims[0] != ELLIPSIS:
         return list(zip(dims, shape, strict=True)) if len(dims) == len(shape) else None
     leading = len(shape) - (len(dims) - 1)
     if leading < 0:
         return None
-    return [(_ELLIPSIS, shape[:leading]), *zip(dims[1:], shape[leading:], strict=True)]
+    return [(ELLIPSIS, shape[:leading]), *zip(dims[1:], shape[leading:], strict=True)]
 
 
 def _tuple_text(entries: Iterable[object]) -> str:
@@ -371,4 +390,4 @@ def _tuple_text(entries: Iterable[object]) -> str:
         return f"({', '.join(texts)})"
     if texts[0].startswith("("):  # the sizes of an ellipsis, which are a tuple
         return texts[0]
-    return "(...)" if texts[0] == _ELLIPSIS else f"({texts[0]},)"
+    return "(...)" if texts[0] == ELLIPSIS else f"({texts[0]},)"

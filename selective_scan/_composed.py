@@ -32,6 +32,7 @@ class Kept:
     name: str
     is_differentiable = False
     chunk = None
+    recomputed = False
 
 
 class ComposedOperator(Operator):
@@ -48,6 +49,8 @@ class ComposedOperator(Operator):
         backward_kernel: from the backward op's arguments to the gradients.
         function_arguments: see Operator.
     """
+
+    _has_batching_rules = False  # PyTorch makes one, which calls the op for each entry
 
     def __init__(
         self,

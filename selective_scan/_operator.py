@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _library, _memory, _pytorch
+from ._batching import BatchingRule
 from ._checks import (
     BACKEND,
     Call,
@@ -26,6 +29,7 @@ from ._checks import (
     fail,
 )
 
+_type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".
 RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
@@ -111,6 +115,9 @@ class Operator:
     That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
+    The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
+    "batch" or "dim" (see ``_batching.py``), so they are to be called so.
+
     An op without a derivative, such as one that updates a state in place, has neither results that
     are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
     that would need a gradient is refused. Tensors of INTEGER dtypes have no gradient.
@@ -140,6 +147,8 @@ class Operator:
             share no memory with anything else.
     """
 
+    _has_batching_rules = True
+
     def __init__(
         self,
         name: str,
@@ -164,7 +173,9 @@ class Operator:
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
-        self._saves_states = not all(result.is_differentiable for result in results)
+        saved = [result for result in results if not result.is_differentiable]
+        self._saves_states = bool(saved)
+        self._recomputes_states = all(result.recomputed for result in saved)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
@@ -195,8 +206,9 @@ class Operator:
 
         Checks what kernels do not see; `values` are as in `check`.
         """
+        is_compiling = torch.compiler.is_compiling()
         types = tuple(map(type, values))
-        if torch.compiler.is_compiling():
+        if is_compiling:
             self._check_types(values)
         elif types not in self._seen_types:
             self._check_types(values)
@@ -206,9 +218,10 @@ class Operator:
             check_backend(backend, device)
             if backend == "reference":
                 return False
-        if device.type in _library.devices:
+        type_of_device = device.type if is_compiling else _type_of(device)
+        if type_of_device in _library.devices:
             return True
-        _library.handle_missing_kernels(device.type, backend)
+        _library.handle_missing_kernels(type_of_device, backend)
         return False
 
     def __call__(self, *arguments):
@@ -220,9 +233,13 @@ class Operator:
             raise RuntimeError(
                 f"selective_scan: {self.name} has no derivative; call it under torch.no_grad()"
             )
+        is_compiling = torch.compiler.is_compiling()
+        is_tracing = not is_compiling and _pytorch.is_tracing()
         if self._saves_states:
-            arguments = (*arguments, needs_gradient)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            # A trace serves calls with and without gradients; backward computes states again.
+            is_saved = needs_gradient and not (is_tracing and self._recomputes_states)
+            arguments = (*arguments, is_saved)
+        if is_compiling or is_tracing:
             return self._forward(*arguments)
         try:
             if self._backward_names and _pytorch.are_transforms_active():
@@ -239,7 +256,7 @@ class Operator:
             raise
 
     def _requires_gradient(self, arguments: tuple) -> bool:
-        for place in self._tensor_places:  # any() of a generator takes several times as long
+        for place in self._tensor_places:
             tensor = arguments[place]
             if tensor is not None and tensor.requires_grad:
                 return True
@@ -255,46 +272,109 @@ class Operator:
         """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
         for tensor in arguments:
             if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise RuntimeError(
-                    "forward-mode differentiation is not supported by the kernels; "
-                    f"{self.name}_ref, or backend='reference', supports it"
-                )
+                self._fail_on_tangents()
+
+    def _fail_on_tangents(self, *_) -> NoReturn:
+        raise RuntimeError(
+            "forward-mode differentiation is not supported by the kernels; "
+            f"{self.name}_ref, or backend='reference', supports it"
+        )
 
     # --- what PyTorch is told ---------------------------------------------------------------------
 
     def _register(self) -> None:
-        """Registers fake kernels and derivatives; the CPU library must be loaded."""
-        ops = torch.ops.selective_scan
-        forward = f"selective_scan::{self.name}{'_fwd' if self._backward_names else ''}"
-        backward = f"selective_scan::{self.name}_bwd"
-        torch.library.register_fake(forward, self._forward_fake)
-        self._forward = getattr(ops, forward.partition("::")[2]).default
+        """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""
+        self._forward = self._op("_fwd" if self._backward_names else "")
+        torch.library.register_fake(self._forward.name(), self._forward_fake)
         if self._flops is not None:
             register_flop_formula(self._forward.overloadpacket, get_raw=True)(self._forward_flops)
-        self._run_forward = self._forward
+        self._run_forward = _pytorch.shortest_call(self._forward)
+        if self._has_batching_rules:
+            self._forward_rule = BatchingRule.of_forward(
+                self.arguments, self._results, self._forward
+            )
+            self._register_vmap(self._forward, self._map_forward)
         if not self._backward_names:
             return
-        self._backward_op = getattr(ops, f"{self.name}_bwd").default
-        torch.library.register_fake(backward, self._backward_fake)
+        self._backward_op = self._op("_bwd")
+        torch.library.register_fake(self._backward_op.name(), self._backward_fake)
         backward_ops = [self._backward_op]
         if self._given_gradients:
-            torch.library.register_fake(f"{backward}_out", self._backward_out_fake)
-            backward_ops.append(getattr(ops, f"{self.name}_bwd_out").default)
+            backward_ops.append(self._op("_bwd_out"))
+            torch.library.register_fake(backward_ops[1].name(), self._backward_out_fake)
         if self._flops is not None:
             packets = [op.overloadpacket for op in backward_ops]
             register_flop_formula(packets, get_raw=True)(self._backward_flops)
-        torch.library.register_autograd(
-            forward, self._backward, setup_context=self._save_for_backward
-        )
-        torch.library.register_autograd(backward, _refuse_double_backward)
+        self._run_backward = _pytorch.shortest_call(self._backward_op)
+        if self._has_batching_rules:
+            self._backward_rule = BatchingRule.of_backward(
+                self._backward_names, self._backward_arguments, self._results, self.arguments
+            )
+            self._register_vmap(self._backward_op, self._map_backward)
         self._function = make_function(
-            self.name, self._forward, self._save_for_backward, self._backward
+            self.name,
+            self._forward,
+            self._save_for_backward,
+            self._backward,
+            map_over=self._map_forward if self._has_batching_rules else None,
+            jvp=self._fail_on_tangents,
         )
         # torch.func always wants to differentiate once more.
         self._gradient = make_function(
-            f"{self.name}_gradient", self._backward_op, _save_nothing, _refuse_double_backward
+            f"{self.name}_gradient",
+            self._backward_op,
+            _save_nothing,
+            _refuse_double_backward,
+            map_over=self._map_backward if self._has_batching_rules else None,
+            jvp=self._fail_on_tangents,
         )
         self._apply = _pytorch.apply_outside_transforms(self._function)
+        if _pytorch.below_autograd_keys is None:
+            torch.library.register_autograd(
+                self._forward.name(), self._backward, setup_context=self._save_for_backward
+            )
+            torch.library.register_autograd(self._backward_op.name(), _refuse_double_backward)
+            return
+        self._library = torch.library.Library("selective_scan", "FRAGMENT")
+        for function in (self._function, self._gradient):
+            kernel = functools.partial(
+                self._call_op, function.op, _pytorch.apply_at_one_level(function)
+            )
+            self._library.impl(function.op.name(), kernel, "Autograd", with_keyset=True)
+
+    def _op(self, suffix: str) -> torch._ops.OpOverload:
+        return getattr(torch.ops.selective_scan, f"{self.name}{suffix}").default
+
+    def _register_vmap(self, op: torch._ops.OpOverload, map_over: Callable) -> None:
+        torch.library.register_vmap(op.name(), functools.partial(map_over, op))
+
+    def _call_op(self, op: torch._ops.OpOverload, apply: Callable, keys, *arguments):
+        """What a call of torch.ops does above the kernels."""
+        if _pytorch.may_have_tangents():
+            self._refuse_tangents(arguments)
+        if torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in arguments
+        ):
+            return apply(*arguments)
+        return op.redispatch(keys & _pytorch.below_autograd_keys, *arguments)
+
+    # --- batching rules ---------------------------------------------------------------------------
+
+    def _map_forward(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
+        arguments = (*arguments, *self._defaults[len(arguments) :])
+        in_dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
+        is_above = torch.is_grad_enabled() and self._requires_gradient(arguments)
+        return self._forward_rule(
+            op,
+            info.batch_size,
+            in_dims,
+            arguments,
+            # A derivative of the mapped call is of all entries together, and has its own states.
+            is_separate=self._saves_states and arguments[-1] and not is_above,
+        )
+
+    def _map_backward(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
+        return self._backward_rule(op, info.batch_size, in_dims, arguments, is_separate=True)
 
     # --- fake kernels: the results' shapes, dtypes and strides ------------------------------------
 
@@ -396,7 +476,7 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self._differentiate(self._backward_op, ctx, *cotangents)
+        return self._differentiate(self._run_backward, ctx, *cotangents)
 
     def _differentiate(
         self, run: Callable[..., tuple], ctx, *cotangents: Tensor | None
@@ -404,7 +484,10 @@ class Operator:
         """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
         num_inputs = len(ctx.needs_input_grad)
         cotangents = cotangents[: self._num_cotangents]
-        if all(cotangent is None for cotangent in cotangents):
+        for cotangent in cotangents:  # any() of a generator takes several times as long
+            if cotangent is not None:
+                break
+        else:
             return (None,) * num_inputs
         arguments = (*cotangents, *self._order((*ctx.saved_tensors, *ctx.options)))
         # With create_graph=True the op must stay visible to autograd, so that it can refuse.
@@ -440,18 +523,35 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
 
 
 def make_function(
-    name: str, op: Callable, setup_context: Callable[..., None], backward: Callable[..., object]
+    name: str,
+    op: Callable,
+    setup_context: Callable[..., None],
+    backward: Callable[..., object],
+    *,
+    map_over: Callable[..., tuple] | None = None,
+    jvp: Callable[..., NoReturn] | None = None,
 ) -> type[torch.autograd.Function]:
     """An op with a derivative as register_autograd would make it, which is slower and does not
     support the transforms of torch.func."""
 
+    call = _pytorch.shortest_call(op)
+
     def forward(*arguments):
         with _pytorch.below_autograd():
-            return op(*arguments)
+            return call(*arguments)
+
+    def vmap(info, in_dims: tuple, *arguments):
+        return map_over(function.apply, info, in_dims, *arguments)
 
     members = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    if map_over is not None:
+        members["vmap"] = vmap
+    if jvp is not None:
+        members["jvp"] = jvp
     members = {key: staticmethod(value) for key, value in members.items()}
-    return type(name, (torch.autograd.Function,), members | {"generate_vmap_rule": True})
+    members |= {"op": op, "generate_vmap_rule": map_over is None}
+    function = type(name, (torch.autograd.Function,), members)
+    return function
 
 
 def _save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:

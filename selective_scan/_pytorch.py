@@ -25,14 +25,23 @@ def _not_known() -> bool:
 
 # Whether calls must suit the transforms of torch.func.
 are_transforms_active = _optional("_C._are_functorch_transforms_active") or _not_known
+# Whether torch.jit.trace runs.
+is_tracing = _optional("_C._is_tracing") or torch.jit.is_tracing
 # A context in which ops are called whose results need no gradient; torch.library does the same.
 below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullcontext
+# The dispatch keys below autograd's.
+below_autograd_keys = _optional("_C._after_autograd_keyset")
 _unwrap_if_dead = _optional("_C._functorch.unwrap_if_dead")
 
 
 def may_have_tangents() -> bool:
     """Whether this is in forward_ad.dual_level or torch.func.jvp."""
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def shortest_call(op: torch._ops.OpOverload) -> Callable[..., object]:
+    """The op without the function around it, which repacks its arguments."""
+    return getattr(op, "_op", op)
 
 
 def apply_outside_transforms(function: type[torch.autograd.Function]) -> Callable[..., object]:
@@ -47,3 +56,22 @@ def apply_outside_transforms(function: type[torch.autograd.Function]) -> Callabl
         return apply(*[_unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in arguments])
 
     return apply_to_unwrapped
+
+
+def apply_at_one_level(function: type[torch.autograd.Function]) -> Callable[..., object]:
+    """function.apply for where PyTorch has come to the innermost transform by itself."""
+    apply = apply_outside_transforms(function)
+    allow = _optional("_C._functorch.set_single_level_autograd_function_allowed")
+    is_allowed = _optional("_C._functorch.get_single_level_autograd_function_allowed")
+    if allow is None or is_allowed is None:
+        return apply
+
+    def apply_if_allowed(*arguments):
+        before = is_allowed()
+        allow(True)
+        try:
+            return apply(*arguments)
+        finally:
+            allow(before)
+
+    return apply_if_allowed

@@ -12,6 +12,7 @@ from ._checks import (
     COMPLEX,
     REAL,
     BackendName,
+    Blocks,
     Call,
     Projection,
     Table,
@@ -24,12 +25,12 @@ _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("batch", "dim", "dstate")
 
 
-def _arguments(B: str, C: str) -> Table:
+def _arguments(B: str, C: str, x: tuple[str, ...] | Blocks) -> Table:
     """With B and C under these names: the ops take b and c, their polar forms."""
     return Table(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("dt", REAL, _SEQUENCE),
-        TensorArgument("x", REAL, ("dim", "dstate", "dim")),
+        TensorArgument("x", REAL, x),
         TensorArgument("x_bias", REAL, ("dim", "dstate")),
         TensorArgument(B, COMPLEX, Projection(("dstate",))),
         TensorArgument(C, COMPLEX, Projection(("dstate",))),
@@ -44,19 +45,23 @@ def _arguments(B: str, C: str) -> Table:
 def _flops(call: Call) -> tuple[int, int]:
     """The matrix products, beside which all else is little: θ; backward θ again, dx and du."""
     sizes = call.sizes
-    product = 2 * sizes["batch"] * sizes["seqlen"] * sizes["dim"] ** 2 * sizes["dstate"]
+    product = 2 * sizes["batch"] * sizes["seqlen"] * call["x"].numel()
     return product, 3 * product
 
 
-_FUNCTION_ARGUMENTS = _arguments("B", "C")
+_FUNCTION_ARGUMENTS = _arguments("B", "C", ("dim", "dstate", "dim"))
 _ADAPTIVE_UNITARY_SCAN = Operator(
     "adaptive_unitary_scan",
-    _arguments("b", "c"),
+    _arguments("b", "c", Blocks(("dim", "dstate", "block"), "dim")),
     results=[
         Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
         Result("last_state", _STATE, lambda call: call.state_dtype),
         Result(
-            "states", ("saved values",), lambda call: call.state_dtype, chunk="unitary_state_chunk"
+            "states",
+            ("saved values",),
+            lambda call: call.state_dtype,
+            chunk="unitary_state_chunk",
+            recomputed=True,
         ),
     ],
     backward="dout dlast_state u dt x x_bias b c D z initial_state states",

@@ -50,10 +50,12 @@ def _check_relations(call: Call) -> None:
 
 
 _X = TensorArgument("x", REAL, ("batch", "dim", "seqlen"))
-_WEIGHT = TensorArgument("weight", REAL, _check_weight)
+_WEIGHT = TensorArgument("weight", REAL, _check_weight, dims=("dim", "width"))
 _BIAS = TensorArgument("bias", REAL, ("dim",), optional=True)
 _SEQ_IDX = TensorArgument("seq_idx", INTEGER, ("batch", "seqlen"), optional=True)
-_CU_SEQLENS = TensorArgument("cu_seqlens", INTEGER, _check_cu_seqlens, optional=True)
+_CU_SEQLENS = TensorArgument(
+    "cu_seqlens", INTEGER, _check_cu_seqlens, optional=True, dims=("sequences+1",)
+)
 _INITIAL_STATES = TensorArgument("initial_states", REAL, _STATES, optional=True)
 _FINAL_STATES_OUT = TensorArgument("final_states_out", REAL, _STATES, optional=True)
 _RETURN_FINAL_STATES = Option("return_final_states")

@@ -382,7 +382,6 @@ def test_autocast_casts_nothing(case, device):
         assert Error.of(tensor, expected[name]).relative_l2 < tolerance, name
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_of_torch_func(device):
     """Gradients for each of several u, also mapped over; and no second derivative."""
     inputs = {k: v.detach() for k, v in make(Case(seqlen=9), device).items()}

@@ -221,7 +221,6 @@ def test_what_is_saved_for_backward(device):
     assert sum(map(torch.numel, beyond)) <= case.batch * case.dim * case.dstate * case.seqlen / 32
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_of_torch_func(device):
     """Gradients for each of several u, also mapped over; and no second derivative."""
     inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
@@ -241,7 +240,6 @@ def test_transforms_of_torch_func(device):
         torch.func.jacrev(torch.func.grad(loss))(us[0], inputs[2])
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("function", [selective_scan_fn, selective_scan_ref])
 def test_a_parameter_alone_is_mapped_over(function, device):
     u, delta, A, B, C = [x.detach() for x in list(inputs_on(MINIMAL, device).values())[:5]]
@@ -361,6 +359,22 @@ def test_jit_trace(requires_grad, device):
     inputs[0].requires_grad_(requires_grad)
     traced = torch.jit.trace(selective_scan_fn, tuple(inputs), check_trace=False)
     assert torch.equal(traced(*inputs), selective_scan_fn(*inputs))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_s6_with_gradients(device):
+    """PyTorch traces twice and compares, the second time without gradients."""
+    model = S6(8, d_state=4, device=device)
+    traced = torch.jit.trace(model, torch.randn(2, 70, 8, device=device))
+    x = torch.randn(3, 80, 8, device=device)
+    results = []
+    for module in (traced, model):
+        model.zero_grad()
+        out = module(x)
+        out.square().mean().backward()
+        results.append([out, *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("strict", [False, True])

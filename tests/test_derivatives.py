@@ -46,5 +46,25 @@ def test_forward_mode_refuses(operator):
     def of_one(value):
         return function(**{**inputs, name: value})
 
+    primal = inputs[name].detach()
     with pytest.raises(RuntimeError, match=sentence):
-        torch.func.jvp(of_one, (inputs[name].detach(),), (tangent,))
+        torch.func.jvp(of_one, (primal,), (tangent,))
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.func.jacfwd(of_one)(primal)
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.func.hessian(lambda value: of_one(value).abs().sum())(primal)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_forward_mode_of_ops_refuses(requires_grad, device):
+    a, b = torch.rand(2, 3, 5, device=device).requires_grad_(requires_grad)
+    ops = torch.ops.selective_scan
+    for op, others in (
+        (ops.diagonal_scan_fwd, (b,)),
+        (ops.diagonal_scan_bwd, (a, b, None, False, False)),
+    ):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(a, torch.ones_like(a))
+            with pytest.raises(RuntimeError, match="is not supported by the kernels"):
+                op(dual, *others)
+            op(a, *others)

@@ -217,7 +217,6 @@ def test_autocast_casts_nothing(device):
             torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_of_torch_func(device):
     """Gradients for each of several b, also mapped over; and no second derivative."""
     a, b = (make(Case(initial_state=None), device)[name].detach() for name in "ab")

@@ -114,8 +114,24 @@ def test_bad_calls_of_an_operator_of_a_few_lines(gathered):
         torch.func.jvp(lambda x: gathered(x, index, None, False), (x.detach(),), (torch.ones(5),))
 
 
-def test_an_operator_without_a_derivative(library):
-    raised = Operator(
+def test_an_operator_of_a_few_lines_is_mapped(gathered):
+    """Nothing of it is a batch or channels, so it is called for each entry."""
+    x, index, factor = gathered_inputs()
+    xs = torch.stack([x, 2 * x], dim=1).detach()
+    indices = torch.stack([index, 1 + index])
+
+    def gradient(x, index, factor):
+        return torch.func.grad(lambda x: gathered(x, index, factor, False).square().sum())(x)
+
+    for function in (lambda *inputs: gathered(*inputs, True), gradient):
+        actual = torch.func.vmap(function, in_dims=(1, 0, None))(xs, indices, factor.detach())
+        expected = [function(*xy, factor.detach()) for xy in zip(xs.T, indices, strict=True)]
+        torch.testing.assert_close(actual, torch.stack(expected))
+
+
+@pytest.fixture(scope="module")
+def raised(library):
+    return Operator(
         "raised",
         Table(
             TensorArgument("state", REAL, ("batch",)),
@@ -124,6 +140,28 @@ def test_an_operator_without_a_derivative(library):
         ),
         results=[],
     )
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (1, None), (1, 0)])
+def test_an_operator_that_writes_is_mapped(raised, in_dims):
+    state, by = torch.ones(3, 3), torch.rand(3, 3) if in_dims[1] == 0 else torch.rand(3)
+    expected = (state.movedim(in_dims[0], 0) + by).movedim(0, in_dims[0])
+
+    def after(state, by):
+        raised(state, by)
+        return state
+
+    torch.func.vmap(after, in_dims, out_dims=in_dims[0])(state, by)
+    torch.testing.assert_close(state, expected)
+
+
+def test_what_is_written_to_must_be_mapped(raised):
+    sentence = "^selective_scan: state is written to, so vmap must map it where it maps by$"
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.func.vmap(raised, in_dims=(None, 0))(torch.ones(2), torch.ones(3, 2))
+
+
+def test_an_operator_without_a_derivative(raised):
     state, by = torch.ones(2), torch.rand(2, requires_grad=True)
     with pytest.raises(
         RuntimeError, match=r"raised has no derivative; call it under torch\.no_grad"
@@ -219,6 +257,7 @@ def test_gradients_of_ops_without_their_optional_arguments(operator, compiled, d
 # What stands in for each.
 INSTEAD = {
     "are_transforms_active": _pytorch._not_known,
+    "is_tracing": torch.jit.is_tracing,
     "below_autograd": contextlib.nullcontext,
     "may_have_tangents": _pytorch._not_known,
     "_unwrap_if_dead": None,

@@ -36,7 +36,10 @@ void check_shapes(const UnitaryArguments& args, UnitaryScanParams& params, int64
   const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, steps{"seqlen", params.seqlen};
 
   check_shape("dt", args.dt, {batch, dim, steps});
-  check_shape("x", args.x, {dim, {"dstate"}, dim});
+  // The op also takes the blocks of a block-diagonal x, which are what a mapped x is.
+  const int64_t block = args.x.dim() == 3 ? args.x.size(2) : 0;
+  const bool is_in_blocks = block > 0 && params.dim % block == 0;
+  check_shape("x", args.x, {dim, {"dstate"}, is_in_blocks ? Dim{"block"} : dim});
   params.dstate = args.x.size(1);
   if (params.dstate == 0) fail("x must have dstate of at least 1, got ", shape_text(args.x));
   if (max_dstate > 0 && params.dstate > max_dstate) {

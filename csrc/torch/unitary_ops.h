@@ -56,28 +56,56 @@ inline Tensor view_as_real(const Tensor& tensor) {
       torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
-/// (..., k) times (k, n). Calls that name their output autocast leaves alone; the result of others
-/// it would give half the width, of which the kernels know nothing.
-inline Tensor product(const Tensor& rows, const Tensor& columns) {
-  std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
-  shape.back() = columns.size(1);
-  const Tensor result = new_tensor(rows, shape, rows.scalar_type());
-  // May copy `rows`.
-  return allocating(rows, [&] {
-    std::array<StableIValue, 3> stack{torch::stable::detail::from(rows),
-                                      torch::stable::detail::from(columns),
+/// (..., blocks·k) as (blocks, the product of the others, k); a view of what is contiguous.
+inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
+  const int64_t width = tensor.size(tensor.dim() - 1);
+  const int64_t rows = tensor.numel() / width;
+  return transpose(reshaped(tensor, {rows, blocks, width / blocks}), 0, 1);
+}
+/// The matrix product. Calls that name their output autocast leaves alone; the result of others it
+/// would give half the width, of which the kernels know nothing.
+inline void multiply(const char* op, const Tensor& a, const Tensor& b, const Tensor& result) {
+  allocating(a, [&] {  // may copy a factor
+    std::array<StableIValue, 3> stack{torch::stable::detail::from(a),
+                                      torch::stable::detail::from(b),
                                       torch::stable::detail::from(result)};
-    TORCH_ERROR_CODE_CHECK(
-        torch_call_dispatcher("aten::matmul", "out", stack.data(), TORCH_ABI_VERSION));
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
     return torch::stable::detail::to<Tensor>(stack[0]);
   });
+}
+/// (..., blocks·k), of which each block is multiplied by its matrix of (blocks, k, n), gives
+/// (..., blocks·n).
+inline Tensor product(const Tensor& rows, const Tensor& matrices) {
+  const int64_t blocks = matrices.size(0);
+  std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
+  shape.back() = blocks * matrices.size(2);
+  const Tensor result = new_tensor(rows, shape, rows.scalar_type());
+  if (blocks == 1) {
+    multiply("aten::matmul", rows, torch::stable::select(matrices, 0, 0), result);
+  } else {
+    multiply("aten::bmm", by_block(rows, blocks), matrices, by_block(result, blocks));
+  }
+  return result;
+}
+/// Sums of outer products: (..., blocks·n) and (..., blocks·k) give (blocks, n, k).
+inline Tensor outer_product(const Tensor& left, const Tensor& right, int64_t blocks) {
+  const Tensor columns = transpose(by_block(left, blocks), 1, 2), rows = by_block(right, blocks);
+  const Tensor result =
+      new_tensor(left, {blocks, columns.size(1), rows.size(2)}, left.scalar_type());
+  if (blocks == 1) {
+    const auto matrix = [](const Tensor& tensor) { return torch::stable::select(tensor, 0, 0); };
+    multiply("aten::matmul", matrix(columns), matrix(rows), matrix(result));
+  } else {
+    multiply("aten::bmm", columns, rows, result);
+  }
+  return result;
 }
 inline Tensor copied_into(Tensor target, const Tensor& source) {
   return torch::stable::copy_(target, source);
 }
 
 /// How theta of a slab lies in memory: (batch, step, row), where a row stands for a channel and a
-/// state. Channels last: rows are (state, group, channel of the group), the last dimension padded
+/// state. Channels last: rows are (group, state, channel of the group), the last dimension padded
 /// to a multiple of kLanes. Else rows are (group, channel of the group, state).
 struct ThetaLayout {
   int64_t groups;
@@ -101,11 +129,9 @@ struct ThetaLayout {
   Tensor to_rows(const Tensor& tensor, ScalarType dtype) const {
     const int64_t k = tensor.size(2);
     if (!channels_last) return converted(reshaped(tensor, {dim * dstate, k}), dtype);
-    Tensor rows_of_all = new_zeros_of(tensor, {dstate, groups, padded_channels, k}, dtype);
+    Tensor rows_of_all = new_zeros_of(tensor, {groups, dstate, padded_channels, k}, dtype);
     const Tensor channels = part_of(rows_of_all, 2, 0, group_channels);
-    const Tensor source =
-        reshaped(transpose(as_contiguous(tensor), 0, 1), {dstate, groups, group_channels, k});
-    copied_into(channels, source);
+    copied_into(channels, transpose(reshaped(tensor, {groups, group_channels, dstate, k}), 1, 2));
     return reshaped(rows_of_all, {rows(), k});
   }
 
@@ -114,8 +140,8 @@ struct ThetaLayout {
     const int64_t k = tensor.size(1);
     if (!channels_last) return reshaped(tensor, {dim, dstate, k});
     const Tensor channels =
-        part_of(reshaped(tensor, {dstate, groups, padded_channels, k}), 2, 0, group_channels);
-    return transpose(reshaped(channels, {dstate, dim, k}), 0, 1);
+        part_of(reshaped(tensor, {groups, dstate, padded_channels, k}), 2, 0, group_channels);
+    return reshaped(transpose(channels, 1, 2), {dim, dstate, k});
   }
 
   /// `planes` is 2 for complex values, whose imaginary parts are a plane of their own.
@@ -126,22 +152,22 @@ struct ThetaLayout {
     array.step = rows();
     array.imag = batches * steps * rows();
     array.channel = channels_last ? 1 : dstate;
-    array.group = padded_channels * array.channel;
-    array.state = channels_last ? groups * padded_channels : 1;
+    array.group = padded_channels * dstate;
+    array.state = channels_last ? padded_channels : 1;
     return array;
   }
 
   /// From per-channel terms, (2, batch, step, row), to sums over the channels of a group:
   /// (batch, group, state, step, 2).
   Tensor sum_over_channels(const Tensor& terms, int64_t batches, int64_t steps) const {
-    Tensor sums;  // (2, batch, step, state, group) or with the last two exchanged
+    Tensor sums;  // (2, batch, step, group, state)
     if (channels_last) {
-      const Tensor padded = reshaped(terms, {2, batches, steps, dstate, groups, padded_channels});
-      sums = transpose(sum_over(part_of(padded, 5, 0, group_channels), {5}), 3, 4);
+      const Tensor padded = reshaped(terms, {2, batches, steps, groups, dstate, padded_channels});
+      sums = sum_over(part_of(padded, 5, 0, group_channels), {5});
     } else {
       sums = sum_over(reshaped(terms, {2, batches, steps, groups, group_channels, dstate}), {4});
     }
-    // (2, batch, step, group, state) -> (batch, group, state, step, 2)
+    // -> (batch, group, state, step, 2)
     return transpose(transpose(transpose(transpose(sums, 0, 1), 1, 3), 2, 4), 3, 4);
   }
 };
@@ -210,6 +236,12 @@ inline int64_t num_saved_unitary_values(const UnitaryScanParams& params) {
          kUnitaryStatesPadding;
 }
 
+/// x, (dim, dstate, block), as (dim / block, rows of a block, block).
+inline Tensor blocks_of_rows(const ThetaLayout& layout, const Tensor& x, ScalarType dtype) {
+  const int64_t block = x.size(2), blocks = x.size(0) / block;
+  return reshaped(layout.to_rows(x, dtype), {blocks, layout.rows() / blocks, block});
+}
+
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
     const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias, const Tensor& b,
@@ -235,7 +267,7 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states.mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
-  const Tensor x_columns = as_contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
+  const Tensor x_columns = as_contiguous(transpose(blocks_of_rows(layout, x, dtype), 1, 2));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
     const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
@@ -247,7 +279,7 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
 
 inline void check_unitary_gradients(const UnitaryScanParams& params, const Tensor& u,
                                     const OptionalTensor& dout, const OptionalTensor& dlast_state,
-                                    const Tensor& states) {
+                                    const OptionalTensor& states) {
   const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype, Dims dims) {
     check_dense(name, tensor);
     check_same_device(name, tensor, "u", u);
@@ -258,8 +290,9 @@ inline void check_unitary_gradients(const UnitaryScanParams& params, const Tenso
   const ScalarType state_dtype = float_dtype(params.is_double, true);
   if (dout) check("dout", *dout, u.scalar_type(), {batch, dim, {"seqlen", params.seqlen}});
   if (dlast_state) check("dlast_state", *dlast_state, state_dtype, {batch, dim, dstate});
-  check("states", states, state_dtype, {{"saved values", num_saved_unitary_values(params)}});
-  if (!states.is_contiguous()) fail("states must be contiguous");
+  if (!states || states->numel() == 0) return;
+  check("states", *states, state_dtype, {{"saved values", num_saved_unitary_values(params)}});
+  if (!states->is_contiguous()) fail("states must be contiguous");
 }
 
 /// The gradient of b or c while slabs are visited: sums over time per channel if constant, terms of
@@ -312,7 +345,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
                           const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias,
                           const Tensor& b, const Tensor& c, const Tensor& D,
                           const OptionalTensor& z, const OptionalTensor& initial_state,
-                          const Tensor& states) {
+                          const OptionalTensor& states) {
   UnitaryBackwardParams params(
       make_unitary_params({u, dt, x, x_bias, b, c, D, z, initial_state}, Backend::kMaxDstate));
   check_unitary_gradients(params, u, dout, dlast_state, states);
@@ -329,13 +362,21 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   WeightGradient dc(params, u, c, params.variable_c);
 
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
-  const Tensor x_rows = layout.to_rows(x, dtype);
-  const Tensor x_columns = as_contiguous(transpose(x_rows, 0, 1));
-  Tensor dx_rows = new_zeros_of(u, {layout.rows(), params.dim}, dtype);
+  Tensor dx_rows = new_zeros_of(u, {layout.rows(), x.size(2)}, dtype);
 
   if (u.numel() > 0) {
+    const Tensor own_states =
+        states && states->numel() > 0
+            ? *states
+            : std::get<2>(adaptive_unitary_scan_fwd<Backend>(u, dt, x, x_bias, b, c, D, z,
+                                                             initial_state, /*save_states=*/true));
+    const Tensor x_rows = blocks_of_rows(layout, x, dtype);
+    const Tensor x_columns = as_contiguous(transpose(x_rows, 1, 2));
+    const int64_t blocks = x_rows.size(0);
+    dx_rows = reshaped(dx_rows, {blocks, layout.rows() / blocks, x.size(2)});
+
     params.state_gradient = state_gradient.mutable_data_ptr();
-    params.states = const_cast<void*>(states.const_data_ptr());
+    params.states = const_cast<void*>(own_states.const_data_ptr());
     params.sums = {theta_sums.mutable_data_ptr(), db.sums(), dc.sums(), D_sums.mutable_data_ptr()};
     if (dout) params.dout = unitary_sequence_view(*dout);
     if (initial_state) params.initial_state = unitary_state_view(*initial_state);
@@ -367,9 +408,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
           {slab->batches, slab->steps, params.dim});
       const Tensor du_slab = plus(product(dtheta, x_rows), direct);
       copied_into(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
-      const int64_t products = slab->batches * slab->steps;
-      const Tensor dtheta_columns = transpose(reshaped(dtheta, {products, layout.rows()}), 0, 1);
-      dx_rows = plus(dx_rows, product(dtheta_columns, reshaped(inputs, {products, params.dim})));
+      dx_rows = plus(dx_rows, outer_product(dtheta, inputs, blocks));
       db.take_terms(layout, *slab);
       dc.take_terms(layout, *slab);
     }
@@ -382,7 +421,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       initial_state ? as_gradient_of(*initial_state, state_gradient) : Tensor();
   return {du,
           ddt,
-          as_gradient_of(x, layout.from_rows(dx_rows)),
+          as_gradient_of(x, layout.from_rows(reshaped(dx_rows, {layout.rows(), x.size(2)}))),
           as_gradient_of(x_bias, sum_over(theta_sums, {0})),
           db.finish(),
           dc.finish(),

@@ -38,7 +38,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def(
       "adaptive_unitary_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor dt, Tensor x, "
       "Tensor x_bias, Tensor b, Tensor c, Tensor D, Tensor? z, Tensor? initial_state, "
-      "Tensor states) -> (Tensor du, Tensor ddt, Tensor dx, Tensor dx_bias, Tensor db, Tensor dc, "
+      "Tensor? states) -> (Tensor du, Tensor ddt, Tensor dx, Tensor dx_bias, Tensor db, Tensor dc, "
       "Tensor dD, Tensor dz, Tensor dinitial_state)");
   m.def("unitary_state_chunk() -> int");
 }

@@ -1,0 +1,353 @@
+"""torch.func.vmap and batched gradients: what a loop over the entries gives, from one launch."""
+
+import collections
+import functools
+import itertools
+import operator
+import warnings
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import problem
+import selective_scan
+import test_adaptive_unitary as unitary
+import test_diagonal_scan as diagonal
+from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
+
+ENTRIES = 3
+CONVOLUTION = ((2, 4, 9), (4, 3), (4,))  # shapes of x, weight, bias
+F64, C128 = torch.float64, torch.complex128
+SMALL = problem.Case(dim=4, seqlen=70, dstate=3, dtype=F64)
+UNITARY = unitary.Case(dim=4, seqlen=70, dstate=3, dtype=F64, parameter_dtype=F64)
+DIAGONAL = diagonal.Case(shape=(2, 4, 9), a=F64, b=F64, initial_state=F64)
+CASES = {
+    "grouped": SMALL,
+    "shared": SMALL.with_(B="shared", C="shared", reverse=True, method="foh"),
+    "constant B": SMALL.with_(B="constant", z=False, delta_bias=False, initial_state=False),
+    "constant B and C": SMALL.with_(B="constant", C="constant", D=False),
+    "complex": SMALL.with_(complex=True, B="packed", C="shared"),
+    "packed groups": SMALL.with_(complex=True, B="packed_grouped", C="constant"),
+    "unitary": UNITARY,
+    "unitary, grouped B": unitary.Case(**{**vars(UNITARY), "B": "grouped"}),
+    "unitary, shared": unitary.Case(**{**vars(UNITARY), "B": "shared", "C": "shared", "z": False}),
+    "diagonal": DIAGONAL,
+    "diagonal, a pole a channel": diagonal.Case(
+        shape=(2, 4, 9), a_shape=(4, 1), a=C128, b=F64, initial_state=None
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors():
+    """The warning is of a vmap that calls an op for each entry."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="There is a performance drop")
+        yield
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def call(request, device):
+    """(function of tensors that gives a tuple of tensors, the tensors)."""
+    case = request.param
+    if isinstance(case, problem.Case):
+        inputs, options = problem.inputs_on(case, device), problem.make(case).options
+        function, options = selective_scan_fn, {**options, "return_last_state": True}
+    elif isinstance(case, unitary.Case):
+        inputs = unitary.make(case, device)
+        function, options = selective_scan.adaptive_unitary_scan_fn, {"return_last_state": True}
+    else:
+        inputs, function, options = diagonal.make(case, device), diagonal_scan_fn, {}
+    inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+
+    def results(*tensors):
+        result = function(**dict(zip(inputs, tensors, strict=True)), **options)
+        return result if isinstance(result, tuple) else (result,)
+
+    return results, [tensor.detach() for tensor in inputs.values()]
+
+
+@pytest.fixture
+def plain(device):
+    """u, delta, A, B, C"""
+    inputs = problem.inputs_on(SMALL.with_(delta_softplus=False), device)
+    return [tensor.detach() for tensor in list(inputs.values())[:5]]
+
+
+class Launches(TorchDispatchMode):
+    """Counts the calls of our ops that reach a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        suffix = op._opname.rpartition("_")[2]
+        if op.namespace == "selective_scan" and suffix in ("fwd", "bwd"):
+            self.counts[suffix] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def loss(results):
+    return functools.reduce(operator.add, (result.abs().square().sum() for result in results))
+
+
+def entries_of(tensor, dim):
+    return [tensor] * ENTRIES if dim is None else list(tensor.unbind(dim))
+
+
+def mapped_inputs(tensors, is_mapped):
+    """Tensors of which some have a mapped dimension, here and there, and which it is."""
+    mapped, in_dims = [], []
+    for i, (tensor, has_entries) in enumerate(zip(tensors, is_mapped, strict=True)):
+        if not has_entries:
+            mapped.append(tensor)
+            in_dims.append(None)
+            continue
+        dim = (0, -1, 1)[i % 3]
+        scale = torch.linspace(0.7, 1, ENTRIES, dtype=F64, device=tensor.device)
+        stacked = torch.stack([factor.to(tensor.dtype) * tensor for factor in scale], dim)
+        mapped.append(stacked)
+        in_dims.append(dim)
+    return mapped, tuple(in_dims)
+
+
+def subsets(num_tensors):
+    """Each alone, all, and some."""
+    for i in range(num_tensors):
+        yield [j == i for j in range(num_tensors)]
+    yield [True] * num_tensors
+    yield [j % 2 == 0 for j in range(num_tensors)]
+
+
+def of_each(function, tensors, in_dims):
+    """What vmap must give, by a loop."""
+    columns = [entries_of(t, dim) for t, dim in zip(tensors, in_dims, strict=True)]
+    rows = [function(*entry) for entry in zip(*columns, strict=True)]
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def test_results_and_the_gradients_of_a_mapped_call(call):
+    results, tensors = call
+    for is_mapped in subsets(len(tensors)):
+        inputs, in_dims = mapped_inputs(tensors, is_mapped)
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        expected = of_each(results, inputs, in_dims)
+        with Launches() as launches:
+            actual = vmap(results, in_dims)(*inputs)
+            gradients = torch.autograd.grad(loss(actual), inputs)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), inputs))
+        assert launches.counts == {"fwd": 1, "bwd": 1}
+        with torch.no_grad(), Launches() as launches:
+            torch.testing.assert_close(vmap(results, in_dims)(*inputs), expected)
+        assert launches.counts == {"fwd": 1}
+
+
+def test_gradients_of_each_entry(call):
+    """Of every tensor, whether or not it is mapped."""
+    results, tensors = call
+    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    for is_mapped in subsets(len(tensors)):
+        inputs, in_dims = mapped_inputs(tensors, is_mapped)
+        with Launches() as launches:
+            actual = vmap(gradient, in_dims)(*inputs)
+        torch.testing.assert_close(actual, of_each(gradient, inputs, in_dims))
+        assert launches.counts == {"fwd": 1, "bwd": 1}
+
+
+def test_every_subset_of_the_arguments(plain):
+    def results(*given):
+        return selective_scan_fn(*given, return_last_state=True)
+
+    for is_mapped in itertools.product([False, True], repeat=5):
+        if any(is_mapped):
+            inputs, in_dims = mapped_inputs(plain, is_mapped)
+            actual = vmap(results, in_dims)(*inputs)
+            torch.testing.assert_close(actual, of_each(results, inputs, in_dims))
+
+
+def test_batched_gradients(call):
+    """As many gradients of each tensor as there are cotangents."""
+    results, tensors = call
+    inputs = [tensor.requires_grad_() for tensor in tensors]
+    outputs = results(*inputs)
+    cotangents = tuple(
+        torch.stack([torch.randn_like(output) for _ in range(ENTRIES)]) for output in outputs
+    )
+    actual = torch.autograd.grad(
+        outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True
+    )
+    expected = [
+        torch.autograd.grad(outputs, inputs, entry, retain_graph=True)
+        for entry in zip(*cotangents, strict=True)
+    ]
+    for gradient, entries in zip(actual, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(gradient, torch.stack(entries))
+
+
+def test_jacobians(device):
+    inputs = problem.inputs_on(SMALL.with_(seqlen=3, batch=1), device)
+    u, fixed = inputs.pop("u").detach(), {k: v.detach() for k, v in inputs.items()}
+
+    def scan(u):
+        return selective_scan_fn(u, **fixed)
+
+    expected = torch.autograd.functional.jacobian(scan, u)
+    torch.testing.assert_close(
+        torch.autograd.functional.jacobian(scan, u, vectorize=True), expected
+    )
+    torch.testing.assert_close(jacrev(scan)(u), expected)
+    torch.testing.assert_close(jacrev(scan, chunk_size=2)(u), expected)
+
+
+def test_gradcheck_of_batched_gradients(call):
+    results, tensors = call
+    inputs = [tensor.requires_grad_() for tensor in tensors]
+    assert torch.autograd.gradcheck(results, inputs, check_batched_grad=True, fast_mode=True)
+
+
+def test_per_sample_gradients_of_s6(device):
+    model = S6(8, d_state=4, depth=2, device=device)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    samples = torch.randn(ENTRIES, 20, 8, device=device)
+
+    def of_sample(parameters, sample):
+        return functional_call(model, parameters, sample[None]).square().mean()
+
+    with Launches() as launches:
+        actual = vmap(grad(of_sample), in_dims=(None, 0))(parameters, samples)
+    assert launches.counts == {"fwd": 2, "bwd": 2}  # a layer each
+    for i, sample in enumerate(samples):
+        for name, expected in grad(of_sample)(parameters, sample).items():
+            torch.testing.assert_close(actual[name][i], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_ensemble_of_s6(device):
+    models = [S6(8, d_state=4, device=device) for _ in range(ENTRIES)]
+    parameters, buffers = stack_module_state(models)
+    x = torch.randn(2, 20, 8, device=device)
+
+    def of_model(parameters, buffers, x):
+        return functional_call(models[0], (parameters, buffers), x)
+
+    with Launches() as launches:
+        actual = vmap(of_model, in_dims=(0, 0, None))(parameters, buffers, x)
+        actual.square().sum().backward()
+    assert launches.counts == {"fwd": 1, "bwd": 1}
+    for i, model in enumerate(models):
+        out = model(x)
+        torch.testing.assert_close(actual[i], out)
+        out.square().sum().backward()
+        torch.testing.assert_close(parameters["layers.0.A_log"].grad[i], model.layers[0].A_log.grad)
+
+
+def test_nested_maps(plain):
+    u, delta, A, B, C = plain
+    us = torch.stack([u, -u])
+    As = torch.stack([A, 2 * A, 3 * A], dim=1)
+
+    def of(u, A):
+        return selective_scan_fn(u, delta, A, B, C)
+
+    def mapped(function):
+        return vmap(vmap(function, in_dims=(None, 1)), in_dims=(0, None))(us, As)
+
+    gradient = grad(lambda u, A: of(u, A).square().sum(), argnums=(0, 1))
+    with Launches() as launches:
+        actual, gradients = mapped(of), mapped(gradient)
+    assert launches.counts == {"fwd": 2, "bwd": 1}
+    for (i, u), (j, A) in itertools.product(enumerate(us), enumerate(As.unbind(1))):
+        torch.testing.assert_close(actual[i, j], of(u, A))
+        for several, one in zip(gradients, gradient(u, A), strict=True):
+            torch.testing.assert_close(several[i, j], one)
+
+
+def test_a_map_over_nothing(call):
+    results, tensors = call
+    one = results(*tensors)
+    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    for i, tensor in enumerate(tensors):
+        inputs, in_dims = list(tensors), [None] * len(tensors)
+        inputs[i], in_dims[i] = tensor.new_zeros(0, *tensor.shape), 0
+        mapped = vmap(results, tuple(in_dims))(*inputs)
+        assert [m.shape for m in mapped] == [(0, *result.shape) for result in one]
+        gradients = vmap(gradient, tuple(in_dims))(*inputs)
+        assert [g.shape for g in gradients] == [(0, *tensor.shape) for tensor in tensors]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, lambda f: grad(lambda *x: f(*x).sum())])
+def test_ops_themselves(transform, plain):
+    u, delta, A, B, C = plain
+    us = torch.stack([u, -u])
+
+    def by_op(u):
+        return torch.ops.selective_scan.selective_scan_fwd(u, delta, A, B, C)[0]
+
+    actual = vmap(transform(by_op))(us)
+    expected = [transform(lambda u: selective_scan_fn(u, delta, A, B, C))(u) for u in us]
+    torch.testing.assert_close(actual, torch.stack(expected))
+
+
+def test_saved_states_of_a_mapped_op(plain):
+    """What one op saves while it is mapped, the other takes."""
+    ops = torch.ops.selective_scan
+    us = torch.stack([plain[0], -plain[0], 2 * plain[0]])
+
+    def gradients(u):
+        values = (u, *plain[1:], None, None, None, False, "zoh", None, False)
+        out, _, states = ops.selective_scan_fwd(*values, True)
+        return tuple(g for g in ops.selective_scan_bwd(out, None, *values, states)[:5])
+
+    with Launches() as launches:
+        actual = vmap(gradients)(us)
+    assert launches.counts == {"fwd": 1, "bwd": 1}
+    torch.testing.assert_close(actual, of_each(gradients, [us], [0]))
+
+
+def test_a_bad_mapped_call_is_refused_as_any_other(plain):
+    u, delta, A, B, C = plain
+    with pytest.raises(
+        RuntimeError, match=r"^selective_scan: delta must be \(batch, dim, seqlen\)"
+    ):
+        vmap(lambda u: selective_scan_fn(u, delta[..., 1:], A, B, C))(torch.stack([u, u]))
+
+
+def test_compiled(plain):
+    u, delta, A, B, C = plain
+    poles = torch.stack([A, 2 * A])
+
+    def ensemble(poles):
+        return vmap(lambda A: selective_scan_fn(u, delta, A, B, C))(poles)
+
+    compiled = torch.compile(ensemble, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(poles), ensemble(poles))
+
+
+@pytest.mark.parametrize("kind", ["plain", "states", "packed"])
+def test_causal_convolution(kind, device):
+    x, weight, bias = (torch.randn(*shape, dtype=F64, device=device) for shape in CONVOLUTION)
+    tensors, options = [x, weight, bias], {"activation": "silu"}
+    if kind == "states":
+        tensors.append(torch.randn(2, 4, 2, dtype=F64, device=device))
+        options["return_final_states"] = True
+    if kind == "packed":
+        tensors[0] = x[:1]
+        options["cu_seqlens"] = torch.tensor([0, 4, 9], device=device)
+
+    def results(x, weight, bias, initial_states=None):
+        result = selective_scan.causal_conv1d_fn(
+            x, weight, bias, initial_states=initial_states, **options
+        )
+        return result if isinstance(result, tuple) else (result,)
+
+    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    for is_mapped in subsets(len(tensors)):
+        inputs, in_dims = mapped_inputs(tensors, is_mapped)
+        for function in (results, gradient):
+            with Launches() as launches:
+                actual = vmap(function, in_dims)(*inputs)
+            assert set(launches.counts.values()) == {1}
+            torch.testing.assert_close(actual, of_each(function, inputs, in_dims))
