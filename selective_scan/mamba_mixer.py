@@ -16,8 +16,10 @@ from ._checks import HALF, MAX_WIDTH
 from ._discretization import METHODS, Method
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
+from .mamba_inner import mamba_inner_fn
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
+fx.wrap("mamba_inner_fn")
 fx.wrap("selective_scan_fn")
 
 # What an argument must keep where it could have no effect.
@@ -44,6 +46,9 @@ class MambaMixer(nn.Module):
     takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
     ``nn.Conv1d``, and A_log and D. dt_proj(dt) leaves its bias and the softplus to the scan. A_log
     and D carry the mark ``_no_weight_decay = True`` for optimizers' parameter groups.
+
+    :func:`mamba_inner_fn` computes all that follows in_proj. Where x_proj, dt_proj or out_proj is
+    replaced by an adapter or has a hook, it is called, and so are the parts around it.
 
     Every parameter follows .half(), .to(torch.bfloat16) and `dtype`. A_log, D and dt_proj.bias are
     used in float32 all the same (float64 where any tensor is), but a half type has rounded them
@@ -197,13 +202,38 @@ class MambaMixer(nn.Module):
             ValueError: hidden has another shape.
         """
         hidden = checked_sequence("hidden", hidden, self.d_model)
-        x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
+        xz = self.in_proj(hidden).transpose(1, 2)
+        if self._is_plain():
+            return mamba_inner_fn(
+                xz,
+                self.conv1d.weight,
+                self.conv1d.bias,
+                self.x_proj.weight,
+                self.dt_proj.weight,
+                self.out_proj.weight,
+                self.out_proj.bias,
+                _poles(self.A_log),
+                D=self.D,
+                delta_bias=self.dt_proj.bias,
+                delta_softplus=self.dt_soft_plus,
+                discretization_method=self.discretization_method,
+                bidirectional=self.bidirectional,
+            )
+        x, z = xz.chunk(2, dim=1)
         x = _causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
         rank, dstate = self.dt_rank, self.d_state
         dt, B, C = self.x_proj(x.transpose(1, 2)).split([rank, dstate, dstate], dim=-1)
         delta = self.dt_proj(dt).transpose(1, 2)
         y = self._scan(x, delta, B.transpose(1, 2), C.transpose(1, 2), z)
         return self.out_proj(y.transpose(1, 2))
+
+    def _is_plain(self) -> bool:
+        """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
+        kinds = {self.x_proj: nn.Linear, self.dt_proj: StepProjection, self.out_proj: nn.Linear}
+        return self.conv1d.kernel_size[0] <= MAX_WIDTH and all(
+            type(module) is kind and not (module._forward_pre_hooks or module._forward_hooks)
+            for module, kind in kinds.items()
+        )
 
     def _scan(self, x: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
         A = _poles(self.A_log)

@@ -58,6 +58,14 @@ def test_input_of_another_kind_is_refused():
         MambaMixer(DIM)(torch.zeros(2, 9, 7))
 
 
+def test_a_hook_sees_what_it_is_for(device):
+    mixer, x = MambaMixer(DIM, device=device), sequence(device)
+    expected, seen = mixer(x), []
+    mixer.dt_proj.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
+    torch.testing.assert_close(mixer(x), expected)
+    assert seen == [(BATCH, SEQLEN, 2 * DIM)]
+
+
 class Adapter(nn.Module):
     """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
 
@@ -129,8 +137,8 @@ def test_operations_of_a_model_are_counted(device):
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
     counts = counter.get_flop_counts()["Global"]
-    assert counts[torch.ops.selective_scan.selective_scan_bwd] == 22 * steps * inner * dstate
-    assert counts[torch.ops.selective_scan.causal_conv1d_bwd] == 4 * steps * inner * width
+    assert counts[torch.ops.selective_scan.selective_scan_bwd_out] == 22 * steps * inner * dstate
+    assert counts[torch.ops.selective_scan.causal_conv1d_bwd_out] == 4 * steps * inner * width
 
 
 def test_operations_of_the_other_scans_are_counted(device):

@@ -48,12 +48,12 @@ def test_poles_and_steps_are_used_in_float32():
         torch.set_default_dtype(torch.float32)
     arguments = {}
 
-    def scan(u, delta, A, *others, **options):
-        arguments.update(A=A, **options)
-        return u
+    def inner(xz, *others, **options):
+        arguments.update(A=others[-1], **options)
+        return torch.zeros(1, 3, 8, dtype=xz.dtype)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mamba_mixer, "selective_scan_fn", scan)
+        patch.setattr(mamba_mixer, "mamba_inner_fn", inner)
         layer(torch.randn(1, 3, 8, dtype=torch.bfloat16))
     assert torch.equal(arguments["A"], -layer.A_log.float().exp())
     assert arguments["A"].dtype == torch.float32
