@@ -55,9 +55,9 @@ for function in (selective_scan_fn, selective_scan_ref):
     assert_type(last_state, torch.Tensor)
 b, x, D = torch.ones(3, dtype=torch.complex64), torch.randn(4, 3, 4), torch.ones(4)
 out, last_state = adaptive_unitary_scan_fn(u, u, x, x[0].T, b, b, D, return_last_state=True)
-for function in (causal_conv1d_fn, causal_conv1d_ref):
-    assert_type(function(u, A, activation="silu"), torch.Tensor)
-    out, states = function(u, A, return_final_states=True)
+for convolve in (causal_conv1d_fn, causal_conv1d_ref):
+    assert_type(convolve(u, A, activation="silu"), torch.Tensor)
+    out, states = convolve(u, A, return_final_states=True)
     assert_type(states, torch.Tensor)
 """
 
