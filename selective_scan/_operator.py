@@ -226,8 +226,7 @@ class Operator:
 
     def __call__(self, *arguments):
         """The results of the forward op."""
-        if _pytorch.may_have_tangents():
-            self._refuse_tangents(arguments)
+        self.refuse_tangents(arguments)
         needs_gradient = torch.is_grad_enabled() and self._requires_gradient(arguments)
         if needs_gradient and not self._backward_names:
             raise RuntimeError(
@@ -268,8 +267,10 @@ class Operator:
         for option, value in zip(options, values[-len(options) :], strict=True):
             option.check_type(value)
 
-    def _refuse_tangents(self, arguments: tuple) -> None:
+    def refuse_tangents(self, arguments: tuple) -> None:
         """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
+        if not _pytorch.may_have_tangents():
+            return
         for tensor in arguments:
             if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
                 self._fail_on_tangents()
@@ -350,8 +351,7 @@ class Operator:
 
     def _call_op(self, op: torch._ops.OpOverload, apply: Callable, keys, *arguments):
         """What a call of torch.ops does above the kernels."""
-        if _pytorch.may_have_tangents():
-            self._refuse_tangents(arguments)
+        self.refuse_tangents(arguments)
         if torch.is_grad_enabled() and any(
             isinstance(value, Tensor) and value.requires_grad for value in arguments
         ):

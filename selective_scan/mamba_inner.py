@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _mamba_inner
+from . import _mamba_inner, _pytorch
 from ._checks import (
     COMPLEX,
     REAL,
@@ -26,7 +28,8 @@ from ._discretization import METHODS, Method
 from ._mamba_inner import rms_norm
 from ._operator import Result
 from ._selective_scan import projection_dtypes
-from .causal_conv1d import causal_conv1d_ref
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
+from .functional import selective_scan_fn
 from .reference import selective_scan_ref
 
 
@@ -125,6 +128,78 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
+def _compose(
+    scan: Callable[..., Tensor],
+    convolve: Callable[..., Tensor],
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor | None,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    B_proj_bias: Tensor | None,
+    C_proj_bias: Tensor | None,
+    delta_softplus: bool,
+    _checkpoint_lvl: int,
+    b_rms_weight: Tensor | None,
+    c_rms_weight: Tensor | None,
+    dt_rms_weight: Tensor | None,
+    b_c_dt_rms_eps: float,
+    discretization_method: Method,
+    bidirectional: bool,
+) -> Tensor:
+    """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch."""
+    dtype = xz.dtype
+    if dtype != torch.float64:
+        dtype = _autocast_dtype(xz.device) or dtype
+    dstate = A.shape[1]
+
+    x, z = xz.to(dtype).chunk(2, dim=1)
+    u = convolve(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
+    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
+    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
+    dt, B_rows, C_rows = x_dbl.split(
+        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
+    )
+    delta = F.linear(dt, delta_proj_weight.to(dtype))
+    if dt_rms_weight is not None:
+        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+
+    def projection(rows, bias, rms_weight):
+        if bias is not None:
+            rows = rows + bias.to(dtype)
+        if rms_weight is not None:
+            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
+        # Complex ones as (re, im) interleaved along time.
+        return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
+
+    if B is None:
+        B = projection(B_rows, B_proj_bias, b_rms_weight)
+    if C is None:
+        C = projection(C_rows, C_proj_bias, c_rms_weight)
+    scanned = (u, delta.transpose(1, 2), A, B, C)
+    options = {
+        "delta_bias": delta_bias,
+        "delta_softplus": delta_softplus,
+        "discretization_method": discretization_method,
+    }
+    if bidirectional:
+        y = scan(*scanned, D, **options)
+        y = y + scan(*scanned, **options, reverse=True)
+        y = y * F.silu(z)
+    else:
+        y = scan(*scanned, D, z, **options)
+    if out_proj_bias is not None:
+        out_proj_bias = out_proj_bias.to(dtype)
+    return F.linear(y.transpose(1, 2), out_proj_weight.to(dtype), out_proj_bias)
+
+
 def mamba_inner_ref(
     xz: Tensor,
     conv1d_weight: Tensor,
@@ -174,49 +249,7 @@ def mamba_inner_ref(
         *(b_c_dt_rms_eps, discretization_method, bidirectional),
     )
     _MAMBA_INNER.check((*arguments, backend))
-    dtype = xz.dtype
-    if dtype != torch.float64:
-        dtype = _autocast_dtype(xz.device) or dtype
-    dstate = A.shape[1]
-
-    x, z = xz.to(dtype).chunk(2, dim=1)
-    u = causal_conv1d_ref(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
-    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
-    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
-    dt, B_rows, C_rows = x_dbl.split(
-        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
-    )
-    delta = F.linear(dt, delta_proj_weight.to(dtype))
-    if dt_rms_weight is not None:
-        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
-
-    def projection(rows, bias, rms_weight):
-        if bias is not None:
-            rows = rows + bias.to(dtype)
-        if rms_weight is not None:
-            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
-        # Complex ones as (re, im) interleaved along time.
-        return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
-
-    if B is None:
-        B = projection(B_rows, B_proj_bias, b_rms_weight)
-    if C is None:
-        C = projection(C_rows, C_proj_bias, c_rms_weight)
-    scanned = (u, delta.transpose(1, 2), A, B, C)
-    options = {
-        "delta_bias": delta_bias,
-        "delta_softplus": delta_softplus,
-        "discretization_method": discretization_method,
-    }
-    if bidirectional:
-        y = selective_scan_ref(*scanned, D, **options)
-        y = y + selective_scan_ref(*scanned, **options, reverse=True)
-        y = y * F.silu(z)
-    else:
-        y = selective_scan_ref(*scanned, D, z, **options)
-    if out_proj_bias is not None:
-        out_proj_bias = out_proj_bias.to(dtype)
-    return F.linear(y.transpose(1, 2), out_proj_weight.to(dtype), out_proj_bias)
+    return _compose(selective_scan_ref, causal_conv1d_ref, *arguments)
 
 
 def mamba_inner_fn(
@@ -349,4 +382,8 @@ def mamba_inner_fn(
             discretization_method=discretization_method,
             bidirectional=bidirectional,
         )
+    if not torch.compiler.is_compiling() and _pytorch.are_transforms_active():
+        # The parts have batching rules, which their composition as one operator can not have.
+        _MAMBA_INNER.refuse_tangents(arguments)
+        return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
     return _MAMBA_INNER(*arguments, _autocast_dtype(xz.device))[0]

@@ -387,8 +387,9 @@ def test_transforms(device):
 
     single = torch.func.grad(loss)(xz)
     both = torch.func.vmap(torch.func.grad(loss))(torch.stack([xz, 2 * xz]))
-    torch.testing.assert_close(both[0], single)
-    torch.testing.assert_close(both[1], torch.func.grad(loss)(2 * xz))
+    tolerance = {"rtol": 1e-3, "atol": 1e-4}  # the products of both are one, summed otherwise
+    torch.testing.assert_close(both[0], single, **tolerance)
+    torch.testing.assert_close(both[1], torch.func.grad(loss)(2 * xz), **tolerance)
     with pytest.raises(RuntimeError, match="mamba_inner_ref, or backend='reference', supports it"):
         torch.func.jvp(loss, (xz,), (xz,))
 
