@@ -57,6 +57,7 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         anchor="x",
     ),
     results=[Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out")],
+    flops=lambda call: (2 * call["x"].numel() * call["weight"].shape[1], 0),
 )
 
 
