@@ -4,6 +4,7 @@
     selective_scan_ref    the same in plain PyTorch, written to be read
     adaptive_unitary_scan_fn  states that rotate by input-dependent angles; and its _ref
     causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
+    causal_conv1d_update  one step of it, its state changed in place; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
     mamba_inner_fn        everything between a Mamba layer's projections; and its _ref
     MambaMixer            a Mamba layer built on it, without norm and residual
@@ -18,6 +19,7 @@ from ._library import allow_fallback, backends
 from ._version import __version__
 from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
+from .causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn
 from .mamba_inner import mamba_inner_fn, mamba_inner_ref
@@ -35,6 +37,8 @@ __all__ = [
     "backends",
     "causal_conv1d_fn",
     "causal_conv1d_ref",
+    "causal_conv1d_update",
+    "causal_conv1d_update_ref",
     "diagonal_scan_fn",
     "diagonal_scan_ref",
     "mamba_inner_fn",

@@ -78,6 +78,7 @@ class TensorArgument:
         shape: the names of its dimensions; or what checks its shape.
         optional: whether it may be None.
         dims: the names of its dimensions, where `shape` is a function of one's own.
+        is_changed: whether the op changes it in place.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TensorArgument:
     shape: tuple[str, ...] | Callable[[str, Tensor, Call], None]
     optional: bool = False
     dims: tuple[str, ...] = ()
+    is_changed: bool = False
 
     @property
     def has_gradient(self) -> bool:
@@ -110,29 +112,35 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is a bool, NumPy's too, or one of some choices; left out, it is False, or
-    the first, or None if it is optional.
+    """An argument that is a bool, NumPy's too, one of some choices, or an int; left out, it is
+    False, the first, or `number`, or None if it is optional.
 
     Attributes:
         name: as in the schema of the op.
         choices: all of one type.
         none_is_default: whether None stands for the value left out.
         optional: whether None is a value of its own.
+        number: the default of an int.
     """
 
     name: str
     choices: tuple[str, ...] | tuple[int, ...] = ()
     none_is_default: bool = False
     optional: bool = False
+    number: int | None = None
 
     @property
     def type(self) -> type:
+        if self.number is not None:
+            return int
         return type(self.choices[0]) if self.choices else bool
 
     @property
     def default(self) -> bool | str | int | None:
         if self.optional:
             return None
+        if self.number is not None:
+            return self.number
         return self.choices[0] if self.choices else False
 
     def check_type(self, value: object) -> None:

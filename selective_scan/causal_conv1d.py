@@ -27,8 +27,11 @@ _STATES = ("sequences", "dim", "width-1")
 
 def _check_weight(name: str, tensor: Tensor, call: Call) -> None:
     check_dims(name, tensor, ("dim", "width"), call.sizes)
-    call.sizes["width-1"] = call.sizes["width"] - 1
+    call.sizes["width-1"] = history = call.sizes["width"] - 1
     call.sizes["sequences"] = call.sizes["batch"]
+    if "state_len" in call.sizes and call.sizes["state_len"] < history:
+        shape = tuple(call["conv_state"].shape)
+        fail(f"conv_state must have state_len of at least width-1 = {history}, got {shape}")
 
 
 def _check_cu_seqlens(name: str, tensor: Tensor, call: Call) -> None:
@@ -50,8 +53,8 @@ def _check_relations(call: Call) -> None:
 
 
 _X = TensorArgument("x", REAL, ("batch", "dim", "seqlen"))
-_WEIGHT = TensorArgument("weight", REAL, _check_weight, dims=("dim", "width"))
-_BIAS = TensorArgument("bias", REAL, ("dim",), optional=True)
+WEIGHT = TensorArgument("weight", REAL, _check_weight, dims=("dim", "width"))
+BIAS = TensorArgument("bias", REAL, ("dim",), optional=True)
 _SEQ_IDX = TensorArgument("seq_idx", INTEGER, ("batch", "seqlen"), optional=True)
 _CU_SEQLENS = TensorArgument(
     "cu_seqlens", INTEGER, _check_cu_seqlens, optional=True, dims=("sequences+1",)
@@ -59,7 +62,7 @@ _CU_SEQLENS = TensorArgument(
 _INITIAL_STATES = TensorArgument("initial_states", REAL, _STATES, optional=True)
 _FINAL_STATES_OUT = TensorArgument("final_states_out", REAL, _STATES, optional=True)
 _RETURN_FINAL_STATES = Option("return_final_states")
-_ACTIVATION = Option("activation", get_args(Activation), optional=True)
+ACTIVATION = Option("activation", get_args(Activation), optional=True)
 
 
 def _arguments(*arguments: TensorArgument | Option) -> Table:
@@ -72,10 +75,10 @@ def _flops(call: Call) -> tuple[int, int]:
     return products, 2 * products
 
 
-_TENSORS = (_X, _WEIGHT, _BIAS, _SEQ_IDX, _CU_SEQLENS, _INITIAL_STATES)
+_TENSORS = (_X, WEIGHT, BIAS, _SEQ_IDX, _CU_SEQLENS, _INITIAL_STATES)
 _CAUSAL_CONV1D = Operator(
     "causal_conv1d",
-    _arguments(*_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION),
+    _arguments(*_TENSORS, _RETURN_FINAL_STATES, ACTIVATION),
     results=[
         Result("out", ("batch", "dim", "seqlen"), lambda call: call["x"].dtype, like="x"),
         Result(
@@ -86,8 +89,8 @@ _CAUSAL_CONV1D = Operator(
         ),
     ],
     backward="dout dfinal_states x weight bias seq_idx cu_seqlens initial_states activation",
-    function_arguments=_arguments(*_TENSORS, _RETURN_FINAL_STATES, _ACTIVATION, _FINAL_STATES_OUT),
-    backward_arguments=_arguments(*_TENSORS, _ACTIVATION),
+    function_arguments=_arguments(*_TENSORS, _RETURN_FINAL_STATES, ACTIVATION, _FINAL_STATES_OUT),
+    backward_arguments=_arguments(*_TENSORS, ACTIVATION),
     flops=_flops,
     given_gradients="x",
 )

@@ -77,4 +77,31 @@ struct ConvBackwardParams : ConvParams {
   ArrayView dinitial_states;  // present where initial_states is
 };
 
+/// Some steps more of a convolution whose state stays in memory, in place; `seqlen` counts them.
+/// The state of a slot is x at its last state_len steps, state_len >= width - 1. With cache_seqlens
+/// it is a ring: x of step t is at t modulo state_len, and cache_seqlens is the number of steps
+/// before these. A row whose index is negative or pad_slot_id is padding: no state is read or
+/// changed for it, and its out is 0. Indices at which there is no slot are padding, too.
+struct ConvUpdateParams : ConvParams {
+  ConvUpdateParams() = default;
+  explicit ConvUpdateParams(const ConvParams& inputs) : ConvParams(inputs) {}
+
+  int64_t slots = 0;
+  int64_t state_len = 0;
+  int64_t pad_slot_id = -1;
+
+  ArrayView conv_state;           // (batch, channel, step): the slots and their steps
+  ArrayView out;                  // (batch, channel, step); may be x itself
+  IndexArray cache_seqlens;       // (batch), optional
+  IndexArray conv_state_indices;  // (batch), optional: else every row has the slot of its number
+
+  /// kNoSlot for padding.
+  static constexpr int64_t kNoSlot = -1;
+  SELECTIVE_SCAN_HD int64_t slot_of(int64_t row) const {
+    if (!conv_state_indices.present()) return row;
+    const int64_t slot = conv_state_indices.at(row);
+    return slot == pad_slot_id || slot < 0 || slot >= slots ? kNoSlot : slot;
+  }
+};
+
 }  // namespace selective_scan

@@ -48,6 +48,8 @@ cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void* workspa
                                   cudaStream_t stream);
 cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                                    cudaStream_t stream);
+/// Batch, dim and the steps are at least 1.
+cudaError_t causal_conv1d_update(const ConvUpdateParams& params, cudaStream_t stream);
 
 /// The adaptive unitary scan: one slab, whose theta has state stride 1.
 constexpr int64_t kMaxUnitaryDstate = 256;

@@ -40,17 +40,21 @@ void check_states_shape(const char* name, const Tensor& tensor, const ConvParams
       {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
 }
 
+void check_weight_shape(const Tensor& weight, ConvParams& params) {
+  check_shape("weight", weight, {{"dim", params.dim}, {"width"}});
+  params.width = weight.size(1);
+  if (params.width < 1 || params.width > kMaxConvWidth) {
+    fail("weight must have width of 1 to ", kMaxConvWidth, ", got ", shape_text(weight));
+  }
+}
+
 void check_shapes(const ConvArguments& args, ConvParams& params) {
   check_shape("x", args.x, {{"batch"}, {"dim"}, {"seqlen"}});
   params.batch = args.x.size(0);
   params.dim = args.x.size(1);
   params.seqlen = args.x.size(2);
   params.sequences = params.batch;
-  check_shape("weight", args.weight, {{"dim", params.dim}, {"width"}});
-  params.width = args.weight.size(1);
-  if (params.width < 1 || params.width > kMaxConvWidth) {
-    fail("weight must have width of 1 to ", kMaxConvWidth, ", got ", shape_text(args.weight));
-  }
+  check_weight_shape(args.weight, params);
   if (args.bias) check_shape("bias", *args.bias, {{"dim", params.dim}});
   if (args.seq_idx) {
     check_shape("seq_idx", *args.seq_idx, {{"batch", params.batch}, {"seqlen", params.seqlen}});
@@ -69,6 +73,35 @@ void check_shapes(const ConvArguments& args, ConvParams& params) {
   if (args.initial_states) {
     check_states_shape("initial_states", *args.initial_states, params);
   }
+}
+
+void check_update_shapes(const ConvUpdateArguments& args, ConvUpdateParams& params) {
+  const Tensor &x = args.x, &state = args.conv_state;
+  const bool has_steps = x.dim() == 3;
+  if (x.dim() != 2 && !has_steps) {
+    fail("x must be (batch, dim) or (batch, dim, steps), got ", shape_text(x));
+  }
+  params.batch = x.size(0);
+  params.dim = x.size(1);
+  params.seqlen = has_steps ? x.size(2) : 1;
+  const Dim batch{"batch", params.batch}, dim{"dim", params.dim};
+  // Without indices every row has the slot of its own number.
+  check_shape("conv_state", state,
+              {args.conv_state_indices ? Dim{"slots"} : batch, dim, {"state_len"}});
+  params.slots = state.size(0);
+  params.state_len = state.size(2);
+  check_weight_shape(args.weight, params);
+  if (params.state_len < params.width - 1) {
+    fail("conv_state must have state_len of at least width-1 = ", params.width - 1, ", got ",
+         shape_text(state));
+  }
+  if (args.bias) check_shape("bias", *args.bias, {dim});
+  if (args.cache_seqlens) check_shape("cache_seqlens", *args.cache_seqlens, {batch});
+  if (args.conv_state_indices) {
+    check_shape("conv_state_indices", *args.conv_state_indices, {batch});
+  }
+  if (args.out && has_steps) check_shape("out", *args.out, {batch, dim, {"steps", params.seqlen}});
+  if (args.out && !has_steps) check_shape("out", *args.out, {batch, dim});
 }
 
 ArrayView view_of(const Tensor& tensor) {
@@ -130,11 +163,49 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
   if (dx) check_given_gradient("dx", *dx, "x", args.x);
 }
 
+ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
+  ConvUpdateParams params;
+  params.silu = parse_activation(args.activation);
+  params.pad_slot_id = args.pad_slot_id;
+  const auto for_each = [&](const auto& visit) {
+    visit("x", args.x);
+    visit("conv_state", args.conv_state);
+    visit("weight", args.weight);
+    if (args.bias) visit("bias", *args.bias);
+    if (args.cache_seqlens) visit("cache_seqlens", *args.cache_seqlens);
+    if (args.conv_state_indices) visit("conv_state_indices", *args.conv_state_indices);
+    if (args.out) visit("out", *args.out);
+  };
+  for_each(check_dense);
+  for_each([&](const char* name, const Tensor& tensor) {
+    check_same_device(name, tensor, "x", args.x);
+    params.is_double = params.is_double || dtype_of(tensor) == ScalarType::Double;
+  });
+  check_dtype("x", args.x, kRealDtypes);
+  check_dtype("conv_state", args.conv_state, kRealDtypes);
+  check_dtype("weight", args.weight, kRealDtypes);
+  if (args.bias) check_dtype("bias", *args.bias, kRealDtypes);
+  if (args.cache_seqlens) check_dtype("cache_seqlens", *args.cache_seqlens, kIndexDtypes);
+  if (args.conv_state_indices) {
+    check_dtype("conv_state_indices", *args.conv_state_indices, kIndexDtypes);
+  }
+  if (args.out) check_dtype("out", *args.out, {dtype_of(args.x)});
+  check_update_shapes(args, params);
+
+  params.x = conv_view(args.x);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  params.conv_state = conv_view(args.conv_state);
+  if (args.cache_seqlens) params.cache_seqlens = index_view(*args.cache_seqlens);
+  if (args.conv_state_indices) params.conv_state_indices = index_view(*args.conv_state_indices);
+  return params;
+}
+
 ArrayView conv_view(const Tensor& tensor) {
   ArrayView view = view_of(tensor);
   view.batch = tensor.stride(0);
   view.channel = tensor.stride(1);
-  view.step = tensor.stride(2);
+  if (tensor.dim() == 3) view.step = tensor.stride(2);
   return view;
 }
 

@@ -30,13 +30,28 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                           const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                           const OptionalTensor& dx);
 
+struct ConvUpdateArguments {
+  const Tensor& x;
+  const Tensor& conv_state;
+  const Tensor& weight;
+  const OptionalTensor& bias;
+  const std::optional<std::string>& activation;
+  const OptionalTensor& cache_seqlens;
+  const OptionalTensor& conv_state_indices;
+  int64_t pad_slot_id;
+  const OptionalTensor& out;
+};
+
+/// As make_conv_params.
+ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args);
+
 // Views of tensors that were checked.
 
-/// (batch, dim, steps): sequences, or the states of sequences.
+/// (batch, dim, steps): sequences, or the states of sequences; (batch, dim): one step of each.
 ArrayView conv_view(const Tensor& tensor);
 /// (dim, width) or (dim,)
 ArrayView taps_view(const Tensor& tensor);
-/// (batch, seqlen) or (sequences + 1,)
+/// (batch, seqlen), or an index for each sequence
 IndexArray index_view(const Tensor& tensor);
 
 }  // namespace selective_scan::op

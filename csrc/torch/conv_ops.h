@@ -1,4 +1,4 @@
-// The forward and backward ops of the causal convolution on one backend.
+// The forward, backward and update ops of the causal convolution on one backend.
 //
 // A Backend names where the kernels run. It has:
 //
@@ -6,11 +6,15 @@
 //       Selects the device of x.
 //   void check(const ConvParams& params) const
 //       Refuses values of cu_seqlens, where they can be looked at.
+//   void check(const ConvUpdateParams& params) const
+//       Refuses indices of slots that there are not, where they can be looked at.
 //   int64_t workspace_bytes(const Params& params) const
 //       How much scratch memory a pass takes.
 //   void launch(const ConvForwardParams& params, void* workspace) const
 //   void launch(const ConvBackwardParams& params, void* workspace) const
 //       Runs a pass; dim and batch are at least 1.
+//   void launch(const ConvUpdateParams& params) const
+//       Runs some steps; there is at least one value.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -118,6 +122,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
   Tensor dx = allocate_like(x);
   return std::tuple_cat(std::make_tuple(dx),
                         differentiate(backend, args, params, dout, dfinal_states, dx));
+}
+
+/// Returns out, or no tensor where the caller gave one.
+template <class Backend>
+Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
+                            const OptionalTensor& bias,
+                            const std::optional<std::string>& activation,
+                            const OptionalTensor& cache_seqlens,
+                            const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
+                            const OptionalTensor& out) {
+  ConvUpdateParams params =
+      make_conv_update_params({x, conv_state, weight, bias, activation, cache_seqlens,
+                               conv_state_indices, pad_slot_id, out});
+  const Backend backend(x);
+  backend.check(params);
+  const Tensor result = out ? Tensor() : allocate_like(x);
+  if (x.numel() == 0) return result;
+  params.out = conv_view(out ? *out : result);
+  backend.launch(params);
+  return result;
 }
 
 }  // namespace selective_scan::op

@@ -23,6 +23,16 @@ struct CpuBackend {
       before = boundary;
     }
   }
+  void check(const ConvUpdateParams& params) const {
+    const IndexArray& indices = params.conv_state_indices;
+    if (!indices.present()) return;
+    for (int64_t row = 0; row < params.batch; ++row) {
+      const int64_t slot = indices.at(row);
+      if (slot >= params.slots && slot != params.pad_slot_id) {
+        fail("conv_state_indices must be less than slots = ", params.slots, ", got ", slot);
+      }
+    }
+  }
   template <class Params>
   int64_t workspace_bytes(const Params& params) const {
     return cpu::workspace_bytes(params);
@@ -32,6 +42,9 @@ struct CpuBackend {
   }
   void launch(const ConvBackwardParams& params, void* workspace) const {
     cpu::causal_conv1d_backward(params, workspace, torch_thread_pool());
+  }
+  void launch(const ConvUpdateParams& params) const {
+    cpu::causal_conv1d_update(params, torch_thread_pool());
   }
 };
 
@@ -51,12 +64,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
       "str? activation, *, Tensor(a!) dx) -> (Tensor dweight, Tensor dbias, "
       "Tensor dinitial_states)");
+  m.def(
+      "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
+      "str? activation=None, Tensor? cache_seqlens=None, Tensor? conv_state_indices=None, "
+      "int pad_slot_id=-1, Tensor(b!)? out=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CpuBackend>));
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));
+  m.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<CpuBackend>));
 }
 
 }  // namespace selective_scan::op

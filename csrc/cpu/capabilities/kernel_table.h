@@ -4,6 +4,7 @@
 #include "../capability.h"
 #include "../conv/backward.h"
 #include "../conv/forward.h"
+#include "../conv/update.h"
 #include "../diagonal/scan.h"
 #include "../selective/backward.h"
 #include "../selective/forward.h"
@@ -40,7 +41,7 @@ constexpr ConvKernels conv_kernels_of() {
   using Forward = ConvForward<R>;
   using Backward = ConvBackward<R>;
   return {R::kWidth,      Block::kMaxLanes, Block::kTileElements, &Forward::run,
-          &Backward::run, &Forward::end,    &Backward::end};
+          &Backward::run, &Forward::end,    &Backward::end,       &ConvUpdate<R>::run};
 }
 
 template <class InstructionSet>

@@ -18,7 +18,7 @@ class ConvForward {
     alignas(64) T bias[Block::kMaxLanes];
     alignas(64) typename Block::Tile tile;
     block.load_taps(taps, bias);
-    const Convolve convolve = kConvolve[params.width - 1][params.silu];
+    const Convolve convolve = convolve_for(params);
 
     block.for_each_run(split, task, [&](const Run& run, int64_t first, int64_t stop) {
       if (run.is_padding) {
@@ -49,11 +49,15 @@ class ConvForward {
     block.store(params.final_states, sequence, 0, block.history, tile);
   }
 
- private:
   /// From x at each step and the width - 1 before, in consecutive rows, makes the output, in the
   /// row of the oldest of them.
   using Convolve = void (*)(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile);
 
+  static Convolve convolve_for(const ConvParams& params) {
+    return kConvolve[params.width - 1][params.silu];
+  }
+
+ private:
   template <int kWidth, bool kSilu>
   static void convolve(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile) {
     for (int64_t lane = 0; lane < pitch; lane += R::kWidth) {

@@ -37,6 +37,8 @@ struct ConvKernels {
                       int64_t block);
   void (*end_backward)(const ConvBackwardParams& params, const ConvSplit& split, int64_t sequence,
                        int64_t block);
+  void (*update)(const ConvUpdateParams& params, const ConvSplit& split, int64_t row,
+                 int64_t block);
 };
 
 }  // namespace selective_scan::cpu

@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kTaskElements = 32768;
 constexpr int64_t kWantedTasks = 32;
 constexpr int64_t kMinSegment = 64;
+/// An update of fewer values than this is done before another thread has woken up.
+constexpr int64_t kSmallUpdate = 16384;
 
 const ConvKernels& kernels_for(const ConvParams& params) {
   return chosen_capability().conv[params.is_double];
@@ -126,6 +128,20 @@ void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
     add_parts(params, static_cast<const float*>(workspace), num_parts, pool);
   }
   if (params.dinitial_states.present()) for_each_end(params, split, pool, kernels.end_backward);
+}
+
+void causal_conv1d_update(const ConvUpdateParams& params, const ThreadPool& pool) {
+  const ConvKernels& kernels = kernels_for(params);
+  const ConvSplit split = split_of(params);
+  const auto update = [&](int64_t index) {
+    kernels.update(params, split, index / split.blocks, index % split.blocks);
+  };
+  const int64_t tasks = params.batch * split.blocks;
+  if (params.batch * params.dim * params.seqlen < kSmallUpdate) {
+    for (int64_t index = 0; index < tasks; ++index) update(index);
+  } else {
+    parallel_for(pool, tasks, update);
+  }
 }
 
 }  // namespace selective_scan::cpu

@@ -1,0 +1,213 @@
+"""One step of the causal convolution, for states that stay in memory between calls: decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._checks import (
+    INTEGER,
+    REAL,
+    BackendName,
+    Call,
+    Option,
+    Table,
+    TensorArgument,
+    check_dims,
+    fail,
+)
+from ._operator import Operator, Result
+from .causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
+
+
+def _check_steps(name: str, tensor: Tensor, call: Call) -> None:
+    if tensor.dim() not in (2, 3):
+        fail(f"{name} must be (batch, dim) or (batch, dim, steps), got {tuple(tensor.shape)}")
+    check_dims(name, tensor, ("batch", "dim", "steps")[: tensor.dim()], call.sizes)
+
+
+def _check_conv_state(name: str, tensor: Tensor, call: Call) -> None:
+    # Without indices every row has the slot of its own number.
+    rows = "slots" if "conv_state_indices" in call.tensors else "batch"
+    check_dims(name, tensor, (rows, "dim", "state_len"), call.sizes)
+
+
+def _check_out(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, ("batch", "dim", "steps")[: call["x"].dim()], call.sizes)
+
+
+_CAUSAL_CONV1D_UPDATE = Operator(
+    "causal_conv1d_update",
+    Table(
+        TensorArgument("x", REAL, _check_steps),
+        TensorArgument("conv_state", REAL, _check_conv_state, is_changed=True),
+        WEIGHT,
+        BIAS,
+        ACTIVATION,
+        TensorArgument("cache_seqlens", INTEGER, ("batch",), optional=True),
+        TensorArgument("conv_state_indices", INTEGER, ("batch",), optional=True),
+        Option("pad_slot_id", number=-1),
+        TensorArgument(
+            "out",
+            lambda _, call: ((call["x"].dtype,), ""),
+            _check_out,
+            optional=True,
+            is_changed=True,
+        ),
+        anchor="x",
+    ),
+    results=[Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out")],
+    flops=lambda call: (2 * call["x"].numel() * call["weight"].shape[1], 0),
+)
+
+
+def causal_conv1d_update_ref(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    *,
+    pad_slot_id: int = -1,
+    out: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """Some steps of the causal convolution, in plain PyTorch.
+
+    Arguments, result and errors are those of :func:`causal_conv1d_update`; `backend` is checked as
+    there, but chooses nothing here. It runs on any device, and refuses indices of slots that there
+    are not on any.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import causal_conv1d_update_ref
+        >>> state = torch.tensor([[[1.0, 2.0]]])
+        >>> causal_conv1d_update_ref(torch.tensor([[3.0]]), state, torch.tensor([[1.0, 10.0]]))
+        tensor([[32.]])
+        >>> state
+        tensor([[[2., 3.]]])
+    """
+    options = (activation, cache_seqlens, conv_state_indices, pad_slot_id, out)
+    call = _CAUSAL_CONV1D_UPDATE.check((x, conv_state, weight, bias, *options, backend))
+    dtype, history = call.compute_dtype, call.sizes["width-1"]
+    slots, _, state_len = conv_state.shape
+    new = x.unsqueeze(-1) if x.dim() == 2 else x
+    batch, dim, steps = new.shape
+
+    slot = torch.arange(batch, device=x.device)
+    is_live = torch.ones_like(slot, dtype=torch.bool)
+    if conv_state_indices is not None:
+        slot = conv_state_indices.long()
+        is_live = (slot >= 0) & (slot != pad_slot_id)
+        beyond = slot[is_live & (slot >= slots)]
+        if beyond.numel() > 0:
+            fail(f"conv_state_indices must be less than slots = {slots}, got {beyond[0].item()}")
+    slot, new = slot[is_live], new[is_live].to(dtype)
+    state = conv_state[slot].to(dtype)
+    if cache_seqlens is None:
+        joined = torch.cat([state, new], -1)
+        seen, state = joined[..., state_len - history :], joined[..., steps:]
+    else:
+        step = cache_seqlens[is_live].long()[:, None]
+
+        def places(first: int, number: int) -> Tensor:
+            offsets = torch.arange(first, first + number, device=x.device)
+            return ((step + offsets) % max(state_len, 1))[:, None].expand(-1, dim, -1)
+
+        seen = torch.cat([state.gather(2, places(-history, history)), new], -1)
+        kept = min(steps, state_len)
+        state = state.scatter(2, places(steps - kept, kept), new[..., steps - kept :])
+    live = torch.zeros_like(new) if bias is None else bias.to(dtype)[:, None].expand(new.shape)
+    for k, tap in enumerate(weight.to(dtype).unbind(1)):
+        live = live + tap[:, None] * seen[..., k : k + steps]
+    if activation is not None:
+        live = torch.nn.functional.silu(live)
+    conv_state[slot] = state.to(conv_state.dtype)
+    result = torch.empty_like(x) if out is None else out
+    result.zero_()
+    result[is_live] = (live.squeeze(-1) if x.dim() == 2 else live).to(x.dtype)
+    return result
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    *,
+    pad_slot_id: int = -1,
+    out: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """Takes one step of the causal convolution, or a few, its state changed in place: decoding.
+
+    The state of a row is x at its last state_len steps, at least width - 1 of them. A call that
+    goes on where :func:`causal_conv1d_fn` ended, from its final states, gives what one call of all
+    steps would have given. `conv_state` may be a pool of which a batch uses some slots:
+    `conv_state_indices` names that of each row. A row whose index is negative or `pad_slot_id` is
+    padding: no state is read or changed for it, and its out is 0.
+
+    With `cache_seqlens` a state is a ring: x of step t is at t modulo state_len, so that nothing in
+    it moves. Without, the last step is at its end.
+
+    Two rows of one slot have no defined result. Indices of slots that there are not are refused on
+    a CPU; on CUDA, where the host does not read them, they are taken for padding. Any strides will
+    do. Dtypes may be mixed: arithmetic is float32, or float64 if any tensor is float64, also under
+    torch.autocast. There is no derivative: a call that would need one is refused.
+
+    Args:
+        x: (batch, dim), or (batch, dim, steps), float32, float16, bfloat16 or float64.
+        conv_state: (batch, dim, state_len), with `conv_state_indices` (slots, dim, state_len), any
+            of these dtypes. Changed in place.
+        weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is the one of
+            the step itself.
+        bias: (dim,), any of these dtypes.
+        activation: None, "silu" or "swish", which is another name of silu.
+        cache_seqlens: the number of steps before these, (batch,), int32 or int64.
+        conv_state_indices: the slot of each row, (batch,), int32 or int64.
+        pad_slot_id: an index that marks padding, as every negative one does.
+        out: where to write the result, if it is not to be a new tensor: shaped like x, of its
+            dtype. It may be x.
+        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
+            insist on that device; "reference" takes :func:`causal_conv1d_update_ref`, on any
+            device.
+
+    Returns:
+        out, shaped and, where x is dense, laid out like x, in x's dtype; `out` itself if it is
+        given.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: a wrong layout, device, dtype, shape or activation; the message names the
+            argument, what was expected and what came. Also a call that needs a gradient, and, on a
+            CPU, an index of a slot that there is not.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
+        ImportError: the library for the tensors' device is missing.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        arXiv:2312.00752, figure 3. The positional arguments are those of the package causal_conv1d.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import causal_conv1d_fn, causal_conv1d_update
+        >>> x, weight = torch.randn(2, 64, 100), torch.randn(64, 4)
+        >>> out, state = causal_conv1d_fn(x, weight, return_final_states=True)
+        >>> causal_conv1d_update(torch.randn(2, 64), state, weight).shape
+        torch.Size([2, 64])
+    """
+    options = (activation, cache_seqlens, conv_state_indices, pad_slot_id, out)
+    arguments = (x, conv_state, weight, bias, *options)
+    if not _CAUSAL_CONV1D_UPDATE.has_kernels((*arguments, backend)):
+        return causal_conv1d_update_ref(
+            *arguments[:7], pad_slot_id=pad_slot_id, out=out, backend=backend
+        )
+    result = _CAUSAL_CONV1D_UPDATE(*arguments)
+    return result if out is None else out

@@ -1,0 +1,369 @@
+"""Steps of the causal convolution with the state in place: against the reference and the whole."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from problem import Error, generator, lay_out
+from selective_scan import (
+    causal_conv1d_fn,
+    causal_conv1d_ref,
+    causal_conv1d_update,
+    causal_conv1d_update_ref,
+)
+
+F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+UPDATES = [causal_conv1d_update, causal_conv1d_update_ref]
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 3
+    dim: int = 21
+    steps: int | None = None
+    width: int = 4
+    state_len: int = 3
+    activation: str | None = "silu"
+    bias: bool = True
+    ring: bool = False
+    slots: int | None = None  # of a pool
+    dtype: torch.dtype = F32
+    state_dtype: torch.dtype = F32
+    layout: str = "contiguous"
+
+    def with_(self, **changes) -> "Case":
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={value}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+        return ",".join(changed) or "base"
+
+
+def make(case: Case, device: str) -> dict:
+    random = generator(case.with_(layout="contiguous"))
+
+    def normal(dtype, *shape):
+        return torch.randn(shape, generator=random, dtype=F64).to(dtype)
+
+    steps = () if case.steps is None else (case.steps,)
+    tensors = {
+        "x": normal(case.dtype, case.batch, case.dim, *steps),
+        "conv_state": normal(case.state_dtype, case.slots or case.batch, case.dim, case.state_len),
+        "weight": normal(F32, case.dim, case.width) / case.width**0.5,
+        "bias": normal(F32, case.dim) if case.bias else None,
+    }
+    arguments = {
+        name: None if tensor is None else lay_out(tensor.to(device), case.layout, index)
+        for index, (name, tensor) in enumerate(tensors.items())
+    }
+    arguments["activation"] = case.activation
+    if case.ring:
+        arguments["cache_seqlens"] = torch.tensor([0, 2, 1001][: case.batch], dtype=torch.int32)
+    if case.slots is not None:
+        slots = torch.randperm(case.slots, generator=random)[: case.batch]
+        slots[1] = -1
+        arguments["conv_state_indices"] = slots
+    for name in ("cache_seqlens", "conv_state_indices"):
+        if name in arguments:
+            arguments[name] = arguments[name].to(device)
+    return arguments
+
+
+def copied(arguments: dict, dtype: torch.dtype | None = None) -> dict:
+    """The same, the state cloned; floating tensors as this dtype."""
+    return {
+        name: value.clone().to(dtype if dtype and value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.Tensor) and (name == "conv_state" or dtype)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+BASE = Case()
+CASES = [
+    BASE,
+    *(BASE.with_(width=width, state_len=max(width - 1, 0)) for width in (1, 2, 8)),
+    *(BASE.with_(state_len=state_len, ring=ring) for state_len in (4, 9) for ring in (False, True)),
+    BASE.with_(ring=True),
+    BASE.with_(width=1, state_len=0, ring=True),
+    *(BASE.with_(steps=steps, ring=ring, state_len=5) for steps in (1, 2, 5, 70)
+      for ring in (False, True)),
+    BASE.with_(steps=0),
+    BASE.with_(slots=7),
+    BASE.with_(slots=7, ring=True, steps=2, state_len=6),
+    BASE.with_(activation=None, bias=False),
+    BASE.with_(batch=0),
+    BASE.with_(dim=0),
+    BASE.with_(dim=300, batch=70, state_len=4),
+    BASE.with_(dim=300, steps=1000, state_len=700),
+    *(BASE.with_(layout=layout, steps=steps, state_len=5)
+      for layout in ("channel_last", "dim_first", "sliced", "offset") for steps in (None, 3)),
+    *(BASE.with_(dtype=dtype, state_dtype=state, dim=64)
+      for dtype, state in ((BF16, BF16), (HALF, F32), (F32, BF16), (BF16, F64), (F64, F64))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_reference(case, device):
+    arguments = make(case, device)
+    exact, actual = copied(arguments, F64), copied(arguments)
+    for name in ("cache_seqlens", "conv_state_indices"):
+        if name in exact:
+            exact[name] = arguments[name]
+    expected = causal_conv1d_update_ref(**exact)
+    out = causal_conv1d_update(**actual)
+    assert out.dtype == case.dtype
+    if case.layout in ("contiguous", "channel_last", "dim_first"):
+        assert out.stride() == arguments["x"].stride()
+    for got, wanted in ((out, expected), (actual["conv_state"], exact["conv_state"])):
+        assert got.shape == wanted.shape
+        if got.numel() > 0:
+            error = Error.of(got.double().cpu(), wanted.cpu())
+            allowed = torch.finfo(got.dtype).eps + 4 * torch.finfo(F32).eps
+            assert error.relative_l2 < allowed, error
+    if case.slots is not None:
+        assert not out[1].any()
+        used = set(arguments["conv_state_indices"].tolist())
+        others = [slot for slot in range(case.slots) if slot not in used]
+        assert torch.equal(actual["conv_state"][others], arguments["conv_state"][others])
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("update", UPDATES)
+def test_steps_go_on_where_a_convolution_ended(update, ring, device):
+    random = generator("steps")
+    x, weight, bias = (
+        torch.randn(shape, generator=random).to(device) for shape in ((2, 9, 40), (9, 4), (9,))
+    )
+    whole = causal_conv1d_ref(x, weight, bias, activation="silu")
+    _, state = causal_conv1d_fn(
+        x[..., :20], weight, bias, return_final_states=True, activation="silu"
+    )
+    if ring:  # of five, in which steps 17 to 19 are
+        longer = torch.full((2, 9, 5), torch.nan, device=device)
+        longer[..., [2, 3, 4]] = state
+        state = longer
+    outs, done = [], 20
+    for part in x[..., 20:].split([1, 3, 1, 7, 8], dim=2):
+        seqlens = torch.full((2,), done, device=device, dtype=torch.int64) if ring else None
+        outs.append(update(part, state, weight, bias, "silu", seqlens))
+        done += part.shape[2]
+    torch.testing.assert_close(torch.cat(outs, 2), whole[..., 20:])
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("steps", [None, 3, 600])
+def test_the_result_is_written_to_a_given_tensor(steps, update, device):
+    """Which may be x itself."""
+    arguments = make(BASE.with_(steps=steps, state_len=5), device)
+    plain, given = copied(arguments), copied(arguments)
+    expected = update(**plain)
+    given["x"] = given["out"] = given["x"].clone()
+    assert update(**given) is given["out"]
+    assert torch.equal(given["out"], expected)
+    assert torch.equal(given["conv_state"], plain["conv_state"])
+
+
+def test_padding_may_hold_anything(device):
+    arguments = make(BASE.with_(slots=7), device) | {"pad_slot_id": 5}
+    arguments["conv_state_indices"] = torch.tensor([5, 2, -7], device=device)
+    arguments["conv_state"][5] = torch.nan
+    arguments["x"][[0, 2]] = torch.nan
+    before = arguments["conv_state"].clone()
+    out = causal_conv1d_update(**arguments)
+    assert not out[[0, 2]].any()
+    assert out[1].isfinite().all()
+    same = [0, 1, 3, 4, 6]
+    assert torch.equal(arguments["conv_state"][same], before[same])
+
+
+def test_what_is_saved_for_a_derivative_must_not_change(device):
+    arguments = make(BASE, device)
+    weight = torch.ones_like(arguments["conv_state"]).requires_grad_()
+    product = arguments["conv_state"] * weight
+    causal_conv1d_update(**arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_derivative_is_refused(device):
+    arguments = make(BASE, device)
+    arguments["x"].requires_grad_()
+    with pytest.raises(RuntimeError, match="causal_conv1d_update has no derivative"):
+        causal_conv1d_update(**arguments)
+    with torch.no_grad():
+        causal_conv1d_update(**arguments)
+
+
+def op_arguments(arguments: dict) -> tuple:
+    names = ("x", "conv_state", "weight", "bias", "activation", "cache_seqlens")
+    return tuple(arguments.get(name) for name in (*names, "conv_state_indices"))
+
+
+@pytest.mark.parametrize("case", [BASE, BASE.with_(slots=7, ring=True, steps=2)], ids=str)
+def test_opcheck(case, device):
+    arguments = make(case, device)
+    op = torch.ops.selective_scan.causal_conv1d_update
+    torch.library.opcheck(op, op_arguments(arguments))
+    with FakeTensorMode() as mode:
+        fake = {
+            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+            for name, value in arguments.items()
+        }
+        assert op(*op_arguments(fake)).shape == arguments["x"].shape
+        assert op(*op_arguments(fake), -1, torch.empty_like(fake["x"])) is None
+
+
+def test_compile(device):
+    torch._dynamo.reset()
+    compiled = torch.compile(causal_conv1d_update, fullgraph=True, backend="aot_eager")
+    for case in (BASE, BASE.with_(slots=7, ring=True, steps=2, state_len=5)):
+        arguments = make(case, device)
+        plain, given = copied(arguments), copied(arguments)
+        torch.testing.assert_close(compiled(**given), causal_conv1d_update(**plain))
+        torch.testing.assert_close(given["conv_state"], plain["conv_state"])
+        given["out"] = torch.empty_like(given["x"])
+        compiled(**given)
+        torch.testing.assert_close(given["out"], causal_conv1d_update(**plain))
+
+
+# --- bad calls ------------------------------------------------------------------------------------
+
+
+def ones(*shape, dtype=F32, **options):
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+REAL = "float32, float16, bfloat16 or float64"
+INDICES = {"conv_state_indices": ones(2, dtype=torch.int32)}
+BAD_CALLS = [
+    ({"x": ones(2, 4, dtype=torch.int32)}, f"x must have dtype {REAL}, got int32"),
+    (
+        {"conv_state": ones(2, 4, 3, dtype=torch.int8)},
+        f"conv_state must have dtype {REAL}, got int8",
+    ),
+    ({"cache_seqlens": ones(2)}, "cache_seqlens must have dtype int32 or int64, got float32"),
+    ({"out": ones(2, 4, dtype=BF16)}, "out must have dtype float32, got bfloat16"),
+    ({"x": ones(4)}, "x must be (batch, dim) or (batch, dim, steps), got (4,)"),
+    (
+        {"conv_state": ones(3, 4, 3)},
+        "conv_state must be (batch, dim, state_len) = (2, 4, *), got (3, 4, 3)",
+    ),
+    (
+        {"conv_state": ones(3, 5, 3), **INDICES},
+        "conv_state must be (slots, dim, state_len) = (*, 4, *), got (3, 5, 3)",
+    ),
+    ({"weight": ones(5, 3)}, "weight must be (dim, width) = (4, *), got (5, 3)"),
+    ({"weight": ones(4, 9)}, "weight must have width of 1 to 8, got (4, 9)"),
+    (
+        {"weight": ones(4, 5)},
+        "conv_state must have state_len of at least width-1 = 4, got (2, 4, 3)",
+    ),
+    ({"bias": ones(5)}, "bias must be (dim,) = (4,), got (5,)"),
+    (
+        {"cache_seqlens": ones(3, dtype=torch.int64)},
+        "cache_seqlens must be (batch,) = (2,), got (3,)",
+    ),
+    (
+        {"conv_state_indices": ones(2, 1, dtype=torch.int64)},
+        "conv_state_indices must be (batch,) = (2,), got (2, 1)",
+    ),
+    ({"out": ones(2, 4, 1)}, "out must be (batch, dim) = (2, 4), got (2, 4, 1)"),
+    ({"activation": "gelu"}, "activation must be None or one of silu, swish, got 'gelu'"),
+    ({"bias": ones(4, device="meta")}, "bias must be on the device of x, cpu, got meta"),
+]
+MESSAGES = [message for _, message in BAD_CALLS]
+
+
+def bad_arguments(change):
+    return {"x": ones(2, 4), "conv_state": ones(2, 4, 3), "weight": ones(4, 4)} | change
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
+@pytest.mark.parametrize("update", UPDATES)
+def test_bad_call(update, change, message):
+    with pytest.raises(RuntimeError) as caught:
+        update(**bad_arguments(change))
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CALLS[:-1], ids=MESSAGES[:-1])
+def test_bad_call_under_compile(change, message):
+    arguments = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in bad_arguments(change).items()
+    }
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.selective_scan.causal_conv1d_update(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": None}, "x must be a Tensor, got NoneType"),
+        ({"cache_seqlens": 3}, "cache_seqlens must be a Tensor or None, got int"),
+        ({"activation": 1}, "activation must be a str or None, got int"),
+        ({"pad_slot_id": None}, "pad_slot_id must be an int, got NoneType"),
+        ({"pad_slot_id": True}, "pad_slot_id must be an int, got bool"),
+    ],
+)
+def test_bad_argument(update, change, message):
+    arguments = bad_arguments(change)
+    with pytest.raises(TypeError) as caught:
+        update(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_slots_that_there_are_not_are_refused(update):
+    indices = torch.tensor([0, 2])
+    with pytest.raises(RuntimeError) as caught:
+        update(**bad_arguments({"conv_state_indices": indices}))
+    message = "selective_scan: conv_state_indices must be less than slots = 2, got 2"
+    assert str(caught.value) == message
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    batch=st.integers(0, 3),
+    dim=st.integers(0, 40),
+    steps=st.none() | st.integers(0, 9),
+    width=st.integers(1, 8),
+    spare=st.integers(-1, 5),
+    ring=st.booleans(),
+    slots=st.none() | st.integers(3, 5),
+)
+def test_any_call(batch, dim, steps, width, spare, ring, slots):
+    """It either works as the reference does, or both refuse it with the same sentence."""
+    arguments = {
+        "x": torch.randn(batch, dim, *(() if steps is None else (steps,))),
+        "conv_state": torch.randn(slots or batch, dim, max(width - 1 + spare, 0)),
+        "weight": torch.randn(dim, width),
+    }
+    if ring:
+        arguments["cache_seqlens"] = torch.randint(0, 50, (batch,))
+    if slots is not None:
+        arguments["conv_state_indices"] = torch.randperm(slots)[:batch] - 1
+    results = []
+    for update in UPDATES:
+        given_arguments = copied(arguments)
+        try:
+            results.append((update(**given_arguments), given_arguments["conv_state"]))
+        except RuntimeError as error:
+            results.append(str(error))
+    if isinstance(results[1], str):
+        assert results[0] == results[1]
+        assert results[0].startswith("selective_scan: ")
+    else:
+        torch.testing.assert_close(*results)
