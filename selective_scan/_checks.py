@@ -78,6 +78,7 @@ class TensorArgument:
         shape: the names of its dimensions; or what checks its shape.
         optional: whether it may be None.
         dims: the names of its dimensions, where `shape` is a function of one's own.
+        is_changed: whether the op changes it in place.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TensorArgument:
     shape: tuple[str, ...] | Callable[[str, Tensor, Call], None]
     optional: bool = False
     dims: tuple[str, ...] = ()
+    is_changed: bool = False
 
     @property
     def has_gradient(self) -> bool:
@@ -168,6 +170,23 @@ class Number:
             fail(f"{self.name} must be at least 0, got {value}")
 
 
+@dataclass(frozen=True)
+class Integer:
+    """An argument that is an int."""
+
+    name: str
+    default: int
+    type = int
+    optional = False
+
+    def check_type(self, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            _fail_on_type(self.name, "an int", value)
+
+    def check_value(self, value: int) -> None:
+        pass
+
+
 def _is_numpy_bool(value: object) -> bool:
     """NumPy, which calls its type bool_ or bool, need not be installed."""
     kind = type(value)
@@ -204,7 +223,7 @@ class Table:
 
     def __init__(
         self,
-        *arguments: TensorArgument | Option | Number,
+        *arguments: TensorArgument | Option | Number | Integer,
         anchor: str,
         complex_by: tuple[str, ...] = (),
         relations: Callable[[Call], None] = lambda call: None,

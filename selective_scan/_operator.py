@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _library, _memory, _pytorch
@@ -47,6 +48,7 @@ class Result:
         chunk: for states that the backward op wants, the op that gives the number of steps from one
             to the next. They are not differentiable; None, where none are to be saved.
         recomputed: whether the backward op computes such states if it is not given them.
+        unless: the argument that is written instead, where it is given; the op returns None then.
         asked_by: the option without which the result is None.
     """
 
@@ -56,6 +58,7 @@ class Result:
     like: str | None = None
     chunk: str | None = None
     recomputed: bool = False
+    unless: str | None = None
     asked_by: str | None = None
 
     @property
@@ -74,6 +77,8 @@ class Result:
         if self.chunk is not None and not is_saved:
             return None
         if self.asked_by is not None and not call.options[self.asked_by]:
+            return None
+        if self.unless in call.tensors:
             return None
         dtype = self.dtype(call)
         if self.like is not None:
@@ -182,6 +187,11 @@ class Operator:
         self._gradients = [argument for argument in arguments.tensors if argument.has_gradient]
         self._anchor = arguments.names.index(arguments.anchor)
         self._tensor_places = [arguments.names.index(argument.name) for argument in self._gradients]
+        self._changed_places = [
+            arguments.names.index(argument.name)
+            for argument in arguments.tensors
+            if argument.is_changed
+        ]
         self._seen_types: set[tuple[type, ...]] = set()
         if backward:
             self._plan_backward()
@@ -247,13 +257,17 @@ class Operator:
             if needs_gradient:
                 return self._apply(*arguments)
             with _pytorch.below_autograd():
-                return self._run_forward(*arguments)
+                results = self._run_forward(*arguments)
         except NotImplementedError:  # no kernels for such tensors; the checks say why
             self.arguments.check_values(arguments)
             raise
         except RuntimeError as error:
             _memory.raise_own(error)
             raise
+        for place in self._changed_places:
+            if arguments[place] is not None:  # a graph that has saved it must see the change
+                increment_version(arguments[place])
+        return results
 
     def _requires_gradient(self, arguments: tuple) -> bool:
         for place in self._tensor_places:
