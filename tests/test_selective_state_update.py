@@ -580,7 +580,7 @@ def test_compiles_for_changing_batches(device):
         return selective_state_update(**arguments, out=out)
 
     compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
-    for batch in (2, 3, 5):
+    for batch in (5, 7, 9):  # that no two dimensions are as large by chance
         arguments = make(Case(batch=batch, indices=torch.int32), device)
         copy = arguments | {"state": arguments["state"].clone()}
         assert torch.equal(compiled(copy), step(arguments))
