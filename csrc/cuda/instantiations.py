@@ -154,7 +154,20 @@ UPDATE = [
                 *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
             )
         ),
-    )
+    ),
+    # Types of the states and of the inputs.
+    Source(
+        "update_plain",
+        "update",
+        ("plain",),
+        tuple(
+            f"PlainUpdate<{types}, METHOD>"
+            for types in (
+                *("float, float", "float, BFloat16", "float, Half"),
+                *("BFloat16, BFloat16", "Half, Half"),
+            )
+        ),
+    ),
 ]
 
 SOURCES = [

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 
 #include "../kit/config.h"
 
 namespace selective_scan::cuda {
 namespace {
 
-/// Threads of a multiprocessor that are at work at once; see the kernel's launch bounds.
-constexpr int64_t kResidentThreads = 1024;
 /// Rows that a block takes so that all blocks are at work at once, at the most; where more would be
 /// needed there are several waves of blocks, each with so many rows that the last one is short.
 constexpr int64_t kMostRows = 16;
@@ -34,12 +33,43 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          is_aligned(view.channel);
 }
 
-int64_t rows_of_a_block(int64_t threads_of_a_row, int64_t batch, const Device& device) {
-  const int64_t resident = kResidentThreads * device.multiprocessors;
-  const auto even = [](int64_t rows) { return rows > 1 ? round_up(rows, int64_t{2}) : rows; };
-  int64_t rows = even(ceil_div(threads_of_a_row * batch, resident));
+int64_t rows_of_a_block(const UpdatePlan& plan, int64_t batch, const Device& device) {
+  const int64_t resident = int64_t{kUpdateBlocksAtOnce} * device.multiprocessors;
+  int64_t rows = ceil_div(plan.tiles * batch, resident);
   if (rows > kMostRows) rows = kRowsOfManyWaves;
-  return even(ceil_div(batch, ceil_div(batch, rows)));  // blocks of equal work
+  rows = std::max(rows, ceil_div(batch, kMaxRows));
+  return ceil_div(batch, ceil_div(batch, rows));  // blocks of equal work
+}
+
+bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
+  const UpdatePlan::Vectors& vectors = plan.vectors;
+  const DType input = params.x.dtype;
+  const auto is_input = [&](const ArrayView& view) {
+    return !view.present() || view.dtype == input;
+  };
+  // There are 32 bits for offsets in bytes, channels and rows.
+  constexpr double kLimit = 0x1p30;
+  const auto is_near = [&](const ArrayView& view, int64_t rows) {
+    const double last = static_cast<double>(rows - 1) * view.batch +
+                        static_cast<double>(params.heads - 1) * view.group +
+                        static_cast<double>(params.dim - 1) * view.channel + params.dstate;
+    return view.batch >= 0 && view.group >= 0 && view.channel >= 0 &&
+           last * element_size(view.dtype) < kLimit;
+  };
+  const ArrayView* const of_rows[] = {&params.x,   &params.dt, &params.z,
+                                      &params.out, &params.B,  &params.C};
+  const ArrayView* const of_channels[] = {&params.state, &params.A, &params.D, &params.dt_bias};
+  const auto all_near = [&](const auto& views, int64_t rows) {
+    return std::all_of(std::begin(views), std::end(views),
+                       [&](const ArrayView* view) { return is_near(*view, rows); });
+  };
+  return !params.is_complex && !params.is_double && params.steps == 1 && !plan.many_packs &&
+         vectors.state && vectors.A && vectors.B && vectors.C &&
+         params.A.dtype == DType::kFloat32 && is_input(params.dt) && is_input(params.z) &&
+         is_input(params.B) && is_input(params.C) && is_input(params.out) &&
+         (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
+         static_cast<double>(params.heads) * params.dim < kLimit && params.batch < kLimit &&
+         all_near(of_rows, params.batch) && all_near(of_channels, 1);
 }
 
 }  // namespace
@@ -52,12 +82,14 @@ UpdatePlan plan_update(const UpdateParams& params, const Device& device) {
   const auto lanes = std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize)));
   plan.lane_bits = std::countr_zero(lanes);
   plan.tiles = ceil_div(params.heads * params.dim, int64_t{kUpdateThreads} >> plan.lane_bits);
-  plan.rows = rows_of_a_block(plan.tiles * kUpdateThreads, params.batch, device);
+  plan.rows = rows_of_a_block(plan, params.batch, device);
   plan.vectors = {has_vectors(params.state, params, plan.lane_states),
                   has_vectors(params.A, params, plan.lane_states),
                   has_vectors(params.B, params, plan.lane_states),
                   has_vectors(params.C, params, plan.lane_states)};
-  plan.shape.blocks = plan.tiles * ceil_div(params.batch, plan.rows);
+  plan.is_plain = is_plain(params, plan);
+  plan.shape.blocks = plan.tiles;
+  plan.shape.rows = ceil_div(params.batch, plan.rows);
   plan.shape.threads = kUpdateThreads;
   return plan;
 }

@@ -19,16 +19,20 @@ struct UpdatePlan {
     bool C;
   };
 
+  bool is_plain;    // plain.cuh runs it
   int lane_states;  // of a lane at a time: those of 16 bytes
   bool many_packs;  // a lane has more than one such pack of states
   int lane_bits;    // log2 of the lanes that share a channel
-  int64_t tiles;    // blocks that it takes for all channels
-  int64_t rows;     // of the batch that a block takes
+  int64_t tiles;    // blocks that it takes for all channels: the grid's first dimension
+  int64_t rows;     // of the batch that a block takes: the second goes along these
   Vectors vectors;
   LaunchShape shape;
 };
 
 constexpr int kUpdateThreads = 128;
+
+/// Blocks that a multiprocessor has at work at once: the plain kernels have 64 registers a thread.
+constexpr int kUpdateBlocksAtOnce = 8;
 
 UpdatePlan plan_update(const UpdateParams& params, const Device& device);
 

@@ -7,23 +7,23 @@
 
 namespace selective_scan::cuda::update {
 
-/// kReals numbers of at most sizeof(R) bytes each.
-template <class R, int kReals>
+/// kReals numbers of at most kSize bytes each.
+template <class R, int kReals, int kSize = sizeof(R)>
 struct Fetched {
-  uint32_t words[ceil_div(kReals * static_cast<int>(sizeof(R)), 4)] = {};
+  uint32_t words[ceil_div(kReals * kSize, 4)] = {};
 
   __device__ __forceinline__ Pack<R, kReals> converted(DType dtype) const {
     Pack<R, kReals> values;
-    if (dtype == DType::kFloat32) {
+    if (kSize >= 4 && dtype == DType::kFloat32) {
 #pragma unroll
-      for (int i = 0; i < kReals; ++i) values.v[i] = bit_cast<float>(words[i]);
+      for (int i = 0; i < kReals; ++i) values.v[i] = bit_cast<float>(words[kSize >= 4 ? i : 0]);
     } else if (dtype == DType::kBFloat16) {
 #pragma unroll
       for (int i = 0; i < kReals; ++i) values.v[i] = to_float(BFloat16{half_word(i)});
-    } else if (sizeof(R) == 4 || dtype == DType::kFloat16) {
+    } else if (kSize <= 4 || dtype == DType::kFloat16) {
 #pragma unroll
       for (int i = 0; i < kReals; ++i) values.v[i] = to_float(Half{half_word(i)});
-    } else if constexpr (sizeof(R) == 8) {
+    } else if constexpr (kSize == 8) {
 #pragma unroll
       for (int i = 0; i < kReals; ++i) {
         const uint64_t high = words[2 * i + 1];
@@ -35,12 +35,12 @@ struct Fetched {
 
   /// As it would have been fetched with its neighbours.
   __device__ __forceinline__ void set(int i, const char* address, int size) {
-    if (size == 2) {
+    if (kSize == 2 || size == 2) {
       const uint32_t bits = *reinterpret_cast<const uint16_t*>(address);
       words[i / 2] |= bits << (i % 2 * 16);
     } else if (size == 4) {
       words[i] = *reinterpret_cast<const uint32_t*>(address);
-    } else if constexpr (sizeof(R) == 8) {
+    } else if constexpr (kSize == 8) {
       words[2 * i] = reinterpret_cast<const uint32_t*>(address)[0];
       words[2 * i + 1] = reinterpret_cast<const uint32_t*>(address)[1];
     }
@@ -50,11 +50,11 @@ struct Fetched {
   /// what rows share.
   template <bool kStreamed>
   __device__ __forceinline__ void set_all(const char* address, int size) {
-    if (size == 2) {
+    if (kSize == 2 || size == 2) {
       take<kReals * 2, kStreamed>(address);
     } else if (size == 4) {
       take<kReals * 4, kStreamed>(address);
-    } else if constexpr (sizeof(R) == 8) {
+    } else if constexpr (kSize == 8) {
       take<kReals * 8, kStreamed>(address);
     }
   }
@@ -97,14 +97,14 @@ __device__ __forceinline__ R value_of(const Fetched<R, 1>& fetched, const ArrayV
 }
 
 /// States `first` to first + kStates - 1 of those from `index` on, 0 from dstate on.
-template <bool kStreamed, class T, int kStates, class R = real_t<T>,
+template <bool kStreamed, class T, int kStates, int kSize = sizeof(real_t<T>), class R = real_t<T>,
           int kReals = kStates * (is_complex_v<T> ? 2 : 1)>
-__device__ __forceinline__ Fetched<R, kReals> fetch_states(const ArrayView& view, bool is_vector,
-                                                           int64_t index, int first,
-                                                           int64_t dstate) {
+__device__ __forceinline__ Fetched<R, kReals, kSize> fetch_states(const ArrayView& view,
+                                                                  bool is_vector, int64_t index,
+                                                                  int first, int64_t dstate) {
   constexpr int kParts = kReals / kStates;
   const int size = static_cast<int>(element_size(view.dtype));
-  Fetched<R, kReals> fetched;
+  Fetched<R, kReals, kSize> fetched;
   if (is_vector) {
     if (first < dstate) {
       fetched.template set_all<kStreamed>(address_of(view, index + first * kParts), size);
@@ -122,8 +122,8 @@ __device__ __forceinline__ Fetched<R, kReals> fetch_states(const ArrayView& view
   }
   return fetched;
 }
-template <class T, int kStates, class R, int kReals>
-__device__ __forceinline__ Pack<T, kStates> states_of(const Fetched<R, kReals>& fetched,
+template <class T, int kStates, class R, int kReals, int kSize>
+__device__ __forceinline__ Pack<T, kStates> states_of(const Fetched<R, kReals, kSize>& fetched,
                                                       DType dtype) {
   return bit_cast<Pack<T, kStates>>(fetched.converted(dtype));
 }

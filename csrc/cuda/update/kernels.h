@@ -14,4 +14,11 @@ struct Update {
                             cudaStream_t stream);
 };
 
+/// The kernel of calls for which UpdatePlan::is_plain, by the types of their states and inputs.
+template <class State, class Input, Method kMethod>
+struct PlainUpdate {
+  static cudaError_t launch(const UpdateParams& params, const UpdatePlan& plan,
+                            cudaStream_t stream);
+};
+
 }  // namespace selective_scan::cuda::update

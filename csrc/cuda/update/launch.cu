@@ -14,8 +14,25 @@ constexpr MethodTable<Launch> kLaunches = make_method_table<Launch>([]<Method kM
   return &update::Update<T, kStates, kPacks, kMethod>::launch;
 });
 
+template <class State, class Input>
+constexpr MethodTable<Launch> kPlainLaunches = make_method_table<Launch>(
+    []<Method kMethod>() -> Launch { return &update::PlainUpdate<State, Input, kMethod>::launch; });
+
+const MethodTable<Launch>& plain_launches_of(const UpdateParams& params) {
+  const bool is_single = params.state.dtype == DType::kFloat32;
+  switch (params.x.dtype) {
+    case DType::kBFloat16:
+      return is_single ? kPlainLaunches<float, BFloat16> : kPlainLaunches<BFloat16, BFloat16>;
+    case DType::kFloat16:
+      return is_single ? kPlainLaunches<float, Half> : kPlainLaunches<Half, Half>;
+    default:
+      return kPlainLaunches<float, float>;
+  }
+}
+
 /// See instantiations.py.
 const MethodTable<Launch>& launches_of(const UpdateParams& params, const UpdatePlan& plan) {
+  if (plan.is_plain) return plain_launches_of(params);
   const bool many = plan.many_packs;
   if (params.is_complex && params.is_double) {
     return many ? kLaunches<Complex<double>, 1, 8> : kLaunches<Complex<double>, 1, 1>;

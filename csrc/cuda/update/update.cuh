@@ -1,51 +1,15 @@
-// The state update: every state read once, changed, and written once.
+// The state update of any call: states and inputs of all types and strides, in several steps.
 //
-// Mapping: see UpdatePlan. Two rows at a time have their states and inputs under way before the
-// first is waited for, and the states of the next two are asked for to the second-level cache; the
-// sum over the states goes through shuffles. Bound by memory: with 1024 threads on a multiprocessor
-// and 32 bytes of states each, 32 KiB are in flight, and as much on its way to the cache. A row of
-// eight states in a lane takes about 200 instructions, two thirds of what can be issued in the time
-// that bf16 states take from memory on an H200.
+// A thread fetches all that a row needs before it converts any of it. Where lanes cannot move their
+// states together, they move them one by one.
 #pragma once
 
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
-#include "fetch.cuh"
 #include "kernels.h"
+#include "place.cuh"
 
 namespace selective_scan::cuda::update {
-
-constexpr int kRows = 2;  // at a time
-
-struct UpdateArgs {
-  UpdateParams params;
-  UpdatePlan plan;
-};
-
-/// Where a lane stands.
-struct Place {
-  int64_t head;
-  int64_t channel;
-  int64_t group;
-  int part;     // of the lanes that share the channel
-  bool exists;  // the last block's channels may be too many
-
-  __device__ __forceinline__ Place(const UpdateParams& params, const UpdatePlan& plan) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int64_t tile = blockIdx.x % static_cast<unsigned>(plan.tiles);
-    const int64_t index = tile * (kUpdateThreads >> plan.lane_bits) + (thread >> plan.lane_bits);
-    part = thread & ((1 << plan.lane_bits) - 1);
-    exists = index < params.heads * params.dim;
-    head = params.heads == 1 || !exists ? 0 : index / params.dim;
-    channel = exists ? index - head * params.dim : 0;
-    group = params.groups == 1 ? 0 : params.group_of(head);
-  }
-
-  /// Of an array of channels, at row and step 0.
-  __device__ __forceinline__ int64_t offset(const ArrayView& view) const {
-    return head * view.group + channel * view.channel;
-  }
-};
 
 /// What a row's step needs beside its state.
 template <class T, int kStates, int kPacks>
@@ -63,6 +27,9 @@ template <class T, int kStates, int kPacks, Method kMethod>
 class RowUpdates {
   using R = real_t<T>;
   using Inputs = StepInputs<T, kStates, kPacks>;
+  /// Bytes of a real number of the states: with eight of them in 16 bytes, no other than two.
+  static constexpr int kStateSize = kStates == 8 ? 2 : sizeof(R);
+  using FetchedStates = Fetched<R, kStates*(is_complex_v<T> ? 2 : 1), kStateSize>;
 
  public:
   __device__ __forceinline__ RowUpdates(const UpdateParams& params, const UpdatePlan& plan)
@@ -88,44 +55,30 @@ class RowUpdates {
   }
 
   __device__ __forceinline__ void run(int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row += kRows) {
-      int64_t source[kRows];
-      typename Inputs::States fetched[kRows][kPacks];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        source[i] = row + i < end ? params_.source(row + i) : UpdateParams::kNoSlot;
-        if (!has_state(source[i])) continue;
+    for (int64_t row = begin + 1; row < end && row <= begin + kRowsAhead; ++row) {
+      prefetch_state(params_.source(row));
+    }
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t source = params_.source(row);
+      if (row > begin && row + kRowsAhead < end) prefetch_state(params_.source(row + kRowsAhead));
+      FetchedStates fetched[kPacks];
+      Inputs inputs;
+      if (has_state(source)) {
         for_each_pack([&](int p, int first) {
-          fetched[i][p] = fetch_states<true, T, kStates>(
-              params_.state, plan_.vectors.state, state_offset(source[i]), first, params_.dstate);
+          fetched[p] = fetch_states<true, T, kStates, kStateSize>(
+              params_.state, plan_.vectors.state, state_offset(source), first, params_.dstate);
         });
+        fetch_inputs(row, 0, inputs);
       }
-      Inputs inputs[kRows];
+      Pack<T, kStates> h[kPacks];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (has_state(source[i])) fetch_inputs(row + i, 0, inputs[i]);
+      for (int p = 0; p < kPacks; ++p) {
+        h[p] = states_of<T, kStates>(fetched[p], params_.state.dtype);
       }
-      for (int64_t next = row + kRows; next < row + 2 * kRows && next < end; ++next) {
-        prefetch_state(params_.source(next));
-      }
-
-      Pack<T, kStates> h[kRows][kPacks];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          h[i][p] = states_of<T, kStates>(fetched[i][p], params_.state.dtype);
-        }
-      }
-      for (int64_t step = 0; step < params_.steps; ++step) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if (step > 0 && has_state(source[i])) fetch_inputs(row + i, step, inputs[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if (row + i < end) advance(row + i, step, source[i], inputs[i], h[i]);
-        }
+      advance(row, 0, source, inputs, h);
+      for (int64_t step = 1; step < params_.steps; ++step) {
+        if (has_state(source)) fetch_inputs(row, step, inputs);
+        advance(row, step, source, inputs, h);
       }
     }
   }
@@ -169,9 +122,7 @@ class RowUpdates {
     if (!has_state(slot)) return;
     for_each_pack([&](int, int first) {
       if (first >= params_.dstate) return;
-      const char* address =
-          address_of(params_.state, state_offset(slot) + first * params_.state.state);
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+      prefetch(address_of(params_.state, state_offset(slot) + first * params_.state.state));
     });
   }
 
@@ -226,14 +177,10 @@ class RowUpdates {
   Pole<T> poles_[kPacks][kStates];
 };
 
-/// With 64 registers a thread, what a multiprocessor has suffices for 1024.
-template <class T, int kPacks>
-constexpr int kBlocksAtOnce = sizeof(T) == 4 && kPacks == 1 ? 1024 / kUpdateThreads : 1;
-
 template <class T, int kStates, int kPacks, Method kMethod>
-__global__ void __launch_bounds__(kUpdateThreads, kBlocksAtOnce<T, kPacks>)
+__global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const __grid_constant__ UpdateArgs args) {
-  const int64_t begin = blockIdx.x / static_cast<unsigned>(args.plan.tiles) * args.plan.rows;
+  const int64_t begin = blockIdx.y * args.plan.rows;
   const int64_t end = begin + args.plan.rows;
   RowUpdates<T, kStates, kPacks, kMethod>(args.params, args.plan)
       .run(begin, end < args.params.batch ? end : args.params.batch);
