@@ -13,6 +13,7 @@ from ._checks import (
     INTEGER,
     REAL,
     SINGLE_OR_DOUBLE,
+    BackendName,
     Call,
     Dtypes,
     Integer,
@@ -22,7 +23,7 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._discretization import DISCRETIZATIONS, METHODS
+from ._discretization import DISCRETIZATIONS, METHODS, Method
 from ._operator import Operator, Result
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
@@ -153,8 +154,8 @@ def selective_state_update_ref(
     dst_state_batch_indices: Tensor | None = None,
     pad_slot_id: int = -1,
     out: Tensor | None = None,
-    discretization_method: str = "zoh",
-    backend: str = "auto",
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
 ) -> Tensor:
     """The state update, step by step in plain PyTorch.
 
@@ -258,8 +259,8 @@ def selective_state_update(
     dst_state_batch_indices: Tensor | None = None,
     pad_slot_id: int = -1,
     out: Tensor | None = None,
-    discretization_method: str = "zoh",
-    backend: str = "auto",
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
 ) -> Tensor:
     r"""Takes one step of the selective scan, or a few, and changes the states in place: decoding.
 

@@ -185,6 +185,11 @@ def case_list():
     cases += [complex_base.with_(dstate=n) for n in (1, 3, 8, 16, 40)]
     cases += [base.with_(dim=n, state=s) for n in (1, 2, 33, 300) for s in (F32, HALF)]
     cases += [base.with_(batch=1, dim=1536, x=BF16), base.with_(batch=70, dim=48)]
+    # Where a GPU's blocks have several rows each, the last one fewer.
+    cases += [
+        base.with_(batch=45, dim=1000, x=BF16, state=dtype, indices=torch.int64, destinations=1)
+        for dtype in (F32, BF16)
+    ]
     cases += [heads, heads.with_(state=BF16, x=BF16), heads.with_(state=C64), heads.with_(steps=4)]
     cases += [Case(heads=4, dim=64, dstate=128, x=BF16, state=s) for s in (BF16, F32)]
     cases += [base.with_(groups=n) for n in (1, 4, 20)] + [complex_base.with_(groups=5, steps=3)]
@@ -245,8 +250,9 @@ def test_out_is_computed_from_the_unrounded_state(dtype, device):
     arguments["state"] = rounded.to(F32)
     expected = selective_state_update(**arguments)
     out = selective_state_update(**(arguments | {"state": rounded}))
-    assert torch.equal(out, expected)
-    assert torch.equal(rounded, arguments["state"].to(dtype))
+    assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
+    # Rounding errors of the arithmetic seldom move a state from one number to the next.
+    assert (rounded == arguments["state"].to(dtype)).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("steps", [None, 2])
@@ -287,10 +293,11 @@ def test_every_step_can_be_gone_back_to(dtype, device):
         state = arguments["state"].clone()
         parts = {name: arguments[name][:, :count] for name in ("x", "dt", "z", "B", "C")}
         prefix = selective_state_update(**(arguments | parts | {"state": state}))
-        assert torch.equal(prefix, out[:, :count])
+        assert Error.of(out[:, :count].cpu(), prefix.cpu()).relative_l2 < 1e-6
         for row in range(2):
             if destinations[row, count - 1] >= 0:
-                assert torch.equal(pool[destinations[row, count - 1]], state[row])
+                kept = pool[destinations[row, count - 1]]
+                assert Error.of(kept.cpu(), state[row].cpu()).relative_l2 < 1e-6 + eps(dtype) / 8
 
 
 def test_values_per_head_by_strides_of_0(device):
@@ -308,7 +315,8 @@ def test_values_per_head_by_strides_of_0(device):
     for given in (small, {name: value.contiguous() for name, value in small.items()}):
         state = arguments["state"].clone()
         results.append((selective_state_update(**(arguments | given | {"state": state})), state))
-    assert all(map(torch.equal, *results))
+    for actual, expected in zip(*results, strict=True):
+        assert Error.of(actual.cpu(), expected.cpu()).relative_l2 < 1e-6
 
 
 def test_out_is_written_and_returned(device):

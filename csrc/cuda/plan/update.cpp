@@ -38,7 +38,8 @@ int64_t rows_of_a_block(const UpdatePlan& plan, int64_t batch, const Device& dev
   int64_t rows = ceil_div(plan.tiles * batch, resident);
   if (rows > kMostRows) rows = kRowsOfManyWaves;
   rows = std::max(rows, ceil_div(batch, kMaxRows));
-  return ceil_div(batch, ceil_div(batch, rows));  // blocks of equal work
+  rows = ceil_div(batch, ceil_div(batch, rows));  // blocks of equal work
+  return rows > 1 ? round_up(rows, int64_t{plain_group(plan.lane_states)}) : rows;
 }
 
 bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
@@ -52,7 +53,8 @@ bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
   const auto is_near = [&](const ArrayView& view, int64_t rows) {
     const double last = static_cast<double>(rows - 1) * view.batch +
                         static_cast<double>(params.heads - 1) * view.group +
-                        static_cast<double>(params.dim - 1) * view.channel + params.dstate;
+                        static_cast<double>(params.dim - 1) * view.channel +
+                        static_cast<double>(params.dstate) * view.state;
     return view.batch >= 0 && view.group >= 0 && view.channel >= 0 &&
            last * element_size(view.dtype) < kLimit;
   };
@@ -64,12 +66,13 @@ bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
                        [&](const ArrayView* view) { return is_near(*view, rows); });
   };
   return !params.is_complex && !params.is_double && params.steps == 1 && !plan.many_packs &&
-         vectors.state && vectors.A && vectors.B && vectors.C &&
+         vectors.state && vectors.B && vectors.C && params.A.state >= 0 &&
          params.A.dtype == DType::kFloat32 && is_input(params.dt) && is_input(params.z) &&
          is_input(params.B) && is_input(params.C) && is_input(params.out) &&
          (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
          static_cast<double>(params.heads) * params.dim < kLimit && params.batch < kLimit &&
-         all_near(of_rows, params.batch) && all_near(of_channels, 1);
+         all_near(of_rows, params.batch) && all_near(of_channels, 1) && params.slots < kLimit &&
+         params.state.batch * element_size(params.state.dtype) < kLimit;
 }
 
 }  // namespace
@@ -79,7 +82,9 @@ UpdatePlan plan_update(const UpdateParams& params, const Device& device) {
   plan.lane_states = 16 / state_bytes(params);
   const int64_t packs = ceil_div(params.dstate, plan.lane_states);
   plan.many_packs = packs > kWarpSize;
-  const auto lanes = std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize)));
+  const auto lanes =
+      std::max(std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize))),
+               static_cast<unsigned>(plain_group(plan.lane_states)));
   plan.lane_bits = std::countr_zero(lanes);
   plan.tiles = ceil_div(params.heads * params.dim, int64_t{kUpdateThreads} >> plan.lane_bits);
   plan.rows = rows_of_a_block(plan, params.batch, device);

@@ -34,6 +34,11 @@ constexpr int kUpdateThreads = 128;
 /// Blocks that a multiprocessor has at work at once: the plain kernels have 64 registers a thread.
 constexpr int kUpdateBlocksAtOnce = 8;
 
+/// Rows that the plain kernel takes at a time: each of the lanes that share a channel prepares one.
+constexpr int plain_group(int lane_states) {
+  return lane_states == 8 ? 2 : 4;
+}
+
 UpdatePlan plan_update(const UpdateParams& params, const Device& device);
 
 }  // namespace selective_scan::cuda

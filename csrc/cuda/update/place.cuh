@@ -1,13 +1,11 @@
 // Where the threads of the state update stand, and what they ask for beforehand.
 #pragma once
 
+#include "../kit/states.cuh"
 #include "fetch.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::update {
-
-/// Rows whose states the second-level cache is asked for while one is changed.
-constexpr int kRowsAhead = 3;
 
 struct UpdateArgs {
   UpdateParams params;
@@ -38,6 +36,14 @@ struct Place {
     return head * view.group + channel * view.channel;
   }
 };
+
+/// A state after a step.
+template <Method kMethod, class T>
+__device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> x, const Pole<T>& pole,
+                                        T B) {
+  const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+  return value.abar * h + held_input<kMethod>(delta, x, value) * B;
+}
 
 /// Has the second-level cache fetch what lies at an address.
 __device__ __forceinline__ void prefetch(const void* address) {

@@ -1,11 +1,12 @@
 // The state update as decoders call it: one step, real states in fp32 arithmetic, inputs of one
 // type and the states of that type or fp32, everything aligned for vectors.
 //
-// A block takes its rows one behind the other. It asks the second-level cache for the states of the
-// next kRowsAhead, so that memory is busy with few registers: 1024 threads on a multiprocessor have
-// 48 KiB on their way. Offsets but those of slots have 32 bits, and go from row to row by one
-// addition. Bound by memory; at batch 1 by the way from the launch to the first load, for which the
-// host prepares what it can.
+// A block takes its rows in groups. What a channel has but one of in a row, its step, input, gate
+// and slot, the lanes that share the channel prepare for one row of the group each, and tell each
+// other. The states of the whole group are under way at once, those of the next are asked for to
+// the second-level cache: with 1024 threads on a multiprocessor 32 to 64 KiB, each. Offsets but
+// those of slots have 32 bits, and go from group to group by one addition. Bound by memory; at
+// batch 1 by the way from the launch to the first load, for which the host prepares what it can.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -17,13 +18,13 @@ namespace selective_scan::cuda::update {
 /// An array with strides in bytes.
 struct PlainArray {
   char* data;
-  int64_t row;
+  uint32_t row;   // of `state` of the slot
   uint32_t head;  // of B and C of the group
   uint32_t channel;
 
   explicit PlainArray(const ArrayView& view)
       : data(static_cast<char*>(view.data)),
-        row(view.batch * element_size(view.dtype)),
+        row(static_cast<uint32_t>(view.batch * element_size(view.dtype))),
         head(static_cast<uint32_t>(view.group * element_size(view.dtype))),
         channel(static_cast<uint32_t>(view.channel * element_size(view.dtype))) {}
 
@@ -32,9 +33,9 @@ struct PlainArray {
     return head_index * head + channel_index * channel;
   }
   __device__ __forceinline__ char* at(uint32_t offset) const { return data + offset; }
-  /// Of the states.
-  __device__ __forceinline__ char* at_slot(int64_t slot, uint32_t offset) const {
-    return data + slot * row + offset;
+  /// Of the states, whose rows may be further apart than an offset goes.
+  __device__ __forceinline__ char* at_slot(int slot, uint32_t offset) const {
+    return data + static_cast<uint64_t>(static_cast<uint32_t>(slot)) * row + offset;
   }
 };
 
@@ -45,8 +46,11 @@ struct PlainArgs {
   uint32_t dim;
   uint32_t heads_per_group;
   int lane_bits;
+  uint32_t A_state;  // stride of A's states
+  bool A_is_vector;
   int batch;
   int rows;  // that a block takes
+  int slots;
 
   PlainArgs(const UpdateParams& params, const UpdatePlan& plan)
       : params(params),
@@ -64,8 +68,22 @@ struct PlainArgs {
         dim(static_cast<uint32_t>(params.dim)),
         heads_per_group(static_cast<uint32_t>(params.heads / params.groups)),
         lane_bits(plan.lane_bits),
+        A_state(static_cast<uint32_t>(params.A.state * element_size(params.A.dtype))),
+        A_is_vector(plan.vectors.A),
         batch(static_cast<int>(params.batch)),
-        rows(static_cast<int>(plan.rows)) {}
+        rows(static_cast<int>(plan.rows)),
+        slots(static_cast<int>(params.slots)) {}
+
+  /// UpdateParams::slot_of in 32 bits.
+  static constexpr int kNoSlot = -1;
+  __device__ __forceinline__ int slot_of(const IndexArray& indices, int index_row) const {
+    const int64_t index = indices.at(index_row, 0);
+    return index < 0 || index >= slots || index == params.pad_slot_id ? kNoSlot
+                                                                      : static_cast<int>(index);
+  }
+  __device__ __forceinline__ int source(int index_row) const {
+    return params.sources.present() ? slot_of(params.sources, index_row) : index_row;
+  }
 };
 
 /// D or dt_bias, of any type.
@@ -84,6 +102,17 @@ template <class State, int kStates>
 __device__ __forceinline__ Pack<State, kStates> load_streamed(const char* address) {
   return bit_cast<Pack<State, kStates>>(__ldcg(reinterpret_cast<const uint4*>(address)));
 }
+/// What the kernel writes nothing of, so that loads may pass stores.
+template <class Element, int kCount>
+__device__ __forceinline__ Pack<Element, kCount> load_shared(const char* address) {
+  using Word = Vector<sizeof(Pack<Element, kCount>)>;
+  Pack<Word, sizeof(Pack<Element, kCount>) / sizeof(Word)> words;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(words) / sizeof(Word); ++i) {
+    words.v[i] = __ldg(reinterpret_cast<const Word*>(address) + i);
+  }
+  return bit_cast<Pack<Element, kCount>>(words);
+}
 template <class Element, int kCount>
 __device__ __forceinline__ Pack<Element, kCount> load_at(const char* address) {
   return load_pack<Element, kCount>(reinterpret_cast<const Element*>(address));
@@ -93,6 +122,7 @@ template <class State, class Input, Method kMethod>
 __global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocksAtOnce)
     plain_update_kernel(const __grid_constant__ PlainArgs args) {
   constexpr int kStates = 16 / sizeof(State);
+  constexpr int kGroup = plain_group(kStates);
   const UpdateParams& params = args.params;
   const uint32_t lane = threadIdx.x & ((1u << args.lane_bits) - 1);
   const uint32_t index = (blockIdx.x * kUpdateThreads + threadIdx.x) >> args.lane_bits;
@@ -100,7 +130,9 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocksAtOnce)
   const uint32_t channel = index - head * args.dim;
   const uint32_t group = params.groups == 1 ? 0 : head / args.heads_per_group;
   const uint32_t first = lane * kStates;
-  const bool has_states = index < args.channels && first < params.dstate;
+  const bool exists = index < args.channels;
+  const bool has_states = exists && first < params.dstate;
+  const int own = static_cast<int>(lane) % kGroup;
   const auto lane_offset = [&](const PlainArray& array) {
     return array.lane_offset(head, channel);
   };
@@ -108,82 +140,118 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocksAtOnce)
   const int begin = static_cast<int>(blockIdx.y) * args.rows;
   const int end = begin + args.rows < args.batch ? begin + args.rows : args.batch;
   const auto row_offset = [&](const PlainArray& array) {
-    return lane_offset(array) + static_cast<uint32_t>(begin) * static_cast<uint32_t>(array.row);
+    return lane_offset(array) + static_cast<uint32_t>(begin + own) * array.row;
   };
   const auto projection_offset = [&](const PlainArray& array) {
-    return static_cast<uint32_t>(begin) * static_cast<uint32_t>(array.row) + group * array.head +
+    return static_cast<uint32_t>(begin) * array.row + group * array.head +
            first * static_cast<uint32_t>(sizeof(Input));
   };
   uint32_t x_at = row_offset(args.x), dt_at = row_offset(args.dt), z_at = row_offset(args.z);
   uint32_t out_at = row_offset(args.out);
   uint32_t B_at = projection_offset(args.B), C_at = projection_offset(args.C);
-  const auto next_row = [&] {
-    x_at += static_cast<uint32_t>(args.x.row);
-    dt_at += static_cast<uint32_t>(args.dt.row);
-    z_at += static_cast<uint32_t>(args.z.row);
-    out_at += static_cast<uint32_t>(args.out.row);
-    B_at += static_cast<uint32_t>(args.B.row);
-    C_at += static_cast<uint32_t>(args.C.row);
-  };
-
-  const auto prefetch_state = [&](int row) {
-    const int64_t slot = params.source(row);
-    if (has_states && slot != UpdateParams::kNoSlot) prefetch(args.state.at_slot(slot, state_lane));
-  };
 
   Pack<float, kStates> A{};
   Fetched<float, 1> fetched_D, fetched_bias;
   if (has_states) {
-    A = load_at<float, kStates>(args.A.at(lane_offset(args.A) + first * sizeof(float)));
+    const uint32_t A_at = lane_offset(args.A) + first * args.A_state;
+    if (args.A_is_vector) {
+      A = load_at<float, kStates>(args.A.at(A_at));
+    } else {
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        A.v[s] = *reinterpret_cast<const float*>(args.A.at(A_at + s * args.A_state));
+      }
+    }
+  }
+  if (exists) {
     fetched_D = fetch_channel(args.D, params.D.dtype, head, channel);
     fetched_bias = fetch_channel(args.dt_bias, params.dt_bias.dtype, head, channel);
   }
-  for (int row = begin + 1; row < end && row <= begin + kRowsAhead; ++row) prefetch_state(row);
 
-  for (int row = begin; row < end; ++row, next_row()) {
-    const int64_t source = params.source(row);
-    if (row > begin && row + kRowsAhead < end) prefetch_state(row + kRowsAhead);
-    const bool is_live = source != UpdateParams::kNoSlot;
-    float y = 0, x = 0, z = 0;
-    Pack<State, kStates> states;
-    if (has_states && is_live) {
-      states = load_streamed<State, kStates>(args.state.at_slot(source, state_lane));
-      const auto raw_dt = load_at<Input, 1>(args.dt.at(dt_at));
-      const auto raw_x = load_at<Input, 1>(args.x.at(x_at));
-      Pack<Input, 1> raw_z{};
-      if (args.z.data != nullptr) raw_z = load_at<Input, 1>(args.z.at(z_at));
-      const auto B = load_at<Input, kStates>(args.B.at(B_at));
-      const auto C = load_at<Input, kStates>(args.C.at(C_at));
-
-      float delta = to_real(raw_dt.v[0]) + value_of(fetched_bias, params.dt_bias);
-      if (params.dt_softplus) delta = device_softplus(delta);
-      x = to_real(raw_x.v[0]);
-      z = to_real(raw_z.v[0]);
+  // From the lane that prepares row `i` of a group.
+  const auto from_row = [&](auto value, int i) {
+    return __shfl_sync(kFullMask, value, threadIdx.x % kWarpSize - lane + i);
+  };
+  const auto source_of = [&](int row) { return row < end ? args.source(row) : PlainArgs::kNoSlot; };
+  int next_slot = source_of(begin + own);
+  for (int group_begin = begin; group_begin < end; group_begin += kGroup) {
+    const int row = group_begin + own;
+    const int slot = next_slot;
+    next_slot = source_of(row + kGroup);
+    Pack<State, kStates> states[kGroup];
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        const auto value = coefficients<kMethod>(delta, make_pole<DeviceMath>(A.v[s]));
-        const float input = held_input<kMethod>(delta, x, value) * to_real(B.v[s]);
-        const float h = value.abar * to_real(states.v[s]) + input;
-        y += to_real(C.v[s]) * h;
-        states.v[s] = from_real<State>(h);
+    for (int i = 0; i < kGroup; ++i) {
+      const int source = from_row(slot, i);
+      if (has_states && source != PlainArgs::kNoSlot) {
+        states[i] = load_streamed<State, kStates>(args.state.at_slot(source, state_lane));
       }
     }
-    if (is_live) {
+    const bool is_mine = exists && slot != PlainArgs::kNoSlot;
+    Pack<Input, 1> raw_dt{}, raw_x{}, raw_z{};
+    if (is_mine) {
+      raw_dt = load_at<Input, 1>(args.dt.at(dt_at));
+      raw_x = load_at<Input, 1>(args.x.at(x_at));
+      if (args.z.data != nullptr) raw_z = load_at<Input, 1>(args.z.at(z_at));
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int ahead = from_row(next_slot, i);
+      if (has_states && ahead != PlainArgs::kNoSlot) {
+        prefetch(args.state.at_slot(ahead, state_lane));
+      }
+    }
+    int destination = slot;
+    if (params.destinations.present() && slot != PlainArgs::kNoSlot) {
+      destination = args.slot_of(params.destinations, row);
+    }
+    float delta = to_real(raw_dt.v[0]) + value_of(fetched_bias, params.dt_bias);
+    if (params.dt_softplus) delta = device_softplus(delta);
+    const float x = to_real(raw_x.v[0]);
+
+    float own_y = 0;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (group_begin + i >= end) break;
+      float y = 0;
+      const int source = from_row(slot, i);
+      const int target = from_row(destination, i);
+      const float delta_of_row = from_row(delta, i);
+      const float x_of_row = from_row(x, i);
+      if (has_states && source != PlainArgs::kNoSlot) {
+        const auto B = load_shared<Input, kStates>(args.B.at(B_at + i * args.B.row));
+        const auto C = load_shared<Input, kStates>(args.C.at(C_at + i * args.C.row));
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          const float h = after_step<kMethod>(to_real(states[i].v[s]), delta_of_row, x_of_row,
+                                              make_pole<DeviceMath>(A.v[s]), to_real(B.v[s]));
+          y += to_real(C.v[s]) * h;
+          states[i].v[s] = from_real<State>(h);
+        }
+        if (target != PlainArgs::kNoSlot) {
+          store_pack(reinterpret_cast<State*>(args.state.at_slot(target, state_lane)), states[i]);
+        }
+      }
       for (int distance = 1 << args.lane_bits >> 1; distance > 0; distance >>= 1) {
         y += __shfl_xor_sync(kFullMask, y, distance);
       }
+      if (own == i) own_y = y;
     }
-    if (!has_states) continue;
-    if (lane == 0) {
-      float out = y + value_of(fetched_D, params.D) * x;
-      if (args.z.data != nullptr) out *= z * device_sigmoid(z);
-      Pack<Input, 1> result{from_real<Input>(is_live ? out : 0.0f)};
+
+    if (exists && lane < kGroup && row < end) {
+      float out = own_y + value_of(fetched_D, params.D) * x;
+      if (args.z.data != nullptr) {
+        const float z = to_real(raw_z.v[0]);
+        out *= z * device_sigmoid(z);
+      }
+      const Pack<Input, 1> result{from_real<Input>(slot != PlainArgs::kNoSlot ? out : 0.0f)};
       store_pack(reinterpret_cast<Input*>(args.out.at(out_at)), result);
     }
-    if (!is_live) continue;
-    const int64_t destination = params.destination(row, 0, source);
-    if (destination == UpdateParams::kNoSlot) continue;
-    store_pack(reinterpret_cast<State*>(args.state.at_slot(destination, state_lane)), states);
+    x_at += kGroup * args.x.row;
+    dt_at += kGroup * args.dt.row;
+    z_at += kGroup * args.z.row;
+    out_at += kGroup * args.out.row;
+    B_at += kGroup * args.B.row;
+    C_at += kGroup * args.C.row;
   }
 }
 

@@ -11,6 +11,9 @@
 
 namespace selective_scan::cuda::update {
 
+/// Rows whose states the second-level cache is asked for while one is changed.
+constexpr int kRowsAhead = 3;
+
 /// What a row's step needs beside its state.
 template <class T, int kStates, int kPacks>
 struct StepInputs {
@@ -141,10 +144,8 @@ class RowUpdates {
         const auto C = states_of<T, kStates>(inputs.C[p], params_.C.dtype);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          const auto value = coefficients<kMethod>(delta, poles_[p][s]);
-          T& state = h[p].v[s];
-          state = value.abar * state + held_input<kMethod>(delta, x, value) * B.v[s];
-          y += real_of_product(C.v[s], state);
+          h[p].v[s] = after_step<kMethod>(h[p].v[s], delta, x, poles_[p][s], B.v[s]);
+          y += real_of_product(C.v[s], h[p].v[s]);
         }
       }
       for (int distance = 1 << plan_.lane_bits >> 1; distance > 0; distance >>= 1) {
