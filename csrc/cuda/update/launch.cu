@@ -10,13 +10,24 @@ namespace {
 using Launch = cudaError_t (*)(const UpdateParams&, const UpdatePlan&, cudaStream_t);
 
 template <class T, int kStates, int kPacks>
-constexpr MethodTable<Launch> kLaunches = make_method_table<Launch>([]<Method kMethod>() -> Launch {
-  return &update::Update<T, kStates, kPacks, kMethod>::launch;
-});
+struct AnyLaunch {
+  template <Method kMethod>
+  constexpr Launch operator()() const {
+    return &update::Update<T, kStates, kPacks, kMethod>::launch;
+  }
+};
+template <class T, int kStates, int kPacks>
+constexpr auto kLaunches = make_method_table<Launch>(AnyLaunch<T, kStates, kPacks>());
 
 template <class State, class Input>
-constexpr MethodTable<Launch> kPlainLaunches = make_method_table<Launch>(
-    []<Method kMethod>() -> Launch { return &update::PlainUpdate<State, Input, kMethod>::launch; });
+struct PlainLaunch {
+  template <Method kMethod>
+  constexpr Launch operator()() const {
+    return &update::PlainUpdate<State, Input, kMethod>::launch;
+  }
+};
+template <class State, class Input>
+constexpr auto kPlainLaunches = make_method_table<Launch>(PlainLaunch<State, Input>());
 
 const MethodTable<Launch>& plain_launches_of(const UpdateParams& params) {
   const bool is_single = params.state.dtype == DType::kFloat32;
