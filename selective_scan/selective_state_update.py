@@ -111,6 +111,12 @@ def _dtype_of_x(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
     return (call["x"].dtype,), ""
 
 
+def _flops(call: Call) -> tuple[int, int]:
+    """Those of the scan, for each state and step; there is no backward op."""
+    states = call["x"].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
+    return 7 * states, 0
+
+
 _STATE_UPDATE = Operator(
     "selective_state_update",
     Table(
@@ -135,6 +141,7 @@ _STATE_UPDATE = Operator(
     results=[
         Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out"),
     ],
+    flops=_flops,
 )
 
 
