@@ -5,6 +5,7 @@
 #include "diagonal/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
+#include "update/kernels.h"
 
 namespace selective_scan::cpu {
 
@@ -15,6 +16,7 @@ struct Capability {
   UnitaryKernels unitary[2];       // is_double
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
   ConvKernels conv[2];             // is_double
+  UpdateKernels update[2][2];      // is_double, is_complex
 };
 
 extern const Capability kDefaultCapability;

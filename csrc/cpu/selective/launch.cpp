@@ -1,9 +1,9 @@
 #include "launch.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "../capability.h"
+#include "../tasks.h"
 #include "gradient_sums.h"
 #include "kernels.h"
 #include "segments.h"
@@ -77,29 +77,6 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
                           const Kernels& kernels) {
   if (!partition.segmentation.present()) return 0;
   return kernels.map_scratch_bytes(params, partition.block(0));
-}
-
-/// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
-template <class Run>
-void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
-  if (workers <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
-    return;
-  }
-  struct Context {
-    const Run& run;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
-  } context{run, tasks};
-  pool.parallel_for(
-      workers,
-      [](int64_t begin, int64_t end, void* context_of_call) {
-        Context& context = *static_cast<Context*>(context_of_call);
-        for (int64_t worker = begin; worker < end; ++worker) {
-          for (int64_t task; (task = context.next++) < context.tasks;) context.run(task, worker);
-        }
-      },
-      &context);
 }
 
 /// Scratch memory of every worker.
