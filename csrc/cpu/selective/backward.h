@@ -209,7 +209,7 @@ struct BackwardKernel {
     };
     BackwardSweep<State> sweep;
     sweep.largest_step = largest_step(scratch.delta, steps);
-    sweep.is_usual = inputs.is_usual(params, lanes, sweep.largest_step, vector);
+    sweep.is_bounded = inputs.is_bounded(sweep.largest_step, vector);
     sweep.dstate = params.dstate;
     sweep.steps = steps;
     sweep.delta = scratch.delta;

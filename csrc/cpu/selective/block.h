@@ -294,11 +294,9 @@ struct BlockInputs {
     if (params.variable_C) Tile::load(params.C, block, lanes, chunk, params.dstate, C_tile);
   }
 
-  /// Whether a chunk is as most are: the lanes share B and C, and every Δ·exponent is in
-  /// BoundedVectorMath's range, where NaN may pass: it stays what it is without clamps.
-  SELECTIVE_SCAN_HD bool is_usual(const ScanParams& params, const Lanes& lanes, R largest_step,
-                                  int64_t vector) const {
-    if (!params.variable_B || !params.variable_C || lanes.are_segments()) return false;
+  /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most chunks. NaN may
+  /// pass: it stays what it is without clamps.
+  SELECTIVE_SCAN_HD bool is_bounded(R largest_step, int64_t vector) const {
     if constexpr (kAlwaysClamps<State>) return true;
     const R largest = largest_step * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));

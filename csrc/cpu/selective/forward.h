@@ -90,9 +90,8 @@ struct ForwardKernel {
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 
     const BlockInputs<State>& inputs = scratch.inputs;
-    const R largest = largest_step(scratch.delta, steps.steps);
     ForwardSweep<State> sweep;
-    sweep.is_usual = inputs.is_usual(params, lanes, largest, vector);
+    sweep.is_bounded = inputs.is_bounded(largest_step(scratch.delta, steps.steps), vector);
     sweep.dstate = dstate;
     sweep.steps = steps.steps;
     sweep.delta = scratch.delta;

@@ -114,36 +114,36 @@ class SharedRows {
 /// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to that
 /// of a constant, or to the tile of a variable one, where lanes share its numbers as sums over
 /// these.
-template <class State>
+template <int kStates, class State>
 void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<State>& gradient,
-                  int64_t n, int states, State* products) {
+                  int64_t n, State* products) {
   using R = real_t<State>;
   if (gradient.sums) {
-    for (int j = 0; j < states; ++j) {
-      State sum{};
-      for (int64_t t = sweep.steps - 1; t >= 0; --t) sum += products[t * states + j];
-      gradient.sums[n + j].add(sum);
+    State sums[kStates] = {};
+    for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+      for (int j = 0; j < kStates; ++j) sums[j] += products[t * kStates + j];
     }
+    for (int j = 0; j < kStates; ++j) gradient.sums[n + j].add(sums[j]);
     return;
   }
-  for (int64_t i = sweep.steps * states; i < round_up(sweep.steps, R::kWidth) * states; ++i) {
+  for (int64_t i = sweep.steps * kStates; i < round_up(sweep.steps, R::kWidth) * kStates; ++i) {
     products[i] = State{};
   }
-  const int stride = states * kComponents<State>;
-  for (int row = 0; row < stride; ++row) {
+  constexpr int kStride = kStates * kComponents<State>;
+  for (int row = 0; row < kStride; ++row) {
     const int j = row / kComponents<State>;
     const int component = row % kComponents<State>;
     const R* of_row = reinterpret_cast<const R*>(products) + row;
     const int64_t first = (component * sweep.dstate + n + j) * kStateChunk;
     if (!gradient.is_shared) {
       R* target = reinterpret_cast<R*>(gradient.tile) + first;
-      for (int64_t t = 0; t < sweep.steps; ++t) target[t] = target[t] + of_row[t * stride];
+      for (int64_t t = 0; t < sweep.steps; ++t) target[t] = target[t] + of_row[t * kStride];
       continue;
     }
     scalar_t<State>* target = gradient.tile + first;
     for (int64_t t = 0; t < sweep.steps; t += R::kWidth) {
       R rows[R::kWidth];
-      for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * stride];
+      for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * kStride];
       (R::load(target + t) + sum_of_each(rows)).store(target + t);
     }
   }
@@ -210,8 +210,8 @@ class MethodSweeps {
             if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
           });
       go_back(sweep, poles, B, C, n);
-      add_products(sweep, sweep.dB, n, kStates, kept.first);
-      add_products(sweep, sweep.dC, n, kStates, kept.h + kStates);
+      add_products<kStates>(sweep, sweep.dB, n, kept.first);
+      add_products<kStates>(sweep, sweep.dC, n, kept.h + kStates);
     });
   }
 
@@ -261,14 +261,17 @@ class MethodSweeps {
   static SELECTIVE_SCAN_HD void for_each_group(const ForwardSweep<State>& sweep,
                                                const Visit& visit) {
     constexpr bool kIsBounded = !kAlwaysClamps<State>;
-    if (sweep.is_usual) {
+    const auto visit_all = [&]<class Math, bool kIsShared>() {
       for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-        visit.template operator()<VectorMathOf<kIsBounded>, true, kStates>(n);
+        visit.template operator()<Math, kIsShared, kStates>(n);
       });
+    };
+    if (!sweep.is_bounded) {
+      visit_all.template operator()<VectorMath, false>();
+    } else if (sweep.B.is_shared && sweep.C.is_shared) {
+      visit_all.template operator()<VectorMathOf<kIsBounded>, true>();
     } else {
-      for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-        visit.template operator()<VectorMath, false, kStates>(n);
-      });
+      visit_all.template operator()<VectorMathOf<kIsBounded>, false>();
     }
   }
 

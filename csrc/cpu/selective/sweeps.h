@@ -49,7 +49,7 @@ template <class State>
 struct ForwardSweep {
   using R = real_t<State>;
 
-  bool is_usual;  // see BlockInputs
+  bool is_bounded;  // see BlockInputs
   int64_t dstate;
   int64_t steps;
   const R* delta;  // (step): Δ
