@@ -235,7 +235,8 @@ struct VectorMathOf {
       if constexpr (kIsBounded) return result;
       return {reduced.within_range(result.exp, 0.f), reduced.within_range(result.growth, -1.f)};
     } else {
-      return ReducedExp2<T, K, kIsBounded>(y).exp_and_growth();
+      // Rounded by itself, or some loops would fuse it and others not.
+      return ReducedExp2<T, K, kIsBounded>(kept_apart(y)).exp_and_growth();
     }
   }
   template <class R>
