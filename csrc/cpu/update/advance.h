@@ -83,8 +83,9 @@ struct TileSteps {
         const State A = tile.A.template load<State>(channel, n);
         const auto kept =
             Form::template prepare<VectorMath>(delta, Form::pole(make_pole<VectorMath>(A)));
-        const State h = Form::advance(gain, tile.B.template load<State>(0, n),
-                                      tile.before.template load<State>(channel, n), kept);
+        const State input = Form::input(gain, tile.B.template load<State>(0, n), kept);
+        const State h =
+            multiply_add(kept.first, tile.before.template load<State>(channel, n), input);
         tile.after.store(channel, n, h);
         sum = multiply_add(tile.C.template load<State>(0, n), h, sum);
       }
