@@ -230,8 +230,9 @@ class MambaMixer(nn.Module):
     def _is_plain(self) -> bool:
         """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
         kinds = {self.x_proj: nn.Linear, self.dt_proj: StepProjection, self.out_proj: nn.Linear}
+        hooks = ("forward_pre", "forward", "backward_pre", "backward")
         return self.conv1d.kernel_size[0] <= MAX_WIDTH and all(
-            type(module) is kind and not (module._forward_pre_hooks or module._forward_hooks)
+            type(module) is kind and not any(getattr(module, f"_{name}_hooks") for name in hooks)
             for module, kind in kinds.items()
         )
 
