@@ -300,22 +300,29 @@ def op_arguments(case, device="cpu", requires_grad=True, **changes):
     return tuple((dict(zip(names, defaults, strict=True)) | tensors)[name] for name in names)
 
 
-SMALL = [
-    BASE.with_(seqlen=40),
-    EVERYTHING.with_(complex=True, seqlen=5),
-    BASE.with_(given="BC", xz="contiguous", batch=1, seqlen=0),
-]
+QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
+THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")
 
 
-@pytest.mark.parametrize("case", SMALL, ids=str)
-def test_opcheck(case, device):
+@pytest.mark.parametrize(
+    ("case", "tests"),
+    [
+        (BASE.with_(seqlen=40), THOROUGH),
+        (EVERYTHING.with_(complex=True, seqlen=5), QUICK),
+        (BASE.with_(given="BC", xz="contiguous", batch=1, seqlen=0), QUICK),
+    ],
+    ids=str,
+)
+def test_opcheck(case, tests, device):
     ops = torch.ops.selective_scan
-    for bidirectional, save_states in ((False, False), (False, True), (True, True)):
+    for bidirectional, save_states, chosen in ((False, False, QUICK), (True, True, tests)):
         arguments = op_arguments(case, device, bidirectional=bidirectional)
-        torch.library.opcheck(ops.mamba_inner_fwd, (*arguments, save_states))
+        torch.library.opcheck(ops.mamba_inner_fwd, (*arguments, save_states), test_utils=chosen)
         arguments = op_arguments(case, device, False, bidirectional=bidirectional)
         out, *kept = ops.mamba_inner_fwd(*arguments, save_states)
-        torch.library.opcheck(ops.mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept))
+        torch.library.opcheck(
+            ops.mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept), test_utils=chosen
+        )
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
