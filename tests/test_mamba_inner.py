@@ -167,7 +167,7 @@ CASES = [
 def test_against_the_parts_in_float64(case, bidirectional, device):
     case = case.with_(options=(*case.options, ("bidirectional", bidirectional)))
     check(case.with_(dtype=torch.float64), device, 1e-12)
-    check(case, device, 1e-5)
+    check(case, device, 1e-4)  # a sum of few terms may cancel
 
 
 @pytest.mark.parametrize("method", METHODS)
