@@ -41,16 +41,12 @@ class _Importer:
         module.__doc__ = f"selective_scan's functions under the name {module.__name__}."
         module.__dict__.update(contents.constants)
         for name, (origin, name_there) in contents.names.items():
-            source = importlib.import_module(origin)
-            # What this version does not have is absent here too, and `from ... import` says so.
-            if hasattr(source, name_there):
-                setattr(module, name, getattr(source, name_there))
+            setattr(module, name, getattr(importlib.import_module(origin), name_there))
 
     def add(self, package: str) -> None:
         self.displaced[package] = _take_modules(package)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        importlib.invalidate_caches()
         for name in MODULES:
             if _package_of(name) == package:
                 importlib.import_module(name)

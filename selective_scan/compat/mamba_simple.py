@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import mamba_mixer
+from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
 from ..mamba_mixer import MambaMixer, causal_convolution, poles
+from ..selective_state_update import selective_state_update
 from . import block
 
 
@@ -92,7 +94,6 @@ class Mamba(MambaMixer):
 
         Raises:
             ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None.
-            ImportError: this version lacks an operator of the step.
         """
         if inference_params is None:
             return super().forward(hidden_states)
@@ -135,10 +136,7 @@ class Mamba(MambaMixer):
 
         Raises:
             ValueError: hidden_states has another number of steps.
-            ImportError: this version lacks an operator of the step.
         """
-        from selective_scan import causal_conv1d_update, selective_state_update
-
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
