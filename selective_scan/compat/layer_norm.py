@@ -22,17 +22,13 @@ def layer_norm_fn(
     rowscale: None = None,
     prenorm: bool = False,
     residual_in_fp32: bool = False,
-    zero_centered_weight: bool = False,
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: None = None,
-    residual_out: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The norm of x + residual over the last dimension, and with `prenorm` that sum too.
 
-    Arithmetic is float32, or float64 where x is. Dropout, row scales, a second input, and buffers
-    for the results are not covered.
+    Arithmetic is float32, or float64 where x is. Dropout, row scales and a second input
+    are not covered.
 
     Args:
         x: (..., hidden_size), any floating dtype.
@@ -42,12 +38,10 @@ def layer_norm_fn(
         eps: added to the variance, or to the mean square.
         prenorm: whether to return (out, sum), the sum in the residual's dtype.
         residual_in_fp32: whether that is float32 where no residual is given; else it is x's.
-        zero_centered_weight: whether the norm is scaled by 1 + weight.
         is_rms_norm: whether to divide by the root of the mean square alone.
-        out_dtype: dtype of out, if not x's.
 
     Returns:
-        out, shaped like x; with `prenorm` (out, sum).
+        out, shaped like x, in its dtype; with `prenorm` (out, sum).
 
     Raises:
         ValueError: an argument that is not covered has another value than its default.
@@ -65,7 +59,7 @@ def layer_norm_fn(
         True
     """
     not_covered = {"x1": x1, "weight1": weight1, "bias1": bias1, "rowscale": rowscale}
-    for name, value in (not_covered | {"out": out, "residual_out": residual_out}).items():
+    for name, value in not_covered.items():
         if value is not None:
             refuse(name, "None", value)
     if dropout_p != 0:
@@ -79,14 +73,14 @@ def layer_norm_fn(
     if residual is not None:
         total = total + residual.to(dtype)
         kept_dtype = residual.dtype
-    scale = weight.to(dtype) + 1 if zero_centered_weight else weight.to(dtype)
+    scale = weight.to(dtype)
     shift = None if bias is None else bias.to(dtype)
     if is_rms_norm:
         normed = F.rms_norm(total, weight.shape, scale, eps)
         normed = normed if shift is None else normed + shift
     else:
         normed = F.layer_norm(total, weight.shape, scale, shift, eps)
-    normed = normed.to(out_dtype or x.dtype)
+    normed = normed.to(x.dtype)
     return (normed, total.to(kept_dtype)) if prenorm else normed
 
 
@@ -103,11 +97,7 @@ def rms_norm_fn(
     rowscale: None = None,
     prenorm: bool = False,
     residual_in_fp32: bool = False,
-    zero_centered_weight: bool = False,
     return_dropout_mask: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: None = None,
-    residual_out: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`layer_norm_fn` with `is_rms_norm`.
 
@@ -118,8 +108,7 @@ def rms_norm_fn(
         tensor([1.2000, 1.6000, 0.0000, 0.0000])
     """
     before = (x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm)
-    after = (return_dropout_mask, out_dtype, out, residual_out)
-    return layer_norm_fn(*before, residual_in_fp32, zero_centered_weight, True, *after)
+    return layer_norm_fn(*before, residual_in_fp32, True, return_dropout_mask)
 
 
 class RMSNorm(nn.Module):
@@ -129,7 +118,6 @@ class RMSNorm(nn.Module):
         hidden_size: size of the last dimension.
         eps: added to the mean square.
         dropout_p: 0.
-        zero_centered_weight: whether the scale is 1 + weight, which then starts at 0.
         device: of weight.
         dtype: of weight.
 
@@ -145,7 +133,6 @@ class RMSNorm(nn.Module):
         hidden_size: int,
         eps: float = 1e-5,
         dropout_p: float = 0.0,
-        zero_centered_weight: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -153,13 +140,12 @@ class RMSNorm(nn.Module):
         if dropout_p != 0:
             refuse("dropout_p", "0", dropout_p)
         self.eps = eps
-        self.zero_centered_weight = zero_centered_weight
         self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, 0 if self.zero_centered_weight else 1)
+        nn.init.ones_(self.weight)
 
     def forward(
         self,
@@ -176,5 +162,4 @@ class RMSNorm(nn.Module):
             eps=self.eps,
             prenorm=prenorm,
             residual_in_fp32=residual_in_fp32,
-            zero_centered_weight=self.zero_centered_weight,
         )
