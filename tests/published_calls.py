@@ -1,4 +1,4 @@
-"""How published models of vision and video call mamba_ssm: the calls alone, written anew.
+"""How published models call mamba_ssm: the calls alone, written anew.
 
 Each model takes the function it calls, so that a test may hand it the reference.
 """
@@ -146,3 +146,18 @@ class MambaVision(nn.Module):
             return_last_state=None,
         )
         return self.out_proj(torch.cat([y, z], dim=1).transpose(1, 2))
+
+
+class Caduceus(nn.Module):
+    """Two layers, one for each direction, which share the projections at their ends."""
+
+    def __init__(self, mamba):
+        super().__init__()
+        self.there, self.back = (mamba(DIM, d_state=DSTATE, layer_idx=i) for i in range(2))
+        for name in ("in_proj", "out_proj"):
+            getattr(self.back, name).weight = getattr(self.there, name).weight
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.flatten(2).transpose(1, 2)
+        there = self.there(x, inference_params=None)
+        return there + self.back(x.flip(1), inference_params=None).flip(1)

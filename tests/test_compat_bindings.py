@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -145,12 +146,16 @@ def train(model: nn.Module, image: torch.Tensor) -> tuple[torch.Tensor, dict]:
         ("VMamba", "selective_scan"),
         ("MambaVision", "selective_scan"),
         ("VMamba", "bindings"),
+        ("Caduceus", "Mamba"),
     ],
 )
 def test_published_model_trains_one_step(compat_modules, model, function):
     interface = importlib.import_module("mamba_ssm.ops.selective_scan_interface")
     if function == "bindings":
         calls = [scan_below_autograd, interface.selective_scan_ref]
+    elif function == "Mamba":
+        mamba = importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba
+        calls = [mamba, partial(mamba, use_fast_path=False)]
     else:
         calls = [getattr(interface, f"{function}_{kind}") for kind in ("fn", "ref")]
     ours, exact = (getattr(published_calls, model)(call) for call in calls)
