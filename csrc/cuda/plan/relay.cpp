@@ -140,8 +140,7 @@ Refusal plan_rounds(const ForwardParams& params, const Device& device, RelayForw
     return std::min(kMaxRelayWarps / pairs, room) / kBandWarps * kBandWarps;
   };
   const auto chunks = static_cast<int>(ceil_div(params.seqlen, kChunk));
-  const bool is_clustered =
-      device.major >= 9 && chunks > kBandWarps && most_slots(kMostPairs) > 0;
+  const bool is_clustered = device.major >= 9 && chunks > kBandWarps && most_slots(kMostPairs) > 0;
   plan.pairs = is_clustered ? kMostPairs : 1;
   const int most = most_slots(plan.pairs);
   if (most == 0) return {"blocks of this GPU have not enough shared memory"};
