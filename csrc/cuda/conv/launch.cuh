@@ -63,8 +63,22 @@ inline constexpr int column_channels(int64_t element_bytes, bool is_backward) {
 /// Blocks of a multiprocessor that a launch should have at least, for its memory to be busy.
 constexpr int64_t kWantedBlocks = 2;
 
-inline ColumnSplit split_columns(const ConvParams& params, int channels, int64_t multiprocessors) {
+inline int64_t step_bytes(const ArrayView& array) {
+  return array.step * element_size(array.dtype);
+}
+inline void set_strides(const ConvForwardParams& params, ColumnSplit& split) {
+  split.result_stride = step_bytes(params.out);
+}
+inline void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
+  split.dout_stride = step_bytes(params.dout);
+  split.result_stride = step_bytes(params.dx);
+}
+
+template <class Params>
+ColumnSplit split_columns(const Params& params, int channels, int64_t multiprocessors) {
   ColumnSplit split;
+  split.x_stride = step_bytes(params.x);
+  set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
   split.lane_bits = kWarpBits;
   // As few lanes without channels as can be, but rows of 8 vectors at least.
@@ -99,8 +113,8 @@ inline RowSplit split_rows(const ConvParams& params, int64_t vector, int64_t mul
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
   const int64_t segments = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
                                                std::max<int64_t>(rounds / kFewestRounds, 1));
-  split.rounds = ceil_div(rounds, segments);
-  split.segments = ceil_div(rounds, split.rounds);
+  split.rounds = static_cast<int>(ceil_div(rounds, segments));
+  split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
   return split;
 }
 
@@ -126,7 +140,8 @@ ConvPlan plan(const Params& params, bool is_backward) {
       have_vectors(params, channels, &ArrayView::channel, true)) {
     plan.kernels = Kernels::kColumns;
     plan.columns = split_columns(params, channels, device.multiprocessors);
-  } else if (!params.is_double && have_vectors(params, 8, &ArrayView::step, false)) {
+  } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
+             have_vectors(params, 8, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
     plan.rows = split_rows(params, row_vector, device.multiprocessors);
   } else {

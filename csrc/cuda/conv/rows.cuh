@@ -21,11 +21,14 @@ constexpr int kRowThreads = 256;
 template <class Element, int kTaps>
 constexpr int kRowVector = kTaps - 1 > 16 / int{sizeof(Element)} ? 8 : 16 / int{sizeof(Element)};
 
+/// The longest rows: steps are counted by 32 bits.
+constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
+
 /// How a launch is divided: lanes() lanes have a segment of a row, batch by batch.
 struct RowSplit {
   int lane_bits = 0;
-  int64_t segments = 0;
-  int64_t rounds = 0;  // of a segment
+  int segments = 0;
+  int rounds = 0;  // of a segment
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
@@ -40,8 +43,8 @@ struct RowPlace {
   int64_t row;
   int64_t batch;
   int64_t channel;
-  int64_t segment;
-  int64_t origin;  // of the segment, perhaps before the row
+  int segment;
+  int origin;  // of the segment, perhaps before the row
 
   __device__ RowPlace(const ConvParams& params, const RowSplit& split) {
     const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
@@ -51,19 +54,17 @@ struct RowPlace {
     exists = index < count;
     if (!exists) index = count - 1;
     row = index / split.segments;
-    segment = index - row * split.segments;
+    segment = static_cast<int>(index - row * split.segments);
     batch = row / params.dim;
     channel = row - batch * params.dim;
     const auto address =
         reinterpret_cast<uintptr_t>(data<const Element>(params.x)) / sizeof(Element);
-    origin = segment * split.rounds * round_steps(split) - static_cast<int64_t>(address % kSteps);
+    origin = segment * split.rounds * round_steps(split) - static_cast<int>(address % kSteps);
   }
 
-  static __device__ int64_t round_steps(const RowSplit& split) {
-    return int64_t{kSteps} << split.lane_bits;
-  }
+  static __device__ int round_steps(const RowSplit& split) { return kSteps << split.lane_bits; }
   /// The first step of the lane's vector.
-  __device__ int64_t first_of_round(const RowSplit& split, int64_t round) const {
+  __device__ int first_of_round(const RowSplit& split, int round) const {
     return origin + round * round_steps(split) + lane * kSteps;
   }
   template <class T>
@@ -74,20 +75,20 @@ struct RowPlace {
 
 /// kCount elements of a row from `first` on; those outside of it are zero.
 template <int kCount, class Element>
-__device__ __forceinline__ Pack<Element, kCount> load_steps(const Element* row, int64_t first,
-                                                            int64_t seqlen) {
-  if (first >= 0 && first + kCount <= seqlen) return load_pack<Element, kCount>(row + first);
+__device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row, int first,
+                                                              int seqlen) {
+  if (first >= 0 && first + kCount <= seqlen) return Packed<Element, kCount>::load(row + first);
   Pack<Element, kCount> pack{};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (first + i >= 0 && first + i < seqlen) pack.v[i] = row[first + i];
   }
-  return pack;
+  return bit_cast<Packed<Element, kCount>>(pack);
 }
 
 /// The steps [from, to) of the vector at `first`.
 template <class Element, class R, int kSteps>
-__device__ __forceinline__ void store_steps(Element* row, int64_t first, int64_t from, int64_t to,
+__device__ __forceinline__ void store_steps(Element* row, int first, int from, int to,
                                             const R (&values)[kSteps]) {
   Pack<Element, kSteps> pack;
 #pragma unroll
@@ -107,31 +108,33 @@ template <class Element, int kTaps>
 struct RowInputs {
   static constexpr int kSteps = kRowVector<Element, kTaps>;
   static constexpr int kBefore = kTaps <= 2 ? 1 : kTaps == 3 ? 2 : kTaps <= 5 ? 4 : 8;
-  Pack<Element, kBefore> before;
-  Pack<Element, kSteps> own;
+  Packed<Element, kBefore> before;
+  Packed<Element, kSteps> own;
 
-  __device__ RowInputs(const Element* row, int64_t first, int64_t seqlen)
+  __device__ RowInputs(const Element* row, int first, int seqlen)
       : before(load_steps<kBefore>(row, first - kBefore, seqlen)),
         own(load_steps<kSteps>(row, first, seqlen)) {}
 
   /// As a step of `run` sees them.
-  template <class R>
-  __device__ void make_window(const ConvParams& params, const Run& run, int64_t channel,
-                              int64_t first, R (&window)[kTaps - 1 + kSteps]) const {
+  __device__ void make_window(const ConvParams& params, const Run& run, int64_t channel, int first,
+                              float (&window)[kTaps - 1 + kSteps]) const {
+    float earlier[kBefore], later[kSteps];
+    before.unpack(earlier);
+    own.unpack(later);
 #pragma unroll
     for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
       const int at = i - (kTaps - 1);
-      window[i] = to_real(at < 0 ? before.v[kBefore + at] : own.v[at]);
+      window[i] = at < 0 ? earlier[kBefore + at] : later[at];
     }
-    const int64_t begin = first - (kTaps - 1);
-    if (begin >= run.begin) return;
+    const int behind = static_cast<int>(run.begin) - (first - (kTaps - 1));
+    if (behind <= 0) return;
 #pragma unroll
     for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
-      if (begin + i >= run.begin) continue;
+      if (i >= behind) continue;
       window[i] = params.initial_states.present()
-                      ? load_state<R>(params.initial_states, run.states, channel,
-                                      begin + i - run.begin + params.width - 1)
-                      : R(0);
+                      ? load_state<float>(params.initial_states, run.states, channel,
+                                          i - behind + params.width - 1)
+                      : 0.0f;
     }
   }
 };
@@ -168,23 +171,23 @@ __global__ void __launch_bounds__(kRowThreads)
   const auto* x = place.template data<const Element>(params.x);
   auto* out = place.template data<Element>(params.out);
 
-  int64_t first = place.first_of_round(split, 0);
-  RowInputs<Element, kTaps> inputs(x, first, params.seqlen);
-  for (int64_t round = 0; round < split.rounds && first < params.seqlen; ++round) {
-    const int64_t next = first + place.round_steps(split);
-    const RowInputs<Element, kTaps> next_inputs(x, next, params.seqlen);
-    const int64_t stop = first + kSteps < params.seqlen ? first + kSteps : params.seqlen;
-    for_each_run(params, place.batch, first < 0 ? 0 : first, stop, stop,
-                 [&](const Run& run, int64_t from, int64_t to) {
-                   float window[kSeen], values[kSteps];
-                   inputs.make_window(params, run, place.channel, first, window);
+  const int seqlen = static_cast<int>(params.seqlen);
+
+  int first = place.first_of_round(split, 0);
+  RowInputs<Element, kTaps> inputs(x, first, seqlen);
+  for (int round = 0; round < split.rounds && first < seqlen; ++round) {
+    const int next = first + place.round_steps(split);
+    const RowInputs<Element, kTaps> next_inputs(x, next, seqlen);
+    const auto convolve = [&](const Run& run, int64_t from, int64_t to) {
+      float window[kSeen], values[kSteps];
+      inputs.make_window(params, run, place.channel, first, window);
 #pragma unroll
-                   for (int i = 0; i < kSteps; ++i) {
-                     values[i] = activated(taps.sum(window, i), params.silu);
-                     if (run.is_padding) values[i] = 0;
-                   }
-                   store_steps(out, first, from, to, values);
-                 });
+      for (int i = 0; i < kSteps; ++i) values[i] = run.is_padding ? 0 : taps.sum(window, i);
+      activate(values, params.silu);
+      store_steps(out, first, static_cast<int>(from), static_cast<int>(to), values);
+    };
+    const int stop = min(first + kSteps, seqlen);
+    for_each_run(params, place.batch, max(first, 0), stop, stop, convolve);
     first = next;
     inputs = next_inputs;
   }
@@ -200,52 +203,53 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
   constexpr int kSeen = kLast + kSteps;
   const RowPlace<Element, kTaps> place(params, split);
   const RowTaps<float, kTaps> taps(params, place.channel);
-  const int64_t seqlen = params.seqlen;
   const auto* x = place.template data<const Element>(params.x);
   const auto* dout = place.template data<const Element>(params.dout);
   auto* dx = place.template data<Element>(params.dx);
-  const int64_t dout_end = params.dout.present() ? seqlen : 0;
+  const int seqlen = static_cast<int>(params.seqlen);
+  const int dout_end = params.dout.present() ? seqlen : 0;
 
   float sums[kTaps + 1] = {};
-  // The gradients of the sums at the steps behind the round.
+  // The gradients of the sums at the first steps behind the round; its last lane needs them, and
+  // the first one has them.
   float behind[kLast];
-  const int64_t end = place.origin + split.rounds * place.round_steps(split);
+  const int end = place.first_of_round(split, split.rounds);
 #pragma unroll
   for (int j = 0; j < kLast; ++j) {
-    behind[j] = 0;
-    const int64_t step = end + j;
-    if (place.lane > 0 || step >= seqlen || j >= params.width - 1) continue;
-    behind[j] = gradient_at<float>(params, place.batch, place.channel, step);
+    const bool is_needed = place.lane == 0 && end + j < seqlen;
+    behind[j] = is_needed ? gradient_at<float>(params, place.batch, place.channel, end + j) : 0.0f;
   }
 
-  int64_t first = place.first_of_round(split, split.rounds - 1);
+  int first = place.first_of_round(split, split.rounds - 1);
   Inputs inputs(x, first, seqlen);
   auto douts = load_steps<kSteps>(dout, first, dout_end);
-  for (int64_t round = split.rounds; round-- > 0;) {
-    const int64_t next = first - place.round_steps(split);
+  for (int round = split.rounds; round-- > 0;) {
+    const int next = first - place.round_steps(split);
     const Inputs next_inputs(x, next, round > 0 ? seqlen : 0);
     const auto next_douts = load_steps<kSteps>(dout, next, round > 0 ? dout_end : 0);
-    const int64_t begin = first < 0 ? 0 : first;
-    const int64_t stop = first + kSteps < seqlen ? first + kSteps : seqlen;
+    const int begin = max(first, 0);
+    const int stop = min(first + kSteps, seqlen);
 
     float gradients[kSeen] = {};
-    const auto differentiate = [&](const Run& run, int64_t from, int64_t to) {
+    const auto add_gradients = [&](const Run& run, int64_t from, int64_t to) {
       if (run.is_padding) return;
-      float window[kSeen];
+      float window[kSeen], values[kSteps], own[kSteps];
       inputs.make_window(params, run, place.channel, first, window);
+      douts.unpack(own);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) values[i] = taps.sum(window, i);
+      differentiate(own, values, params.silu);
       const bool is_whole = from == first && to == first + kSteps;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         if (!is_whole && (first + i < from || first + i >= to)) continue;
-        const float gradient =
-            gradient_of_sum(to_real(douts.v[i]), taps.sum(window, i), params.silu);
-        gradients[i] = gradient;
+        gradients[i] = own[i];
 #pragma unroll
-        for (int k = 0; k < kTaps; ++k) sums[k] = fma(gradient, window[i + k], sums[k]);
-        sums[kTaps] += gradient;
+        for (int k = 0; k < kTaps; ++k) sums[k] = fma(own[i], window[i + k], sums[k]);
+        sums[kTaps] += own[i];
       }
     };
-    for_each_run(params, place.batch, begin, stop, stop, differentiate);
+    for_each_run(params, place.batch, begin, stop, stop, add_gradients);
 
 #pragma unroll
     for (int j = 0; j < kLast; ++j) {
@@ -258,10 +262,11 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
       float seen[kSeen], values[kSteps];
 #pragma unroll
       for (int i = 0; i < kSeen; ++i) seen[i] = gradients[i];
-      if (first + kSeen > run.end) {
+      const int left = static_cast<int>(run.end) - first;
+      if (left < kSeen) {
 #pragma unroll
         for (int i = 0; i < kSeen; ++i) {
-          if (first + i >= run.end) seen[i] = 0;
+          if (i >= left) seen[i] = 0;
         }
       }
 #pragma unroll
@@ -271,18 +276,18 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
             [&](int k) { return seen[i + kLast - k]; });
         if (run.is_padding) values[i] = 0;
       }
-      if (params.dfinal_states.present() && to + params.width - 1 > run.end) {
+      if (params.dfinal_states.present() && left < kSeen) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           if (first + i < from || first + i >= to) continue;
           values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
-                                         first + i - run.end + params.width - 1);
+                                         i - left + params.width - 1);
         }
       }
-      if (place.exists) store_steps(dx, first, from, to, values);
+      if (!place.exists) return;
+      store_steps(dx, first, static_cast<int>(from), static_cast<int>(to), values);
     };
-    const int64_t seen_end = stop + kLast < seqlen ? stop + kLast : seqlen;
-    for_each_run(params, place.batch, begin, stop, seen_end, gather);
+    for_each_run(params, place.batch, begin, stop, min(stop + kLast, seqlen), gather);
     first = next;
     inputs = next_inputs;
     douts = next_douts;
