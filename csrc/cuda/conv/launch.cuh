@@ -103,17 +103,17 @@ ColumnSplit split_columns(const Params& params, int channels, int64_t multiproce
 }
 
 inline RowSplit split_rows(const ConvParams& params, int64_t vector, int64_t multiprocessors) {
-  constexpr int64_t kFewestRounds = 2;
+  constexpr int64_t kFewestRounds = 2 * kRoundsAhead;
   constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
   RowSplit split;
   const int64_t positions = params.seqlen + vector - 1;  // a row may begin within a vector
   const int64_t vectors = ceil_div(positions, vector);
   split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
-  const int64_t rounds = ceil_div(vectors, int64_t{split.lanes()});
+  const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), int64_t{kRoundsAhead});
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
   const int64_t segments = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
                                                std::max<int64_t>(rounds / kFewestRounds, 1));
-  split.rounds = static_cast<int>(ceil_div(rounds, segments));
+  split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), int64_t{kRoundsAhead}));
   split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
   return split;
 }

@@ -15,7 +15,9 @@
 
 namespace selective_scan::cuda::conv {
 
-constexpr int kRowThreads = 256;
+constexpr int kRowThreads = 128;
+/// Rounds that a lane has on their way.
+constexpr int kRoundsAhead = 2;
 
 /// 16 bytes of steps, or as many as the next vector may want of this one.
 template <class Element, int kTaps>
@@ -28,7 +30,7 @@ constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
 struct RowSplit {
   int lane_bits = 0;
   int segments = 0;
-  int rounds = 0;  // of a segment
+  int rounds = 0;  // of a segment, a multiple of kRoundsAhead
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
@@ -103,6 +105,22 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
   }
 }
 
+/// x at kCount steps from `begin` on, continued before the run's first; for vectors with which a
+/// run begins, out of line.
+template <int kCount>
+__device__ __noinline__ Pack<float, kCount> load_window(const ConvParams& params, const Run& run,
+                                                        int64_t batch, int64_t channel,
+                                                        int64_t begin) {
+  Pack<float, kCount> window;
+#pragma unroll 1
+  for (int i = 0; i < kCount; ++i) {
+    const int64_t step = begin + i;
+    window.v[i] =
+        step < params.seqlen ? continued_x<float>(params, run, batch, channel, step) : 0.0f;
+  }
+  return window;
+}
+
 /// A vector of x and what it sees of the steps before.
 template <class Element, int kTaps>
 struct RowInputs {
@@ -111,12 +129,14 @@ struct RowInputs {
   Packed<Element, kBefore> before;
   Packed<Element, kSteps> own;
 
-  __device__ RowInputs(const Element* row, int first, int seqlen)
-      : before(load_steps<kBefore>(row, first - kBefore, seqlen)),
-        own(load_steps<kSteps>(row, first, seqlen)) {}
+  __device__ void load(const Element* row, int first, int seqlen) {
+    before = load_steps<kBefore>(row, first - kBefore, seqlen);
+    own = load_steps<kSteps>(row, first, seqlen);
+  }
 
   /// As a step of `run` sees them.
-  __device__ void make_window(const ConvParams& params, const Run& run, int64_t channel, int first,
+  __device__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
+                              int64_t channel, int first,
                               float (&window)[kTaps - 1 + kSteps]) const {
     float earlier[kBefore], later[kSteps];
     before.unpack(earlier);
@@ -126,15 +146,12 @@ struct RowInputs {
       const int at = i - (kTaps - 1);
       window[i] = at < 0 ? earlier[kBefore + at] : later[at];
     }
-    const int behind = static_cast<int>(run.begin) - (first - (kTaps - 1));
-    if (behind <= 0) return;
+    // Before the row there are zeros already.
+    const int begin = first - (kTaps - 1);
+    if (begin < run.begin && (run.begin > 0 || params.initial_states.present())) {
+      const auto seen = load_window<kTaps - 1 + kSteps>(params, run, batch, channel, begin);
 #pragma unroll
-    for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
-      if (i >= behind) continue;
-      window[i] = params.initial_states.present()
-                      ? load_state<float>(params.initial_states, run.states, channel,
-                                          i - behind + params.width - 1)
-                      : 0.0f;
+      for (int i = 0; i < kTaps - 1 + kSteps; ++i) window[i] = seen.v[i];
     }
   }
 };
@@ -161,7 +178,7 @@ struct RowTaps {
 };
 
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 6 : 4)
     rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
   constexpr int kSteps = kRowVector<Element, kTaps>;
   constexpr int kSeen = kTaps - 1 + kSteps;
@@ -173,31 +190,40 @@ __global__ void __launch_bounds__(kRowThreads)
 
   const int seqlen = static_cast<int>(params.seqlen);
 
+  const int round_steps = place.round_steps(split);
+
   int first = place.first_of_round(split, 0);
-  RowInputs<Element, kTaps> inputs(x, first, seqlen);
-  for (int round = 0; round < split.rounds && first < seqlen; ++round) {
-    const int next = first + place.round_steps(split);
-    const RowInputs<Element, kTaps> next_inputs(x, next, seqlen);
-    const auto convolve = [&](const Run& run, int64_t from, int64_t to) {
-      float window[kSeen], values[kSteps];
-      inputs.make_window(params, run, place.channel, first, window);
+  RowInputs<Element, kTaps> ahead[kRoundsAhead];
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) values[i] = run.is_padding ? 0 : taps.sum(window, i);
-      activate(values, params.silu);
-      store_steps(out, first, static_cast<int>(from), static_cast<int>(to), values);
-    };
-    const int stop = min(first + kSteps, seqlen);
-    for_each_run(params, place.batch, max(first, 0), stop, stop, convolve);
-    first = next;
-    inputs = next_inputs;
+  for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, seqlen);
+  for (int round = 0; round < split.rounds && first < seqlen; round += kRoundsAhead) {
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      const RowInputs<Element, kTaps> inputs = ahead[i];
+      ahead[i].load(x, first + kRoundsAhead * round_steps, seqlen);
+      const auto convolve = [&](const Run& run, int from, int to) {
+        float window[kSeen], values[kSteps];
+        inputs.make_window(params, run, place.batch, place.channel, first, window);
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) values[j] = taps.sum(window, j);
+        activate(values, params.silu);
+        if (run.is_padding) {
+#pragma unroll
+          for (int j = 0; j < kSteps; ++j) values[j] = 0;
+        }
+        store_steps(out, first, from, to, values);
+      };
+      const int stop = min(first + kSteps, seqlen);
+      for_each_run(params, place.batch, max(first, 0), stop, stop, convolve);
+      first += round_steps;
+    }
   }
 }
 
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 4 : 2)
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
-  using Inputs = RowInputs<Element, kTaps>;
   constexpr int kSteps = kRowVector<Element, kTaps>;
   constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
@@ -220,77 +246,88 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
     behind[j] = is_needed ? gradient_at<float>(params, place.batch, place.channel, end + j) : 0.0f;
   }
 
+  const int round_steps = place.round_steps(split);
   int first = place.first_of_round(split, split.rounds - 1);
-  Inputs inputs(x, first, seqlen);
-  auto douts = load_steps<kSteps>(dout, first, dout_end);
-  for (int round = split.rounds; round-- > 0;) {
-    const int next = first - place.round_steps(split);
-    const Inputs next_inputs(x, next, round > 0 ? seqlen : 0);
-    const auto next_douts = load_steps<kSteps>(dout, next, round > 0 ? dout_end : 0);
-    const int begin = max(first, 0);
-    const int stop = min(first + kSteps, seqlen);
+  RowInputs<Element, kTaps> ahead[kRoundsAhead];
+  Packed<Element, kSteps> douts_ahead[kRoundsAhead];
+#pragma unroll
+  for (int i = 0; i < kRoundsAhead; ++i) {
+    ahead[i].load(x, first - i * round_steps, seqlen);
+    douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
+  }
+  for (int round = 0; round < split.rounds; round += kRoundsAhead) {
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      const RowInputs<Element, kTaps> inputs = ahead[i];
+      const Packed<Element, kSteps> douts = douts_ahead[i];
+      const bool has_more = round + i + kRoundsAhead < split.rounds;
+      const int next = first - kRoundsAhead * round_steps;
+      ahead[i].load(x, next, has_more ? seqlen : 0);
+      douts_ahead[i] = load_steps<kSteps>(dout, next, has_more ? dout_end : 0);
+      const int begin = max(first, 0);
+      const int stop = min(first + kSteps, seqlen);
 
-    float gradients[kSeen] = {};
-    const auto add_gradients = [&](const Run& run, int64_t from, int64_t to) {
-      if (run.is_padding) return;
-      float window[kSeen], values[kSteps], own[kSteps];
-      inputs.make_window(params, run, place.channel, first, window);
-      douts.unpack(own);
+      float gradients[kSeen] = {};
+      const auto add_gradients = [&](const Run& run, int from, int to) {
+        if (run.is_padding) return;
+        float window[kSeen], values[kSteps], own[kSteps];
+        inputs.make_window(params, run, place.batch, place.channel, first, window);
+        douts.unpack(own);
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) values[i] = taps.sum(window, i);
-      differentiate(own, values, params.silu);
-      const bool is_whole = from == first && to == first + kSteps;
+        for (int j = 0; j < kSteps; ++j) values[j] = taps.sum(window, j);
+        differentiate(own, values, params.silu);
+        const bool is_whole = from == first && to == first + kSteps;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        if (!is_whole && (first + i < from || first + i >= to)) continue;
-        gradients[i] = own[i];
+        for (int j = 0; j < kSteps; ++j) {
+          if (!is_whole && (first + j < from || first + j >= to)) continue;
+          gradients[j] = own[j];
 #pragma unroll
-        for (int k = 0; k < kTaps; ++k) sums[k] = fma(own[i], window[i + k], sums[k]);
-        sums[kTaps] += own[i];
+          for (int k = 0; k < kTaps; ++k) sums[k] = fma(own[j], window[j + k], sums[k]);
+          sums[kTaps] += own[j];
+        }
+      };
+      for_each_run(params, place.batch, begin, stop, stop, add_gradients);
+
+#pragma unroll
+      for (int j = 0; j < kLast; ++j) {
+        const float given = place.lane == 0 ? behind[j] : gradients[j];
+        behind[j] = gradients[j];
+        gradients[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
       }
-    };
-    for_each_run(params, place.batch, begin, stop, stop, add_gradients);
 
+      const auto gather = [&](const Run& run, int from, int to) {
+        float seen[kSeen], values[kSteps];
 #pragma unroll
-    for (int j = 0; j < kLast; ++j) {
-      const float given = place.lane == 0 ? behind[j] : gradients[j];
-      behind[j] = gradients[j];
-      gradients[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
+        for (int j = 0; j < kSeen; ++j) seen[j] = gradients[j];
+        const int left = static_cast<int>(run.end) - first;
+        if (run.end < seqlen) {
+#pragma unroll
+          for (int j = 0; j < kSeen; ++j) {
+            if (j >= left) seen[j] = 0;
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) {
+          values[j] = add_products<kTaps>(
+              0.0f, taps.first, [&](int k) { return taps.weight[k]; },
+              [&](int k) { return seen[j + kLast - k]; });
+        }
+        if (run.is_padding) {
+#pragma unroll
+          for (int j = 0; j < kSteps; ++j) values[j] = 0;
+        }
+        if (params.dfinal_states.present() && left < kSeen) {
+#pragma unroll
+          for (int j = 0; j < kSteps; ++j) {
+            values[j] += load_state<float>(params.dfinal_states, run.states, place.channel,
+                                           first + j < to ? j - left + params.width - 1 : -1);
+          }
+        }
+        if (place.exists) store_steps(dx, first, from, to, values);
+      };
+      for_each_run(params, place.batch, begin, stop, min(stop + kLast, seqlen), gather);
+      first -= round_steps;
     }
-
-    const auto gather = [&](const Run& run, int64_t from, int64_t to) {
-      float seen[kSeen], values[kSteps];
-#pragma unroll
-      for (int i = 0; i < kSeen; ++i) seen[i] = gradients[i];
-      const int left = static_cast<int>(run.end) - first;
-      if (left < kSeen) {
-#pragma unroll
-        for (int i = 0; i < kSeen; ++i) {
-          if (i >= left) seen[i] = 0;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        values[i] = add_products<kTaps>(
-            0.0f, taps.first, [&](int k) { return taps.weight[k]; },
-            [&](int k) { return seen[i + kLast - k]; });
-        if (run.is_padding) values[i] = 0;
-      }
-      if (params.dfinal_states.present() && left < kSeen) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          if (first + i < from || first + i >= to) continue;
-          values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
-                                         i - left + params.width - 1);
-        }
-      }
-      if (!place.exists) return;
-      store_steps(dx, first, static_cast<int>(from), static_cast<int>(to), values);
-    };
-    for_each_run(params, place.batch, begin, stop, min(stop + kLast, seqlen), gather);
-    first = next;
-    inputs = next_inputs;
-    douts = next_douts;
   }
 
 #pragma unroll

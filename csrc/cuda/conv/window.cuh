@@ -120,14 +120,14 @@ static __device__ __noinline__ Run find_run(const ConvParams& params, int64_t ba
 
 /// Calls visit(run, from, to) for every run with steps in [first, stop), and those it has there. Of
 /// a run's end it is known up to `limit` whether it is the end.
-template <class Visit>
-__device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t batch, int64_t first,
-                                             int64_t stop, int64_t limit, const Visit& visit) {
+template <class Step, class Visit>
+__device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t batch, Step first,
+                                             Step stop, int64_t limit, const Visit& visit) {
   const bool is_divided = params.seq_idx.present() || params.cu_seqlens.present();
   while (first < stop) {
     Run run{0, params.seqlen, batch, false};
     if (is_divided) run = find_run(params, batch, first, limit);
-    const int64_t to = run.end < stop ? run.end : stop;
+    const Step to = run.end < stop ? static_cast<Step>(run.end) : stop;
     visit(run, first, to);
     first = to;
   }
@@ -140,7 +140,7 @@ __device__ __noinline__ R gradient_at(const ConvBackwardParams& params, int64_t 
                                       int64_t channel, int64_t step) {
   R gradient[1] = {};
   if (!params.dout.present()) return gradient[0];
-  for_each_run(params, batch, step, step + 1, step + 1, [&](const Run& run, int64_t, int64_t) {
+  const auto visit = [&](const Run& run, int64_t, int64_t) {
     if (run.is_padding) return;
     R sum[1] = {load_bias<R>(params, channel)};
 #pragma unroll 1
@@ -152,7 +152,8 @@ __device__ __noinline__ R gradient_at(const ConvBackwardParams& params, int64_t 
         params.dout.data, params.dout.dtype,
         batch * params.dout.batch + channel * params.dout.channel + step * params.dout.step);
     differentiate(gradient, sum, params.silu);
-  });
+  };
+  for_each_run(params, batch, step, step + 1, step + 1, visit);
   return gradient[0];
 }
 
