@@ -69,6 +69,11 @@ struct RowPlace {
   __device__ int first_of_round(const RowSplit& split, int round) const {
     return origin + round * round_steps(split) + lane * kSteps;
   }
+  /// The steps [from_of(first), to_of(first)) of the row are those of the vector at `first`.
+  static __device__ int from_of(int first) { return max(first, 0); }
+  static __device__ int to_of(const ConvParams& params, int first) {
+    return min(first + kSteps, static_cast<int>(params.seqlen));
+  }
   template <class T>
   __device__ T* data(const ArrayView& array) const {
     return static_cast<T*>(array.data) + batch * array.batch + channel * array.channel;
@@ -89,9 +94,9 @@ __device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row
 }
 
 /// The steps [from, to) of the vector at `first`.
-template <class Element, class R, int kSteps>
+template <class Element, int kSteps>
 __device__ __forceinline__ void store_steps(Element* row, int first, int from, int to,
-                                            const R (&values)[kSteps]) {
+                                            const float (&values)[kSteps]) {
   Pack<Element, kSteps> pack;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) pack.v[i] = from_real<Element>(values[i]);
@@ -103,22 +108,6 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
       if (first + i >= from && first + i < to) row[first + i] = pack.v[i];
     }
   }
-}
-
-/// x at kCount steps from `begin` on, continued before the run's first; for vectors with which a
-/// run begins, out of line.
-template <int kCount>
-__device__ __noinline__ Pack<float, kCount> load_window(const ConvParams& params, const Run& run,
-                                                        int64_t batch, int64_t channel,
-                                                        int64_t begin) {
-  Pack<float, kCount> window;
-#pragma unroll 1
-  for (int i = 0; i < kCount; ++i) {
-    const int64_t step = begin + i;
-    window.v[i] =
-        step < params.seqlen ? continued_x<float>(params, run, batch, channel, step) : 0.0f;
-  }
-  return window;
 }
 
 /// A vector of x and what it sees of the steps before.
@@ -134,10 +123,7 @@ struct RowInputs {
     own = load_steps<kSteps>(row, first, seqlen);
   }
 
-  /// As a step of `run` sees them.
-  __device__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
-                              int64_t channel, int first,
-                              float (&window)[kTaps - 1 + kSteps]) const {
+  __device__ void unpack(float (&window)[kTaps - 1 + kSteps]) const {
     float earlier[kBefore], later[kSteps];
     before.unpack(earlier);
     own.unpack(later);
@@ -146,96 +132,221 @@ struct RowInputs {
       const int at = i - (kTaps - 1);
       window[i] = at < 0 ? earlier[kBefore + at] : later[at];
     }
-    // Before the row there are zeros already.
-    const int begin = first - (kTaps - 1);
-    if (begin < run.begin && (run.begin > 0 || params.initial_states.present())) {
-      const auto seen = load_window<kTaps - 1 + kSteps>(params, run, batch, channel, begin);
-#pragma unroll
-      for (int i = 0; i < kTaps - 1 + kSteps; ++i) window[i] = seen.v[i];
-    }
   }
 };
 
-template <class R, int kTaps>
+/// What a step of `run` sees of x around the vector at `first`.
+template <class Element, int kTaps, int kSeen>
+__device__ __forceinline__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
+                                            int64_t channel, int first,
+                                            const RowInputs<Element, kTaps>& inputs,
+                                            float (&window)[kSeen]) {
+  inputs.unpack(window);
+  const int begin = first - (kTaps - 1);
+#pragma unroll
+  for (int i = 0; i < kSeen; ++i) {
+    if (begin + i >= run.begin) continue;
+    window[i] = load_state<float>(params.initial_states, run.states, channel,
+                                  begin + i - run.begin + params.width - 1);
+  }
+}
+
+template <int kTaps>
 struct RowTaps {
-  R weight[kTaps];
-  R bias;
+  float weight[kTaps];
+  float bias;
   int first;
 
   __device__ RowTaps(const ConvParams& params, int64_t channel)
-      : bias(load_bias<R>(params, channel)), first(first_tap<kTaps>(params)) {
+      : bias(load_bias<float>(params, channel)), first(first_tap<kTaps>(params)) {
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      weight[k] = k < first ? R(0) : load_tap<R>(params, channel, k - first);
+      weight[k] = k < first ? 0.0f : load_tap<float>(params, channel, k - first);
     }
   }
 
-  template <class Window>
-  __device__ R sum(const Window& window, int at) const {
-    return add_products<kTaps>(
-        bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[at + k]; });
+  /// Before the activation.
+  template <int kSteps, int kSeen>
+  __device__ void convolve(const float (&window)[kSeen], float (&sums)[kSteps]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      sums[i] = add_products<kTaps>(
+          bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[i + k]; });
+    }
+  }
+  /// dx, from the gradients of the sums of these steps and of those behind.
+  template <int kSteps, int kSeen>
+  __device__ void gather(const float (&gradients)[kSeen], float (&dx)[kSteps]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      dx[i] = add_products<kTaps>(
+          0.0f, first, [&](int k) { return weight[k]; },
+          [&](int k) { return gradients[i + kTaps - 1 - k]; });
+    }
   }
 };
+
+/// A vector whose steps may see states, or the ends of runs.
+template <class Element, int kTaps, class Place>
+__device__ __forceinline__ void convolve_runs(const ConvForwardParams& params, const Place& place,
+                                              const RowTaps<kTaps>& taps,
+                                              const RowInputs<Element, kTaps>& inputs, int first,
+                                              Element* out) {
+  constexpr int kSteps = Place::kSteps;
+  constexpr int kSeen = kTaps - 1 + kSteps;
+  const auto convolve = [&](const Run& run, int from, int to) {
+    float window[kSeen], values[kSteps] = {};
+    if (!run.is_padding) {
+      make_window(params, run, place.batch, place.channel, first, inputs, window);
+      taps.convolve(window, values);
+      activate(values, params.silu);
+    }
+    store_steps(out, first, from, to, values);
+  };
+  const int to = Place::to_of(params, first);
+  for_each_run(params, place.batch, Place::from_of(first), to, to, convolve);
+}
+
+/// Whether every step sees nothing but x, and zeros before the row.
+__device__ __forceinline__ bool is_plain(const ConvForwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
+         !params.initial_states.present();
+}
+__device__ __forceinline__ bool is_plain(const ConvBackwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
+         !params.initial_states.present() && !params.dfinal_states.present();
+}
 
 template <class Element, int kTaps>
 __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 6 : 4)
     rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
-  constexpr int kSteps = kRowVector<Element, kTaps>;
+  using Place = RowPlace<Element, kTaps>;
+  constexpr int kSteps = Place::kSteps;
   constexpr int kSeen = kTaps - 1 + kSteps;
-  const RowPlace<Element, kTaps> place(params, split);
+  const Place place(params, split);
   if (!place.exists) return;
-  const RowTaps<float, kTaps> taps(params, place.channel);
+  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   auto* out = place.template data<Element>(params.out);
-
   const int seqlen = static_cast<int>(params.seqlen);
-
   const int round_steps = place.round_steps(split);
 
   int first = place.first_of_round(split, 0);
+  if (!is_plain(params)) {
+    for (int round = 0; round < split.rounds && first < seqlen; ++round) {
+      RowInputs<Element, kTaps> inputs;
+      inputs.load(x, first, seqlen);
+      convolve_runs(params, place, taps, inputs, first, out);
+      first += round_steps;
+    }
+    return;
+  }
   RowInputs<Element, kTaps> ahead[kRoundsAhead];
 #pragma unroll
   for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, seqlen);
+#pragma unroll 1
   for (int round = 0; round < split.rounds && first < seqlen; round += kRoundsAhead) {
 #pragma unroll
     for (int i = 0; i < kRoundsAhead; ++i) {
-      const RowInputs<Element, kTaps> inputs = ahead[i];
+      float window[kSeen], values[kSteps];
+      ahead[i].unpack(window);
       ahead[i].load(x, first + kRoundsAhead * round_steps, seqlen);
-      const auto convolve = [&](const Run& run, int from, int to) {
-        float window[kSeen], values[kSteps];
-        inputs.make_window(params, run, place.batch, place.channel, first, window);
-#pragma unroll
-        for (int j = 0; j < kSteps; ++j) values[j] = taps.sum(window, j);
-        activate(values, params.silu);
-        if (run.is_padding) {
-#pragma unroll
-          for (int j = 0; j < kSteps; ++j) values[j] = 0;
-        }
-        store_steps(out, first, from, to, values);
-      };
-      const int stop = min(first + kSteps, seqlen);
-      for_each_run(params, place.batch, max(first, 0), stop, stop, convolve);
+      taps.convolve(window, values);
+      activate(values, params.silu);
+      store_steps(out, first, Place::from_of(first), Place::to_of(params, first), values);
       first += round_steps;
     }
   }
+}
+
+/// What a vector finds out: the gradients of its steps' sums, and what they add to those of the
+/// taps and of the bias.
+template <int kTaps, int kSteps>
+struct RowGradients {
+  float gradients[kSteps] = {};
+  float taps[kTaps] = {};
+  float bias = 0;
+
+  template <int kSeen>
+  __device__ void add(int i, float gradient, const float (&window)[kSeen]) {
+    gradients[i] = gradient;
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k) taps[k] = fma(gradient, window[i + k], taps[k]);
+    bias += gradient;
+  }
+};
+
+/// As convolve_runs().
+template <class Element, int kTaps, int kSteps, class Place>
+__device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& params,
+                                                   const Place& place, const RowTaps<kTaps>& taps,
+                                                   const RowInputs<Element, kTaps>& inputs,
+                                                   const Packed<Element, kSteps>& douts, int first,
+                                                   RowGradients<kTaps, kSteps>& result) {
+  constexpr int kSeen = kTaps - 1 + kSteps;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) result.gradients[i] = 0;
+  const auto add = [&](const Run& run, int from, int to) {
+    if (run.is_padding) return;
+    float window[kSeen], sums[kSteps], gradients[kSteps];
+    make_window(params, run, place.batch, place.channel, first, inputs, window);
+    douts.unpack(gradients);
+    taps.convolve(window, sums);
+    differentiate(gradients, sums, params.silu);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (first + i >= from && first + i < to) result.add(i, gradients[i], window);
+    }
+  };
+  const int to = Place::to_of(params, first);
+  for_each_run(params, place.batch, Place::from_of(first), to, to, add);
+}
+
+/// dx of a vector in whose steps runs may end, or final states have a part.
+template <int kTaps, int kSeen, class Element, class Place>
+__device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, const Place& place,
+                                            const RowTaps<kTaps>& taps,
+                                            const float (&gradients)[kSeen], int first,
+                                            Element* dx) {
+  constexpr int kSteps = Place::kSteps;
+  const auto gather = [&](const Run& run, int from, int to) {
+    float seen[kSeen], values[kSteps] = {};
+    const int left = static_cast<int>(run.end) - first;
+    if (!run.is_padding) {
+#pragma unroll
+      for (int i = 0; i < kSeen; ++i) seen[i] = i < left ? gradients[i] : 0.0f;
+      taps.gather(seen, values);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (i < left - (kTaps - 1) || first + i >= to) continue;
+        values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
+                                       i - left + params.width - 1);
+      }
+    }
+    store_steps(dx, first, from, to, values);
+  };
+  const int64_t limit = first + kSeen < params.seqlen ? first + kSeen : params.seqlen;
+  for_each_run(params, place.batch, Place::from_of(first), Place::to_of(params, first), limit,
+               gather);
 }
 
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
 template <class Element, int kTaps>
 __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 4 : 2)
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
-  constexpr int kSteps = kRowVector<Element, kTaps>;
+  using Place = RowPlace<Element, kTaps>;
+  constexpr int kSteps = Place::kSteps;
   constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
-  const RowPlace<Element, kTaps> place(params, split);
-  const RowTaps<float, kTaps> taps(params, place.channel);
+  const Place place(params, split);
+  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   const auto* dout = place.template data<const Element>(params.dout);
   auto* dx = place.template data<Element>(params.dx);
   const int seqlen = static_cast<int>(params.seqlen);
   const int dout_end = params.dout.present() ? seqlen : 0;
 
-  float sums[kTaps + 1] = {};
+  RowGradients<kTaps, kSteps> own;
   // The gradients of the sums at the first steps behind the round; its last lane needs them, and
   // the first one has them.
   float behind[kLast];
@@ -246,102 +357,79 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 4 : 2)
     behind[j] = is_needed ? gradient_at<float>(params, place.batch, place.channel, end + j) : 0.0f;
   }
 
+  // Those of the round's steps and, from the next lane, behind them.
+  const auto share = [&](float (&seen)[kSeen]) {
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) seen[j] = own.gradients[j];
+#pragma unroll
+    for (int j = 0; j < kLast; ++j) {
+      const float given = place.lane == 0 ? behind[j] : own.gradients[j];
+      behind[j] = own.gradients[j];
+      seen[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
+    }
+  };
+
   const int round_steps = place.round_steps(split);
   int first = place.first_of_round(split, split.rounds - 1);
-  RowInputs<Element, kTaps> ahead[kRoundsAhead];
-  Packed<Element, kSteps> douts_ahead[kRoundsAhead];
-#pragma unroll
-  for (int i = 0; i < kRoundsAhead; ++i) {
-    ahead[i].load(x, first - i * round_steps, seqlen);
-    douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
-  }
-  for (int round = 0; round < split.rounds; round += kRoundsAhead) {
+  if (is_plain(params)) {
+    RowInputs<Element, kTaps> ahead[kRoundsAhead];
+    Packed<Element, kSteps> douts_ahead[kRoundsAhead];
 #pragma unroll
     for (int i = 0; i < kRoundsAhead; ++i) {
-      const RowInputs<Element, kTaps> inputs = ahead[i];
-      const Packed<Element, kSteps> douts = douts_ahead[i];
-      const bool has_more = round + i + kRoundsAhead < split.rounds;
-      const int next = first - kRoundsAhead * round_steps;
-      ahead[i].load(x, next, has_more ? seqlen : 0);
-      douts_ahead[i] = load_steps<kSteps>(dout, next, has_more ? dout_end : 0);
-      const int begin = max(first, 0);
-      const int stop = min(first + kSteps, seqlen);
-
-      float gradients[kSeen] = {};
-      const auto add_gradients = [&](const Run& run, int from, int to) {
-        if (run.is_padding) return;
-        float window[kSeen], values[kSteps], own[kSteps];
-        inputs.make_window(params, run, place.batch, place.channel, first, window);
-        douts.unpack(own);
+      ahead[i].load(x, first - i * round_steps, seqlen);
+      douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
+    }
+#pragma unroll 1
+    for (int round = 0; round < split.rounds; round += kRoundsAhead) {
 #pragma unroll
-        for (int j = 0; j < kSteps; ++j) values[j] = taps.sum(window, j);
-        differentiate(own, values, params.silu);
-        const bool is_whole = from == first && to == first + kSteps;
+      for (int i = 0; i < kRoundsAhead; ++i) {
+        // Outside of the row dout is zero, and so are the gradients.
+        float window[kSeen], values[kSteps], gradients[kSteps], seen[kSeen];
+        ahead[i].unpack(window);
+        douts_ahead[i].unpack(gradients);
+        const bool has_more = round + i + kRoundsAhead < split.rounds;
+        const int next = first - kRoundsAhead * round_steps;
+        ahead[i].load(x, next, has_more ? seqlen : 0);
+        douts_ahead[i] = load_steps<kSteps>(dout, next, has_more ? dout_end : 0);
+        taps.convolve(window, values);
+        differentiate(gradients, values, params.silu);
 #pragma unroll
-        for (int j = 0; j < kSteps; ++j) {
-          if (!is_whole && (first + j < from || first + j >= to)) continue;
-          gradients[j] = own[j];
-#pragma unroll
-          for (int k = 0; k < kTaps; ++k) sums[k] = fma(own[j], window[j + k], sums[k]);
-          sums[kTaps] += own[j];
+        for (int j = 0; j < kSteps; ++j) own.add(j, gradients[j], window);
+        share(seen);
+        taps.gather(seen, values);
+        if (place.exists) {
+          store_steps(dx, first, Place::from_of(first), Place::to_of(params, first), values);
         }
-      };
-      for_each_run(params, place.batch, begin, stop, stop, add_gradients);
-
-#pragma unroll
-      for (int j = 0; j < kLast; ++j) {
-        const float given = place.lane == 0 ? behind[j] : gradients[j];
-        behind[j] = gradients[j];
-        gradients[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
+        first -= round_steps;
       }
-
-      const auto gather = [&](const Run& run, int from, int to) {
-        float seen[kSeen], values[kSteps];
-#pragma unroll
-        for (int j = 0; j < kSeen; ++j) seen[j] = gradients[j];
-        const int left = static_cast<int>(run.end) - first;
-        if (run.end < seqlen) {
-#pragma unroll
-          for (int j = 0; j < kSeen; ++j) {
-            if (j >= left) seen[j] = 0;
-          }
-        }
-#pragma unroll
-        for (int j = 0; j < kSteps; ++j) {
-          values[j] = add_products<kTaps>(
-              0.0f, taps.first, [&](int k) { return taps.weight[k]; },
-              [&](int k) { return seen[j + kLast - k]; });
-        }
-        if (run.is_padding) {
-#pragma unroll
-          for (int j = 0; j < kSteps; ++j) values[j] = 0;
-        }
-        if (params.dfinal_states.present() && left < kSeen) {
-#pragma unroll
-          for (int j = 0; j < kSteps; ++j) {
-            values[j] += load_state<float>(params.dfinal_states, run.states, place.channel,
-                                           first + j < to ? j - left + params.width - 1 : -1);
-          }
-        }
-        if (place.exists) store_steps(dx, first, from, to, values);
-      };
-      for_each_run(params, place.batch, begin, stop, min(stop + kLast, seqlen), gather);
+    }
+  } else {
+#pragma unroll 1
+    for (int round = 0; round < split.rounds; ++round) {
+      RowInputs<Element, kTaps> inputs;
+      inputs.load(x, first, seqlen);
+      const auto douts = load_steps<kSteps>(dout, first, dout_end);
+      differentiate_runs(params, place, taps, inputs, douts, first, own);
+      float seen[kSeen];
+      share(seen);
+      if (place.exists) gather_runs(params, place, taps, seen, first, dx);
       first -= round_steps;
     }
   }
 
-#pragma unroll
-  for (int k = 0; k <= kTaps; ++k) {
+  const auto sum_over_lanes = [&](float sum) {
     for (int distance = split.lanes() / 2; distance > 0; distance /= 2) {
-      sums[k] += __shfl_xor_sync(kFullMask, sums[k], distance);
+      sum += __shfl_xor_sync(kFullMask, sum, distance);
     }
-  }
-  if (!place.exists || place.lane > 0) return;
+    return sum;
+  };
+  const bool writes = place.exists && place.lane == 0;
   float* row =
       parts + (place.batch * split.segments + place.segment) * (params.width + 1) * params.dim;
 #pragma unroll
   for (int k = 0; k <= kTaps; ++k) {
-    if (k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sums[k];
+    const float sum = sum_over_lanes(k < kTaps ? own.taps[k] : own.bias);
+    if (writes && k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sum;
   }
 }
 
