@@ -118,6 +118,11 @@ inline RowSplit split_rows(const ConvParams& params, int64_t vector, int64_t mul
   return split;
 }
 
+/// Of the kernels that run a width; see first_tap().
+constexpr int taps_of(int64_t width) {
+  return static_cast<int>(width >= 2 && width <= 4 ? width : kMaxConvWidth);
+}
+
 /// What runs a call.
 struct ConvPlan {
   enum class Kernels { kNone, kColumns, kRows, kAnyStrides } kernels = Kernels::kNone;
@@ -134,16 +139,16 @@ ConvPlan plan(const Params& params, bool is_backward) {
   current_device(device);  // what went wrong the launch reports
   const int64_t bytes = element_size(params.x.dtype);
   const int channels = column_channels(bytes, is_backward);
-  const int64_t row_vector = params.width > 5 || params.width == 1 ? 8 : 16 / bytes;
+  const int row_steps = row_vector(taps_of(params.width), static_cast<int>(bytes));
   using Kernels = ConvPlan::Kernels;
   if (!params.is_double && params.dim % channels == 0 &&
       have_vectors(params, channels, &ArrayView::channel, true)) {
     plan.kernels = Kernels::kColumns;
     plan.columns = split_columns(params, channels, device.multiprocessors);
   } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
-             have_vectors(params, 8, &ArrayView::step, false)) {
+             have_vectors(params, row_steps, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
-    plan.rows = split_rows(params, row_vector, device.multiprocessors);
+    plan.rows = split_rows(params, row_steps, device.multiprocessors);
   } else {
     plan.kernels = Kernels::kAnyStrides;
     plan.columns = split_columns(params, 1, device.multiprocessors);
@@ -169,7 +174,7 @@ cudaError_t with_element(const ConvParams& params, const Visit& visit) {
 /// Calls visit with the number of taps of the kernels for this width, as a constant.
 template <class Visit>
 cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
-  switch (params.width) {
+  switch (taps_of(params.width)) {
     case 2:
       return visit(std::integral_constant<int, 2>{});
     case 3:
@@ -177,7 +182,7 @@ cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
     case 4:
       return visit(std::integral_constant<int, 4>{});
     default:
-      return visit(std::integral_constant<int, static_cast<int>(kMaxConvWidth)>{});
+      return visit(std::integral_constant<int, taps_of(kMaxConvWidth)>{});
   }
 }
 

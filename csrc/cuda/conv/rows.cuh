@@ -1,14 +1,16 @@
 // The convolution where neighbouring steps of a row, a (batch, channel), are neighbours in memory.
 //
 // A lane has a vector of steps, neighbouring lanes have neighbouring vectors, and some lanes of a
-// warp, or all, walk a segment of a row together; the vector of the next round is on its way. A row
+// warp, or all, walk a segment of a row together, kRoundsAhead rounds behind their loads. A row
 // begins anywhere in memory: its first vector may begin before it, so that vectors are aligned.
 // What a vector sees of the steps before it a lane reads from memory too, where the line is on its
-// way for the lane beside it. Backwards dx needs the gradient of the sum at the steps behind, which
-// comes from the next lane; rounds go from the last to the first, so that the last lane has it from
-// the round before.
+// way for the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
+// which come from the next lane; rounds go from the last to the first, so that the last lane has
+// them from the round before. The lanes' sums for dweight and dbias are added by shuffles, and are
+// one row of partial sums a segment in the workspace.
 //
-// Bound by memory: forward 2, backward 3 elements a step and channel.
+// No shared memory. Bound by memory: forward 2, backward 3 elements a step and channel. Calls with
+// states or several runs, which have more to decide in every vector, have a loop of their own.
 #pragma once
 
 #include "window.cuh"
@@ -19,9 +21,13 @@ constexpr int kRowThreads = 128;
 /// Rounds that a lane has on their way.
 constexpr int kRoundsAhead = 2;
 
-/// 16 bytes of steps, or as many as the next vector may want of this one.
+/// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
+constexpr int row_vector(int taps, int element_bytes) {
+  const int steps = 16 / element_bytes;
+  return taps - 1 > steps ? 8 : steps;
+}
 template <class Element, int kTaps>
-constexpr int kRowVector = kTaps - 1 > 16 / int{sizeof(Element)} ? 8 : 16 / int{sizeof(Element)};
+constexpr int kRowVector = row_vector(kTaps, sizeof(Element));
 
 /// The longest rows: steps are counted by 32 bits.
 constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
