@@ -18,7 +18,7 @@
 
 namespace selective_scan::cuda::conv {
 
-constexpr int kColumnThreads = 256;
+constexpr int kColumnThreads = 128;
 /// Steps that a thread has on their way.
 constexpr int kAhead = 4;
 /// Most steps of a thread, a multiple of kAhead.
@@ -28,23 +28,18 @@ constexpr int kMaxColumnSteps = 32;
 template <class Element, int kCount>
 struct Vectors {
   static constexpr int kChannels = kCount;
-  using Raw = Pack<Element, kCount>;
+  using Raw = Packed<Element, kCount>;
 
-  static __device__ int64_t bytes(const ArrayView&) { return sizeof(Element); }
   static __device__ Raw load(const ArrayView&, const char* address) {
-    return load_pack<Element, kCount>(reinterpret_cast<const Element*>(address));
+    return Raw::load(reinterpret_cast<const Element*>(address));
   }
-  template <class R>
-  static __device__ void unpack(const Raw& raw, R (&values)[kCount]) {
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) values[c] = to_real(raw.v[c]);
-  }
+  static __device__ void unpack(const Raw& raw, float (&values)[kCount]) { raw.unpack(values); }
   template <class R>
   static __device__ void store(const ArrayView&, char* address, const R (&values)[kCount]) {
-    Raw raw;
+    Pack<Element, kCount> pack;
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) raw.v[c] = from_real<Element>(values[c]);
-    store_pack(reinterpret_cast<Element*>(address), raw);
+    for (int c = 0; c < kCount; ++c) pack.v[c] = from_real<Element>(values[c]);
+    store_pack(reinterpret_cast<Element*>(address), pack);
   }
 };
 
@@ -54,7 +49,6 @@ struct Scalars {
   static constexpr int kChannels = 1;
   using Raw = Pack<R, 1>;
 
-  static __device__ int64_t bytes(const ArrayView& array) { return element_size(array.dtype); }
   static __device__ Raw load(const ArrayView& array, const char* address) {
     return {load_element<R>(address, array.dtype, 0)};
   }
@@ -70,6 +64,10 @@ struct ColumnSplit {
   int steps = 0;      // of a thread
   int64_t tiles = 0;
   int64_t channel_blocks = 0;
+  // Bytes from one step to the next.
+  int64_t x_stride = 0;
+  int64_t dout_stride = 0;
+  int64_t result_stride = 0;  // of out or dx
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
   SELECTIVE_SCAN_HD int64_t tile_steps() const {
@@ -104,7 +102,7 @@ struct ColumnPlace {
 
   __device__ char* at(const ArrayView& array, int64_t step) const {
     const int64_t index = batch * array.batch + channel * array.channel + step * array.step;
-    return static_cast<char*>(array.data) + index * Storage::bytes(array);
+    return static_cast<char*>(array.data) + index * element_size(array.dtype);
   }
 };
 
@@ -209,39 +207,27 @@ __device__ void store_zeros(const ArrayView& array, const Place& place, int64_t 
   }
 }
 
-/// Neighbouring steps of an array, one after the other.
-template <class Storage>
-struct StepCursor {
-  const ArrayView& array;
-  char* address;
-  int64_t stride;
-
-  template <class Place>
-  __device__ StepCursor(const ArrayView& array, const Place& place, int64_t first)
-      : array(array), address(place.at(array, first)), stride(array.step * Storage::bytes(array)) {}
-
-  __device__ void move() { address += stride; }
-};
-
 /// So many steps of an array on their way from memory; zeros behind them.
 template <class Storage>
 struct StepQueue {
   using Raw = typename Storage::Raw;
 
-  StepCursor<Storage> next;
+  const ArrayView& array;
+  const char* address;
+  const int64_t& stride;
   int left;
   Raw raw[kAhead];
 
-  template <class Place>
-  __device__ StepQueue(const ArrayView& array, const Place& place, int64_t first, int count)
-      : next(array, place, first), left(count) {
+  __device__ StepQueue(const ArrayView& array, const char* address, const int64_t& stride,
+                       int count)
+      : array(array), address(address), stride(stride), left(count) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) fetch(i);
   }
 
   __device__ void fetch(int place) {
-    raw[place] = left > 0 ? Storage::load(next.array, next.address) : Raw{};
-    next.move();
+    raw[place] = left > 0 ? Storage::load(array, address) : Raw{};
+    address += stride;
     --left;
   }
   template <class R>
@@ -253,9 +239,9 @@ struct StepQueue {
 
 /// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap.
 template <class Storage, int kTaps>
-constexpr int kForwardBlocks = Storage::kChannels * kTaps <= 32 ? 2 : 1;
+constexpr int kForwardBlocks = Storage::kChannels * kTaps <= 32 ? 4 : 2;
 template <class Storage, int kTaps>
-constexpr int kBackwardBlocks = Storage::kChannels * kTaps <= 16 ? 2 : 1;
+constexpr int kBackwardBlocks = Storage::kChannels * kTaps <= 16 ? 3 : 2;
 
 template <class R, class Storage, int kTaps>
 __global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps>))
@@ -273,8 +259,8 @@ __global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps
     R window[kTaps - 1 + kAhead][kChannels];
     load_history<Storage, kTaps>(params, run, place, first, window);
     const int steps = static_cast<int>(stop - first);
-    StepQueue<Storage> xs(params.x, place, first, steps);
-    StepCursor<Storage> out(params.out, place, first);
+    StepQueue<Storage> xs(params.x, place.at(params.x, first), split.x_stride, steps);
+    char* out = place.at(params.out, first);
 #pragma unroll 1
     for (int step = 0; step < steps; step += kAhead) {
 #pragma unroll
@@ -282,11 +268,10 @@ __global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps
         R values[kChannels];
         xs.take(i, window[kTaps - 1 + i]);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-          values[c] = activated(taps.sum(window, i, c), params.silu);
-        }
-        if (step + i < steps) Storage::store(params.out, out.address, values);
-        out.move();
+        for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
+        activate(values, params.silu);
+        if (step + i < steps) Storage::store(params.out, out, values);
+        out += split.result_stride;
       }
       move_to_front<kTaps>(window);
     }
@@ -316,47 +301,49 @@ __global__ void __launch_bounds__(kColumnThreads, (kBackwardBlocks<Storage, kTap
     // The thread's own steps, and those before the run's end that it needs.
     const int steps = static_cast<int>(stop - first);
     const int all = run.end - stop < kLast ? static_cast<int>(run.end - first) : steps + kLast;
-    StepQueue<Storage> xs(params.x, place, first, all);
-    StepQueue<Storage> douts(params.dout, place, first, params.dout.present() ? all : 0);
-    StepCursor<Storage> dx(params.dx, place, first - kLast);
+    StepQueue<Storage> xs(params.x, place.at(params.x, first), split.x_stride, all);
+    StepQueue<Storage> douts(params.dout, place.at(params.dout, first), split.dout_stride,
+                             params.dout.present() ? all : 0);
+    char* dx = place.at(params.dx, first - kLast);
 #pragma unroll 1
     for (int step = 0; step < steps + kLast; step += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const int now = step + i;
-        R dout[kChannels], values[kChannels];
+        R values[kChannels];
+        R(&gradient)[kChannels] = gradients[kLast + i];
         xs.take(i, window[kLast + i]);
-        douts.take(i, dout);
+        douts.take(i, gradient);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-          const R gradient = gradient_of_sum(dout[c], taps.sum(window, i, c), params.silu);
-          gradients[kLast + i][c] = now < all ? gradient : R(0);
+        for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
+        differentiate(gradient, values, params.silu);
+        if (now >= all) {
+#pragma unroll
+          for (int c = 0; c < kChannels; ++c) gradient[c] = 0;
         }
         if (now < steps) {
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) {
-            const R gradient = gradients[kLast + i][c];
 #pragma unroll
             for (int k = 0; k < kTaps; ++k) {
-              dtaps[k].v[c] = fma(gradient, window[i + k][c], dtaps[k].v[c]);
+              dtaps[k].v[c] = fma(gradient[c], window[i + k][c], dtaps[k].v[c]);
             }
-            dtaps[kTaps].v[c] += gradient;
+            dtaps[kTaps].v[c] += gradient[c];
           }
         }
         if (now >= kLast && now < steps + kLast) {
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) values[c] = taps.gradient(gradients, i, c);
-          // Final states are x at the last steps, so their gradient arrives where dout has ended.
           if (now >= all && params.dfinal_states.present()) {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
-              values[c] += load_state<R>(params.dfinal_states, run.states, place.channel + c,
-                                         now - all - taps.first);
+              values[c] +=
+                  final_gradient_at<R>(params, place.batch, place.channel + c, first + now - kLast);
             }
           }
-          Storage::store(params.dx, dx.address, values);
+          Storage::store(params.dx, dx, values);
         }
-        dx.move();
+        dx += split.result_stride;
       }
       move_to_front<kTaps>(window);
       move_to_front<kTaps>(gradients);

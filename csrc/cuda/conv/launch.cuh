@@ -63,8 +63,22 @@ inline constexpr int column_channels(int64_t element_bytes, bool is_backward) {
 /// Blocks of a multiprocessor that a launch should have at least, for its memory to be busy.
 constexpr int64_t kWantedBlocks = 2;
 
-inline ColumnSplit split_columns(const ConvParams& params, int channels, int64_t multiprocessors) {
+inline int64_t step_bytes(const ArrayView& array) {
+  return array.step * element_size(array.dtype);
+}
+inline void set_strides(const ConvForwardParams& params, ColumnSplit& split) {
+  split.result_stride = step_bytes(params.out);
+}
+inline void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
+  split.dout_stride = step_bytes(params.dout);
+  split.result_stride = step_bytes(params.dx);
+}
+
+template <class Params>
+ColumnSplit split_columns(const Params& params, int channels, int64_t multiprocessors) {
   ColumnSplit split;
+  split.x_stride = step_bytes(params.x);
+  set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
   split.lane_bits = kWarpBits;
   // As few lanes without channels as can be, but rows of 8 vectors at least.
@@ -89,19 +103,24 @@ inline ColumnSplit split_columns(const ConvParams& params, int channels, int64_t
 }
 
 inline RowSplit split_rows(const ConvParams& params, int64_t vector, int64_t multiprocessors) {
-  constexpr int64_t kFewestRounds = 2;
+  constexpr int64_t kFewestRounds = 2 * kRoundsAhead;
   constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
   RowSplit split;
   const int64_t positions = params.seqlen + vector - 1;  // a row may begin within a vector
   const int64_t vectors = ceil_div(positions, vector);
   split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
-  const int64_t rounds = ceil_div(vectors, int64_t{split.lanes()});
+  const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), int64_t{kRoundsAhead});
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
   const int64_t segments = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
                                                std::max<int64_t>(rounds / kFewestRounds, 1));
-  split.rounds = ceil_div(rounds, segments);
-  split.segments = ceil_div(rounds, split.rounds);
+  split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), int64_t{kRoundsAhead}));
+  split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
   return split;
+}
+
+/// Of the kernels that run a width; see first_tap().
+constexpr int taps_of(int64_t width) {
+  return static_cast<int>(width >= 2 && width <= 4 ? width : kMaxConvWidth);
 }
 
 /// What runs a call.
@@ -120,15 +139,16 @@ ConvPlan plan(const Params& params, bool is_backward) {
   current_device(device);  // what went wrong the launch reports
   const int64_t bytes = element_size(params.x.dtype);
   const int channels = column_channels(bytes, is_backward);
-  const int64_t row_vector = params.width > 5 || params.width == 1 ? 8 : 16 / bytes;
+  const int row_steps = row_vector(taps_of(params.width), static_cast<int>(bytes));
   using Kernels = ConvPlan::Kernels;
   if (!params.is_double && params.dim % channels == 0 &&
       have_vectors(params, channels, &ArrayView::channel, true)) {
     plan.kernels = Kernels::kColumns;
     plan.columns = split_columns(params, channels, device.multiprocessors);
-  } else if (!params.is_double && have_vectors(params, 8, &ArrayView::step, false)) {
+  } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
+             have_vectors(params, row_steps, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
-    plan.rows = split_rows(params, row_vector, device.multiprocessors);
+    plan.rows = split_rows(params, row_steps, device.multiprocessors);
   } else {
     plan.kernels = Kernels::kAnyStrides;
     plan.columns = split_columns(params, 1, device.multiprocessors);
@@ -154,7 +174,7 @@ cudaError_t with_element(const ConvParams& params, const Visit& visit) {
 /// Calls visit with the number of taps of the kernels for this width, as a constant.
 template <class Visit>
 cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
-  switch (params.width) {
+  switch (taps_of(params.width)) {
     case 2:
       return visit(std::integral_constant<int, 2>{});
     case 3:
@@ -162,7 +182,7 @@ cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
     case 4:
       return visit(std::integral_constant<int, 4>{});
     default:
-      return visit(std::integral_constant<int, static_cast<int>(kMaxConvWidth)>{});
+      return visit(std::integral_constant<int, taps_of(kMaxConvWidth)>{});
   }
 }
 

@@ -1,31 +1,42 @@
 // The convolution where neighbouring steps of a row, a (batch, channel), are neighbours in memory.
 //
 // A lane has a vector of steps, neighbouring lanes have neighbouring vectors, and some lanes of a
-// warp, or all, walk a segment of a row together; the vector of the next round is on its way. A row
+// warp, or all, walk a segment of a row together, kRoundsAhead rounds behind their loads. A row
 // begins anywhere in memory: its first vector may begin before it, so that vectors are aligned.
 // What a vector sees of the steps before it a lane reads from memory too, where the line is on its
-// way for the lane beside it. Backwards dx needs the gradient of the sum at the steps behind, which
-// comes from the next lane; rounds go from the last to the first, so that the last lane has it from
-// the round before.
+// way for the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
+// which come from the next lane; rounds go from the last to the first, so that the last lane has
+// them from the round before. The lanes' sums for dweight and dbias are added by shuffles, and are
+// one row of partial sums a segment in the workspace.
 //
-// Bound by memory: forward 2, backward 3 elements a step and channel.
+// No shared memory. Bound by memory: forward 2, backward 3 elements a step and channel. Calls with
+// states or several runs, which have more to decide in every vector, have a loop of their own.
 #pragma once
 
 #include "window.cuh"
 
 namespace selective_scan::cuda::conv {
 
-constexpr int kRowThreads = 256;
+constexpr int kRowThreads = 128;
+/// Rounds that a lane has on their way.
+constexpr int kRoundsAhead = 2;
 
-/// 16 bytes of steps, or as many as the next vector may want of this one.
+/// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
+constexpr int row_vector(int taps, int element_bytes) {
+  const int steps = 16 / element_bytes;
+  return taps - 1 > steps ? 8 : steps;
+}
 template <class Element, int kTaps>
-constexpr int kRowVector = kTaps - 1 > 16 / int{sizeof(Element)} ? 8 : 16 / int{sizeof(Element)};
+constexpr int kRowVector = row_vector(kTaps, sizeof(Element));
+
+/// The longest rows: steps are counted by 32 bits.
+constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
 
 /// How a launch is divided: lanes() lanes have a segment of a row, batch by batch.
 struct RowSplit {
   int lane_bits = 0;
-  int64_t segments = 0;
-  int64_t rounds = 0;  // of a segment
+  int segments = 0;
+  int rounds = 0;  // of a segment, a multiple of kRoundsAhead
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
@@ -40,8 +51,8 @@ struct RowPlace {
   int64_t row;
   int64_t batch;
   int64_t channel;
-  int64_t segment;
-  int64_t origin;  // of the segment, perhaps before the row
+  int segment;
+  int origin;  // of the segment, perhaps before the row
 
   __device__ RowPlace(const ConvParams& params, const RowSplit& split) {
     const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
@@ -51,20 +62,23 @@ struct RowPlace {
     exists = index < count;
     if (!exists) index = count - 1;
     row = index / split.segments;
-    segment = index - row * split.segments;
+    segment = static_cast<int>(index - row * split.segments);
     batch = row / params.dim;
     channel = row - batch * params.dim;
     const auto address =
         reinterpret_cast<uintptr_t>(data<const Element>(params.x)) / sizeof(Element);
-    origin = segment * split.rounds * round_steps(split) - static_cast<int64_t>(address % kSteps);
+    origin = segment * split.rounds * round_steps(split) - static_cast<int>(address % kSteps);
   }
 
-  static __device__ int64_t round_steps(const RowSplit& split) {
-    return int64_t{kSteps} << split.lane_bits;
-  }
+  static __device__ int round_steps(const RowSplit& split) { return kSteps << split.lane_bits; }
   /// The first step of the lane's vector.
-  __device__ int64_t first_of_round(const RowSplit& split, int64_t round) const {
+  __device__ int first_of_round(const RowSplit& split, int round) const {
     return origin + round * round_steps(split) + lane * kSteps;
+  }
+  /// The steps [from_of(first), to_of(first)) of the row are those of the vector at `first`.
+  static __device__ int from_of(int first) { return max(first, 0); }
+  static __device__ int to_of(const ConvParams& params, int first) {
+    return min(first + kSteps, static_cast<int>(params.seqlen));
   }
   template <class T>
   __device__ T* data(const ArrayView& array) const {
@@ -74,21 +88,21 @@ struct RowPlace {
 
 /// kCount elements of a row from `first` on; those outside of it are zero.
 template <int kCount, class Element>
-__device__ __forceinline__ Pack<Element, kCount> load_steps(const Element* row, int64_t first,
-                                                            int64_t seqlen) {
-  if (first >= 0 && first + kCount <= seqlen) return load_pack<Element, kCount>(row + first);
+__device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row, int first,
+                                                              int seqlen) {
+  if (first >= 0 && first + kCount <= seqlen) return Packed<Element, kCount>::load(row + first);
   Pack<Element, kCount> pack{};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (first + i >= 0 && first + i < seqlen) pack.v[i] = row[first + i];
   }
-  return pack;
+  return bit_cast<Packed<Element, kCount>>(pack);
 }
 
 /// The steps [from, to) of the vector at `first`.
-template <class Element, class R, int kSteps>
-__device__ __forceinline__ void store_steps(Element* row, int64_t first, int64_t from, int64_t to,
-                                            const R (&values)[kSteps]) {
+template <class Element, int kSteps>
+__device__ __forceinline__ void store_steps(Element* row, int first, int from, int to,
+                                            const float (&values)[kSteps]) {
   Pack<Element, kSteps> pack;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) pack.v[i] = from_real<Element>(values[i]);
@@ -107,199 +121,321 @@ template <class Element, int kTaps>
 struct RowInputs {
   static constexpr int kSteps = kRowVector<Element, kTaps>;
   static constexpr int kBefore = kTaps <= 2 ? 1 : kTaps == 3 ? 2 : kTaps <= 5 ? 4 : 8;
-  Pack<Element, kBefore> before;
-  Pack<Element, kSteps> own;
+  Packed<Element, kBefore> before;
+  Packed<Element, kSteps> own;
 
-  __device__ RowInputs(const Element* row, int64_t first, int64_t seqlen)
-      : before(load_steps<kBefore>(row, first - kBefore, seqlen)),
-        own(load_steps<kSteps>(row, first, seqlen)) {}
+  __device__ void load(const Element* row, int first, int seqlen) {
+    before = load_steps<kBefore>(row, first - kBefore, seqlen);
+    own = load_steps<kSteps>(row, first, seqlen);
+  }
 
-  /// As a step of `run` sees them.
-  template <class R>
-  __device__ void make_window(const ConvParams& params, const Run& run, int64_t channel,
-                              int64_t first, R (&window)[kTaps - 1 + kSteps]) const {
+  __device__ void unpack(float (&window)[kTaps - 1 + kSteps]) const {
+    float earlier[kBefore], later[kSteps];
+    before.unpack(earlier);
+    own.unpack(later);
 #pragma unroll
     for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
       const int at = i - (kTaps - 1);
-      window[i] = to_real(at < 0 ? before.v[kBefore + at] : own.v[at]);
-    }
-    const int64_t begin = first - (kTaps - 1);
-    if (begin >= run.begin) return;
-#pragma unroll
-    for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
-      if (begin + i >= run.begin) continue;
-      window[i] = params.initial_states.present()
-                      ? load_state<R>(params.initial_states, run.states, channel,
-                                      begin + i - run.begin + params.width - 1)
-                      : R(0);
+      window[i] = at < 0 ? earlier[kBefore + at] : later[at];
     }
   }
 };
 
-template <class R, int kTaps>
+/// What a step of `run` sees of x around the vector at `first`.
+template <class Element, int kTaps, int kSeen>
+__device__ __forceinline__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
+                                            int64_t channel, int first,
+                                            const RowInputs<Element, kTaps>& inputs,
+                                            float (&window)[kSeen]) {
+  inputs.unpack(window);
+  const int begin = first - (kTaps - 1);
+#pragma unroll
+  for (int i = 0; i < kSeen; ++i) {
+    if (begin + i >= run.begin) continue;
+    window[i] = load_state<float>(params.initial_states, run.states, channel,
+                                  begin + i - run.begin + params.width - 1);
+  }
+}
+
+template <int kTaps>
 struct RowTaps {
-  R weight[kTaps];
-  R bias;
+  float weight[kTaps];
+  float bias;
   int first;
 
   __device__ RowTaps(const ConvParams& params, int64_t channel)
-      : bias(load_bias<R>(params, channel)), first(first_tap<kTaps>(params)) {
+      : bias(load_bias<float>(params, channel)), first(first_tap<kTaps>(params)) {
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      weight[k] = k < first ? R(0) : load_tap<R>(params, channel, k - first);
+      weight[k] = k < first ? 0.0f : load_tap<float>(params, channel, k - first);
     }
   }
 
-  template <class Window>
-  __device__ R sum(const Window& window, int at) const {
-    return add_products<kTaps>(
-        bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[at + k]; });
+  /// Before the activation.
+  template <int kSteps, int kSeen>
+  __device__ void convolve(const float (&window)[kSeen], float (&sums)[kSteps]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      sums[i] = add_products<kTaps>(
+          bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[i + k]; });
+    }
+  }
+  /// dx, from the gradients of the sums of these steps and of those behind.
+  template <int kSteps, int kSeen>
+  __device__ void gather(const float (&gradients)[kSeen], float (&dx)[kSteps]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      dx[i] = add_products<kTaps>(
+          0.0f, first, [&](int k) { return weight[k]; },
+          [&](int k) { return gradients[i + kTaps - 1 - k]; });
+    }
   }
 };
 
-template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads)
-    rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
-  constexpr int kSteps = kRowVector<Element, kTaps>;
+/// A vector whose steps may see states, or the ends of runs.
+template <class Element, int kTaps, class Place>
+__device__ __forceinline__ void convolve_runs(const ConvForwardParams& params, const Place& place,
+                                              const RowTaps<kTaps>& taps,
+                                              const RowInputs<Element, kTaps>& inputs, int first,
+                                              Element* out) {
+  constexpr int kSteps = Place::kSteps;
   constexpr int kSeen = kTaps - 1 + kSteps;
-  const RowPlace<Element, kTaps> place(params, split);
+  const auto convolve = [&](const Run& run, int from, int to) {
+    float window[kSeen], values[kSteps] = {};
+    if (!run.is_padding) {
+      make_window(params, run, place.batch, place.channel, first, inputs, window);
+      taps.convolve(window, values);
+      activate(values, params.silu);
+    }
+    store_steps(out, first, from, to, values);
+  };
+  const int to = Place::to_of(params, first);
+  for_each_run(params, place.batch, Place::from_of(first), to, to, convolve);
+}
+
+/// Whether every step sees nothing but x, and zeros before the row.
+__device__ __forceinline__ bool is_plain(const ConvForwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
+         !params.initial_states.present();
+}
+__device__ __forceinline__ bool is_plain(const ConvBackwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
+         !params.initial_states.present() && !params.dfinal_states.present();
+}
+
+template <class Element, int kTaps>
+__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 6 : 4)
+    rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
+  using Place = RowPlace<Element, kTaps>;
+  constexpr int kSteps = Place::kSteps;
+  constexpr int kSeen = kTaps - 1 + kSteps;
+  const Place place(params, split);
   if (!place.exists) return;
-  const RowTaps<float, kTaps> taps(params, place.channel);
+  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   auto* out = place.template data<Element>(params.out);
+  const int seqlen = static_cast<int>(params.seqlen);
+  const int round_steps = place.round_steps(split);
 
-  int64_t first = place.first_of_round(split, 0);
-  RowInputs<Element, kTaps> inputs(x, first, params.seqlen);
-  for (int64_t round = 0; round < split.rounds && first < params.seqlen; ++round) {
-    const int64_t next = first + place.round_steps(split);
-    const RowInputs<Element, kTaps> next_inputs(x, next, params.seqlen);
-    const int64_t stop = first + kSteps < params.seqlen ? first + kSteps : params.seqlen;
-    for_each_run(params, place.batch, first < 0 ? 0 : first, stop, stop,
-                 [&](const Run& run, int64_t from, int64_t to) {
-                   float window[kSeen], values[kSteps];
-                   inputs.make_window(params, run, place.channel, first, window);
-#pragma unroll
-                   for (int i = 0; i < kSteps; ++i) {
-                     values[i] = activated(taps.sum(window, i), params.silu);
-                     if (run.is_padding) values[i] = 0;
-                   }
-                   store_steps(out, first, from, to, values);
-                 });
-    first = next;
-    inputs = next_inputs;
+  int first = place.first_of_round(split, 0);
+  if (!is_plain(params)) {
+    for (int round = 0; round < split.rounds && first < seqlen; ++round) {
+      RowInputs<Element, kTaps> inputs;
+      inputs.load(x, first, seqlen);
+      convolve_runs(params, place, taps, inputs, first, out);
+      first += round_steps;
+    }
+    return;
   }
+  RowInputs<Element, kTaps> ahead[kRoundsAhead];
+#pragma unroll
+  for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, seqlen);
+#pragma unroll 1
+  for (int round = 0; round < split.rounds && first < seqlen; round += kRoundsAhead) {
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      float window[kSeen], values[kSteps];
+      ahead[i].unpack(window);
+      ahead[i].load(x, first + kRoundsAhead * round_steps, seqlen);
+      taps.convolve(window, values);
+      activate(values, params.silu);
+      store_steps(out, first, Place::from_of(first), Place::to_of(params, first), values);
+      first += round_steps;
+    }
+  }
+}
+
+/// What a vector finds out: the gradients of its steps' sums, and what they add to those of the
+/// taps and of the bias.
+template <int kTaps, int kSteps>
+struct RowGradients {
+  float gradients[kSteps] = {};
+  float taps[kTaps] = {};
+  float bias = 0;
+
+  template <int kSeen>
+  __device__ void add(int i, float gradient, const float (&window)[kSeen]) {
+    gradients[i] = gradient;
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k) taps[k] = fma(gradient, window[i + k], taps[k]);
+    bias += gradient;
+  }
+};
+
+/// As convolve_runs().
+template <class Element, int kTaps, int kSteps, class Place>
+__device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& params,
+                                                   const Place& place, const RowTaps<kTaps>& taps,
+                                                   const RowInputs<Element, kTaps>& inputs,
+                                                   const Packed<Element, kSteps>& douts, int first,
+                                                   RowGradients<kTaps, kSteps>& result) {
+  constexpr int kSeen = kTaps - 1 + kSteps;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) result.gradients[i] = 0;
+  const auto add = [&](const Run& run, int from, int to) {
+    if (run.is_padding) return;
+    float window[kSeen], sums[kSteps], gradients[kSteps];
+    make_window(params, run, place.batch, place.channel, first, inputs, window);
+    douts.unpack(gradients);
+    taps.convolve(window, sums);
+    differentiate(gradients, sums, params.silu);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (first + i >= from && first + i < to) result.add(i, gradients[i], window);
+    }
+  };
+  const int to = Place::to_of(params, first);
+  for_each_run(params, place.batch, Place::from_of(first), to, to, add);
+}
+
+/// dx of a vector in whose steps runs may end, or final states have a part.
+template <int kTaps, int kSeen, class Element, class Place>
+__device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, const Place& place,
+                                            const RowTaps<kTaps>& taps,
+                                            const float (&gradients)[kSeen], int first,
+                                            Element* dx) {
+  constexpr int kSteps = Place::kSteps;
+  const auto gather = [&](const Run& run, int from, int to) {
+    float seen[kSeen], values[kSteps] = {};
+    const int left = static_cast<int>(run.end) - first;
+    if (!run.is_padding) {
+#pragma unroll
+      for (int i = 0; i < kSeen; ++i) seen[i] = i < left ? gradients[i] : 0.0f;
+      taps.gather(seen, values);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (i < left - (kTaps - 1) || first + i >= to) continue;
+        values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
+                                       i - left + params.width - 1);
+      }
+    }
+    store_steps(dx, first, from, to, values);
+  };
+  const int64_t limit = first + kSeen < params.seqlen ? first + kSeen : params.seqlen;
+  for_each_run(params, place.batch, Place::from_of(first), Place::to_of(params, first), limit,
+               gather);
 }
 
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 4 : 2)
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
-  using Inputs = RowInputs<Element, kTaps>;
-  constexpr int kSteps = kRowVector<Element, kTaps>;
+  using Place = RowPlace<Element, kTaps>;
+  constexpr int kSteps = Place::kSteps;
   constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
-  const RowPlace<Element, kTaps> place(params, split);
-  const RowTaps<float, kTaps> taps(params, place.channel);
-  const int64_t seqlen = params.seqlen;
+  const Place place(params, split);
+  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   const auto* dout = place.template data<const Element>(params.dout);
   auto* dx = place.template data<Element>(params.dx);
-  const int64_t dout_end = params.dout.present() ? seqlen : 0;
+  const int seqlen = static_cast<int>(params.seqlen);
+  const int dout_end = params.dout.present() ? seqlen : 0;
 
-  float sums[kTaps + 1] = {};
-  // The gradients of the sums at the steps behind the round.
+  RowGradients<kTaps, kSteps> own;
+  // The gradients of the sums at the first steps behind the round; its last lane needs them, and
+  // the first one has them.
   float behind[kLast];
-  const int64_t end = place.origin + split.rounds * place.round_steps(split);
+  const int end = place.first_of_round(split, split.rounds);
 #pragma unroll
   for (int j = 0; j < kLast; ++j) {
-    behind[j] = 0;
-    const int64_t step = end + j;
-    if (place.lane > 0 || step >= seqlen || j >= params.width - 1) continue;
-    behind[j] = gradient_at<float>(params, place.batch, place.channel, step);
+    const bool is_needed = place.lane == 0 && end + j < seqlen;
+    behind[j] = is_needed ? gradient_at<float>(params, place.batch, place.channel, end + j) : 0.0f;
   }
 
-  int64_t first = place.first_of_round(split, split.rounds - 1);
-  Inputs inputs(x, first, seqlen);
-  auto douts = load_steps<kSteps>(dout, first, dout_end);
-  for (int64_t round = split.rounds; round-- > 0;) {
-    const int64_t next = first - place.round_steps(split);
-    const Inputs next_inputs(x, next, round > 0 ? seqlen : 0);
-    const auto next_douts = load_steps<kSteps>(dout, next, round > 0 ? dout_end : 0);
-    const int64_t begin = first < 0 ? 0 : first;
-    const int64_t stop = first + kSteps < seqlen ? first + kSteps : seqlen;
-
-    float gradients[kSeen] = {};
-    const auto differentiate = [&](const Run& run, int64_t from, int64_t to) {
-      if (run.is_padding) return;
-      float window[kSeen];
-      inputs.make_window(params, run, place.channel, first, window);
-      const bool is_whole = from == first && to == first + kSteps;
+  // Those of the round's steps and, from the next lane, behind them.
+  const auto share = [&](float (&seen)[kSeen]) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        if (!is_whole && (first + i < from || first + i >= to)) continue;
-        const float gradient =
-            gradient_of_sum(to_real(douts.v[i]), taps.sum(window, i), params.silu);
-        gradients[i] = gradient;
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) sums[k] = fma(gradient, window[i + k], sums[k]);
-        sums[kTaps] += gradient;
-      }
-    };
-    for_each_run(params, place.batch, begin, stop, stop, differentiate);
-
+    for (int j = 0; j < kSteps; ++j) seen[j] = own.gradients[j];
 #pragma unroll
     for (int j = 0; j < kLast; ++j) {
-      const float given = place.lane == 0 ? behind[j] : gradients[j];
-      behind[j] = gradients[j];
-      gradients[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
+      const float given = place.lane == 0 ? behind[j] : own.gradients[j];
+      behind[j] = own.gradients[j];
+      seen[kSteps + j] = __shfl_sync(kFullMask, given, place.lane + 1, split.lanes());
     }
+  };
 
-    const auto gather = [&](const Run& run, int64_t from, int64_t to) {
-      float seen[kSeen], values[kSteps];
+  const int round_steps = place.round_steps(split);
+  int first = place.first_of_round(split, split.rounds - 1);
+  if (is_plain(params)) {
+    RowInputs<Element, kTaps> ahead[kRoundsAhead];
+    Packed<Element, kSteps> douts_ahead[kRoundsAhead];
 #pragma unroll
-      for (int i = 0; i < kSeen; ++i) seen[i] = gradients[i];
-      if (first + kSeen > run.end) {
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      ahead[i].load(x, first - i * round_steps, seqlen);
+      douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
+    }
+#pragma unroll 1
+    for (int round = 0; round < split.rounds; round += kRoundsAhead) {
 #pragma unroll
-        for (int i = 0; i < kSeen; ++i) {
-          if (first + i >= run.end) seen[i] = 0;
+      for (int i = 0; i < kRoundsAhead; ++i) {
+        // Outside of the row dout is zero, and so are the gradients.
+        float window[kSeen], values[kSteps], gradients[kSteps], seen[kSeen];
+        ahead[i].unpack(window);
+        douts_ahead[i].unpack(gradients);
+        const bool has_more = round + i + kRoundsAhead < split.rounds;
+        const int next = first - kRoundsAhead * round_steps;
+        ahead[i].load(x, next, has_more ? seqlen : 0);
+        douts_ahead[i] = load_steps<kSteps>(dout, next, has_more ? dout_end : 0);
+        taps.convolve(window, values);
+        differentiate(gradients, values, params.silu);
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) own.add(j, gradients[j], window);
+        share(seen);
+        taps.gather(seen, values);
+        if (place.exists) {
+          store_steps(dx, first, Place::from_of(first), Place::to_of(params, first), values);
         }
+        first -= round_steps;
       }
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        values[i] = add_products<kTaps>(
-            0.0f, taps.first, [&](int k) { return taps.weight[k]; },
-            [&](int k) { return seen[i + kLast - k]; });
-        if (run.is_padding) values[i] = 0;
-      }
-      if (params.dfinal_states.present() && to + params.width - 1 > run.end) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          if (first + i < from || first + i >= to) continue;
-          values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
-                                         first + i - run.end + params.width - 1);
-        }
-      }
-      if (place.exists) store_steps(dx, first, from, to, values);
-    };
-    const int64_t seen_end = stop + kLast < seqlen ? stop + kLast : seqlen;
-    for_each_run(params, place.batch, begin, stop, seen_end, gather);
-    first = next;
-    inputs = next_inputs;
-    douts = next_douts;
+    }
+  } else {
+#pragma unroll 1
+    for (int round = 0; round < split.rounds; ++round) {
+      RowInputs<Element, kTaps> inputs;
+      inputs.load(x, first, seqlen);
+      const auto douts = load_steps<kSteps>(dout, first, dout_end);
+      differentiate_runs(params, place, taps, inputs, douts, first, own);
+      float seen[kSeen];
+      share(seen);
+      if (place.exists) gather_runs(params, place, taps, seen, first, dx);
+      first -= round_steps;
+    }
   }
 
-#pragma unroll
-  for (int k = 0; k <= kTaps; ++k) {
+  const auto sum_over_lanes = [&](float sum) {
     for (int distance = split.lanes() / 2; distance > 0; distance /= 2) {
-      sums[k] += __shfl_xor_sync(kFullMask, sums[k], distance);
+      sum += __shfl_xor_sync(kFullMask, sum, distance);
     }
-  }
-  if (!place.exists || place.lane > 0) return;
+    return sum;
+  };
+  const bool writes = place.exists && place.lane == 0;
   float* row =
       parts + (place.batch * split.segments + place.segment) * (params.width + 1) * params.dim;
 #pragma unroll
   for (int k = 0; k <= kTaps; ++k) {
-    if (k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sums[k];
+    const float sum = sum_over_lanes(k < kTaps ? own.taps[k] : own.bias);
+    if (writes && k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sum;
   }
 }
 

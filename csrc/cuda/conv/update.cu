@@ -86,10 +86,11 @@ __global__ void __launch_bounds__(kUpdateThreads)
     window[kTaps - 1] = x.load(step);
     const auto weight_of = [&](int k) { return weight[k]; };
     const auto value_of = [&](int k) { return window[k]; };
-    const R sum = add_products<kTaps>(bias, first, weight_of, value_of);
+    R sum[1] = {add_products<kTaps>(bias, first, weight_of, value_of)};
+    activate(sum, params.silu);
     const int64_t place = places.after(step, params.seqlen);
     if (place >= 0) state.store(place, window[kTaps - 1]);
-    out.store(step, activated(sum, params.silu));  // last: it may be x
+    out.store(step, sum[0]);  // last: it may be x
 #pragma unroll
     for (int k = 1; k < kTaps; ++k) window[k - 1] = window[k];
   }

@@ -8,6 +8,36 @@
 
 namespace selective_scan::cuda::conv {
 
+/// Elements that were loaded together, as they came: apart they would take twice the registers
+/// while they wait.
+template <class Element, int kCount>
+struct Packed {
+  using Word = Vector<sizeof(Pack<Element, kCount>)>;
+  static constexpr int kWords = sizeof(Pack<Element, kCount>) / sizeof(Word);
+  Word words[kWords];
+
+  static __device__ Packed load(const Element* address) {
+    Packed packed;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) packed.words[i] = reinterpret_cast<const Word*>(address)[i];
+    return packed;
+  }
+  __device__ void unpack(float (&values)[kCount]) const {
+    if constexpr (std::is_same_v<Element, BFloat16> && kCount % 2 == 0) {
+      const auto pairs = bit_cast<Pack<uint32_t, kCount / 2>>(*this);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint32_t pair = pairs.v[i / 2];
+        values[i] = bit_cast<float>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+      }
+    } else {
+      const auto elements = bit_cast<Pack<Element, kCount>>(*this);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) values[i] = to_real(elements.v[i]);
+    }
+  }
+};
+
 /// Kernels are compiled for so many taps: those of the common widths for as many as they have,
 /// those of the largest for any width, whose taps are the last ones.
 template <int kTaps>
@@ -27,15 +57,23 @@ __device__ __forceinline__ R add_products(R sum, int first, const Weight& weight
   return sum;
 }
 
-template <class R>
-__device__ __forceinline__ R activated(R sum, bool silu) {
-  return silu ? sum * device_sigmoid(sum) : sum;
+/// Sums, which become the output.
+template <class R, int kCount>
+__device__ __forceinline__ void activate(R (&sums)[kCount], bool silu) {
+  if (!silu) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] *= device_sigmoid(sums[i]);
 }
 
-/// The gradient of the sum before the activation.
-template <class R>
-__device__ __forceinline__ R gradient_of_sum(R dout, R sum, bool silu) {
-  return silu ? dout * silu_derivative(sum, device_sigmoid(sum)) : dout;
+/// Gradients of outputs, which become those of the sums.
+template <class R, int kCount>
+__device__ __forceinline__ void differentiate(R (&gradients)[kCount], const R (&sums)[kCount],
+                                              bool silu) {
+  if (!silu) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    gradients[i] *= silu_derivative(sums[i], device_sigmoid(sums[i]));
+  }
 }
 
 /// Element `position` of a sequence's states, 0 where there is none. Rarely needed, so it is kept
@@ -82,14 +120,14 @@ static __device__ __noinline__ Run find_run(const ConvParams& params, int64_t ba
 
 /// Calls visit(run, from, to) for every run with steps in [first, stop), and those it has there. Of
 /// a run's end it is known up to `limit` whether it is the end.
-template <class Visit>
-__device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t batch, int64_t first,
-                                             int64_t stop, int64_t limit, const Visit& visit) {
+template <class Step, class Visit>
+__device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t batch, Step first,
+                                             Step stop, int64_t limit, const Visit& visit) {
   const bool is_divided = params.seq_idx.present() || params.cu_seqlens.present();
   while (first < stop) {
     Run run{0, params.seqlen, batch, false};
     if (is_divided) run = find_run(params, batch, first, limit);
-    const int64_t to = run.end < stop ? run.end : stop;
+    const Step to = run.end < stop ? static_cast<Step>(run.end) : stop;
     visit(run, first, to);
     first = to;
   }
@@ -100,21 +138,35 @@ __device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t b
 template <class R>
 __device__ __noinline__ R gradient_at(const ConvBackwardParams& params, int64_t batch,
                                       int64_t channel, int64_t step) {
-  R gradient = 0;
-  if (!params.dout.present()) return gradient;
-  for_each_run(params, batch, step, step + 1, step + 1, [&](const Run& run, int64_t, int64_t) {
+  R gradient[1] = {};
+  if (!params.dout.present()) return gradient[0];
+  const auto visit = [&](const Run& run, int64_t, int64_t) {
     if (run.is_padding) return;
-    R sum = load_bias<R>(params, channel);
+    R sum[1] = {load_bias<R>(params, channel)};
 #pragma unroll 1
     for (int64_t k = 0; k < params.width; ++k) {
       const R x = continued_x<R>(params, run, batch, channel, step - (params.width - 1) + k);
-      sum = fma(load_tap<R>(params, channel, k), x, sum);
+      sum[0] = fma(load_tap<R>(params, channel, k), x, sum[0]);
     }
-    const R dout = load_element<R>(
+    gradient[0] = load_element<R>(
         params.dout.data, params.dout.dtype,
         batch * params.dout.batch + channel * params.dout.channel + step * params.dout.step);
-    gradient = gradient_of_sum(dout, sum, params.silu);
-  });
+    differentiate(gradient, sum, params.silu);
+  };
+  for_each_run(params, batch, step, step + 1, step + 1, visit);
+  return gradient[0];
+}
+
+/// What arrives at dx of a step from the final states, which are x at a sequence's last steps.
+template <class R>
+__device__ __noinline__ R final_gradient_at(const ConvBackwardParams& params, int64_t batch,
+                                            int64_t channel, int64_t step) {
+  R gradient = 0;
+  const auto visit = [&](const Run& run, int64_t, int64_t) {
+    gradient =
+        load_state<R>(params.dfinal_states, run.states, channel, step - run.end + params.width - 1);
+  };
+  for_each_run(params, batch, step, step + 1, step + 1, visit);
   return gradient;
 }
 
