@@ -10,6 +10,7 @@
     selective_state_update  one step, or a few, of states in place, for decoding; and its _ref
     MambaMixer            a Mamba layer built on it, without norm and residual
     S6                    a stack of such layers, with them
+    MixerCache, S6Cache   where they are in their sequences, from which a call goes on
     backends              which kernels this installation has, and if not, why
     allow_fallback        run the reference where a library is missing, instead of an ImportError
 
@@ -19,6 +20,7 @@
 from ._library import allow_fallback, backends
 from ._version import __version__
 from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
+from .cache import MixerCache, S6Cache
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
@@ -32,6 +34,8 @@ from .selective_state_update import selective_state_update, selective_state_upda
 __all__ = [
     "S6",
     "MambaMixer",
+    "MixerCache",
+    "S6Cache",
     "__version__",
     "adaptive_unitary_scan_fn",
     "adaptive_unitary_scan_ref",

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import HALF, MAX_WIDTH
+from ._checks import MAX_WIDTH
 from ._discretization import METHODS, Method
+from ._module_arguments import (
+    check_choice,
+    check_count,
+    check_default,
+    check_dtype,
+    check_flag,
+    check_positive,
+    refuse,
+)
+from .cache import (
+    MixerCache,
+    check_rows,
+    refuse_bidirectional,
+    refuse_gradient,
+    refuse_other_cache,
+)
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
 from .mamba_inner import mamba_inner_fn
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
 fx.wrap("mamba_inner_fn")
+fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
 
 # What an argument must keep where it could have no effect.
@@ -119,31 +134,30 @@ class MambaMixer(nn.Module):
         check_count("d_model", d_model)
         check_count("d_state", d_state)
         check_count("d_conv", d_conv)
-        _check_positive("expand", expand)
+        check_positive("expand", expand)
         if not float(expand * d_model).is_integer():
             refuse("expand", f"such that expand·d_model is a whole number ({d_model=})", expand)
         if dt_rank == "auto":
             dt_rank = math.ceil(d_model / 16)
         check_count("dt_rank", dt_rank, " or 'auto'")
-        _check_positive("dt_min", dt_min)
-        _check_positive("dt_max", dt_max)
+        check_positive("dt_min", dt_min)
+        check_positive("dt_max", dt_max)
         if dt_min > dt_max:
             refuse("dt_min", f"at most dt_max = {dt_max}", dt_min)
-        _check_choice("dt_init", dt_init, ("random", "constant"))
-        _check_positive("dt_scale", dt_scale)
-        _check_positive("dt_init_floor", dt_init_floor)
-        _check_flag("dt_proj_bias", dt_proj_bias)
+        check_choice("dt_init", dt_init, ("random", "constant"))
+        check_positive("dt_scale", dt_scale)
+        check_positive("dt_init_floor", dt_init_floor)
+        check_flag("dt_proj_bias", dt_proj_bias)
         if not dt_proj_bias:
-            _check_default("dt_min", dt_min, DT_MIN)
-            _check_default("dt_max", dt_max, DT_MAX)
-            _check_default("dt_init_floor", dt_init_floor, DT_INIT_FLOOR)
-        _check_flag("dt_soft_plus", dt_soft_plus)
-        _check_flag("conv_bias", conv_bias)
-        _check_flag("bias", bias)
-        _check_flag("bidirectional", bidirectional)
-        _check_choice("discretization_method", discretization_method, METHODS)
-        if dtype not in (None, torch.float32, torch.float64, *HALF):
-            refuse("dtype", "float32, float16, bfloat16, float64 or None", dtype)
+            check_default("dt_min", dt_min, DT_MIN)
+            check_default("dt_max", dt_max, DT_MAX)
+            check_default("dt_init_floor", dt_init_floor, DT_INIT_FLOOR)
+        check_flag("dt_soft_plus", dt_soft_plus)
+        check_flag("conv_bias", conv_bias)
+        check_flag("bias", bias)
+        check_flag("bidirectional", bidirectional)
+        check_choice("discretization_method", discretization_method, METHODS)
+        check_dtype(dtype)
 
         self.d_model = d_model
         self.d_state = d_state
@@ -187,21 +201,60 @@ class MambaMixer(nn.Module):
         self.A_log.copy_(ones.cumsum(1).log())
         self.D.fill_(1)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def allocate_cache(
+        self,
+        batch_size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> MixerCache:
+        """Makes a cache with which calls go on where the one before ended, from the beginning.
+
+        Args:
+            batch_size: number of sequences.
+            dtype: of what the cache holds, float32, float16, bfloat16 or float64. None: the scan's
+                states in float32, float64 for such parameters, and the convolution's in the
+                parameters' dtype.
+            device: of the cache, if not the parameters'.
+
+        Raises:
+            ValueError: an argument is of the wrong type or out of range, or the layer is
+                bidirectional.
+        """
+        refuse_bidirectional(self.bidirectional)
+        check_count("batch_size", batch_size, minimum=0)
+        check_dtype(dtype)
+        weight = self.conv1d.weight
+        device = weight.device if device is None else device
+        conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
+        channels, history = self.d_inner, self.conv1d.kernel_size[0] - 1
+        # Tensors of torch.inference_mode could not be changed outside of it.
+        with torch.inference_mode(False):
+            conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
+            state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
+            return MixerCache(conv_state.transpose(1, 2), state)
+
+    def forward(self, hidden: Tensor, *, cache: MixerCache | None = None) -> Tensor:
         """Runs the layer.
 
         Args:
             hidden: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype
                 under torch.autocast.
+            cache: what :meth:`allocate_cache` gave, for hidden's batch: the call goes on where it
+                is, with any number of steps, and changes it in place.
 
         Returns:
             (batch, seqlen, d_model). Empty where seqlen is 0.
 
         Raises:
-            TypeError: hidden is not a tensor.
-            ValueError: hidden has another shape.
+            TypeError: hidden is not a tensor, or cache not a cache.
+            ValueError: hidden has another shape, or the cache is for another batch, device or
+                layer, or the layer is bidirectional and there is a cache.
+            RuntimeError: there is a cache, and the call would need a gradient.
         """
         hidden = checked_sequence("hidden", hidden, self.d_model)
+        if isinstance(cache, MixerCache):
+            return self._continue(hidden, cache)
+        refuse_other_cache(cache, "MixerCache")
         xz = self.in_proj(hidden).transpose(1, 2)
         if self._is_plain():
             return mamba_inner_fn(
@@ -214,21 +267,38 @@ class MambaMixer(nn.Module):
                 self.out_proj.bias,
                 poles(self.A_log),
                 D=self.D,
-                delta_bias=self.dt_proj.bias,
-                delta_softplus=self.dt_soft_plus,
-                discretization_method=self.discretization_method,
+                **self._scan_options(),
                 bidirectional=self.bidirectional,
             )
         x, z = xz.chunk(2, dim=1)
         x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        y = self._scan(x, *self._project(x), z)
+        delta, B, C = self._projections(x.transpose(1, 2))
+        y = self._scan(x, *(t.transpose(1, 2) for t in (delta, B, C)), z)
         return self.out_proj(y.transpose(1, 2))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """delta, B and C of x, all (batch, channels, seqlen)."""
-        sizes = [self.dt_rank, self.d_state, self.d_state]
-        dt, B, C = self.x_proj(x.transpose(1, 2)).split(sizes, dim=-1)
-        return self.dt_proj(dt).transpose(1, 2), B.transpose(1, 2), C.transpose(1, 2)
+    def _continue(self, hidden: Tensor, cache: MixerCache) -> Tensor:
+        """Goes on where the cache is; one step has no time dimension, and nothing to transpose."""
+        refuse_gradient(self, hidden)
+        refuse_bidirectional(self.bidirectional)
+        check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
+        is_one_step = hidden.shape[1] == 1
+
+        def across(rows: Tensor) -> Tensor:
+            return rows if is_one_step else rows.transpose(1, 2)
+
+        x, z = self.in_proj(hidden.squeeze(1) if is_one_step else hidden).chunk(2, dim=-1)
+        x = cache.convolve(across(x), self.conv1d.weight, self.conv1d.bias)
+        delta, B, C = map(across, self._projections(across(x)))
+        A = poles(self.A_log)
+        y = cache.scan(x, delta, A, B, C, self.D, across(z), **self._scan_options())
+        out = self.out_proj(across(y))
+        return out.unsqueeze(1) if is_one_step else out
+
+    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """delta, B and C of x, (batch, ..., channels) all."""
+        rank, dstate = self.dt_rank, self.d_state
+        dt, B, C = self.x_proj(x).split([rank, dstate, dstate], dim=-1)
+        return self.dt_proj(dt), B, C
 
     def _is_plain(self) -> bool:
         """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
@@ -240,17 +310,19 @@ class MambaMixer(nn.Module):
         )
 
     def _scan(self, x: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
-        A = poles(self.A_log)
-        options = {
-            "delta_bias": self.dt_proj.bias,
-            "delta_softplus": self.dt_soft_plus,
-            "discretization_method": self.discretization_method,
-        }
+        A, options = poles(self.A_log), self._scan_options()
         if not self.bidirectional:
             return selective_scan_fn(x, delta, A, B, C, self.D, z, **options)
         forward = selective_scan_fn(x, delta, A, B, C, self.D, **options)
         backward = selective_scan_fn(x, delta, A, B, C, **options, reverse=True)
         return (forward + backward) * F.silu(z)
+
+    def _scan_options(self) -> dict[str, object]:
+        return {
+            "delta_bias": self.dt_proj.bias,
+            "delta_softplus": self.dt_soft_plus,
+            "discretization_method": self.discretization_method,
+        }
 
     @classmethod
     def from_mamba(
@@ -414,36 +486,3 @@ def poles(A_log: Tensor) -> Tensor:
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-# --- constructor arguments ------------------------------------------------------------------------
-
-
-def refuse(name: str, wanted: str, value: object) -> NoReturn:
-    raise ValueError(f"selective_scan: {name} must be {wanted}, got {value!r}")
-
-
-def check_count(name: str, value: object, alternative: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        refuse(name, f"an integer of at least 1{alternative}", value)
-
-
-def _check_positive(name: str, value: object) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        refuse(name, "a positive finite number", value)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        refuse(name, "a bool", value)
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        refuse(name, f"one of {', '.join(choices)}", value)
-
-
-def _check_default(name: str, value: float, default: float) -> None:
-    if value != default:
-        refuse(name, f"{default} where dt_proj_bias=False, since it has no effect then", value)

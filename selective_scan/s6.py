@@ -9,9 +9,18 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._discretization import Method
-from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer, check_count, checked_sequence
+from ._module_arguments import check_count, refuse
+from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
+from .mamba_mixer import (
+    DT_INIT_FLOOR,
+    DT_MAX,
+    DT_MIN,
+    MambaMixer,
+    checked_sequence,
+)
 
 fx.wrap("checked_sequence")
+fx.wrap("refuse_other_cache")
 
 
 class S6(nn.Module):
@@ -110,23 +119,53 @@ class S6(nn.Module):
             layer.reset_parameters()
         self.norm_f.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def allocate_cache(
+        self,
+        batch_size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> S6Cache:
+        """Makes a cache with which calls go on where the one before ended, from the beginning.
+
+        Args:
+            batch_size, dtype, device: see :meth:`MambaMixer.allocate_cache`.
+
+        Raises:
+            ValueError: an argument is of the wrong type or out of range, or the model is
+                bidirectional.
+        """
+        caches = (layer.allocate_cache(batch_size, dtype, device) for layer in self.layers)
+        return S6Cache(tuple(caches))
+
+    def forward(self, x: Tensor, *, cache: S6Cache | None = None) -> Tensor:
         """Runs all layers and the final norm.
 
         Args:
             x: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype under
                 torch.autocast.
+            cache: what :meth:`allocate_cache` gave, for x's batch: the call goes on where it is,
+                with any number of steps, and changes it in place.
 
         Returns:
             (batch, seqlen, d_model). Empty where seqlen is 0.
 
         Raises:
-            TypeError: x is not a tensor.
-            ValueError: x has another shape.
+            TypeError: x is not a tensor, or cache not a cache.
+            ValueError: x has another shape, or the cache is for another batch, device or model, or
+                the model is bidirectional and there is a cache.
+            RuntimeError: there is a cache, and the call would need a gradient.
         """
         x = checked_sequence("x", x, self.d_model)
-        for layer in self.layers:
-            x = layer(x)
+        caches = [None] * self.depth
+        if isinstance(cache, S6Cache):
+            refuse_gradient(self, x)
+            caches = cache.layers
+            if len(caches) != self.depth:
+                refuse("cache", f"of depth = {self.depth} layers", len(caches))
+        else:
+            refuse_other_cache(cache, "S6Cache")
+        for layer, part in zip(self.layers, caches, strict=True):
+            x = layer(x, cache=part)
         return self.norm_f(x)
 
     @classmethod
@@ -213,8 +252,8 @@ class S6Layer(MambaMixer):
         self._modules = {"norm": norm, **self._modules}
         self.register_load_state_dict_pre_hook(_ignore_legacy_buffer)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + super().forward(self.norm(hidden))
+    def forward(self, hidden: Tensor, *, cache: MixerCache | None = None) -> Tensor:
+        return hidden + super().forward(self.norm(hidden), cache=cache)
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:

@@ -114,7 +114,7 @@ class Mamba(MambaMixer):
         # Of a longer sequence the last steps; in front of a shorter one zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        delta, B, C = self._project(x)
+        delta, B, C = (rows.transpose(1, 2) for rows in self._projections(x.transpose(1, 2)))
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
@@ -143,7 +143,7 @@ class Mamba(MambaMixer):
         x, z = self.in_proj(hidden[:, 0]).chunk(2, dim=-1)
         weight = self.conv1d.weight.squeeze(1)
         x = causal_conv1d_update(x, conv_state, weight, self.conv1d.bias, "silu")
-        delta, B, C = (tensor[..., 0] for tensor in self._project(x[..., None]))
+        delta, B, C = self._projections(x)
         rows = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias)
         y = selective_state_update(ssm_state, *rows, dt_softplus=True)
         return self.out_proj(y)[:, None], conv_state, ssm_state

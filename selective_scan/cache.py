@@ -1,0 +1,255 @@
+"""What a layer keeps of the steps it has seen, so that a call can go on from there: decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ._checks import MAX_WIDTH
+from ._discretization import Method
+from ._module_arguments import refuse
+from .causal_conv1d import causal_conv1d_fn
+from .causal_conv1d_update import causal_conv1d_update
+from .functional import selective_scan_fn
+from .selective_state_update import selective_state_update
+
+# Rows of a batch, by number.
+Rows = Tensor | Sequence[int]
+
+
+@dataclass(eq=False)
+class MixerCache:
+    """Where a batch of sequences is in one layer; :meth:`MambaMixer.allocate_cache` makes it.
+
+    Both tensors are changed in place, always, so that a CUDA graph and compiled code find them
+    where they were.
+
+    Attributes:
+        conv_state: the convolution's inputs at the last d_conv - 1 steps, the latest at the end,
+            (batch, d_inner, d_conv - 1), with channels that are neighbours in memory.
+        state: the scan's, (batch, d_inner, d_state).
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import MambaMixer
+        >>> mixer = MambaMixer(d_model=32)
+        >>> cache = mixer.allocate_cache(batch_size=2)
+        >>> cache.conv_state.shape, cache.state.shape
+        (torch.Size([2, 64, 3]), torch.Size([2, 64, 16]))
+        >>> with torch.no_grad():
+        ...     out = mixer(torch.randn(2, 100, 32), cache=cache)
+        ...     next_out = mixer(torch.randn(2, 1, 32), cache=cache)
+    """
+
+    conv_state: Tensor
+    state: Tensor
+
+    def reset(self, rows: Rows | None = None) -> None:
+        """Sets rows of the batch back to where a sequence begins.
+
+        Args:
+            rows: their numbers, of any length, or a mask (batch,); None for all.
+
+        Raises:
+            TypeError: rows are neither integers nor bools.
+            ValueError: rows are not one-dimensional, or, where they are given on the host, are out
+                of range.
+        """
+        chosen = None if rows is None else self._rows(rows, masks=True)
+        for tensor in (self.conv_state, self.state):
+            if chosen is None:
+                tensor.zero_()
+            elif chosen.dtype == torch.bool:
+                tensor.masked_fill_(chosen[:, None, None], 0)
+            else:
+                tensor.index_fill_(0, chosen, 0)
+
+    def reorder(self, rows: Rows) -> None:
+        """Puts into every row i of the batch what row ``rows[i]`` has: for beam search.
+
+        Args:
+            rows: (batch,), each from 0 to batch - 1, any number of times.
+
+        Raises:
+            TypeError: rows are not integers.
+            ValueError: rows are not (batch,), or, where they are given on the host, are out of
+                range.
+        """
+        chosen = self._rows(rows, masks=False)
+        if chosen.shape != (batch := self.state.shape[0],):
+            refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
+        for tensor in (self.conv_state, self.state):
+            tensor.copy_(tensor.index_select(0, chosen))
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """silu of the depthwise convolution, which goes on where it is.
+
+        Args:
+            x: (batch, d_inner) for one step, else (batch, d_inner, steps).
+            weight: (d_inner, 1, d_conv).
+            bias: (d_inner,) or None.
+
+        Returns:
+            Shaped like x.
+        """
+        taps = weight.squeeze(1)
+        if taps.shape[1] > MAX_WIDTH:
+            return self._convolve_widely(x, weight, bias)
+        if x.dim() == 2:
+            return causal_conv1d_update(x, self.conv_state, taps, bias, "silu")
+        out, last = causal_conv1d_fn(
+            *(x, taps, bias),
+            initial_states=self.conv_state,
+            return_final_states=True,
+            activation="silu",
+        )
+        self.conv_state.copy_(last)
+        return out
+
+    def _convolve_widely(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same by PyTorch's convolution, for more taps than ours takes."""
+        steps = x.unsqueeze(-1) if x.dim() == 2 else x
+        seen = torch.cat([self.conv_state.to(x.dtype), steps], -1)
+        self.conv_state.copy_(seen[..., steps.shape[-1] :])
+        # One step more, since PyTorch's gives no empty result.
+        out = F.conv1d(F.pad(seen, (0, 1)), weight, bias, groups=weight.shape[0])[..., :-1]
+        return F.silu(out).view(x.shape)
+
+    def scan(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        z: Tensor,
+        *,
+        delta_bias: Tensor | None,
+        delta_softplus: bool,
+        discretization_method: Method,
+    ) -> Tensor:
+        """The selective scan, which goes on where it is.
+
+        Args:
+            x, delta, z: (batch, d_inner) for one step, else (batch, d_inner, steps).
+            B, C: (batch, d_state) or (batch, d_state, steps).
+            A, D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
+
+        Returns:
+            Shaped like x.
+        """
+        arguments = (x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+        method = {"discretization_method": discretization_method}
+        if x.dim() == 2:
+            return selective_state_update(self.state, *arguments, **method)
+        out, last = selective_scan_fn(
+            *arguments,
+            return_last_state=True,
+            initial_state=self.state.to(torch.promote_types(self.state.dtype, torch.float32)),
+            **method,
+        )
+        self.state.copy_(last)
+        return out
+
+    def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
+        """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
+        given = torch.as_tensor(rows)
+        if given.numel() == 0 and not isinstance(rows, Tensor):
+            given = given.long()  # an empty list has no type
+        batch, is_mask = self.state.shape[0], given.dtype == torch.bool
+        if given.is_floating_point() or given.is_complex() or (is_mask and not masks):
+            wanted = "integers or a mask of bools" if masks else "integers"
+            raise TypeError(f"selective_scan: rows must be {wanted}, got {given.dtype}")
+        if given.dim() != 1 or (is_mask and given.shape[0] != batch):
+            wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
+            refuse("rows", wanted, tuple(given.shape))
+        # On a GPU the values are not read back to the host.
+        if not is_mask and given.device.type == "cpu" and given.numel() > 0:
+            low, high = (bound.item() for bound in given.aminmax())
+            if low < 0 or high >= batch:
+                refuse("rows", f"from 0 to batch - 1 = {batch - 1}", low if low < 0 else high)
+        return given.to(self.state.device, given.dtype if is_mask else torch.long)
+
+
+@dataclass(eq=False)
+class S6Cache:
+    """Where a batch of sequences is in every layer; :meth:`S6.allocate_cache` makes it.
+
+    Attributes:
+        layers: the cache of each layer.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import S6
+        >>> model = S6(d_model=32, depth=2)
+        >>> cache = model.allocate_cache(batch_size=2)
+        >>> with torch.no_grad():
+        ...     prompt = model(torch.randn(2, 100, 32), cache=cache)
+        ...     for _ in range(3):
+        ...         out = model(torch.randn(2, 1, 32), cache=cache)
+        >>> cache.reset(rows=[1])  # row 1 begins a new sequence
+        >>> cache.reorder([0, 0])  # both rows go on from row 0
+    """
+
+    layers: tuple[MixerCache, ...]
+
+    def reset(self, rows: Rows | None = None) -> None:
+        """Sets rows of the batch back to where a sequence begins; see :meth:`MixerCache.reset`."""
+        for layer in self.layers:
+            layer.reset(rows)
+
+    def reorder(self, rows: Rows) -> None:
+        """Puts into every row i of the batch what row ``rows[i]`` has; see
+        :meth:`MixerCache.reorder`."""
+        for layer in self.layers:
+            layer.reorder(rows)
+
+
+# --- what a call with a cache must be -------------------------------------------------------------
+
+
+@fx.wrap
+def refuse_other_cache(cache: object, kind: str) -> None:
+    """TypeError unless cache is None."""
+    if cache is not None:
+        raise TypeError(
+            f"selective_scan: cache must be None or the {kind} of allocate_cache, "
+            f"got {type(cache).__name__}"
+        )
+
+
+def refuse_gradient(module: nn.Module, x: Tensor) -> None:
+    """RuntimeError if a gradient would have to go through a cache."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad or any(parameter.requires_grad for parameter in module.parameters())
+    ):
+        raise RuntimeError(
+            "selective_scan: cache takes no gradient; call the model under torch.no_grad() or "
+            "torch.inference_mode()"
+        )
+
+
+def refuse_bidirectional(is_bidirectional: bool) -> None:
+    if is_bidirectional:
+        refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
+
+
+def check_rows(cache: MixerCache, hidden: Tensor, sizes: tuple[int, int, int]) -> None:
+    """ValueError unless the cache is for hidden's batch and for a layer of d_inner, d_state and
+    d_conv, and on hidden's device."""
+    batch, (d_inner, d_state, d_conv) = hidden.shape[0], sizes
+    wanted = {
+        "conv_state": ("(batch, d_inner, d_conv - 1)", (batch, d_inner, d_conv - 1)),
+        "state": ("(batch, d_inner, d_state)", (batch, d_inner, d_state)),
+    }
+    for name, (dims, shape) in wanted.items():
+        tensor = getattr(cache, name)
+        if tensor.shape != shape:
+            refuse(f"{name} of cache", f"{dims} = {shape}", tuple(tensor.shape))
+        if tensor.device != hidden.device:
+            refuse("cache", f"on {hidden.device}, as the input is", str(tensor.device))

@@ -1,0 +1,320 @@
+"""Models with a cache: any split of a sequence, rows that begin anew or change places, compiled
+code, and what is refused."""
+
+import copy
+import re
+
+import pytest
+import torch
+
+from problem import generator
+from selective_scan import S6, MambaMixer, MixerCache, S6Cache
+from selective_scan._discretization import METHODS
+
+BATCH, SEQLEN, DIM = 3, 29, 8
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def model_of(device: str = "cpu", **options: object) -> S6:
+    model = S6(DIM, **{"depth": 2, "d_state": 5, "dt_min": 0.1, "dt_max": 1.0} | options)
+    return model.to(device).requires_grad_(False)
+
+
+def sequence(model: S6, seqlen: int = SEQLEN, batch: int = BATCH) -> torch.Tensor:
+    weight = model.norm_f.weight
+    return torch.randn(batch, seqlen, DIM, dtype=weight.dtype, device=weight.device)
+
+
+def random_split(name: object, seqlen: int = SEQLEN) -> list[int]:
+    """Lengths that add up to seqlen, 0 and 1 among them."""
+    random, lengths = generator(name), [0, 1, 2, 1]
+    while sum(lengths) < seqlen:
+        longest = min(9, seqlen - sum(lengths))
+        lengths.append(int(torch.randint(0, longest + 1, (), generator=random)))
+    return lengths
+
+
+def by_parts(model: torch.nn.Module, x: torch.Tensor, lengths, cache) -> torch.Tensor:
+    return torch.cat([model(part, cache=cache) for part in x.split(lengths, dim=1)], 1)
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.conv_state, layer.state)]
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"d_conv": width} for width in (1, 2, 3, 4, 5, 6, 7, 8, 9, 30)),
+        *({"discretization_method": method} for method in METHODS[1:]),
+        *({"dtype": dtype} for dtype in BOUNDS if dtype != torch.float32),
+        {"conv_bias": False, "bias": True, "expand": 1.5},
+        {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1},
+        {"dt_soft_plus": False},
+    ],
+    ids=str,
+)
+def test_any_split_gives_what_the_whole_gives(options, device):
+    model = model_of(device, **options)
+    x = sequence(model)
+    expected = copy.deepcopy(model).double()(x.double())
+    bound = BOUNDS[x.dtype]
+    assert error(model(x), expected) < bound
+    for lengths in ([1] * SEQLEN, [SEQLEN], random_split(f"{options} {device}")):
+        cache = model.allocate_cache(BATCH)
+        y = by_parts(model, x, lengths, cache)
+        assert y.dtype == x.dtype
+        assert error(y, expected) < bound, lengths
+
+
+def test_a_mixer_takes_its_part(device):
+    mixer = MambaMixer(DIM, bias=True, device=device).requires_grad_(False)
+    x = torch.randn(BATCH, SEQLEN, DIM, device=device)
+    cache = mixer.allocate_cache(BATCH)
+    assert isinstance(cache, MixerCache)
+    y = by_parts(mixer, x, random_split(device), cache)
+    assert error(y, mixer(x)) < BOUNDS[x.dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_states_may_be_of_another_dtype(dtype, device):
+    model = model_of(device)
+    x = sequence(model)
+    cache = model.allocate_cache(BATCH, dtype=dtype)
+    assert {tensor.dtype for tensor in tensors_of(cache)} == {dtype}
+    y = by_parts(model, x, random_split(f"{dtype} {device}"), cache)
+    assert y.dtype == x.dtype
+    assert {tensor.dtype for tensor in tensors_of(cache)} == {dtype}
+    assert error(y, model(x)) < max(BOUNDS[dtype], BOUNDS[x.dtype])
+
+
+def test_dtypes_of_states_by_default(device):
+    for dtype, of_states in (
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        for layer in model_of(device, dtype=dtype).allocate_cache(2).layers:
+            assert (layer.conv_state.dtype, layer.state.dtype) == (dtype, of_states)
+            assert layer.state.device.type == device
+
+
+def test_under_autocast(device):
+    model = model_of(device)
+    x = sequence(model)
+    cache = model.allocate_cache(BATCH)
+    with torch.autocast(device, torch.bfloat16):
+        y, whole = by_parts(model, x, random_split(device), cache), model(x)
+    assert error(y, whole) < BOUNDS[torch.bfloat16]
+    assert {tensor.dtype for tensor in tensors_of(cache)} == {torch.float32}
+
+
+def test_a_replaced_projection_is_called(device):
+    model = model_of(device)
+    layer, seen = model.layers[0], []
+    layer.x_proj.register_forward_hook(lambda module, inputs, out: seen.append(out.shape[0]))
+    x = sequence(model)
+    assert error(by_parts(model, x, [SEQLEN - 1, 1], model.allocate_cache(BATCH)), model(x)) < 1e-5
+    assert seen == [BATCH] * 3
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 4])
+def test_an_empty_batch(seqlen, device):
+    model = model_of(device)
+    x = sequence(model, seqlen, batch=0)
+    assert model(x, cache=model.allocate_cache(0)).shape == (0, seqlen, DIM)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [None, [1], [], torch.tensor([True, False, True])], ids=str)
+def test_reset(rows, device):
+    model = model_of(device)
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    places = [tensor.data_ptr() for tensor in tensors_of(cache)]
+    continued, fresh = (model(part) for part in (torch.cat([x, x], 1), x))
+    model(x, cache=cache)
+    cache.reset(rows)
+    y = model(x, cache=cache)
+    is_reset = torch.zeros(BATCH, dtype=torch.bool)
+    is_reset[slice(None) if rows is None else rows] = True
+    expected = torch.where(is_reset.to(device)[:, None, None], fresh, continued[:, SEQLEN:])
+    assert error(y, expected) < BOUNDS[x.dtype]
+    assert places == [tensor.data_ptr() for tensor in tensors_of(cache)]
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([1, 2, 0], dtype=torch.int32)], ids=str)
+def test_reorder(rows, device):
+    model = model_of(device)
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    places = [tensor.data_ptr() for tensor in tensors_of(cache)]
+    model(x[:, :-3], cache=cache)
+    cache.reorder(rows)
+    chosen = torch.as_tensor(rows).tolist()
+    y = model(x[chosen, -3:], cache=cache)
+    assert error(y, model(x)[chosen, -3:]) < BOUNDS[x.dtype]
+    assert places == [tensor.data_ptr() for tensor in tensors_of(cache)]
+
+
+def test_rows_do_not_depend_on_each_other(device):
+    model = model_of(device, dtype=torch.float64)
+    x = sequence(model)
+    together, alone = model.allocate_cache(BATCH), model.allocate_cache(1)
+    lengths = random_split(device)
+    by_parts(model, x, lengths, together)
+    by_parts(model, x[1:2], lengths, alone)
+    for several, one in zip(tensors_of(together), tensors_of(alone), strict=True):
+        torch.testing.assert_close(several[1:2], one, rtol=1e-12, atol=1e-12)
+
+
+# --- gradients, inference mode, compiled code -----------------------------------------------------
+
+
+def test_a_call_that_needs_a_gradient_is_refused(device):
+    model = model_of(device).requires_grad_()
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    message = r"^selective_scan: cache takes no gradient; call the model under torch\.no_grad\(\)"
+    for part in (x, x[:, :1]):
+        with pytest.raises(RuntimeError, match=message):
+            model(part, cache=cache)
+        with pytest.raises(RuntimeError, match=message):
+            model.layers[0](part, cache=cache.layers[0])
+        with pytest.raises(RuntimeError, match=message):
+            model.requires_grad_(False)(part.clone().requires_grad_(), cache=cache)
+        model.requires_grad_()
+    assert not any(tensor.any() for tensor in tensors_of(cache))
+    with torch.no_grad():
+        assert not by_parts(model, x, [SEQLEN - 1, 1], cache).requires_grad
+
+
+def test_a_cache_outlives_inference_mode(device):
+    model = model_of(device).requires_grad_()
+    x = sequence(model)
+    with torch.inference_mode():
+        cache = model.allocate_cache(BATCH)
+        y = [model(x[:, :7], cache=cache), model(x[:, 7:8], cache=cache)]
+        cache.reorder(range(BATCH))
+    with torch.no_grad():
+        y += [model(x[:, 8:9], cache=cache), model(x[:, 9:], cache=cache)]
+        assert error(torch.cat(y, 1), model(x)) < BOUNDS[x.dtype]
+
+
+@pytest.mark.parametrize(
+    ("backend", "lengths", "d_conv"),
+    [
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 4),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 9),
+        ("inductor", [3, 1, 1], 4),
+    ],
+)
+def test_compiled(backend, lengths, d_conv, device):
+    torch._dynamo.reset()
+    model = model_of(device, d_conv=d_conv, depth=1)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    x = sequence(model, sum(lengths))
+    expected, cache = model(x), model.allocate_cache(BATCH)
+    for _ in range(2):
+        assert error(by_parts(compiled, x, lengths, cache), expected) < BOUNDS[x.dtype]
+        cache.reset()
+    torch._dynamo.reset()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_bidirectional_is_refused():
+    model = model_of(bidirectional=True)
+    cache = model_of().allocate_cache(BATCH)
+    message = r"^selective_scan: bidirectional must be False where there is a cache, .*, got True$"
+    for call in (
+        lambda: model.allocate_cache(BATCH),
+        lambda: model.layers[0].allocate_cache(BATCH),
+        lambda: model(sequence(model), cache=cache),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("seqlen", [1, 5])
+def test_a_cache_of_another_kind_is_refused(seqlen):
+    model = model_of()
+    x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
+
+    def refused(kind, message, *, of=model, given=cache):
+        with pytest.raises(kind, match=f"^selective_scan: {message}$"):
+            of(x, cache=given)
+
+    refused(
+        ValueError,
+        r"conv_state of cache must be \(batch, d_inner, d_conv - 1\) = \(3, 16, 3\), "
+        r"got \(2, 16, 3\)",
+        given=model.allocate_cache(2),
+    )
+    refused(
+        ValueError,
+        r"state of cache must be \(batch, d_inner, d_state\) = \(3, 16, 5\), got \(3, 16, 6\)",
+        given=model_of(d_state=6).allocate_cache(BATCH),
+    )
+    refused(ValueError, "cache must be of depth = 2 layers, got 1", given=S6Cache(cache.layers[:1]))
+    refused(
+        ValueError,
+        "cache must be on cpu, as the input is, got 'meta'",
+        given=model.allocate_cache(BATCH, device="meta"),
+    )
+    message = "cache must be None or the {} of allocate_cache, got {}"
+    refused(TypeError, message.format("S6Cache", "MixerCache"), given=cache.layers[0])
+    refused(TypeError, message.format("MixerCache", "S6Cache"), of=model.layers[0])
+    assert not any(tensor.any() for tensor in tensors_of(cache))
+
+
+def test_a_traced_graph_takes_no_cache():
+    model = model_of()
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.equal(traced(x), model(x))
+    with pytest.raises(TypeError, match="cache must be None"):
+        traced(x, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1,), "batch_size must be an integer of at least 0, got -1"),
+        ((2.0,), "batch_size must be an integer of at least 0, got 2.0"),
+        ((2, torch.int8), "dtype must be float32, float16, bfloat16, float64 or None"),
+    ],
+    ids=str,
+)
+def test_bad_sizes_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"^selective_scan: {re.escape(message)}"):
+        model_of().allocate_cache(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "kind", "message"),
+    [
+        ("reset", [0, 3], ValueError, "rows must be from 0 to batch - 1 = 2, got 3"),
+        ("reset", [-1], ValueError, "rows must be from 0 to batch - 1 = 2, got -1"),
+        ("reset", 1, ValueError, "rows must be one-dimensional, got ()"),
+        ("reset", [True, False], ValueError, "rows must be a mask (batch,) = (3,), got (2,)"),
+        ("reset", [0.5], TypeError, "rows must be integers or a mask of bools, got torch.float32"),
+        ("reorder", [0, 1], ValueError, "rows must be (batch,) = (3,), got (2,)"),
+        ("reorder", [0, 1, 3], ValueError, "rows must be from 0 to batch - 1 = 2, got 3"),
+        ("reorder", [True] * 3, TypeError, "rows must be integers, got torch.bool"),
+    ],
+    ids=str,
+)
+def test_bad_rows_are_refused(method, rows, kind, message):
+    cache = model_of().allocate_cache(BATCH)
+    with pytest.raises(kind, match=f"^selective_scan: {re.escape(message)}$"):
+        getattr(cache, method)(rows)
