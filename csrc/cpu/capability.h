@@ -3,6 +3,7 @@
 
 #include "conv/kernels.h"
 #include "diagonal/kernels.h"
+#include "matrix/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
 
@@ -15,6 +16,7 @@ struct Capability {
   UnitaryKernels unitary[2];       // is_double
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
   ConvKernels conv[2];             // is_double
+  const MatrixKernels* matrix[2][2];
 };
 
 extern const Capability kDefaultCapability;

@@ -1,9 +1,9 @@
 #include "launch.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "../capability.h"
+#include "../tasks.h"
 #include "gradient_sums.h"
 #include "kernels.h"
 #include "segments.h"
@@ -79,41 +79,6 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
   return kernels.map_scratch_bytes(params, partition.block(0));
 }
 
-/// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
-template <class Run>
-void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
-  if (workers <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
-    return;
-  }
-  struct Context {
-    const Run& run;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
-  } context{run, tasks};
-  pool.parallel_for(
-      workers,
-      [](int64_t begin, int64_t end, void* context_of_call) {
-        Context& context = *static_cast<Context*>(context_of_call);
-        for (int64_t worker = begin; worker < end; ++worker) {
-          for (int64_t task; (task = context.next++) < context.tasks;) context.run(task, worker);
-        }
-      },
-      &context);
-}
-
-/// Scratch memory of every worker.
-struct WorkerScratch {
-  char* base;
-  int64_t bytes_each;
-
-  WorkerScratch(Arena& arena, int64_t workers, int64_t bytes)
-      : bytes_each(round_up(bytes, Arena::kAlignment)) {
-    base = arena.take<char>(workers * bytes_each);
-  }
-  void* of(int64_t worker) const { return base + worker * bytes_each; }
-};
-
 /// How a pass is run, and its memory; over a null workspace it only measures.
 struct ForwardPlan {
   const Kernels& kernels;
@@ -132,33 +97,6 @@ struct ForwardPlan {
                          kernels.forward_scratch_bytes(params, partition.block(0)))) {}
 };
 
-BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
-                               Arena& arena) {
-  const int64_t components = params.is_complex ? 2 : 1;
-  const int64_t element = params.is_double ? 8 : 4;
-  const auto take = [&](bool wanted, int64_t count) -> void* {
-    return wanted ? arena.take<char>(count * element) : nullptr;
-  };
-  const int64_t rows = params.batch * partition.segmentation.sets();
-  const int64_t channels = rows * params.dim;
-  const int64_t states = channels * params.dstate * components;
-  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-  const int64_t blocks = partition.count() * chunks * components * params.dstate * kStateChunk;
-  const bool several = partition.blocks_per_group > 1;
-
-  BackwardPartials partials;
-  partials.rows = rows;
-  partials.dA = take(true, states);
-  partials.dB = take(!params.variable_B, states);
-  partials.dC = take(!params.variable_C, states);
-  partials.dD = take(params.D.present(), channels);
-  partials.ddelta_bias = take(params.delta_bias.present(), channels);
-  partials.dB_blocks = take(params.variable_B && several, blocks);
-  partials.dC_blocks = take(params.variable_C && several, blocks);
-  partials.blocks_per_group = partition.blocks_per_group;
-  return partials;
-}
-
 struct BackwardPlan {
   const Kernels& kernels;
   Arena arena;
@@ -175,7 +113,10 @@ struct BackwardPlan {
         partials(take_partials(params, partition, arena)),
         scratch(arena, workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
-                         kernels.backward_scratch_bytes(params, partition.block(0)))) {}
+                         kernels.backward_scratch_bytes(params, partition.block(0)))) {
+    partials.dA = arena.take<char>(partials.rows * params.dim * params.dstate *
+                                   (params.is_complex ? 2 : 1) * (params.is_double ? 8 : 4));
+  }
 };
 
 /// Finds the states at the segments' boundaries, if sequences are segmented.
@@ -217,17 +158,7 @@ void scan_backward(const BackwardParams& params, void* workspace, const ThreadPo
     plan.kernels.backward(params, plan.partition.block(task), plan.partials,
                           plan.scratch.of(worker));
   });
-  run_tasks(params.dim, plan.workers, pool,
-            [&](int64_t channel, int64_t) { sum_over_rows(params, plan.partials, channel); });
-  if (plan.partials.dB_blocks || plan.partials.dC_blocks) {
-    const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-    run_tasks(params.batch * params.groups * chunks, plan.workers, pool,
-              [&](int64_t task, int64_t) {
-                const int64_t row = task / chunks;
-                sum_over_blocks(params, plan.partials, row / params.groups, row % params.groups,
-                                task % chunks);
-              });
-  }
+  sum_partials(params, plan.partials, plan.workers, pool);
 }
 
 }  // namespace selective_scan::cpu
