@@ -14,6 +14,7 @@ from problem import (
     complaint,
     differentiate,
     generator,
+    is_zero,
     lay_out,
     make,
     tolerance,
@@ -66,6 +67,21 @@ def run(case: Case, tensors, dtype=None, scan=selective_scan_fn, device="cpu"):
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
+def plain_results(case, tensors) -> list[dict[str, torch.Tensor]]:
+    """The reference in fp32, and of inputs that are moved by a rounding error: one result alone
+    may be accurate by chance where terms cancel."""
+
+    def move(value):
+        noise = 2 * torch.rand(value.shape, generator=generator(("move", nudge)), dtype=F64) - 1
+        return value * (1 + nudge * torch.finfo(F32).eps * noise)
+
+    results = []
+    for nudge in (0, 1, -1):
+        moved = {name: None if v is None else move(v) for name, v in tensors.items()}
+        results.append(run(case, moved, F32, selective_scan_ref))
+    return results
+
+
 def check(case: Case, tensors=None, device="cpu") -> None:
     tensors = tensors or tensors_of(case)
     if case.layout == "expanded":  # whose values are not those of the tensors
@@ -79,6 +95,9 @@ def check(case: Case, tensors=None, device="cpu") -> None:
     failures = []
     for name, expected in exact.items():
         value = actual[name]
+        if expected is None:
+            assert is_zero(value), name
+            continue
         source = tensors.get(name.removeprefix("d"))
         if source is not None and name.startswith("d"):
             assert value.dtype == source.dtype, name
@@ -176,17 +195,19 @@ def test_matrices_that_are_not_normal_or_defective(kind, n):
     tensors = tensors_of(case)
     tensors["A"] = matrix.expand(3, n, n).to(F32)
     exact = run(case, tensors, F64, selective_scan_ref)
-    plain = run(case, tensors, F32, selective_scan_ref)
+    plain = plain_results(case, tensors)
     for name, value in run(case, tensors).items():
         own = Error.of(value.double(), exact[name]).relative_l2
-        reference = Error.of(plain[name].double(), exact[name]).relative_l2
+        reference = max(Error.of(p[name].double(), exact[name]).relative_l2 for p in plain)
         assert own <= max(4 * reference, 3e-7), (name, own, reference)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_large_steps_exchange_rows(is_complex):
     """Elimination without exchanges would divide by zero here, by small numbers there."""
-    case = BASE.with_(complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6)
+    case = BASE.with_(
+        complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6, seqlen=6
+    )
     tensors = tensors_of(case)
     tensors["A"] = tensors["A"] - tensors["A"].diagonal(dim1=1, dim2=2).diag_embed()
     tensors["A"][:2] = permutation(6).to(tensors["A"].dtype)
@@ -195,9 +216,8 @@ def test_large_steps_exchange_rows(is_complex):
     exact = run(case, tensors, F64, selective_scan_ref)
     plain = run(case, tensors, F32, selective_scan_ref)
     for name, value in run(case, tensors).items():
-        if exact[name].isfinite().all():
-            reason = complaint(value, exact[name], tolerance(name, F32, False), [plain[name]])
-            assert not reason, f"{name}: {reason}"
+        reason = complaint(value, exact[name], tolerance(name, F32, False), [plain[name]])
+        assert not reason, f"{name}: {reason}"
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
@@ -383,8 +403,10 @@ def test_compiles_whole():
     case = BASE.with_(dstate=3)
     tensors = {name: value.requires_grad_() for name, value in tensors_of(case).items()}
 
+    options = make(case).options
+
     def loss(tensors):
-        return selective_scan_fn(**tensors, **make(case).options).square().sum()
+        return selective_scan_fn(**tensors, **options).square().sum()
 
     leaves = list(tensors.values())
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

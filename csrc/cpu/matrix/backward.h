@@ -1,7 +1,7 @@
 // The backward scan with full state matrices, of one vector of channels: chunks from the last to
 // the first. With g[t] the gradient of h[t],
 //
-//   λ[t] = (I − Δ/2·H)^-H·g[t]       g[t-1] = conj(C[t-1])·dy[t-1] + 2·λ[t] − g[t]
+//   λ[t] = (I − Δ/2·H)^-H·g[t]       g[t-1] = conj(C[t-1])·dy[t-1] + (I + Δ/2·H)^H·λ[t]
 //   dH   = Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
 //   dΔ   = Re(λ[t]^H·slope[t])       d(B·u) = Δ·λ[t]
 //
@@ -26,7 +26,7 @@ struct MatrixBackwardScratch {
   BackwardSteps<R> steps;
   MatrixInputs<State> inputs;
   State* carry;                 // (state): the part of g that later steps make
-  State* gradient;              // (state): g, then λ
+  State* gradient;              // (state): g
   CompensatedState<State>* dB;  // (state), if constant
   CompensatedState<State>* dC;
   State* states;  // (step and one more, state): h, the state before the chunk first
@@ -169,10 +169,8 @@ struct MatrixBackward {
       State* lambda = scratch.lambdas + t * order;
       for (int64_t n = 0; n < order; ++n) {
         scratch.gradient[n] = scratch.carry[n] + dy * conj(C[n]);
-        lambda[n] = scratch.gradient[n];
       }
-      inputs.factors.factor(basis.H, constant<R>(0.5) * delta);
-      inputs.factors.solve_adjoint(lambda);
+      inputs.step_back(basis, delta, scratch.gradient, lambda, scratch.carry);
 
       const State* slope = scratch.slopes + t * order;
       const State* B = inputs.B.at(t);
@@ -180,7 +178,6 @@ struct MatrixBackward {
       for (int64_t n = 0; n < order; ++n) {
         through_delta += real_of_product_conj(slope[n], lambda[n]);
         through_u += real_of_product_conj(B[n], lambda[n]);
-        scratch.carry[n] = constant<R>(2) * lambda[n] - scratch.gradient[n];
       }
       scratch.steps.ddelta[t] = through_delta;
       scratch.steps.du[t] = delta * through_u;

@@ -246,24 +246,36 @@ struct MatrixInputs {
   }
 
   /// A step from `before`: after = before + Δ·slope, where the slope is that at the midpoint,
-  /// slope = H·(before + Δ/2·slope) + B·u. What elimination gets wrong it gets wrong in every step
-  /// of the same Δ, so that it adds up; the residual of its solution mends that.
+  /// slope = H·(before + Δ/2·slope) + B·u.
   SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, R delta, R u,
                               const State* before, State* slope, State* after) const {
     const int64_t order = basis.order;
-    const R half = constant<R>(0.5) * delta;
     const State* projection = B.at(t);
     for (int64_t n = 0; n < order; ++n) staging[n] = u * projection[n];
-    factors.factor(basis.H, half);
-    multiply_hessenberg(order, basis.H, before, staging, slope);
-    factors.solve(slope);
-    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + half * slope[n];
-    multiply_hessenberg(order, basis.H, after, staging, residual);
-    for (int64_t n = 0; n < order; ++n) residual[n] = residual[n] - slope[n];
-    factors.solve(residual);
+    find_slope(
+        basis, delta, before, slope, after,
+        [&](const State* x, State* result) {
+          multiply_hessenberg(order, basis.H, x, staging, result);
+        },
+        [&](State* x) { factors.solve(x); });
+    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + delta * slope[n];
+  }
+
+  /// Back through a step from the gradient g of the state after it: lambda = (I − Δ/2·H)^-H·g, and
+  /// the gradient of the state before it, g + Δ·slope with slope = H^H·(g + Δ/2·slope), is
+  /// `before`.
+  SELECTIVE_SCAN_HD void step_back(const Basis<State>& basis, R delta, const State* g,
+                                   State* lambda, State* before) const {
+    const int64_t order = basis.order;
+    find_slope(
+        basis, delta, g, staging, lambda,
+        [&](const State* x, State* result) {
+          multiply_hessenberg_adjoint(order, basis.H, x, result);
+        },
+        [&](State* x) { factors.solve_adjoint(x); });
     for (int64_t n = 0; n < order; ++n) {
-      slope[n] = slope[n] + residual[n];
-      after[n] = before[n] + delta * slope[n];
+      lambda[n] = g[n] + constant<R>(0.5) * delta * staging[n];
+      before[n] = g[n] + delta * staging[n];
     }
   }
 
@@ -276,6 +288,24 @@ struct MatrixInputs {
   }
 
  private:
+  /// slope = product(start + Δ/2·slope). What elimination gets wrong it gets wrong in every step of
+  /// the same Δ, so that it adds up; the residual of its solution mends that.
+  template <class Product, class Solve>
+  SELECTIVE_SCAN_HD void find_slope(const Basis<State>& basis, R delta, const State* start,
+                                    State* slope, State* middle, const Product& product,
+                                    const Solve& solve) const {
+    const int64_t order = basis.order;
+    const R half = constant<R>(0.5) * delta;
+    factors.factor(basis.H, half);
+    product(start, slope);
+    solve(slope);
+    for (int64_t n = 0; n < order; ++n) middle[n] = start[n] + half * slope[n];
+    product(middle, residual);
+    for (int64_t n = 0; n < order; ++n) residual[n] = residual[n] - slope[n];
+    solve(residual);
+    for (int64_t n = 0; n < order; ++n) slope[n] = slope[n] + residual[n];
+  }
+
   static auto into_B(const Basis<State>& basis) {
     return [&](int64_t steps, const auto& in, State* result) {
       basis.by_adjoint_Q(steps, in, result);

@@ -134,6 +134,33 @@ void multiply_hessenberg(int64_t order, const State* H, const State* x, const St
   for (; i < order; ++i) rows_from.template operator()<1>(i);
 }
 
+/// result = H^H·x
+template <class State>
+void multiply_hessenberg_adjoint(int64_t order, const State* H, const State* x, State* result) {
+  for (int64_t j = 0; j < order; ++j) result[j] = State{};
+  const auto rows_from = [&]<int kRows>(int64_t i) {
+    const State* rows = H + i * order;
+    const int64_t common = i + kRows - 2 > 0 ? i + kRows - 2 : 0;
+    for (int r = 0; r < kRows; ++r) {
+      for (int64_t j = i + r > 0 ? i + r - 1 : 0; j < common; ++j) {
+        result[j] = multiply_add(conj(rows[r * order + j]), x[i + r], result[j]);
+      }
+    }
+    for (int64_t j = common; j < order; ++j) {
+      State sum = result[j];
+      for (int r = 0; r < kRows; ++r) {
+        sum = multiply_add(conj(rows[r * order + j]), x[i + r], sum);
+      }
+      result[j] = sum;
+    }
+  };
+  int64_t i = 0;
+  for (; i + kRowsAtOnce <= order; i += kRowsAtOnce) {
+    rows_from.template operator()<kRowsAtOnce>(i);
+  }
+  for (; i < order; ++i) rows_from.template operator()<1>(i);
+}
+
 /// I − s·H by elimination with exchanges of neighbouring rows.
 template <class State>
 class HessenbergFactors {
