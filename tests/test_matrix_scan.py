@@ -2,6 +2,7 @@
 matrix exponential, and against what a matrix is known to do."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -71,13 +72,13 @@ def plain_results(case, tensors) -> list[dict[str, torch.Tensor]]:
     """The reference in fp32, and of inputs that are moved by a rounding error: one result alone
     may be accurate by chance where terms cancel."""
 
-    def move(value):
+    def move(value, nudge):
         noise = 2 * torch.rand(value.shape, generator=generator(("move", nudge)), dtype=F64) - 1
         return value * (1 + nudge * torch.finfo(F32).eps * noise)
 
     results = []
     for nudge in (0, 1, -1):
-        moved = {name: None if v is None else move(v) for name, v in tensors.items()}
+        moved = {name: None if v is None else move(v, nudge) for name, v in tensors.items()}
         results.append(run(case, moved, F32, selective_scan_ref))
     return results
 
@@ -284,7 +285,7 @@ def test_order_of_convergence():
             initial_state=initial,
         )
         errors.append((last[0, 0] - exact[:n]).norm().item())
-    ratios = [a / b for a, b in zip(errors, errors[1:], strict=False)]
+    ratios = [a / b for a, b in itertools.pairwise(errors)]
     assert all(3.8 < ratio < 4.2 for ratio in ratios), errors
 
 
@@ -380,9 +381,7 @@ OP_CASES = [
 def test_opcheck(case):
     ops = torch.ops.selective_scan
     for save_states in (False, True):
-        torch.library.opcheck(
-            ops.matrix_scan_fwd.default, (*op_arguments(case, True), save_states)
-        )
+        torch.library.opcheck(ops.matrix_scan_fwd.default, (*op_arguments(case, True), save_states))
     inputs = op_arguments(case, False)
     out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
     for given in ((out, last_state, *inputs, states), (None, last_state, *inputs, None)):
