@@ -136,9 +136,9 @@ def selective_scan_fn(
         delta: step sizes, (batch, dim, seqlen), any of these dtypes, in any unit of time.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128, per that unit of time;
             of a complex one the imaginary part is an angle in radians. Stable where Re A < 0.
-            With bilinear also (dim, dstate, dstate), stable where all eigenvalues have Re < 0; a
-            step at which I − Δ/2·A is singular makes its channel infinite or NaN. The CUDA library
-            has no kernels for these yet.
+            With bilinear also (dim, dstate, dstate), stable where all eigenvalues have Re < 0, on
+            CUDA with dstate of at most 64. A step at which I − Δ/2·A is singular makes its channel
+            infinite or NaN.
             On CUDA dstate is at most 256, and less for complex128 on GPUs with less shared memory
             than Hopper.
         B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or

@@ -141,15 +141,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_agrees_with_the_reference(case):
-    check(case)
+def test_agrees_with_the_reference(case, device):
+    check(case, device=device)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dstate", [1, 2, 3, 4, 17, 64])
-def test_orders(dstate, is_complex):
+def test_orders(dstate, is_complex, device):
     seqlen = 9 if dstate == 64 else 40
-    check(BASE.with_(dstate=dstate, complex=is_complex, dim=3, groups=1, seqlen=seqlen, batch=1))
+    case = BASE.with_(dstate=dstate, complex=is_complex, dim=3, groups=1, seqlen=seqlen, batch=1)
+    check(case, device=device)
 
 
 # --- matrices that decompositions find hard -------------------------------------------------------
@@ -182,7 +183,7 @@ def permutation(n):
 
 @pytest.mark.parametrize("n", [3, 8, 17])
 @pytest.mark.parametrize("kind", ["jordan", "companion", "skew", "zero", "triangular"])
-def test_matrices_that_are_not_normal_or_defective(kind, n):
+def test_matrices_that_are_not_normal_or_defective(kind, n, device):
     """Within four times the error that the reference makes in the same precision."""
     random = generator((kind, n))
     matrix = {
@@ -197,14 +198,14 @@ def test_matrices_that_are_not_normal_or_defective(kind, n):
     tensors["A"] = matrix.expand(3, n, n).to(F32)
     exact = run(case, tensors, F64, selective_scan_ref)
     plain = plain_results(case, tensors)
-    for name, value in run(case, tensors).items():
-        own = Error.of(value.double(), exact[name]).relative_l2
+    for name, value in run(case, tensors, device=device).items():
+        own = Error.of(value.double().cpu(), exact[name]).relative_l2
         reference = max(Error.of(p[name].double(), exact[name]).relative_l2 for p in plain)
         assert own <= max(4 * reference, 3e-7), (name, own, reference)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_large_steps_exchange_rows(is_complex):
+def test_large_steps_exchange_rows(is_complex, device):
     """Elimination without exchanges would divide by zero here, by small numbers there."""
     case = BASE.with_(
         complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6, seqlen=6
@@ -216,17 +217,17 @@ def test_large_steps_exchange_rows(is_complex):
     tensors["delta"][:, 2:] = 5.0
     exact = run(case, tensors, F64, selective_scan_ref)
     plain = run(case, tensors, F32, selective_scan_ref)
-    for name, value in run(case, tensors).items():
+    for name, value in run(case, tensors, device=device).items():
         reason = complaint(value, exact[name], tolerance(name, F32, False), [plain[name]])
         assert not reason, f"{name}: {reason}"
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex):
+def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, device):
     case = BASE.with_(complex=is_complex)
     tensors = make(case).tensors
-    exact = run(case, tensors, F64)
-    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()})
+    exact = run(case, tensors, F64, selective_scan_ref)
+    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()}, device=device)
     for name, value in matrix.items():
         if name == "dA":
             value = value.diagonal(dim1=1, dim2=2)
@@ -236,7 +237,7 @@ def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex):
 
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 @pytest.mark.parametrize("is_constant", [True, False], ids=["constant steps", "steps"])
-def test_a_skew_matrix_keeps_the_norm(scale, is_constant):
+def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
     """Over 10,000 steps in fp32, also where a constant step rounds alike in each of them."""
     dim, n, seqlen = 16, 4, 10000
     random = generator((scale, is_constant))
@@ -245,11 +246,12 @@ def test_a_skew_matrix_keeps_the_norm(scale, is_constant):
     delta = torch.full((1, dim, seqlen), scale)
     if not is_constant:
         delta = 2 * scale * torch.rand(1, dim, seqlen, generator=random)
-    B = torch.zeros(dim, n)
+    B = torch.zeros(dim, n, device=device)
+    delta, initial = delta.to(device), initial.to(device)
     _, last = selective_scan_fn(
         torch.zeros_like(delta),
         delta,
-        A,
+        A.to(device),
         B,
         B,
         return_last_state=True,
@@ -293,15 +295,15 @@ def test_order_of_convergence():
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_a_singular_step_stays_in_its_channel(is_complex):
+def test_a_singular_step_stays_in_its_channel(is_complex, device):
     """And nothing else changes, not by a bit: lanes do not meet."""
     case = BASE.with_(complex=is_complex, dim=6, groups=1, delta_softplus=False, delta_bias=False)
     tensors = tensors_of(case)
-    good = run(case, tensors)
+    good = run(case, tensors, device=device)
     tensors["A"][3] = torch.eye(case.dstate)
     delta = tensors["delta"].clone()
     delta[:, 3, 40] = 2.0
-    bad = run(case, tensors | {"delta": delta})
+    bad = run(case, tensors | {"delta": delta}, device=device)
     others = [0, 1, 2, 4, 5]
     for name in ("out", "last_state", "du", "ddelta", "dz", "dinitial_state"):
         assert torch.equal(bad[name][:, others], good[name][:, others]), name
@@ -313,14 +315,14 @@ def test_a_singular_step_stays_in_its_channel(is_complex):
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_the_same_bits(is_complex, set_threads):
+def test_the_same_bits(is_complex, set_threads, device):
     case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
     tensors = tensors_of(case)
     set_threads(1)
-    first = run(case, tensors)
+    first = run(case, tensors, device=device)
     for threads in (1, 2, 3):
         set_threads(threads)
-        for name, value in run(case, tensors).items():
+        for name, value in run(case, tensors, device=device).items():
             assert torch.equal(value, first[name]), name
 
 
@@ -346,9 +348,9 @@ def test_a_sequence_depends_on_no_other():
 # --- as PyTorch sees it ---------------------------------------------------------------------------
 
 
-def op_arguments(case, requires_grad):
+def op_arguments(case, requires_grad, device="cpu"):
     values = {
-        name: None if value is None else value.clone().requires_grad_(requires_grad)
+        name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
         for name, value in tensors_of(case).items()
     }
     initial_state = values.pop("initial_state")
@@ -356,10 +358,10 @@ def op_arguments(case, requires_grad):
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_gradcheck(is_complex):
+def test_gradcheck(is_complex, device):
     kinds = {"B": "packed", "C": "constant"} if is_complex else {}
     case = BASE.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
-    tensors = {n: v.requires_grad_() for n, v in tensors_of(case).items()}
+    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
 
     def scan(*values):
         given = dict(zip(tensors, values, strict=True))
@@ -378,20 +380,22 @@ OP_CASES = [
 
 
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
-def test_opcheck(case):
+def test_opcheck(case, device):
     ops = torch.ops.selective_scan
     for save_states in (False, True):
-        torch.library.opcheck(ops.matrix_scan_fwd.default, (*op_arguments(case, True), save_states))
-    inputs = op_arguments(case, False)
+        torch.library.opcheck(
+            ops.matrix_scan_fwd.default, (*op_arguments(case, True, device), save_states)
+        )
+    inputs = op_arguments(case, False, device)
     out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
     for given in ((out, last_state, *inputs, states), (None, last_state, *inputs, None)):
         torch.library.opcheck(ops.matrix_scan_bwd.default, given)
 
 
-def test_states_that_were_not_saved_are_computed_again():
+def test_states_that_were_not_saved_are_computed_again(device):
     case = BASE.with_(dstate=3)
     ops = torch.ops.selective_scan
-    inputs = op_arguments(case, False)
+    inputs = op_arguments(case, False, device)
     out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
     given = ops.matrix_scan_bwd(out, last_state, *inputs, states)
     again = ops.matrix_scan_bwd(out, last_state, *inputs, None)
@@ -414,9 +418,9 @@ def test_compiles_whole():
     assert all(torch.allclose(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-def test_empty_sequences():
+def test_empty_sequences(device):
     case = BASE.with_(seqlen=0)
-    tensors = {name: value.requires_grad_() for name, value in tensors_of(case).items()}
+    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
     out, last = selective_scan_fn(**tensors, **make(case).options, return_last_state=True)
     assert out.shape == (2, 4, 0)
     assert torch.equal(last, tensors["initial_state"])
@@ -473,3 +477,11 @@ def test_the_op_takes_bilinear_alone():
     arguments[9] = "zoh"
     with pytest.raises(RuntimeError, match="must be one of bilinear, got 'zoh'"):
         torch.ops.selective_scan.matrix_scan_fwd(*arguments)
+
+
+@pytest.mark.cuda
+def test_cuda_takes_64_states(cuda_device):
+    case = BASE.with_(dstate=65, seqlen=2)
+    tensors = {name: value.to(cuda_device) for name, value in tensors_of(case).items()}
+    with pytest.raises(RuntimeError, match="A must have dstate of at most 64 on cuda:0, got"):
+        selective_scan_fn(**tensors, **make(case).options)
