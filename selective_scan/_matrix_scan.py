@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._checks import Call
+from ._checks import Call, TensorArgument
 from ._operator import Operator
-from ._selective_scan import SELECTIVE_SCAN, scan_operator
+from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
 
 
 def _flops(call: Call) -> tuple[int, int]:
@@ -23,7 +23,12 @@ def _flops(call: Call) -> tuple[int, int]:
     return 10 * entries, 22 * entries
 
 
-MATRIX_SCAN = scan_operator("matrix_scan", ("dim", "dstate", "dstate"), ("bilinear",), _flops)
+MATRIX_SCAN = scan_operator(
+    "matrix_scan",
+    TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
+    ("bilinear",),
+    _flops,
+)
 
 
 def operator_for(A: Tensor, discretization_method: str) -> Operator:

@@ -60,7 +60,7 @@ def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
 
 def scan_operator(
     name: str,
-    shape_of_A: tuple | Callable,
+    A: TensorArgument,
     methods: tuple[str, ...],
     flops: Callable[[Call], tuple[int, int]],
     given_gradients: str = "",
@@ -71,7 +71,7 @@ def scan_operator(
         Table(
             TensorArgument("u", REAL, _SEQUENCE),
             TensorArgument("delta", REAL, _SEQUENCE),
-            TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), shape_of_A),
+            A,
             TensorArgument("B", projection_dtypes, Projection(_POLES)),
             TensorArgument("C", projection_dtypes, Projection(_POLES)),
             TensorArgument("D", REAL, _CHANNELS, optional=True),
@@ -105,4 +105,11 @@ def scan_operator(
     )
 
 
-SELECTIVE_SCAN = scan_operator("selective_scan", _check_poles, METHODS, _flops, "u delta B C z")
+POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
+SELECTIVE_SCAN = scan_operator(
+    "selective_scan",
+    TensorArgument("A", POLE_DTYPES, _check_poles, dims=_POLES),
+    METHODS,
+    _flops,
+    given_gradients="u delta B C z",
+)

@@ -402,6 +402,25 @@ def test_states_that_were_not_saved_are_computed_again(device):
     assert all(torch.equal(a, b) for a, b in zip(given, again, strict=True))
 
 
+@pytest.mark.parametrize("mapped", ["u", "A"])
+def test_maps_over_one_dimension_more(mapped, device):
+    case = BASE.with_(dstate=3, initial_state=False, dtype=F64)
+    tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
+    stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
+    options = make(case).options
+
+    def scan(value):
+        return selective_scan_fn(**(tensors | {mapped: value}), **options)
+
+    assert torch.allclose(torch.func.vmap(scan)(stack), torch.stack([scan(v) for v in stack]))
+
+    def gradient(value):
+        return torch.func.grad(lambda value: scan(value).square().sum())(value)
+
+    expected = torch.stack([gradient(value) for value in stack])
+    assert torch.allclose(torch.func.vmap(gradient)(stack), expected)
+
+
 def test_compiles_whole():
     case = BASE.with_(dstate=3)
     tensors = {name: value.requires_grad_() for name, value in tensors_of(case).items()}
