@@ -112,35 +112,29 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is a bool, NumPy's too, one of some choices, or an int; left out, it is
-    False, the first, or `number`, or None if it is optional.
+    """An argument that is a bool, NumPy's too, or one of some choices; left out, it is False, or
+    the first, or None if it is optional.
 
     Attributes:
         name: as in the schema of the op.
         choices: all of one type.
         none_is_default: whether None stands for the value left out.
         optional: whether None is a value of its own.
-        number: the default of an int.
     """
 
     name: str
     choices: tuple[str, ...] | tuple[int, ...] = ()
     none_is_default: bool = False
     optional: bool = False
-    number: int | None = None
 
     @property
     def type(self) -> type:
-        if self.number is not None:
-            return int
         return type(self.choices[0]) if self.choices else bool
 
     @property
     def default(self) -> bool | str | int | None:
         if self.optional:
             return None
-        if self.number is not None:
-            return self.number
         return self.choices[0] if self.choices else False
 
     def check_type(self, value: object) -> None:
@@ -174,6 +168,23 @@ class Number:
     def check_value(self, value: float) -> None:
         if not value >= 0:
             fail(f"{self.name} must be at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An argument that is an int."""
+
+    name: str
+    default: int
+    type = int
+    optional = False
+
+    def check_type(self, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            _fail_on_type(self.name, "an int", value)
+
+    def check_value(self, value: int) -> None:
+        pass
 
 
 def _is_numpy_bool(value: object) -> bool:
@@ -212,7 +223,7 @@ class Table:
 
     def __init__(
         self,
-        *arguments: TensorArgument | Option | Number,
+        *arguments: TensorArgument | Option | Number | Integer,
         anchor: str,
         complex_by: tuple[str, ...] = (),
         relations: Callable[[Call], None] = lambda call: None,

@@ -12,7 +12,13 @@ from pathlib import Path
 
 import torch
 
-from selective_scan import S6, adaptive_unitary_scan_fn, diagonal_scan_fn, selective_scan_fn
+from selective_scan import (
+    S6,
+    adaptive_unitary_scan_fn,
+    diagonal_scan_fn,
+    selective_scan_fn,
+    selective_state_update,
+)
 
 BATCH, DIM, SEQLEN, DSTATE = 2, 64, 40960, 2  # 20 MiB a sequence
 SLACK = 2**24  # less than a sequence takes
@@ -108,6 +114,14 @@ def main():
     leaves = [u, steps, x, x_bias, b, c, D, z]
     unitary = (u, steps, x, x_bias, b, c, D, z)
     check("adaptive_unitary_scan_fn", lambda: adaptive_unitary_scan_fn(*unitary), leaves)
+    state = torch.zeros(BATCH, DIM, DSTATE, device=device)
+    rows = [tensor.detach().mT for tensor in (u, steps)]
+    projections = torch.randn(2, BATCH, SEQLEN, DSTATE, device=device)
+    with torch.no_grad():
+        assert_fails(lambda: selective_state_update(state, *rows, A, *projections), TYPES[device])
+        assert not state.any()
+        selective_state_update(state, *rows, A, *projections)
+    print("selective_state_update")
     model = S6(d_model=DIM, d_state=DSTATE, device=device)
     sequence = u.detach().mT.contiguous()
     check("S6", lambda: model(sequence), [sequence, *model.parameters()])

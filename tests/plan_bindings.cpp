@@ -11,6 +11,7 @@
 
 #include "cuda/dstate1/layout.h"
 #include "cuda/plan/plan.h"
+#include "cuda/plan/update.h"
 
 namespace py = pybind11;
 
@@ -196,6 +197,67 @@ py::dict plan_backward(const Call& call, const cuda::Device& device,
   return describe(cuda::plan_backward(make_backward(call), device, find_path(wanted)), call.seqlen);
 }
 
+/// An update of as many steps as the call has, its groups being heads. `padding` lies behind the
+/// states of every channel.
+UpdateParams make_update(const Call& call, const std::string& state_dtype) {
+  UpdateParams params;
+  params.batch = params.slots = call.batch;
+  params.steps = call.seqlen;
+  params.heads = params.groups = call.groups;
+  params.dim = call.dim / call.groups;
+  params.dstate = call.dstate;
+  params.is_complex = call.is_complex;
+  params.is_double = call.dtype == "float64";
+  const int64_t reals = call.is_complex ? 2 : 1;
+
+  ArrayView& A = params.A;
+  A.data = address();
+  A.state = reals;
+  A.channel = call.dstate * reals;
+  A.group = params.dim * A.channel;
+  A.imag = reals - 1;
+  ArrayView& state = params.state = A;
+  Call of_state = call;
+  of_state.dtype = state_dtype;
+  state.dtype = of_state.element();
+  state.channel = (call.dstate + call.padding) * reals;
+  state.group = params.dim * state.channel;
+  state.batch = call.groups * state.group;
+
+  ArrayView& x = params.x;
+  x.data = address();
+  x.dtype = call.element();
+  x.channel = 1;
+  x.group = params.dim;
+  x.step = call.dim;
+  x.batch = call.seqlen * call.dim;
+  params.dt = params.out = x;
+  if (call.mixed) params.dt.dtype = DType::kFloat32;
+  if (call.z) params.z = x;
+  ArrayView& B = params.B = x;
+  B.channel = 0;
+  B.state = reals;
+  B.imag = reals - 1;
+  B.group = call.dstate * reals;
+  B.step = call.groups * B.group;
+  B.batch = call.seqlen * B.step;
+  params.C = B;
+  return params;
+}
+
+py::dict plan_update(const Call& call, const cuda::Device& device, const std::string& state_dtype) {
+  const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype), device);
+  py::dict result;
+  result["is_plain"] = plan.is_plain;
+  result["lane_states"] = plan.lane_states;
+  result["many_packs"] = plan.many_packs;
+  result["lanes"] = 1 << plan.lane_bits;
+  result["rows"] = plan.rows;
+  result["grid"] = py::make_tuple(plan.shape.blocks, plan.shape.rows);
+  result["threads"] = plan.shape.threads;
+  return result;
+}
+
 }  // namespace
 }  // namespace selective_scan
 
@@ -232,4 +294,6 @@ PYBIND11_MODULE(plan_bindings, m) {
         py::arg("wanted") = py::none());
   m.def("plan_backward", &selective_scan::plan_backward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());
+  m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("device"),
+        py::arg("state_dtype"));
 }

@@ -4,7 +4,7 @@
 
 Every kernel variant once: methods, dtypes, layouts, kinds of B and C, lengths around chunk
 boundaries. Results are compared with the CPU kernels' or the reference's, so that a run is not
-vacuous. Operators: selective_scan, diagonal, adaptive_unitary; all without arguments.
+vacuous. Operators: selective_scan, diagonal, adaptive_unitary, state_update; all without arguments.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
 import test_relay as relay
+import test_selective_state_update as update
 import test_streamed_backward as streamed
 import test_streamed_segments as segments
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
@@ -121,6 +122,7 @@ CHECKS = {
     "selective_scan": check_selective_scan,
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
+    "state_update": lambda: check_all(update.check, update.case_list()),
 }
 
 

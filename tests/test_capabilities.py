@@ -15,6 +15,7 @@ import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 import test_matrix_scan as matrix
+import test_selective_state_update as update
 from problem import METHODS, Case, check
 from selective_scan import backends
 
@@ -43,6 +44,13 @@ MATRIX = (
     {"dtype": torch.float64, "complex": True, "reverse": True},
 )
 UNITARY = ({}, {"dim": 20, "dtype": torch.bfloat16}, {"B": "grouped", "C": "shared", "groups": 1})
+
+UPDATE = (
+    {"dim": 37, "state": torch.bfloat16, "x": torch.float16},
+    {"dim": 21, "dstate": 5, "steps": 2},
+    {"dim": 33, "state": torch.complex64, "groups": 3},
+    {"dim": 6, "heads": 2, "state": torch.float64, "dt_softplus": False},
+)
 
 
 def check_scans(device, changes_of_cases) -> None:
@@ -89,6 +97,8 @@ def main() -> None:
         matrix.check(matrix.BASE.with_(**changes))
     for changes in UNITARY:
         unitary.check(unitary.Case(**changes), "cpu")
+    for method, changes in itertools.product(METHODS, UPDATE):
+        update.check(update.Case(method=method, **changes), "cpu")
 
 
 def run(capability, *arguments, variable=VARIABLE):

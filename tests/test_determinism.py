@@ -23,6 +23,16 @@ CASES += [
     Case(batch=1, dim=4, groups=2, seqlen=3001, complex=is_complex, B=B)
     for is_complex, B in ((False, "grouped"), (True, "constant"))
 ]
+# Few vectors of channels, of whose sequences threads take segments if there are enough of them.
+CASES += [
+    Case(batch=1, dim=dim, groups=1, seqlen=2600, dstate=5, method=method, **kind)
+    for dim, method, kind in (
+        (16, "zoh", {}),
+        (40, "foh", {"dtype": torch.float64}),
+        (40, "bilinear", {"complex": True, "B": "constant"}),
+        (16, "rk4", {"complex": True, "dtype": torch.bfloat16, "layout": "channel_last"}),
+    )
+]
 
 
 def assert_same_bits(one, other):
@@ -40,7 +50,7 @@ def test_runs_agree_bit_by_bit(case, device):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
     results = []
-    for count in (1, 2, 3, 7):
+    for count in (1, 2, 3, 7, 16):
         set_threads(count)
         results.append(run(case, "cpu"))
     for other in results[1:]:

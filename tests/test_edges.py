@@ -527,3 +527,37 @@ def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, de
     for value, wanted in ((last_state, exact), (gradient, exact.conj())):
         error = (value.detach().cpu() - wanted).abs() / wanted.abs()
         assert error.max() <= tolerance
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
+    """It is Re Σ exp(x)·(A·h + B·u), tiny where |x| is large. The reference's own cancels there,
+    and so may that of CUDA's kernels."""
+    random = generator(is_complex)
+    decay = torch.tensor([1.0, 5.0, 10.0, 20.0, 50.0, 60.0, 70.0, 80.0]).double()
+    u, delta, angle, *rest = torch.randn(9, 8, generator=random).double().float().double()
+    delta = 1 + 0.01 * delta.abs()
+    before, B, C = rest[:3]
+    A = -decay
+    if is_complex:
+        A, before, B, C = map(torch.complex, (A, before, B, C), (angle, *rest[3:6]))
+    half = [
+        value.to(torch.complex64 if is_complex else torch.float32) for value in (A, before, B, C)
+    ]
+    step = delta.float().requires_grad_()
+    out = selective_scan_fn(
+        u.float()[None, :, None],
+        step[None, :, None],
+        half[0][:, None],
+        half[2][:, None],
+        half[3][:, None],
+        initial_state=half[1][None, :, None],
+        discretization_method="foh",
+    )
+    out.sum().backward()
+    A, before, B, C = (value.to(B.dtype) for value in half)
+    exact = (C * (step.detach().double() * A).exp() * (A * before + B * u.float().double())).real
+    exact = exact * (2 if is_complex else 1)
+    terms = (C * (delta * A).exp()).abs() * ((A * before).abs() + (B * u).abs())
+    error = (step.grad.double() - exact).abs() / terms
+    assert (error <= 2e-5).all(), error

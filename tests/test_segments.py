@@ -1,4 +1,5 @@
-"""Groups of few channels: the CPU kernels' vectors hold segments of the sequences instead."""
+"""Few channels: the CPU kernels' vectors hold segments of the sequences instead, or channels of
+several groups; or threads take segments of the sequences."""
 
 import pytest
 import torch
@@ -10,7 +11,31 @@ from selective_scan import selective_scan_fn, selective_scan_ref
 BASE = Case(dim=2, groups=2, seqlen=333)
 
 
+# Two vectors of channels, of which the threads take segments; five, the last of them short.
+CHANNELS = Case(batch=1, dim=20, groups=1, dstate=3, seqlen=2100, step_shift=-3.0)
+# A vector has channels of 16 groups at the most, of as many as there are in the end.
+GROUPS = Case(dim=24, groups=24, dstate=5)
+
+
 def cases():
+    for method in METHODS:
+        for is_complex in (False, True):
+            yield CHANNELS.with_(method=method, complex=is_complex)
+            yield GROUPS.with_(method=method, complex=is_complex)
+    yield CHANNELS.with_(B="constant", C="constant")
+    yield CHANNELS.with_(layout="channel_last", reverse=True, initial_state=False)
+    yield CHANNELS.with_(seqlen=2048, dtype=torch.bfloat16)
+    yield CHANNELS.with_(groups=20, B="constant")
+    yield CHANNELS.with_(decay=20.0)
+    for cotangents in (("out",), ("last_state",)):
+        yield CHANNELS.with_(cotangents=cotangents)
+    for dim, groups in ((36, 18), (64, 16), (128, 16), (40, 20)):
+        yield GROUPS.with_(dim=dim, groups=groups)
+    for B, C in (("constant", "grouped"), ("grouped", "constant")):
+        yield GROUPS.with_(B=B, C=C, dtype=torch.float64)
+    for layout in LAYOUTS:
+        yield GROUPS.with_(layout=layout, dtype=torch.bfloat16)
+    yield GROUPS.with_(complex=True, B="packed_grouped", C="packed_grouped", reverse=True)
     for method in METHODS:
         for is_complex in (False, True):
             yield BASE.with_(method=method, complex=is_complex)

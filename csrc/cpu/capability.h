@@ -6,6 +6,7 @@
 #include "matrix/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
+#include "update/kernels.h"
 
 namespace selective_scan::cpu {
 
@@ -16,6 +17,7 @@ struct Capability {
   UnitaryKernels unitary[2];       // is_double
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
   ConvKernels conv[2];             // is_double
+  UpdateKernels update[2][2];      // is_double, is_complex
   const MatrixKernels* matrix[2][2];
 };
 

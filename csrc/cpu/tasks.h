@@ -1,4 +1,4 @@
-// How the tasks of a pass are run: on a few threads, each with scratch memory of its own.
+// Tasks for the threads of a pool. Nothing here depends on the instruction set.
 #pragma once
 
 #include <atomic>

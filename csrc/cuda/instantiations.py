@@ -139,7 +139,41 @@ TEAM_BACKWARD = [
     for warps in (2, 4)
 ]
 
-SOURCES = [*GENERAL, *DSTATE1, *RELAY, *STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD]
+# Type of the states in arithmetic, states in 16 bytes of memory, and how many times as many a lane
+# has at the most for 256 states.
+UPDATE = [
+    Source(
+        "update",
+        "update",
+        ("update",),
+        tuple(
+            f"Update<{shape}, METHOD>"
+            for shape in (
+                *("float, 4, 1", "float, 4, 2", "float, 8, 1", "double, 2, 1", "double, 2, 4"),
+                *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
+                *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
+            )
+        ),
+    ),
+    # Types of the states and of the inputs.
+    Source(
+        "update_plain",
+        "update",
+        ("plain",),
+        tuple(
+            f"PlainUpdate<{types}, METHOD>"
+            for types in (
+                *("float, float", "float, BFloat16", "float, Half"),
+                *("BFloat16, BFloat16", "Half, Half"),
+            )
+        ),
+    ),
+]
+
+SOURCES = [
+    *(*GENERAL, *DSTATE1, *RELAY, *STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
+    *UPDATE,
+]
 
 
 def method_names() -> list[str]:

@@ -14,6 +14,7 @@
 #include "../core/matrix_params.h"
 #include "../core/params.h"
 #include "../core/unitary_params.h"
+#include "../core/update_params.h"
 #include "kit/config.h"
 
 namespace selective_scan::cuda {
@@ -63,5 +64,9 @@ cudaError_t causal_conv1d_update(const ConvUpdateParams& params, cudaStream_t st
 constexpr int64_t kMaxUnitaryDstate = 256;
 cudaError_t unitary_scan_forward(const UnitaryForwardParams& params, cudaStream_t stream);
 cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStream_t stream);
+
+/// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
+/// padding.
+cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -46,7 +46,7 @@ ScalarType dtype_of(const Tensor& tensor) {
     types.fill(kUnknown);
     for (ScalarType type :
          {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
-          ScalarType::ComplexFloat, ScalarType::ComplexDouble}) {
+          ScalarType::ComplexFloat, ScalarType::ComplexDouble, ScalarType::Int, ScalarType::Long}) {
       const auto number = static_cast<uint32_t>(to<int32_t>(from(type)));
       if (number < types.size()) types[number] = type;
     }

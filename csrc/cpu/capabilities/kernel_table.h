@@ -11,6 +11,7 @@
 #include "../selective/forward.h"
 #include "../selective/segment_maps.h"
 #include "../unitary/scan.h"
+#include "../update/update.h"
 
 namespace selective_scan::cpu {
 
@@ -45,9 +46,14 @@ constexpr ConvKernels conv_kernels_of() {
           &Backward::run, &Forward::end,    &Backward::end,       &ConvUpdate<R>::run};
 }
 
+template <class State>
+constexpr UpdateKernels update_kernels_of() {
+  return {&UpdateKernel<State>::scratch_bytes, &UpdateKernel<State>::run};
+}
+
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}, {}, {}};
+  Capability capability{name, {}, {}, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -62,6 +68,10 @@ constexpr Capability make_capability(const char* name) {
   capability.diagonal[1][1] = diagonal_kernels_of<Complex<Double>>();
   capability.conv[0] = conv_kernels_of<Single>();
   capability.conv[1] = conv_kernels_of<Double>();
+  capability.update[0][0] = update_kernels_of<Single>();
+  capability.update[0][1] = update_kernels_of<Complex<Single>>();
+  capability.update[1][0] = update_kernels_of<Double>();
+  capability.update[1][1] = update_kernels_of<Complex<Double>>();
   capability.matrix[0][0] = &MatrixScan<Single>::kernels;
   capability.matrix[0][1] = &MatrixScan<Complex<Single>>::kernels;
   capability.matrix[1][0] = &MatrixScan<Double>::kernels;

@@ -45,7 +45,7 @@ struct MatrixBackwardScratch {
     states = arena.take<State>((kStateChunk + 1) * order);
     for (State** rows : {&slopes, &lambdas, &turned})
       *rows = arena.take<State>(kStateChunk * order);
-    tile = arena.take<T>(ProjectionTile<State>::values(order, false));
+    tile = arena.take<T>(ProjectionTile<State>::values(order, true));
   }
 };
 
@@ -81,7 +81,7 @@ struct MatrixBackward {
     for (int64_t i = 0; i < order * order; ++i) dH_of_block[i] = State{};
     CompensatedSum<R> dD{}, ddelta_bias{};
 
-    for_each_chunk_backwards(params, block, [&](int64_t offset) {
+    for_each_chunk_backwards(block, [&](int64_t offset) {
       const Chunk chunk = chunk_at(params, lanes, offset);
       inputs.load_chunk(params, block, lanes, chunk, basis);
       load_backward_steps(params, block, lanes, chunk, delta_bias, scratch.steps);
@@ -144,10 +144,10 @@ struct MatrixBackward {
                          const Chunk& chunk, const Basis<State>& basis, const Scratch& scratch) {
     const int64_t order = params.dstate;
     const MatrixInputs<State>& inputs = scratch.inputs;
-    if (chunk.offset == 0) {
+    if (chunk.first_step == 0) {
       inputs.load_states_in_basis(params, params.initial_state, block, basis, scratch.states);
     } else {
-      const SavedStates<State> saved(params, block, lanes, chunk.offset / kStateChunk - 1);
+      const SavedStates<State> saved(params, block, lanes, chunk.first_step / kStateChunk - 1);
       load_states(saved.view, saved.offset, lanes.count, saved.lane_stride, order, scratch.states);
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {

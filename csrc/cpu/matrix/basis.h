@@ -13,6 +13,8 @@ SELECTIVE_SCAN_HD Lanes channels_of(const Block& block) {
   Lanes lanes;
   lanes.channel = block.first_channel;
   lanes.count = block.channels;
+  lanes.channels = 1;
+  lanes.steps = block.steps;
   return lanes;
 }
 
@@ -153,7 +155,7 @@ class ProjectionInBasis {
  public:
   SELECTIVE_SCAN_HD ProjectionInBasis(Arena& arena, const ScanParams& params, bool is_variable)
       : order_(params.dstate), is_variable_(is_variable) {
-    tile_ = arena.take<T>(is_variable ? Tile::values(order_, false) : 0);
+    tile_ = arena.take<T>(is_variable ? Tile::values(order_, true) : 0);
     steps_ = arena.take<State>(order_ * (is_variable ? kStateChunk : 1));
   }
 
@@ -169,7 +171,7 @@ class ProjectionInBasis {
   void load_chunk(const ArrayView& view, const Block& block, const Lanes& lanes, const Chunk& chunk,
                   const Turn& turn) const {
     if (!is_variable_) return;
-    Tile::load(view, block, lanes, chunk, order_, tile_);
+    Tile::load(view, block, lanes, chunk, order_, kStateChunk, tile_);
     const int64_t imaginary = order_ * kStateChunk;
     turn(
         chunk.steps,

@@ -20,6 +20,8 @@ const MatrixKernels& kernels_for(const ScanParams& params) {
 Partition partition_of(const ScanParams& params, int64_t batch, int64_t lanes) {
   Partition partition;
   partition.batch = batch;
+  partition.dim = params.dim;
+  partition.seqlen = params.seqlen;
   partition.groups = params.groups;
   partition.group_channels = params.dim / params.groups;
   partition.block_channels = lanes;
@@ -46,16 +48,16 @@ struct Plan {
     const double products = static_cast<double>(params.batch) * params.dim * order * order *
                             std::max<int64_t>(params.seqlen, 1);
     const bool is_parallel = pool.num_threads > 1 && products >= kSerialProducts;
-    workers = is_parallel ? std::clamp<int64_t>(partition.count(), 1, pool.num_threads) : 1;
+    workers = is_parallel ? std::clamp<int64_t>(partition.chains(), 1, pool.num_threads) : 1;
     matrix_bytes =
         order * order * kernels.lanes * (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-    bases = arena.take<char>(channels.count() * 2 * matrix_bytes);
+    bases = arena.take<char>(channels.chains() * 2 * matrix_bytes);
   }
 
   void reduce(const MatrixForwardParams& params, const WorkerScratch& scratch,
               const ThreadPool& pool) const {
-    run_tasks(channels.count(), workers, pool, [&](int64_t task, int64_t worker) {
-      kernels.reduce(params, channels.block(task), bases, scratch.of(worker));
+    run_tasks(channels.chains(), workers, pool, [&](int64_t task, int64_t worker) {
+      kernels.reduce(params, channels.block(task, 0), bases, scratch.of(worker));
     });
   }
 };
@@ -78,7 +80,7 @@ struct BackwardPlan : Plan {
   BackwardPlan(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool)
       : Plan(params, workspace, pool),
         partials(take_partials(params, partition, arena)),
-        dH(arena.take<char>(partition.count() * matrix_bytes)),
+        dH(arena.take<char>(partition.chains() * matrix_bytes)),
         scratch(
             arena, workers,
             std::max(kernels.basis_scratch_bytes(params), kernels.backward_scratch_bytes(params))) {
@@ -98,8 +100,9 @@ int64_t backward_workspace_bytes(const MatrixBackwardParams& params, const Threa
 void scan_forward(const MatrixForwardParams& params, void* workspace, const ThreadPool& pool) {
   const ForwardPlan plan(params, workspace, pool);
   plan.reduce(params, plan.scratch, pool);
-  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    plan.kernels.forward(params, plan.partition.block(task), plan.bases, plan.scratch.of(worker));
+  run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.forward(params, plan.partition.block(task, 0), plan.bases,
+                         plan.scratch.of(worker));
   });
 }
 
@@ -108,12 +111,12 @@ void scan_backward(const MatrixBackwardParams& params, void* workspace, const Th
   MatrixForwardParams inputs(params);
   inputs.A_column = params.A_column;
   plan.reduce(inputs, plan.scratch, pool);
-  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    plan.kernels.backward(params, plan.partition.block(task), plan.partials, plan.bases, plan.dH,
+  run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.backward(params, plan.partition.block(task, 0), plan.partials, plan.bases, plan.dH,
                           plan.scratch.of(worker));
   });
-  run_tasks(plan.channels.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    plan.kernels.finish(params, plan.channels.block(task), plan.bases, plan.dH,
+  run_tasks(plan.channels.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.finish(params, plan.channels.block(task, 0), plan.bases, plan.dH,
                         plan.scratch.of(worker));
   });
   sum_partials(params, plan.partials, plan.workers, pool);

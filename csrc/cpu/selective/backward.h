@@ -44,6 +44,7 @@ struct BackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   BlockInputs<State> inputs;
+  BlockMaps<State> maps;        // if segments may find theirs
   State* carry;                 // (vector, state): gradient of h from later steps
   CompensatedState<State>* dA;  // (vector, state)
   CompensatedState<State>* dB;  // if constant
@@ -59,8 +60,9 @@ struct BackwardScratch {
       : arena{static_cast<char*>(base)}, steps(arena), inputs(arena, params, block) {
     const int64_t vectors = num_vectors<R>(block);
     const int64_t per_state = vectors * params.dstate;
-    const int64_t tile = ProjectionTile<State>::values(params.dstate, block.segmentation.present());
+    const int64_t tile = ProjectionTile<State>::values(params.dstate, shares_projections(block));
     constexpr int64_t kKept = kStatesInRegisters * kStateChunk;
+    if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     carry = arena.take<State>(per_state);
     dA = arena.take<CompensatedState<State>>(per_state);
     dB = arena.take<CompensatedState<State>>(params.variable_B ? 0 : per_state);
@@ -78,10 +80,8 @@ struct BackwardScratch {
 
 /// Calls visit with the offset of every chunk, from the last to the first.
 template <class Visit>
-SELECTIVE_SCAN_HD void for_each_chunk_backwards(const BackwardParams& params, const Block& block,
-                                                const Visit& visit) {
-  const int64_t steps = steps_of(params, block);
-  for (int64_t offset = round_up(steps, kStateChunk) - kStateChunk; offset >= 0;
+SELECTIVE_SCAN_HD void for_each_chunk_backwards(const Block& block, const Visit& visit) {
+  for (int64_t offset = round_up(block.steps, kStateChunk) - kStateChunk; offset >= 0;
        offset -= kStateChunk) {
     visit(offset);
   }
@@ -159,12 +159,12 @@ void store_projection_gradient(const BackwardParams& params, const Block& block,
     ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate, tile);
     return;
   }
-  const int64_t size = ProjectionTile<State>::values(params.dstate, false);
+  const int64_t size = ProjectionTile<State>::values(params.dstate, true);
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
   const int64_t index =
       ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
           chunks +
-      chunk.offset / kStateChunk;
+      chunk.first_step / kStateChunk;
   memcpy(static_cast<T*>(blocks) + index * size, tile, size * sizeof(T));
 }
 
@@ -187,7 +187,7 @@ struct BackwardKernel {
       const Lanes lanes = lanes_of<R>(block, vector);
       scratch.inputs.load(params, lanes, vector);
       State* carry = scratch.carry + vector * dstate;
-      if (lanes.are_segments()) {
+      if (lanes.are_segments() || !block.is_last()) {
         load_rows(boundaries_of<State>(params, block, lanes, 1), lanes, dstate, carry);
       } else {
         load_channel_states(params.dlast_state, block, lanes, dstate, carry);
@@ -201,13 +201,14 @@ struct BackwardKernel {
       scratch.ddelta_bias[vector] = {};
     }
 
-    for_each_chunk_backwards(params, block, [&](int64_t offset) {
+    if (block.finds_map) scratch.maps.begin(params, block);
+    for_each_chunk_backwards(block, [&](int64_t offset) {
       // Any vector will do: they differ in the channels alone.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, block, first, chunk);
-      scratch.inputs.load_C(params, block, first, chunk);
-      const int64_t tile = ProjectionTile<State>::values(dstate, first.are_segments());
+      scratch.inputs.load_B(params, block, first, chunk, -kStateChunk);
+      scratch.inputs.load_C(params, block, first, chunk, -kStateChunk);
+      const int64_t tile = ProjectionTile<State>::values(dstate, first.share_projections());
       if (params.variable_B) clear(scratch.dB_tile, tile);
       if (params.variable_C) clear(scratch.dC_tile, tile);
       for (int64_t vector = 0; vector < vectors; ++vector) {
@@ -224,6 +225,7 @@ struct BackwardKernel {
       }
     });
 
+    if (block.finds_map) scratch.maps.store(params, block, true);
     for (int64_t vector = 0; vector < vectors; ++vector) {
       store_sums(params, block, lanes_of<R>(block, vector), partials, scratch, vector);
     }
@@ -238,7 +240,7 @@ struct BackwardKernel {
   static void load_states_before(const BackwardParams& params, const Block& block,
                                  const Lanes& lanes, const Chunk& chunk, State* states) {
     const int64_t dstate = params.dstate;
-    const int64_t first_chunk = (lanes.first_step + chunk.offset) / kStateChunk;
+    const int64_t first_chunk = chunk.first_step / kStateChunk;
     const int64_t count = chunk.whole_lanes + (chunk.rest > 0 ? 1 : 0);  // of those with steps
     if (first_chunk > 0) {
       const SavedStates<State> saved(params, block, lanes, first_chunk - 1);
@@ -273,19 +275,19 @@ struct BackwardKernel {
     }
   }
 
-  static void sweep(const BackwardParams& params, const Lanes& lanes, int64_t steps,
-                    const Scratch& scratch, int64_t vector) {
+  static void sweep(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                    const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     const int64_t of_vector = vector * params.dstate;
     const BlockInputs<State>& inputs = scratch.inputs;
     const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
-      return ProjectionGradient<State>{is_variable ? tile : nullptr, !lanes.are_segments(),
+      return ProjectionGradient<State>{is_variable ? tile : nullptr, lanes.share_projections(),
                                        is_variable ? nullptr : sums + of_vector};
     };
     BackwardSweep<State> sweep;
-    sweep.largest_step = largest_step(scratch.steps.delta, steps);
-    sweep.is_usual = inputs.is_usual(params, lanes, sweep.largest_step, vector);
+    sweep.largest_step = largest_step(scratch.steps.delta, chunk.steps);
+    sweep.is_bounded = inputs.is_bounded(sweep.largest_step, vector);
     sweep.dstate = params.dstate;
-    sweep.steps = steps;
+    sweep.steps = chunk.steps;
     sweep.delta = scratch.steps.delta;
     sweep.u = scratch.steps.u;
     sweep.poles = inputs.poles + of_vector;
@@ -301,6 +303,10 @@ struct BackwardKernel {
     sweep.dB = gradient(params.variable_B, scratch.dB_tile, scratch.dB);
     sweep.dC = gradient(params.variable_C, scratch.dC_tile, scratch.dC);
     sweep.kept = scratch.kept;
+    if (block.finds_map) {
+      sweep.map = scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps,
+                                    is_first_chunk(lanes, chunk));
+    }
     Sweeps<State>::all()[params.method].backward(sweep);
   }
 
@@ -309,7 +315,7 @@ struct BackwardKernel {
     const BackwardSteps<R>& steps = scratch.steps;
     load_backward_steps(params, block, lanes, chunk, scratch.inputs.delta_bias[vector], steps);
     load_states_before(params, block, lanes, chunk, scratch.states);
-    sweep(params, lanes, chunk.steps, scratch, vector);
+    sweep(params, block, lanes, chunk, scratch, vector);
     clear_steps_beyond(lanes, chunk, steps.ddelta);
     finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps,
                                  scratch.dD[vector], scratch.ddelta_bias[vector]);
@@ -318,7 +324,7 @@ struct BackwardKernel {
   static void store_sums(const BackwardParams& params, const Block& block, const Lanes& lanes,
                          const BackwardPartials& partials, const Scratch& scratch, int64_t vector) {
     const int64_t dstate = params.dstate;
-    const int64_t row = block.batch * block.segmentation.sets() + block.segment_set;
+    const int64_t row = block.batch * block.segmentation.parts() + block.part;
     const int64_t first_channel = row * params.dim + lanes.channel;
     const auto store = [&](void* data, const CompensatedState<State>* sums) {
       const ArrayView view = contiguous_states<State>(data, params);
@@ -327,14 +333,14 @@ struct BackwardKernel {
         if (lanes.are_segments()) sum_over_lanes(scratch.states[n]);
       }
       store_states(view, first_channel * view.channel, lanes.are_segments() ? 1 : lanes.count,
-                   view.channel, dstate, scratch.states);
+                   lanes.channel_stride(view), dstate, scratch.states);
     };
     const auto store_channels = [&](void* data, const CompensatedSum<R>& sum) {
       R value = sum.value();
       if (lanes.are_segments()) sum_over_lanes(value);
       T* target = static_cast<T*>(data) + first_channel;
       const int64_t count = lanes.are_segments() ? 1 : lanes.count;
-      for (int64_t lane = 0; lane < count; ++lane) target[lane] = value.lane(lane);
+      for (int64_t lane = 0; lane < count; ++lane) target[lane * lanes.channels] = value.lane(lane);
     };
     store(partials.dA, scratch.dA);
     if (!params.variable_B) store(partials.dB, scratch.dB);
@@ -343,7 +349,7 @@ struct BackwardKernel {
     if (params.delta_bias.present()) {
       store_channels(partials.ddelta_bias, scratch.ddelta_bias[vector]);
     }
-    if (params.initial_state.present() && !lanes.are_segments()) {
+    if (params.initial_state.present() && !lanes.are_segments() && block.is_first()) {
       store_channel_states(params.dinitial_state, block, lanes, dstate,
                            scratch.carry + vector * dstate);
     }

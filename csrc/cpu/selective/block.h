@@ -53,7 +53,7 @@ struct SavedStates {
         offset((block.batch * num_saved_states(params.seqlen) + chunk) * view.batch +
                lanes.channel * view.channel),
         lane_stride(lanes.are_segments() ? lanes.segment_steps / kStateChunk * view.batch
-                                         : view.channel) {}
+                                         : lanes.channel_stride(view)) {}
 };
 
 SELECTIVE_SCAN_HD Section imaginary_part(Section section, const ArrayView& view) {
@@ -97,13 +97,13 @@ template <class State>
 void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
                          int64_t dstate, State* states) {
   load_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-              view.channel, dstate, states);
+              lanes.channel_stride(view), dstate, states);
 }
 template <class State>
 void store_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
                           int64_t dstate, const State* states) {
   store_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-               view.channel, dstate, states);
+               lanes.channel_stride(view), dstate, states);
 }
 
 /// A Segmentation's array with `rows` rows of states for every channel; `row` is that of the first
@@ -118,7 +118,7 @@ struct SegmentRows {
                                 const Block& block, const Lanes& lanes)
       : view(contiguous_states<State>(data, params)),
         offset(((block.batch * params.dim + lanes.channel) * rows + row) * view.channel),
-        lane_stride(view.channel) {}
+        lane_stride(lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)) {}
 };
 
 /// The states between the segments of a vector: those before each, or `shift` later.
@@ -128,7 +128,7 @@ SELECTIVE_SCAN_HD SegmentRows<State> boundaries_of(const ScanParams& params, con
   const Segmentation& segmentation = block.segmentation;
   return {segmentation.boundaries,
           segmentation.count + 1,
-          block.segment_set * real_t<State>::kWidth + shift,
+          block.segment() + shift,
           params,
           block,
           lanes};
@@ -137,12 +137,7 @@ template <class State>
 SELECTIVE_SCAN_HD SegmentRows<State> factors_of(const ScanParams& params, const Block& block,
                                                 const Lanes& lanes) {
   const Segmentation& segmentation = block.segmentation;
-  return {segmentation.factors,
-          segmentation.count,
-          block.segment_set * real_t<State>::kWidth,
-          params,
-          block,
-          lanes};
+  return {segmentation.factors, segmentation.count, block.segment(), params, block, lanes};
 }
 template <class State>
 void load_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate, State* states) {
@@ -154,6 +149,56 @@ void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dsta
   store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
 }
 
+/// The affine maps of a block's segments, while a kernel walks them.
+template <class State>
+struct BlockMaps {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+
+  State* offsets = nullptr;  // (vector, state)
+  State* factors = nullptr;
+  R* spans = nullptr;  // (vector)
+
+  BlockMaps() = default;
+  SELECTIVE_SCAN_HD BlockMaps(Arena& arena, const ScanParams& params, const Block& block)
+      : offsets(arena.take<State>(num_vectors<R>(block) * params.dstate)),
+        factors(arena.take<State>(num_vectors<R>(block) * params.dstate)),
+        spans(arena.take<R>(num_vectors<R>(block))) {}
+
+  void begin(const ScanParams& params, const Block& block) const {
+    for (int64_t i = 0; i < num_vectors<R>(block) * params.dstate; ++i) {
+      offsets[i] = State{};
+      factors[i] = one<State>();
+    }
+    for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) spans[vector] = R(T(0));
+  }
+
+  /// To be continued through the next steps.
+  StateMap<State> next(const ScanParams& params, int64_t vector, const R* delta, int64_t steps,
+                       bool is_end) const {
+    R span(T(0));
+    for (int64_t t = 0; t < steps; ++t) span += delta[t];
+    spans[vector] += span;
+    return {offsets + vector * params.dstate, factors + vector * params.dstate, spans[vector],
+            is_end};
+  }
+
+  /// Those of the gradients go back, by the factors' conjugates. Offsets go to the boundary that
+  /// they are part of: behind the segments, or before them.
+  void store(const ScanParams& params, const Block& block, bool goes_back) const {
+    for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
+      const Lanes lanes = lanes_of<R>(block, vector);
+      const int64_t first = vector * params.dstate;
+      if (goes_back) {
+        for (int64_t n = 0; n < params.dstate; ++n) factors[first + n] = conj(factors[first + n]);
+      }
+      store_rows(factors_of<State>(params, block, lanes), lanes, params.dstate, factors + first);
+      store_rows(boundaries_of<State>(params, block, lanes, goes_back ? 0 : 1), lanes,
+                 params.dstate, offsets + first);
+    }
+  }
+};
+
 /// (state, lane or step) of a variable B or C: its element (batch, group, 0, 0).
 SELECTIVE_SCAN_HD int64_t projection_offset(const ArrayView& view, const Block& block) {
   return block.batch * view.batch + block.group * view.group;
@@ -161,71 +206,84 @@ SELECTIVE_SCAN_HD int64_t projection_offset(const ArrayView& view, const Block& 
 
 /// A chunk of a variable B or C as it is staged: a row of kStateChunk steps for every component
 /// and state, imaginary parts after the real parts of all states. A step is one number, which all
-/// channels share, or as many as there are lanes where these are segments.
+/// lanes share, or as many as there are lanes.
 template <class State>
 struct ProjectionTile {
   using R = real_t<State>;
   using T = scalar_t<State>;
 
-  static SELECTIVE_SCAN_HD int64_t step_values(bool are_segments) {
-    return are_segments ? R::kWidth : 1;
-  }
-  static SELECTIVE_SCAN_HD int64_t values(int64_t dstate, bool are_segments) {
-    return kComponents<State> * dstate * kStateChunk * step_values(are_segments);
+  static SELECTIVE_SCAN_HD int64_t step_values(bool is_shared) { return is_shared ? 1 : R::kWidth; }
+  static SELECTIVE_SCAN_HD int64_t values(int64_t dstate, bool is_shared) {
+    return kComponents<State> * dstate * kStateChunk * step_values(is_shared);
   }
 
+  /// The caller comes to the chunk that starts `steps_ahead` from here next.
   static void load(const ArrayView& view, const Block& block, const Lanes& lanes,
-                   const Chunk& chunk, int64_t dstate, T* tile) {
-    ArrayView part = view;
-    for (int component = 0; component < kComponents<State>; ++component) {
-      if (lanes.are_segments()) {
-        load_segments(part, block, lanes, chunk, dstate, tile);
+                   const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
+    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, T* rows) {
+      const int64_t offset = projection_offset(part, block);
+      if (lanes.share_projections()) {
+        load_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
       } else {
-        const int64_t offset = projection_offset(part, block) + chunk.offset * part.step;
-        load_tile<R>(
-            {element_at(part, offset), part.dtype, dstate, chunk.steps, part.state, part.step},
-            tile, kStateChunk);
+        load_own(part, offset, lanes, chunk, dstate, steps_ahead, rows);
       }
-      part.data = element_at(view, view.imag);
-      tile += dstate * kStateChunk * step_values(lanes.are_segments());
-    }
+    });
   }
 
   static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
                     const Chunk& chunk, int64_t dstate, const T* tile) {
-    ArrayView part = view;
-    for (int component = 0; component < kComponents<State>; ++component) {
+    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
       const int64_t offset = projection_offset(part, block);
-      if (lanes.are_segments()) {
-        for (int64_t n = 0; n < dstate; ++n) {
-          store_steps<R>(step_section(part, offset + n * part.state, lanes, chunk), lanes, chunk,
-                         tile + n * kStateChunk * R::kWidth);
-        }
-      } else {
-        store_tile<R>({element_at(part, offset + chunk.offset * part.step), part.dtype, dstate,
-                       chunk.steps, part.state, part.step},
-                      tile, kStateChunk);
+      if (lanes.share_projections()) {
+        store_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
+        return;
       }
-      part.data = element_at(view, view.imag);
-      tile += dstate * kStateChunk * step_values(lanes.are_segments());
-    }
+      for (int64_t n = 0; n < dstate; ++n) {
+        store_steps<R>(own_section(part, offset + n * part.state, lanes, chunk), lanes, chunk,
+                       rows + n * kStateChunk * R::kWidth);
+      }
+    });
   }
 
  private:
+  template <class Rows, class Visit>
+  static void for_each_component(ArrayView view, const Lanes& lanes, int64_t dstate, Rows* rows,
+                                 const Visit& visit) {
+    for (int component = 0; component < kComponents<State>; ++component) {
+      visit(view, rows);
+      view.data = element_at(view, view.imag);
+      rows += dstate * kStateChunk * step_values(lanes.share_projections());
+    }
+  }
+
+  static Section shared_section(const ArrayView& view, int64_t offset, const Chunk& chunk,
+                                int64_t dstate) {
+    return {element_at(view, offset + chunk.first_step * view.step),
+            view.dtype,
+            dstate,
+            chunk.steps,
+            view.state,
+            view.step};
+  }
+  static Section own_section(const ArrayView& view, int64_t offset, const Lanes& lanes,
+                             const Chunk& chunk) {
+    return step_section(view, offset, lanes.projection_stride(view), chunk);
+  }
+
   /// Whole vectors move along whichever of steps and states is contiguous.
-  static void load_segments(const ArrayView& view, const Block& block, const Lanes& lanes,
-                            const Chunk& chunk, int64_t dstate, T* tile) {
-    const int64_t offset = projection_offset(view, block);
+  static void load_own(const ArrayView& view, int64_t offset, const Lanes& lanes,
+                       const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
     const bool is_ragged = chunk.whole_lanes < lanes.count;
     if (is_ragged || (view.state != 1 && view.state != -1)) {
       for (int64_t n = 0; n < dstate; ++n) {
-        load_steps<R>(step_section(view, offset + n * view.state, lanes, chunk), lanes, chunk,
-                      tile + n * kStateChunk * R::kWidth);
+        Section section = own_section(view, offset + n * view.state, lanes, chunk);
+        section.rows_ahead = steps_ahead;
+        load_steps<R>(section, lanes, chunk, tile + n * kStateChunk * R::kWidth);
       }
       return;
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      Section section = step_section(view, offset + t * view.step, lanes, chunk);
+      Section section = own_section(view, offset + t * view.step, lanes, chunk);
       section.rows = dstate;
       section.row_stride = view.state;
       load_tile<R>(section, tile + t * R::kWidth, kStateChunk * R::kWidth);
@@ -263,7 +321,7 @@ struct BlockInputs {
   SELECTIVE_SCAN_HD BlockInputs(Arena& arena, const ScanParams& params, const Block& block) {
     const int64_t dstate = params.dstate;
     const int64_t vectors = num_vectors<R>(block);
-    const int64_t tile = Tile::values(dstate, block.segmentation.present());
+    const int64_t tile = Tile::values(dstate, shares_projections(block));
     poles = arena.take<Pole<State>>(vectors * dstate);
     largest_exponents = arena.take<R>(vectors);
     B_constant = arena.take<State>(params.variable_B ? 0 : vectors * dstate);
@@ -295,20 +353,20 @@ struct BlockInputs {
     load_channels(params.delta_bias, lanes, delta_bias[vector]);
   }
 
-  void load_B(const ScanParams& params, const Block& block, const Lanes& lanes,
-              const Chunk& chunk) const {
-    if (params.variable_B) Tile::load(params.B, block, lanes, chunk, params.dstate, B_tile);
+  void load_B(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
+              int64_t steps_ahead) const {
+    if (!params.variable_B) return;
+    Tile::load(params.B, block, lanes, chunk, params.dstate, steps_ahead, B_tile);
   }
-  void load_C(const ScanParams& params, const Block& block, const Lanes& lanes,
-              const Chunk& chunk) const {
-    if (params.variable_C) Tile::load(params.C, block, lanes, chunk, params.dstate, C_tile);
+  void load_C(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
+              int64_t steps_ahead) const {
+    if (!params.variable_C) return;
+    Tile::load(params.C, block, lanes, chunk, params.dstate, steps_ahead, C_tile);
   }
 
-  /// Whether a chunk is as most are: the lanes share B and C, and every Δ·exponent is in
-  /// BoundedVectorMath's range, where NaN may pass: it stays what it is without clamps.
-  SELECTIVE_SCAN_HD bool is_usual(const ScanParams& params, const Lanes& lanes, R largest_step,
-                                  int64_t vector) const {
-    if (!params.variable_B || !params.variable_C || lanes.are_segments()) return false;
+  /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most chunks. NaN
+  /// may pass: it stays what it is without clamps.
+  SELECTIVE_SCAN_HD bool is_bounded(R largest_step, int64_t vector) const {
     if constexpr (kAlwaysClamps<State>) return true;
     const R largest = largest_step * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
@@ -328,9 +386,10 @@ struct BlockInputs {
  private:
   static SELECTIVE_SCAN_HD Projection<State> variable(const ScanParams& params, const Lanes& lanes,
                                                       const T* tile) {
-    const int64_t step_values = Tile::step_values(lanes.are_segments());
+    const bool is_shared = lanes.share_projections();
+    const int64_t step_values = Tile::step_values(is_shared);
     const int64_t state_stride = kStateChunk * step_values;
-    return {tile, params.dstate * state_stride, !lanes.are_segments(), state_stride, step_values};
+    return {tile, params.dstate * state_stride, is_shared, state_stride, step_values};
   }
   static SELECTIVE_SCAN_HD Projection<State> constant(const State* states) {
     return {reinterpret_cast<const T*>(states), R::kWidth, false, kComponents<State> * R::kWidth,
@@ -344,7 +403,7 @@ SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& b
                                            const Lanes& lanes, const Chunk& chunk,
                                            int64_t steps_ahead) {
   const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
-  Section section = step_section(view, offset, lanes, chunk);
+  Section section = step_section(view, offset, lanes.stride(view), chunk);
   section.rows_ahead = steps_ahead;
   return section;
 }

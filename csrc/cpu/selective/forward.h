@@ -21,14 +21,16 @@ struct ForwardScratch {
 
   Arena arena;
   BlockInputs<State> inputs;
-  State* states;  // (vector, state)
-  R* delta;       // (step)
+  BlockMaps<State> maps;  // if segments may find theirs
+  State* states;          // (vector, state)
+  R* delta;               // (step)
   R* u;
   R* z;
   R* y;
 
   SELECTIVE_SCAN_HD ForwardScratch(const ForwardParams& params, const Block& block, void* base)
       : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
+    if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     states = arena.take<State>(num_vectors<R>(block) * params.dstate);
     for (R** steps : {&delta, &u, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
@@ -51,26 +53,36 @@ struct ForwardKernel {
       const Lanes lanes = lanes_of<R>(block, vector);
       State* states = scratch.states + vector * params.dstate;
       scratch.inputs.load(params, lanes, vector);
-      if (lanes.are_segments()) {
+      if (lanes.are_segments() || !block.is_first()) {
         load_rows(boundaries_of<State>(params, block, lanes, 0), lanes, params.dstate, states);
       } else {
         load_channel_states(params.initial_state, block, lanes, params.dstate, states);
       }
+      if (params.states && !lanes.are_segments() && !block.is_first()) {
+        save_states(params, block, lanes, lanes.count, block.first_step, states);
+      }
     }
-    for (int64_t offset = 0; offset < steps_of(params, block); offset += kStateChunk) {
+    if (block.finds_map) scratch.maps.begin(params, block);
+    for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) {
       // Any vector will do: they differ in the channels alone.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, block, first, chunk);
-      scratch.inputs.load_C(params, block, first, chunk);
+      scratch.inputs.load_B(params, block, first, chunk, kStateChunk);
+      scratch.inputs.load_C(params, block, first, chunk, kStateChunk);
       for (int64_t vector = 0; vector < vectors; ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         scan_chunk(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
-        if (params.states) save_states(params, block, lanes, offset, scratch, vector);
+        if (params.states) {
+          save_states(params, block, lanes, inner_lanes(params, lanes, offset + kStateChunk),
+                      lanes.first_step + offset + kStateChunk,
+                      scratch.states + vector * params.dstate);
+        }
       }
     }
-    // The states at the end of segments are already known.
-    if (block.segmentation.present() || !params.last_state.present()) return;
+    if (block.finds_map) scratch.maps.store(params, block, false);
+    // Where lanes are segments, the states behind them are already known.
+    const bool is_end = block.is_last() && !block.segmentation.lanes_are_segments();
+    if (!is_end || !params.last_state.present()) return;
     for (int64_t vector = 0; vector < vectors; ++vector) {
       store_channel_states(params.last_state, block, lanes_of<R>(block, vector), params.dstate,
                            scratch.states + vector * params.dstate);
@@ -90,9 +102,8 @@ struct ForwardKernel {
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 
     const BlockInputs<State>& inputs = scratch.inputs;
-    const R largest = largest_step(scratch.delta, steps.steps);
     ForwardSweep<State> sweep;
-    sweep.is_usual = inputs.is_usual(params, lanes, largest, vector);
+    sweep.is_bounded = inputs.is_bounded(largest_step(scratch.delta, steps.steps), vector);
     sweep.dstate = dstate;
     sweep.steps = steps.steps;
     sweep.delta = scratch.delta;
@@ -102,6 +113,10 @@ struct ForwardKernel {
     sweep.C = inputs.C(params, lanes, vector);
     sweep.states = scratch.states + vector * dstate;
     sweep.y = scratch.y;
+    if (block.finds_map) {
+      sweep.map = scratch.maps.next(params, vector, scratch.delta, steps.steps,
+                                    is_last_chunk(lanes, steps));
+    }
     Sweeps<State>::all()[params.method].forward(sweep);
 
     if (!params.out.present()) return;
@@ -109,16 +124,22 @@ struct ForwardKernel {
                         scratch.y);
   }
 
-  /// Saves the states after a chunk, except behind a sequence's last.
-  static void save_states(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                          int64_t offset, const Scratch& scratch, int64_t vector) {
+  /// The lanes for which the state `offset` steps behind their first one is to be saved: neither
+  /// the last of the sequence nor, where lanes are channels, the last of the segment, which the
+  /// next one starts with.
+  static SELECTIVE_SCAN_HD int64_t inner_lanes(const ScanParams& params, const Lanes& lanes,
+                                               int64_t offset) {
+    if (!lanes.are_segments()) return offset < lanes.steps ? lanes.count : 0;
     const int64_t last_lane = lanes.first_step + (lanes.count - 1) * lanes.segment_steps;
-    const bool is_inside = last_lane + offset + kStateChunk < params.seqlen;
-    const int64_t count = is_inside ? lanes.count : lanes.are_segments() ? lanes.count - 1 : 0;
+    return last_lane + offset < params.seqlen ? lanes.count : lanes.count - 1;
+  }
+
+  /// Saves the states before step `step` of the first lane.
+  static void save_states(const ForwardParams& params, const Block& block, const Lanes& lanes,
+                          int64_t count, int64_t step, const State* states) {
     if (count == 0) return;
-    const SavedStates<State> saved(params, block, lanes, (lanes.first_step + offset) / kStateChunk);
-    store_states(saved.view, saved.offset, count, saved.lane_stride, params.dstate,
-                 scratch.states + vector * params.dstate);
+    const SavedStates<State> saved(params, block, lanes, step / kStateChunk - 1);
+    store_states(saved.view, saved.offset, count, saved.lane_stride, params.dstate, states);
   }
 };
 

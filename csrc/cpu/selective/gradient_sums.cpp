@@ -112,11 +112,11 @@ BackwardPartials take_partials(const BackwardParams& params, const Partition& pa
   const auto take = [&](bool wanted, int64_t count) -> void* {
     return wanted ? arena.take<char>(count * element) : nullptr;
   };
-  const int64_t rows = params.batch * partition.segmentation.sets();
+  const int64_t rows = params.batch * partition.segmentation.parts();
   const int64_t channels = rows * params.dim;
   const int64_t states = channels * params.dstate * components;
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-  const int64_t blocks = partition.count() * chunks * components * params.dstate * kStateChunk;
+  const int64_t blocks = partition.chains() * chunks * components * params.dstate * kStateChunk;
   const bool several = partition.blocks_per_group > 1;
 
   BackwardPartials partials;

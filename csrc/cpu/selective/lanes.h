@@ -1,9 +1,9 @@
 // What the lanes of a vector are.
 //
-// Usually consecutive channels, each through all steps. Where a group has so few channels that most
-// lanes would idle, they are consecutive segments of one channel's sequence (segments.h), which
-// start at steps of their own. The kernels are the same for both: lanes differ in the distance
-// between their elements alone.
+// Usually consecutive channels of one group. Where a group has so few channels that most lanes
+// would idle, they are channels of consecutive groups, one of each, or consecutive segments of one
+// channel's sequence (segments.h), which start at steps of their own. The kernels are the same for
+// all: lanes differ in the distance between their elements, and those of one group share B and C.
 #pragma once
 
 #include <cstdint>
@@ -18,36 +18,56 @@ struct Lanes {
   int64_t channel = 0;  // of the first lane
   int64_t count = 0;
   int64_t first_step = 0;     // of the first lane
+  int64_t steps = 0;          // of each
   int64_t segment_steps = 0;  // between the first steps of two lanes; 0: lanes are channels
+  int64_t channels = 0;       // between the channels of two lanes
+  bool are_groups = false;
 
   SELECTIVE_SCAN_HD bool are_segments() const { return segment_steps > 0; }
+  SELECTIVE_SCAN_HD bool share_projections() const { return !are_segments() && !are_groups; }
 
   /// The distance of two lanes in a sequence.
   SELECTIVE_SCAN_HD int64_t stride(const ArrayView& view) const {
-    return are_segments() ? segment_steps * view.step : view.channel;
+    return segment_steps * view.step + channel_stride(view);
   }
   /// In an array without steps.
   SELECTIVE_SCAN_HD int64_t channel_stride(const ArrayView& view) const {
-    return are_segments() ? 0 : view.channel;
+    return channels * view.channel;
+  }
+  /// In variable B or C, which lanes do not share.
+  SELECTIVE_SCAN_HD int64_t projection_stride(const ArrayView& view) const {
+    return are_segments() ? segment_steps * view.step : view.group;
   }
 };
 
 template <class R>
 SELECTIVE_SCAN_HD int64_t num_vectors(const Block& block) {
-  return block.segmentation.present() ? block.channels : ceil_div(block.channels, R::kWidth);
+  if (block.segmentation.lanes_are_segments()) return block.channels;
+  return block.lanes_are_groups ? block.lane_channels : ceil_div(block.channels, R::kWidth);
+}
+
+/// Whether lanes share variable B and C.
+SELECTIVE_SCAN_HD bool shares_projections(const Block& block) {
+  return !block.segmentation.lanes_are_segments() && !block.lanes_are_groups;
 }
 
 template <class R>
 SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
   const Segmentation& segmentation = block.segmentation;
   Lanes lanes;
-  if (segmentation.present()) {
-    const int64_t first = block.segment_set * R::kWidth;
+  lanes.first_step = block.first_step;
+  lanes.steps = block.steps;
+  if (segmentation.lanes_are_segments()) {
     lanes.channel = block.first_channel + vector;
-    lanes.count = segmentation.count - first;
-    lanes.first_step = first * segmentation.steps;
+    lanes.count = segmentation.count - block.segment();
     lanes.segment_steps = segmentation.steps;
+  } else if (block.lanes_are_groups) {
+    lanes.channel = block.first_channel + vector;
+    lanes.count = block.channels / block.lane_channels;
+    lanes.channels = block.lane_channels;
+    lanes.are_groups = true;
   } else {
+    lanes.channels = 1;
     lanes.channel = block.first_channel + vector * R::kWidth;
     lanes.count = block.channels - vector * R::kWidth;
   }
@@ -55,26 +75,21 @@ SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
   return lanes;
 }
 
-/// How many steps each lane of a block has to walk.
-SELECTIVE_SCAN_HD int64_t steps_of(const ScanParams& params, const Block& block) {
-  return block.segmentation.present() ? block.segmentation.steps : params.seqlen;
-}
-
 /// The next steps of a vector's lanes. All have `steps`, or the last segment ends before: then
 /// `whole_lanes` have, and the lane behind them has `rest`.
 struct Chunk {
-  int64_t offset = 0;  // from each lane's first step
+  int64_t first_step = 0;  // of the first lane
   int64_t steps = 0;
   int64_t whole_lanes = 0;
   int64_t rest = 0;
 };
 
+/// The chunk `offset` steps behind each lane's first.
 SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, int64_t offset) {
   Chunk chunk;
-  chunk.offset = offset;
+  chunk.first_step = lanes.first_step + offset;
   chunk.whole_lanes = lanes.count;
-  const int64_t of_lane = lanes.are_segments() ? lanes.segment_steps : params.seqlen;
-  chunk.steps = of_lane - offset < kStateChunk ? of_lane - offset : kStateChunk;
+  chunk.steps = lanes.steps - offset < kStateChunk ? lanes.steps - offset : kStateChunk;
   if (!lanes.are_segments()) return chunk;
   const int64_t last_lane = lanes.first_step + (lanes.count - 1) * lanes.segment_steps;
   const int64_t left = params.seqlen - last_lane - offset;
@@ -86,20 +101,27 @@ SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, i
   return chunk;
 }
 
+/// The first or the last chunk of each lane.
+SELECTIVE_SCAN_HD bool is_first_chunk(const Lanes& lanes, const Chunk& chunk) {
+  return chunk.first_step == lanes.first_step;
+}
+SELECTIVE_SCAN_HD bool is_last_chunk(const Lanes& lanes, const Chunk& chunk) {
+  return chunk.first_step + kStateChunk >= lanes.first_step + lanes.steps;
+}
+
 SELECTIVE_SCAN_HD void* element_at(const ArrayView& view, int64_t offset) {
   return static_cast<char*>(view.data) + offset * element_size(view.dtype);
 }
 
 /// (step, lane) of an array with steps, from its element (batch, channel or group, first step).
-SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, const Lanes& lanes,
+SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, int64_t lane_stride,
                                        const Chunk& chunk) {
-  const int64_t first = lanes.first_step + chunk.offset;
-  return {element_at(view, offset + first * view.step),
+  return {element_at(view, offset + chunk.first_step * view.step),
           view.dtype,
           chunk.steps,
           chunk.whole_lanes,
           view.step,
-          lanes.stride(view)};
+          lane_stride};
 }
 
 /// The lane behind those of a section.

@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../capability.h"
 #include "../tasks.h"
@@ -26,12 +27,17 @@ const Kernels& kernels_for(const ScanParams& params) {
   return chosen_capability().kernels[params.is_double][params.is_complex];
 }
 
-Partition partition_of(const ScanParams& params, int64_t block_channels) {
+Partition partition_of(const ScanParams& params, int64_t lanes, int64_t block_channels) {
   Partition partition;
   partition.batch = params.batch;
-  partition.groups = params.groups;
-  partition.group_channels = params.dim / params.groups;
-  partition.block_channels = std::min(block_channels, partition.group_channels);
+  partition.dim = params.dim;
+  partition.seqlen = params.seqlen;
+  if (lanes_are_groups(params, lanes)) partition.lane_groups = lanes;
+  partition.groups = ceil_div(params.groups, partition.lane_groups);
+  partition.group_channels = params.dim / params.groups * partition.lane_groups;
+  partition.block_channels = partition.lane_groups > 1
+                                 ? partition.group_channels
+                                 : std::min(block_channels, partition.group_channels);
   partition.blocks_per_group =
       ceil_div(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
   return partition;
@@ -44,31 +50,53 @@ bool is_parallel(const ScanParams& params, const ThreadPool& pool) {
   return pool.num_threads > 1 && updates >= kSerialUpdates;
 }
 
+/// A chain's parts of the sequence in runs of about equal length, which a thread takes one by one.
+/// The first run is scanned while others find the maps of those between it and the last; then
+/// these, whose states are known by then, and the last are. One run if there are chains enough.
+struct Runs {
+  int64_t count = 1;
+  int64_t parts;
+
+  Runs(const ScanParams& params, const Partition& partition, const ThreadPool& pool)
+      : parts(partition.segmentation.parts()) {
+    const int64_t chains = std::max<int64_t>(partition.chains(), 1);
+    if (!is_parallel(params, pool) || 3 * chains > 2 * pool.num_threads) return;
+    // Two for each thread once the first are scanned.
+    const int64_t most = 1 + 2 * pool.num_threads / chains;
+    if (parts >= kFewestRuns) count = std::min(most, parts);
+  }
+  /// The first part of a run, in the order of the scan.
+  int64_t begin(int64_t run) const { return run * parts / count; }
+
+ private:
+  static constexpr int64_t kFewestRuns = 3;
+};
+
 /// Threads worth using.
-int64_t workers_for(const ScanParams& params, const Partition& partition, const ThreadPool& pool) {
-  if (!is_parallel(params, pool)) return 1;
-  return std::clamp<int64_t>(partition.count(), 1, pool.num_threads);
+int64_t workers_for(const ScanParams& params, int64_t tasks, const ThreadPool& pool) {
+  return is_parallel(params, pool) ? std::clamp<int64_t>(tasks, 1, pool.num_threads) : 1;
 }
 
-Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
-  if (!is_parallel(params, pool)) return partition_of(params, kLargestForwardBlock);
+Partition forward_partition(const ScanParams& params, int64_t lanes, const ThreadPool& pool) {
+  if (!is_parallel(params, pool)) return partition_of(params, lanes, kLargestForwardBlock);
   // A few tasks for each thread, so that they finish together.
   const int64_t channels = params.batch * params.dim / (4 * int64_t{pool.num_threads});
   const int64_t block = channels / kSmallestForwardBlock * kSmallestForwardBlock;
-  return partition_of(params, std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
+  return partition_of(params, lanes,
+                      std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
 }
 
-Partition backward_partition(const ScanParams& params) {
+Partition backward_partition(const ScanParams& params, int64_t lanes) {
   const int64_t group_channels = params.dim / params.groups;
   const int64_t blocks = std::max<int64_t>(group_channels / kSmallestBackwardBlock, 1);
   const int64_t block = ceil_div(group_channels, blocks);
-  return partition_of(params, round_up(block, kSmallestForwardBlock));
+  return partition_of(params, lanes, round_up(block, kSmallestForwardBlock));
 }
 
 /// The partition with the segments that the shape suggests.
 Partition segmented(Partition partition, const ScanParams& params, const Kernels& kernels,
-                    Arena& arena) {
-  partition.segmentation = segmentation_of(params, kernels.lanes);
+                    int64_t chain_channels, Arena& arena) {
+  partition.segmentation = segmentation_of(params, partition, kernels.lanes, chain_channels);
   take_arrays(partition.segmentation, params, arena);
   return partition;
 }
@@ -76,7 +104,7 @@ Partition segmented(Partition partition, const ScanParams& params, const Kernels
 int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
                           const Kernels& kernels) {
   if (!partition.segmentation.present()) return 0;
-  return kernels.map_scratch_bytes(params, partition.block(0));
+  return kernels.map_scratch_bytes(params, partition.block(0, 0));
 }
 
 /// How a pass is run, and its memory; over a null workspace it only measures.
@@ -84,23 +112,27 @@ struct ForwardPlan {
   const Kernels& kernels;
   Arena arena;
   Partition partition;
+  Runs runs;
   int64_t workers;
   WorkerScratch scratch;
 
   ForwardPlan(const ForwardParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
         arena{static_cast<char*>(workspace)},
-        partition(segmented(forward_partition(params, pool), params, kernels, arena)),
-        workers(workers_for(params, partition, pool)),
+        partition(segmented(forward_partition(params, kernels.lanes, pool), params, kernels,
+                            kSmallestForwardBlock, arena)),
+        runs(params, partition, pool),
+        workers(workers_for(params, partition.chains() * runs.parts, pool)),
         scratch(arena, workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
-                         kernels.forward_scratch_bytes(params, partition.block(0)))) {}
+                         kernels.forward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
 struct BackwardPlan {
   const Kernels& kernels;
   Arena arena;
   Partition partition;
+  Runs runs;
   int64_t workers;
   BackwardPartials partials;
   WorkerScratch scratch;
@@ -108,30 +140,99 @@ struct BackwardPlan {
   BackwardPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
         arena{static_cast<char*>(workspace)},
-        partition(segmented(backward_partition(params), params, kernels, arena)),
-        workers(workers_for(params, partition, pool)),
+        partition(segmented(backward_partition(params, kernels.lanes), params, kernels,
+                            kSmallestBackwardBlock, arena)),
+        runs(params, partition, pool),
+        workers(workers_for(params, partition.chains() * runs.parts, pool)),
         partials(take_partials(params, partition, arena)),
         scratch(arena, workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
-                         kernels.backward_scratch_bytes(params, partition.block(0)))) {
+                         kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {
     partials.dA = arena.take<char>(partials.rows * params.dim * params.dstate *
                                    (params.is_complex ? 2 : 1) * (params.is_double ? 8 : 4));
   }
 };
 
-/// Finds the states at the segments' boundaries, if sequences are segmented.
-template <class Plan, class Params>
-void prepare_segments(const Plan& plan, void (*maps)(const Params&, const Block&, void*),
-                      const Params& params, const ThreadPool& pool) {
-  const Partition& partition = plan.partition;
-  if (!partition.segmentation.present()) return;
-  run_tasks(partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    maps(params, partition.block(task), plan.scratch.of(worker));
-  });
-  run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t task, int64_t) {
-    join_segments(params, partition.segmentation, task / params.dim, task % params.dim);
-  });
-}
+/// A pass: maps(block, scratch) finds the affine maps of a block's segments, and scan(block,
+/// scratch) scans it. Parts and segments count in the order of the scan.
+template <class Plan, class Params, class Maps, class Scan>
+class Pass {
+ public:
+  Pass(const Plan& plan, const Params& params, const ThreadPool& pool, const Maps& maps,
+       const Scan& scan)
+      : plan_(plan), params_(params), pool_(pool), maps_(maps), scan_(scan) {}
+
+  void run() const {
+    const Segmentation& segmentation = plan_.partition.segmentation;
+    if (segmentation.lanes_are_segments()) {
+      for_each_run(0, runs_.parts, [&](int64_t chain, int64_t part, void* scratch) {
+        maps_(block(chain, part), scratch);
+      });
+      join_channels(0, segmentation.count);
+      for_each_run(0, runs_.parts, [&](int64_t chain, int64_t part, void* scratch) {
+        scan_(block(chain, part), scratch);
+      });
+      return;
+    }
+    // For the last run's map nobody waits.
+    const int64_t last = runs_.count - 1;
+    for_each_run(0, std::max<int64_t>(last, 1), [&](int64_t chain, int64_t run, void* scratch) {
+      if (run == 0) return scan_run(chain, run, scratch);
+      for (int64_t part = runs_.begin(run); part < runs_.begin(run + 1); ++part) {
+        maps_(block(chain, part), scratch);
+      }
+    });
+    if (last == 0) return;
+    join_channels(runs_.begin(1), runs_.begin(last));
+    for_each_run(1, runs_.count,
+                 [&](int64_t chain, int64_t run, void* scratch) { scan_run(chain, run, scratch); });
+  }
+
+ private:
+  static constexpr bool kIsForward = std::is_same_v<Params, ForwardParams>;
+
+  Block block(int64_t chain, int64_t part) const {
+    return plan_.partition.block(chain, kIsForward ? part : runs_.parts - 1 - part);
+  }
+
+  /// The states in the first and the last run are found on the way.
+  void scan_run(int64_t chain, int64_t run, void* scratch) const {
+    const bool is_known = run > 0 && run < runs_.count - 1;
+    for (int64_t part = runs_.begin(run); part < runs_.begin(run + 1); ++part) {
+      Block block = this->block(chain, part);
+      block.finds_map = !is_known && part + 1 < runs_.parts;
+      scan_(block, scratch);
+      if (!block.finds_map) continue;
+      for (int64_t channel = 0; channel < block.channels; ++channel) {
+        join_segments(params_, block.segmentation, block.batch, block.first_channel + channel, part,
+                      part + 1);
+      }
+    }
+  }
+
+  /// Calls run(chain, run, scratch).
+  template <class Run>
+  void for_each_run(int64_t begin, int64_t end, const Run& run) const {
+    const int64_t chains = plan_.partition.chains();
+    run_tasks(chains * (end - begin), plan_.workers, pool_, [&](int64_t task, int64_t worker) {
+      run(task % chains, begin + task / chains, plan_.scratch.of(worker));
+    });
+  }
+
+  void join_channels(int64_t begin, int64_t end) const {
+    run_tasks(params_.batch * params_.dim, plan_.workers, pool_, [&](int64_t task, int64_t) {
+      join_segments(params_, plan_.partition.segmentation, task / params_.dim, task % params_.dim,
+                    begin, end);
+    });
+  }
+
+  const Plan& plan_;
+  const Runs& runs_ = plan_.runs;
+  const Params& params_;
+  const ThreadPool& pool_;
+  const Maps& maps_;
+  const Scan& scan_;
+};
 
 }  // namespace
 
@@ -145,19 +246,24 @@ int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool&
 
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   const ForwardPlan plan(params, workspace, pool);
-  prepare_segments(plan, plan.kernels.forward_maps, params, pool);
-  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    plan.kernels.forward(params, plan.partition.block(task), plan.scratch.of(worker));
-  });
+  const auto maps = [&](const Block& block, void* scratch) {
+    plan.kernels.forward_maps(params, block, scratch);
+  };
+  const auto scan = [&](const Block& block, void* scratch) {
+    plan.kernels.forward(params, block, scratch);
+  };
+  Pass(plan, params, pool, maps, scan).run();
 }
 
 void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
   const BackwardPlan plan(params, workspace, pool);
-  prepare_segments(plan, plan.kernels.backward_maps, params, pool);
-  run_tasks(plan.partition.count(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    plan.kernels.backward(params, plan.partition.block(task), plan.partials,
-                          plan.scratch.of(worker));
-  });
+  const auto maps = [&](const Block& block, void* scratch) {
+    plan.kernels.backward_maps(params, block, scratch);
+  };
+  const auto scan = [&](const Block& block, void* scratch) {
+    plan.kernels.backward(params, block, plan.partials, scratch);
+  };
+  Pass(plan, params, pool, maps, scan).run();
   sum_partials(params, plan.partials, plan.workers, pool);
 }
 

@@ -16,8 +16,7 @@ struct MapScratch {
 
   Arena arena;
   BlockInputs<State> inputs;
-  State* offsets;  // (vector, state)
-  State* factors;
+  BlockMaps<State> maps;
   R* delta;  // (step)
   R* u;
   R* z;
@@ -26,10 +25,7 @@ struct MapScratch {
   R* dy;
 
   SELECTIVE_SCAN_HD MapScratch(const ScanParams& params, const Block& block, void* base)
-      : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
-    const int64_t vectors = num_vectors<R>(block);
-    offsets = arena.take<State>(vectors * params.dstate);
-    factors = arena.take<State>(vectors * params.dstate);
+      : arena{static_cast<char*>(base)}, inputs(arena, params, block), maps(arena, params, block) {
     for (R** steps : {&delta, &u, &z, &gate, &dout, &dy}) *steps = arena.take<R>(kStateChunk);
   }
 
@@ -37,21 +33,7 @@ struct MapScratch {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
       inputs.load(params, lanes_of<R>(block, vector), vector);
     }
-    for (int64_t i = 0; i < num_vectors<R>(block) * params.dstate; ++i) {
-      offsets[i] = State{};
-      factors[i] = one<State>();
-    }
-  }
-
-  /// Offsets go to the boundary before the segment, or `shift` later.
-  void store(const ScanParams& params, const Block& block, int64_t shift) const {
-    for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
-      const Lanes lanes = lanes_of<R>(block, vector);
-      const int64_t first = vector * params.dstate;
-      store_rows(factors_of<State>(params, block, lanes), lanes, params.dstate, factors + first);
-      store_rows(boundaries_of<State>(params, block, lanes, shift), lanes, params.dstate,
-                 offsets + first);
-    }
+    maps.begin(params, block);
   }
 };
 
@@ -68,32 +50,29 @@ struct SegmentMaps {
   static void forward(const ForwardParams& params, const Block& block, void* scratch_base) {
     const Scratch scratch(params, block, scratch_base);
     scratch.begin(params, block);
-    for (int64_t offset = 0; offset < steps_of(params, block); offset += kStateChunk) {
+    for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) {
       const Lanes first = lanes_of<R>(block, 0);
-      scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset));
+      scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset), kStateChunk);
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         advance_offsets(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
       }
     }
-    scratch.store(params, block, 1);
+    scratch.maps.store(params, block, false);
   }
 
   static void backward(const BackwardParams& params, const Block& block, void* scratch_base) {
     const Scratch scratch(params, block, scratch_base);
     scratch.begin(params, block);
-    for_each_chunk_backwards(params, block, [&](int64_t offset) {
+    for_each_chunk_backwards(block, [&](int64_t offset) {
       const Lanes first = lanes_of<R>(block, 0);
-      scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset));
+      scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), -kStateChunk);
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         return_offsets(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
       }
     });
-    for (int64_t i = 0; i < num_vectors<R>(block) * params.dstate; ++i) {
-      scratch.factors[i] = conj(scratch.factors[i]);
-    }
-    scratch.store(params, block, 0);
+    scratch.maps.store(params, block, true);
   }
 
  private:
@@ -102,8 +81,9 @@ struct SegmentMaps {
     load_step_sizes(params, block, lanes, chunk, kStateChunk, scratch.inputs.delta_bias[vector],
                     scratch.delta, scratch.u, scratch.delta);
     load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
-    const MapSweep<State> sweep = sweep_of(params, chunk, scratch, vector, scratch.u,
-                                           scratch.inputs.B(params, lanes, vector));
+    const MapSweep<State> sweep =
+        sweep_of(params, chunk, scratch, vector, scratch.u, scratch.inputs.B(params, lanes, vector),
+                 is_last_chunk(lanes, chunk));
     Sweeps<State>::all()[params.method].forward_map(sweep);
   }
 
@@ -113,15 +93,15 @@ struct SegmentMaps {
                     scratch.delta, scratch.dy, scratch.delta);
     load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
                          scratch.dy);
-    const MapSweep<State> sweep = sweep_of(params, chunk, scratch, vector, scratch.dy,
-                                           scratch.inputs.C(params, lanes, vector));
+    const MapSweep<State> sweep =
+        sweep_of(params, chunk, scratch, vector, scratch.dy,
+                 scratch.inputs.C(params, lanes, vector), is_first_chunk(lanes, chunk));
     Sweeps<State>::all()[params.method].backward_map(sweep);
   }
 
-  static SELECTIVE_SCAN_HD MapSweep<State> sweep_of(const ScanParams& params, const Chunk& chunk,
-                                                    const Scratch& scratch, int64_t vector,
-                                                    const R* input,
-                                                    const Projection<State>& projection) {
+  static MapSweep<State> sweep_of(const ScanParams& params, const Chunk& chunk,
+                                  const Scratch& scratch, int64_t vector, const R* input,
+                                  const Projection<State>& projection, bool is_end) {
     const int64_t of_vector = vector * params.dstate;
     return {params.dstate,
             chunk.steps,
@@ -129,8 +109,7 @@ struct SegmentMaps {
             input,
             scratch.inputs.poles + of_vector,
             projection,
-            scratch.offsets + of_vector,
-            scratch.factors + of_vector};
+            scratch.maps.next(params, vector, scratch.delta, chunk.steps, is_end)};
   }
 };
 

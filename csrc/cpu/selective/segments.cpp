@@ -7,12 +7,21 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// A segment is about so long where sequences are long enough for several sets of them. Its map
-/// costs a few steps' worth, and a set is the least that a thread can take.
-constexpr int64_t kSegmentSteps = 2 * kStateChunk;
+/// Where segments are lanes, one is about so long if sequences are long enough for several sets of
+/// them. Its map costs a few steps' worth, and a set is the least that a thread can take.
+constexpr int64_t kLaneSteps = 2 * kStateChunk;
 
 /// By how much segments must use the lanes better than channels do, since they take more work.
 constexpr int64_t kWorthwhileGain = 2;
+
+/// Fewer chains than this may leave threads without one.
+constexpr int64_t kFewChains = 16;
+/// Then segments are at least so long, which hides what is done once for each, and enough for the
+/// threads of a large machine.
+constexpr int64_t kChainSteps = 16 * kStateChunk;
+constexpr int64_t kMostSegments = 64;
+/// Fewer segments would gain nothing: the first and the last one wait for each other.
+constexpr int64_t kFewestSegments = 4;
 
 /// Rows of states, a whole number apart.
 template <class T>
@@ -52,44 +61,63 @@ void store_row(const ArrayView& view, int64_t batch, int64_t channel, int64_t ds
 /// behind the segment if `forward`, else before it.
 template <class T>
 void join(const ScanParams& params, const Segmentation& segmentation, int64_t batch,
-          int64_t channel, bool forward, const ArrayView& start, const ArrayView& end) {
+          int64_t channel, int64_t begin, int64_t end, bool forward, const ArrayView& first,
+          const ArrayView& last) {
   const int64_t dstate = params.dstate;
   const int64_t count = segmentation.count;
   const int64_t row = batch * params.dim + channel;
   const Rows<T> factors{static_cast<T*>(segmentation.factors) + row * count * dstate, dstate};
   const Rows<T> boundaries{static_cast<T*>(segmentation.boundaries) + row * (count + 1) * dstate,
                            dstate};
-  load_row(start, batch, channel, dstate, boundaries[forward ? 0 : count]);
-  for (int64_t i = 0; i < count; ++i) {
+  if (begin == 0) load_row(first, batch, channel, dstate, boundaries[forward ? 0 : count]);
+  for (int64_t i = begin; i < end; ++i) {
     const int64_t segment = forward ? i : count - 1 - i;
     const T* before = boundaries[forward ? segment : segment + 1];
     T* after = boundaries[forward ? segment + 1 : segment];
     const T* factor = factors[segment];
     for (int64_t n = 0; n < dstate; ++n) after[n] = apply_map(factor[n], after[n], before[n]);
   }
-  store_row(end, batch, channel, dstate, boundaries[forward ? count : 0]);
+  if (end == count) store_row(last, batch, channel, dstate, boundaries[forward ? count : 0]);
 }
 
 void join(const ScanParams& params, const Segmentation& segmentation, int64_t batch,
-          int64_t channel, bool forward, const ArrayView& start, const ArrayView& end) {
+          int64_t channel, int64_t begin, int64_t end, bool forward, const ArrayView& first,
+          const ArrayView& last) {
   const auto join_of_type =
       params.is_complex ? (params.is_double ? &join<Complex<double>> : &join<Complex<float>>)
                         : (params.is_double ? &join<double> : &join<float>);
-  join_of_type(params, segmentation, batch, channel, forward, start, end);
+  join_of_type(params, segmentation, batch, channel, begin, end, forward, first, last);
+}
+
+int64_t most_segments(const ScanParams& params) {
+  return ceil_div(params.seqlen, kStateChunk);
 }
 
 }  // namespace
 
-Segmentation segmentation_of(const ScanParams& params, int64_t lanes) {
+bool lanes_are_groups(const ScanParams& params, int64_t lanes) {
+  const int64_t filled = std::min(params.groups, lanes);
+  const int64_t filled_by_segments = std::min(most_segments(params), lanes);
+  return filled >= kWorthwhileGain * (params.dim / params.groups) &&
+         kWorthwhileGain * filled >= filled_by_segments;
+}
+
+Segmentation segmentation_of(const ScanParams& params, const Partition& partition, int64_t lanes,
+                             int64_t chain_channels) {
   Segmentation segmentation;
-  const int64_t group_channels = params.dim / params.groups;
-  const int64_t most_segments = ceil_div(params.seqlen, kStateChunk);
-  if (std::min(most_segments, lanes) < kWorthwhileGain * group_channels) return segmentation;
-  const int64_t sets = ceil_div(params.seqlen, lanes * kSegmentSteps);
-  const int64_t steps = ceil_div(params.seqlen, sets * lanes);
-  segmentation.steps = round_up(steps, kStateChunk);
+  const int64_t group_channels = partition.group_channels;
+  if (std::min(most_segments(params), lanes) >= kWorthwhileGain * group_channels) {
+    const int64_t sets = ceil_div(params.seqlen, lanes * kLaneSteps);
+    segmentation.lanes = lanes;
+    segmentation.steps = round_up(ceil_div(params.seqlen, sets * lanes), kStateChunk);
+  } else {
+    const int64_t chains =
+        params.batch * partition.groups * ceil_div(group_channels, chain_channels);
+    const int64_t steps = std::max(kChainSteps, ceil_div(params.seqlen, kMostSegments));
+    if (chains >= kFewChains || params.seqlen < kFewestSegments * steps) return segmentation;
+    segmentation.steps = round_up(steps, kStateChunk);
+  }
   segmentation.count = ceil_div(params.seqlen, segmentation.steps);
-  segmentation.lanes = lanes;
   return segmentation;
 }
 
@@ -103,13 +131,15 @@ void take_arrays(Segmentation& segmentation, const ScanParams& params, Arena& ar
 }
 
 void join_segments(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
-                   int64_t channel) {
-  join(params, segmentation, batch, channel, true, params.initial_state, params.last_state);
+                   int64_t channel, int64_t begin, int64_t end) {
+  join(params, segmentation, batch, channel, begin, end, true, params.initial_state,
+       params.last_state);
 }
 
 void join_segments(const BackwardParams& params, const Segmentation& segmentation, int64_t batch,
-                   int64_t channel) {
-  join(params, segmentation, batch, channel, false, params.dlast_state, params.dinitial_state);
+                   int64_t channel, int64_t begin, int64_t end) {
+  join(params, segmentation, batch, channel, begin, end, false, params.dlast_state,
+       params.dinitial_state);
 }
 
 }  // namespace selective_scan::cpu

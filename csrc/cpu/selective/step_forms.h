@@ -1,9 +1,10 @@
 // How a scan takes a step, h[t] = abar·h[t-1] + bbar·B·u, and goes back through it.
 //
 // A form has, for all states together, the gain of the input and return_gain, which passes on the
-// gains' gradient; for each state prepare and advance, from h[t-1] to h[t], and step_back, from g,
-// the gradient of h[t]; a StepCache, from the one for the other; and a PoleGradient, of A
-// through a chunk. Whatever a form chooses, it chooses by lane.
+// gains' gradient; for each state prepare, which makes a StepCache, input, so that
+// h[t] = kept.first·h[t-1] + input, and step_back, from g, the gradient of h[t]; and a
+// PoleGradient, of A through a chunk. Whatever a form chooses, it chooses by lane. Inputs are
+// rounded by themselves: the same steps have the same bits in every sweep.
 #pragma once
 
 #include <type_traits>
@@ -50,10 +51,10 @@ struct ByFactors {
     const Hold<State> hold = F::template hold<Math>(delta, pole);
     return {hold.a, hold.b};
   }
-  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const StepCache& kept) {
-    State input = gain * B;
-    if constexpr (F::kBbarDependsOnA) input = kept.second * input;
-    return multiply_add(kept.first, h, input);
+  static SELECTIVE_SCAN_HD State input(R gain, State B, const StepCache& kept) {
+    const State scaled = gain * B;
+    if constexpr (F::kBbarDependsOnA) return kept_apart(kept.second * scaled);
+    return kept_apart(scaled);
   }
 
   struct PoleGradient {
@@ -114,8 +115,8 @@ struct ByExactHold {
     const Coefficients<State> value = Formula<kMethod>::template value<Math>(delta, pole);
     return {value.abar, value.bbar};
   }
-  static SELECTIVE_SCAN_HD State advance(R gain, State B, State h, const StepCache& kept) {
-    return multiply_add(kept.first, h, kept_apart(kept.second * (gain * B)));
+  static SELECTIVE_SCAN_HD State input(R gain, State B, const StepCache& kept) {
+    return kept_apart(kept.second * (gain * B));
   }
 
   struct PoleGradient {

@@ -114,50 +114,55 @@ class SharedRows {
 /// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to that
 /// of a constant, or to the tile of a variable one, where lanes share its numbers as sums over
 /// these.
-template <class State>
+template <int kStates, class State>
 void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<State>& gradient,
-                  int64_t n, int states, State* products) {
+                  int64_t n, State* products) {
   using R = real_t<State>;
   if (gradient.sums) {
-    for (int j = 0; j < states; ++j) {
-      State sum{};
-      for (int64_t t = sweep.steps - 1; t >= 0; --t) sum += products[t * states + j];
-      gradient.sums[n + j].add(sum);
+    State sums[kStates] = {};
+    for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+      for (int j = 0; j < kStates; ++j) sums[j] += products[t * kStates + j];
     }
+    for (int j = 0; j < kStates; ++j) gradient.sums[n + j].add(sums[j]);
     return;
   }
-  for (int64_t i = sweep.steps * states; i < round_up(sweep.steps, R::kWidth) * states; ++i) {
+  for (int64_t i = sweep.steps * kStates; i < round_up(sweep.steps, R::kWidth) * kStates; ++i) {
     products[i] = State{};
   }
-  const int stride = states * kComponents<State>;
-  for (int row = 0; row < stride; ++row) {
+  constexpr int kStride = kStates * kComponents<State>;
+  for (int row = 0; row < kStride; ++row) {
     const int j = row / kComponents<State>;
     const int component = row % kComponents<State>;
     const R* of_row = reinterpret_cast<const R*>(products) + row;
     const int64_t first = (component * sweep.dstate + n + j) * kStateChunk;
     if (!gradient.is_shared) {
       R* target = reinterpret_cast<R*>(gradient.tile) + first;
-      for (int64_t t = 0; t < sweep.steps; ++t) target[t] = target[t] + of_row[t * stride];
+      for (int64_t t = 0; t < sweep.steps; ++t) target[t] = target[t] + of_row[t * kStride];
       continue;
     }
     scalar_t<State>* target = gradient.tile + first;
     for (int64_t t = 0; t < sweep.steps; t += R::kWidth) {
       R rows[R::kWidth];
-      for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * stride];
+      for (int i = 0; i < R::kWidth; ++i) rows[i] = of_row[(t + i) * kStride];
       (R::load(target + t) + sum_of_each(rows)).store(target + t);
     }
   }
 }
 
 /// Walks kStates states through a chunk from states[0] on, leaving the last states there, and adds
-/// Re(Σ C·h) to y if there is one. keep(t, j, h, kept) sees every step.
-template <class Form, class Math, int kStates, bool kHasOutput, class State, class Rows, class Keep>
+/// Re(Σ C·h) to y if there is one. So it walks the offsets of their map, if there is one: without
+/// lambdas, which would have them in memory. keep(t, j, h, kept) sees every step.
+template <class Form, class Math, int kStates, bool kHasOutput, bool kHasMap, class State,
+          class Rows, class Keep>
 SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const real_t<State>* us,
                                const Pole<State> (&poles)[kStates], const Rows& B, const Rows& C,
-                               State* states, real_t<State>* y, const Keep& keep) {
+                               State* states, State* offsets, real_t<State>* y, const Keep& keep) {
   using R = real_t<State>;
-  State h[kStates];
-  for (int j = 0; j < kStates; ++j) h[j] = states[j];
+  State h[kStates], offset[kStates];
+  for (int j = 0; j < kStates; ++j) {
+    h[j] = states[j];
+    if constexpr (kHasMap) offset[j] = offsets[j];
+  }
   for (int64_t t = 0; t < steps; ++t) {
     const R delta = deltas[t];
     const R gain = Form::gain(delta, us[t]);
@@ -165,13 +170,18 @@ SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const
     if constexpr (kHasOutput) sum = y[t];
     for (int j = 0; j < kStates; ++j) {
       const auto kept = Form::template prepare<Math>(delta, poles[j]);
-      h[j] = Form::advance(gain, B.at(j, t), h[j], kept);
+      const State input = Form::input(gain, B.at(j, t), kept);
+      h[j] = multiply_add(kept.first, h[j], input);
+      if constexpr (kHasMap) offset[j] = multiply_add(kept.first, offset[j], input);
       if constexpr (kHasOutput) sum = add_real_of_product(C.at(j, t), h[j], sum);
       keep(t, j, h[j], kept);
     }
     if constexpr (kHasOutput) y[t] = sum;
   }
-  for (int j = 0; j < kStates; ++j) states[j] = h[j];
+  for (int j = 0; j < kStates; ++j) {
+    states[j] = h[j];
+    if constexpr (kHasMap) offsets[j] = offset[j];
+  }
 }
 
 /// The sweeps of one method.
@@ -185,14 +195,11 @@ class MethodSweeps {
 
  public:
   static void forward(const ForwardSweep<State>& sweep) {
-    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
-      Pole<State> poles[kStates];
-      load_poles(sweep.poles + n, poles);
-      const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
-      advance<Form, Math, kStates, true>(
-          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n, sweep.y,
-          [](int64_t, int, const State&, const CachedStep<State>&) {});
-    });
+    if (sweep.map.factors) {
+      forward_with<true>(sweep);
+    } else {
+      forward_with<false>(sweep);
+    }
   }
 
   static void backward(const BackwardSweep<State>& sweep) {
@@ -202,16 +209,21 @@ class MethodSweeps {
       const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
       const KeptSteps<State> kept = sweep.kept;
       for (int j = 0; j < kStates; ++j) kept.h[j] = sweep.states[n + j];
-      advance<Form, Math, kStates, true>(
-          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n, sweep.y,
+      advance<Form, Math, kStates, true, false>(
+          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n,
+          static_cast<State*>(nullptr), sweep.y,
           [&](int64_t t, int j, const State& h, const CachedStep<State>& step) {
             kept.h[(t + 1) * kStates + j] = h;
             kept.first[t * kStates + j] = step.first;
             if constexpr (Form::kKeepsSecond) kept.second[t * kStates + j] = step.second;
           });
+      if (sweep.map.factors) {
+        continue_map(sweep, sweep.dy, poles, C, n,
+                     [&](int64_t t, int j) { return kept.first[t * kStates + j]; });
+      }
       go_back(sweep, poles, B, C, n);
-      add_products(sweep, sweep.dB, n, kStates, kept.first);
-      add_products(sweep, sweep.dC, n, kStates, kept.h + kStates);
+      add_products<kStates>(sweep, sweep.dB, n, kept.first);
+      add_products<kStates>(sweep, sweep.dC, n, kept.h + kStates);
     });
   }
 
@@ -220,55 +232,119 @@ class MethodSweeps {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<false, kStates> B(sweep.projection, n);
-      State factor[kStates];
-      for (int j = 0; j < kStates; ++j) factor[j] = sweep.factors[n + j];
-      advance<Form, VectorMath, kStates, false>(
-          sweep.steps, sweep.delta, sweep.input, poles, B, B, sweep.offsets + n,
-          static_cast<R*>(nullptr),
+      MapFactors<kStates> factors(sweep.map, n);
+      advance<Form, VectorMath, kStates, false, false>(
+          sweep.steps, sweep.delta, sweep.input, poles, B, B, sweep.map.offsets + n,
+          static_cast<State*>(nullptr), static_cast<R*>(nullptr),
           [&](int64_t, int j, const State&, const CachedStep<State>& kept) {
-            factor[j] = kept.first * factor[j];
+            factors.add_step(j, kept.first);
           });
-      for (int j = 0; j < kStates; ++j) sweep.factors[n + j] = factor[j];
+      factors.finish(poles);
     });
   }
 
   static void backward_map(const MapSweep<State>& sweep) {
     for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      Pole<State> poles[kStates];
+      load_poles(sweep.poles + n, poles);
       const Rows<false, kStates> C(sweep.projection, n);
-      State carry[kStates], factor[kStates];
-      for (int j = 0; j < kStates; ++j) {
-        carry[j] = sweep.offsets[n + j];
-        factor[j] = sweep.factors[n + j];
-      }
-      for (int64_t t = sweep.steps - 1; t >= 0; --t) {
-        const R delta = sweep.delta[t];
-        const R dy = constant<State>(kOutputScale<State>) * sweep.input[t];
-        for (int j = 0; j < kStates; ++j) {
-          const State abar = Form::template prepare<VectorMath>(delta, sweep.poles[n + j]).first;
-          carry[j] = (carry[j] + dy * conj(C.at(j, t))) * conj(abar);
-          factor[j] = abar * factor[j];
-        }
-      }
-      for (int j = 0; j < kStates; ++j) {
-        sweep.offsets[n + j] = carry[j];
-        sweep.factors[n + j] = factor[j];
-      }
+      continue_map(sweep, sweep.input, poles, C, n, [&](int64_t t, int j) {
+        return Form::template prepare<VectorMath>(sweep.delta[t], poles[j]).first;
+      });
     });
   }
 
  private:
+  /// The factors of a few states' maps through a chunk. Angles would lose digits in a sum.
+  static constexpr bool kBySpan = Formula<kMethod>::kAbarIsExponential && !is_complex_v<State>;
+  template <int kStates>
+  class MapFactors {
+   public:
+    SELECTIVE_SCAN_HD MapFactors(const StateMap<State>& map, int64_t n)
+        : map_(map), stored_(map.factors + n) {
+      for (int j = 0; j < kStates; ++j) factors_[j] = stored_[j];
+    }
+    SELECTIVE_SCAN_HD void add_step(int j, const State& abar) {
+      if constexpr (!kBySpan) factors_[j] = abar * factors_[j];
+    }
+    SELECTIVE_SCAN_HD void finish(const Pole<State> (&poles)[kStates]) const {
+      if (kBySpan && !map_.is_end) return;
+      for (int j = 0; j < kStates; ++j) {
+        if constexpr (kBySpan) {
+          // Rounded by itself, or some loops would fuse it with what comes next.
+          stored_[j] = VectorMath::exp_of(kept_apart(map_.span * poles[j].exponent));
+        } else {
+          stored_[j] = factors_[j];
+        }
+      }
+    }
+
+   private:
+    const StateMap<State>& map_;
+    State* stored_;
+    State factors_[kStates];
+  };
+
+  template <bool kHasMap>
+  static SELECTIVE_SCAN_HD void forward_with(const ForwardSweep<State>& sweep) {
+    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+      Pole<State> poles[kStates];
+      load_poles(sweep.poles + n, poles);
+      const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
+      const auto scan = [&](const auto& keep) {
+        advance<Form, Math, kStates, true, kHasMap>(sweep.steps, sweep.delta, sweep.u, poles, B, C,
+                                                    sweep.states + n, sweep.map.offsets + n,
+                                                    sweep.y, keep);
+      };
+      if constexpr (kHasMap && !kBySpan) {
+        MapFactors<kStates> factors(sweep.map, n);
+        scan([&](int64_t, int j, const State&, const CachedStep<State>& kept) {
+          factors.add_step(j, kept.first);
+        });
+        factors.finish(poles);
+      } else {
+        scan([](int64_t, int, const State&, const CachedStep<State>&) {});
+        if constexpr (kHasMap) MapFactors<kStates>(sweep.map, n).finish(poles);
+      }
+    });
+  }
+
+  /// Takes the map of the states' gradients back through a chunk.
+  template <int kStates, class Sweep, class Rows, class Abar>
+  static SELECTIVE_SCAN_HD void continue_map(const Sweep& sweep, const R* dys,
+                                             const Pole<State> (&poles)[kStates], const Rows& C,
+                                             int64_t n, const Abar& abar_at) {
+    State* offsets = sweep.map.offsets + n;
+    State carry[kStates];
+    for (int j = 0; j < kStates; ++j) carry[j] = offsets[j];
+    MapFactors<kStates> factors(sweep.map, n);
+    for (int64_t t = sweep.steps - 1; t >= 0; --t) {
+      const R dy = constant<State>(kOutputScale<State>) * dys[t];
+      for (int j = 0; j < kStates; ++j) {
+        const State abar = abar_at(t, j);
+        carry[j] = (carry[j] + kept_apart(dy * conj(C.at(j, t)))) * conj(abar);
+        factors.add_step(j, abar);
+      }
+    }
+    for (int j = 0; j < kStates; ++j) offsets[j] = carry[j];
+    factors.finish(poles);
+  }
+
   template <class Visit>
   static SELECTIVE_SCAN_HD void for_each_group(const ForwardSweep<State>& sweep,
                                                const Visit& visit) {
     constexpr bool kIsBounded = !kAlwaysClamps<State>;
-    if (sweep.is_usual) {
+    const auto visit_all = [&]<class Math, bool kIsShared>() {
       for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-        visit.template operator()<VectorMathOf<kIsBounded>, true, kStates>(n);
+        visit.template operator()<Math, kIsShared, kStates>(n);
       });
+    };
+    if (!sweep.is_bounded) {
+      visit_all.template operator()<VectorMath, false>();
+    } else if (sweep.B.is_shared && sweep.C.is_shared) {
+      visit_all.template operator()<VectorMathOf<kIsBounded>, true>();
     } else {
-      for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-        visit.template operator()<VectorMath, false, kStates>(n);
-      });
+      visit_all.template operator()<VectorMathOf<kIsBounded>, false>();
     }
   }
 
@@ -356,8 +432,10 @@ class MethodSweeps {
 template <class State>
 const MethodTable<Sweeps<State>>& Sweeps<State>::all() {
   static constexpr auto kSweeps = make_method_table<Sweeps>([]<Method kMethod>() -> Sweeps {
-    // The gradients' maps depend on abar alone.
-    constexpr Method kLike = Formula<kMethod>::kAbarIsExponential ? Method::kZoh : kMethod;
+    // The gradients' maps depend on abar alone, which foh rounds otherwise.
+    constexpr bool kIsLikeZoh =
+        Formula<kMethod>::kAbarIsExponential && !Formula<kMethod>::kHasIncrements;
+    constexpr Method kLike = kIsLikeZoh ? Method::kZoh : kMethod;
     return {&MethodSweeps<State, kMethod>::forward, &MethodSweeps<State, kMethod>::backward,
             &MethodSweeps<State, kMethod>::forward_map, &MethodSweeps<State, kLike>::backward_map};
   });

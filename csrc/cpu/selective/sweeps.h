@@ -45,11 +45,20 @@ struct ProjectionGradient {
   CompensatedState<State>* sums = nullptr;  // (state), if constant
 };
 
+/// The affine map of the steps so far, of a segment (segments.h), of each state: none where null.
+template <class State>
+struct StateMap {
+  State* offsets = nullptr;
+  State* factors = nullptr;  // those that follow from ΣΔ are written once, at the segment's end
+  real_t<State> span;        // ΣΔ, with the chunk's
+  bool is_end = false;       // the chunk is the segment's last
+};
+
 template <class State>
 struct ForwardSweep {
   using R = real_t<State>;
 
-  bool is_usual;  // see BlockInputs
+  bool is_bounded;  // see BlockInputs
   int64_t dstate;
   int64_t steps;
   const R* delta;  // (step): Δ
@@ -57,8 +66,9 @@ struct ForwardSweep {
   const Pole<State>* poles;
   Projection<State> B;
   Projection<State> C;
-  State* states;  // before the chunk, then after it
-  R* y;           // (step): Re(Σ C·h) is added
+  State* states;        // before the chunk, then after it
+  R* y;                 // (step): Re(Σ C·h) is added
+  StateMap<State> map;  // to be continued by the chunk; on the way back that of the gradients
 };
 
 /// What a sweep keeps for the way back: (step, state in registers). The way back leaves its
@@ -97,8 +107,7 @@ struct MapSweep {
   const R* input;  // (step): u, or dy on the way back
   const Pole<State>* poles;
   Projection<State> projection;  // B, or C on the way back
-  State* offsets;                // (state)
-  State* factors;
+  StateMap<State> map;
 };
 
 /// The sweeps of one method.

@@ -1,6 +1,7 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
 // pipelines with whatever surrounds it. Within 2 ulp, softplus and sigmoid 2.25, infinities, NaN,
-// overflow and gradual underflow included; exp_of and sigmoid trade the outermost binades for speed.
+// overflow and gradual underflow included; exp_of and sigmoid trade the outermost binades for
+// speed.
 #pragma once
 
 #include <limits>
@@ -235,7 +236,8 @@ struct VectorMathOf {
       if constexpr (kIsBounded) return result;
       return {reduced.within_range(result.exp, 0.f), reduced.within_range(result.growth, -1.f)};
     } else {
-      return ReducedExp2<T, K, kIsBounded>(y).exp_and_growth();
+      // Rounded by itself, or some loops would fuse it and others not.
+      return ReducedExp2<T, K, kIsBounded>(kept_apart(y)).exp_and_growth();
     }
   }
   template <class R>

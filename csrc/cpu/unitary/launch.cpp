@@ -10,6 +10,7 @@ Partition partition_of(const UnitaryScanParams& params, int64_t block_channels) 
   Partition partition;
   partition.batch = params.batches;
   partition.groups = params.groups;
+  partition.dim = params.dim;
   partition.group_channels = params.dim / params.groups;
   partition.block_channels = block_channels;
   partition.blocks_per_group = ceil_div(partition.group_channels, block_channels);
@@ -25,11 +26,11 @@ void run(const Params& params, void (*kernel)(const Params&, const Block&), int6
     Partition partition;
   } context{params, kernel, partition_of(params, block_channels)};
   pool.parallel_for(
-      context.partition.count(),
+      context.partition.chains(),
       [](int64_t begin, int64_t end, void* context_of_call) {
         const Context& context = *static_cast<const Context*>(context_of_call);
         for (int64_t task = begin; task < end; ++task) {
-          context.kernel(context.params, context.partition.block(task));
+          context.kernel(context.params, context.partition.block(task, 0));
         }
       },
       &context);

@@ -1,0 +1,75 @@
+// What the kernels of the state update are given: one step, or a few, of the selective scan for
+// states that lie in memory between the calls.
+//
+//   h = state[source]        then for every step of a row   h = abar·h + bbar·B·x
+//                                                           y = Σ_n C[n]·h[n], out = (y +
+//                                                           D·x)·silu(z)
+//   state[destination] = h   after the steps that have a destination
+//
+// with Δ, abar and bbar as in the scan. out is computed from h before it is rounded to the states'
+// type, and so is the next step.
+//
+// Channels are those of heads: a call without heads has its groups for heads. As in params.h the
+// caller has validated everything but the indices, and a dimension that an array lacks has stride
+// 0. ArrayView::batch is the stride of rows, of `state` that of slots; ArrayView::group is the
+// stride of heads, of B and C that of groups.
+#pragma once
+
+#include <cstdint>
+
+#include "config.h"
+#include "index_array.h"
+#include "params.h"
+
+namespace selective_scan {
+
+struct UpdateParams {
+  /// A slot that there is not: nothing is read or written.
+  static constexpr int64_t kNoSlot = -1;
+
+  int64_t batch = 0;
+  int64_t steps = 1;
+  int64_t heads = 1;
+  int64_t groups = 1;  // head h belongs to group h / (heads / groups)
+  int64_t dim = 0;     // channels of a head
+  int64_t dstate = 0;
+  int64_t slots = 0;
+
+  Method method = Method::kZoh;
+  bool is_complex = false;  // A, B, C and the states are complex
+  bool is_double = false;   // arithmetic in fp64, else fp32
+  bool dt_softplus = false;
+  bool destination_by_step = false;  // else that of the last step alone
+
+  ArrayView state;  // (slot, head, channel, state)
+  ArrayView x;      // (batch, step, head, channel), and so are dt, z and out
+  ArrayView dt;
+  ArrayView A;        // (head, channel, state)
+  ArrayView B;        // (batch, step, group, state)
+  ArrayView C;        // likewise
+  ArrayView D;        // (head, channel), optional
+  ArrayView z;        // optional
+  ArrayView dt_bias;  // (head, channel), optional
+  ArrayView out;
+
+  IndexArray sources;       // (batch), optional: else row i has slot i
+  IndexArray destinations;  // (batch) or (batch, step), optional: else a row's source
+  int64_t pad_slot_id = -1;
+
+  /// The slot that an index names; kNoSlot for one that is padding or out of range.
+  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const {
+    return index < 0 || index >= slots || index == pad_slot_id ? kNoSlot : index;
+  }
+  SELECTIVE_SCAN_HD int64_t source(int64_t row) const {
+    return sources.present() ? slot_of(sources.at(row, 0)) : row;
+  }
+  /// Where the state after a step goes, of a row whose source is `source`.
+  SELECTIVE_SCAN_HD int64_t destination(int64_t row, int64_t step, int64_t source) const {
+    if (!destination_by_step && step + 1 < steps) return kNoSlot;
+    return destinations.present() ? slot_of(destinations.at(row, step)) : source;
+  }
+
+  SELECTIVE_SCAN_HD int64_t group_of(int64_t head) const { return head / (heads / groups); }
+};
+
+}  // namespace selective_scan

@@ -1,0 +1,101 @@
+// One step of the states of a few channels.
+//
+// The lanes of a vector are consecutive states of one channel, which lie side by side in memory.
+// What the step needs of the channel, Δ and the input, is spread over the lanes, and the sums of
+// as many channels as a vector has lanes are added up together. About 20 vector operations per
+// vector of states (zoh, real), 12 of them in exp, beside which a batch that fits no cache takes
+// longer to come from memory.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/method_table.h"
+#include "../selective/step_forms.h"
+#include "../selective/sweeps.h"
+#include "../simd/vector_math.h"
+
+namespace selective_scan::cpu {
+
+/// Rows of numbers for each channel, `pitch` apart; imaginary parts lie `imaginary` behind the
+/// real.
+template <class Number>
+struct StateRows {
+  Number* data = nullptr;
+  int64_t pitch = 0;
+  int64_t imaginary = 0;
+
+  template <class State>
+  SELECTIVE_SCAN_HD State load(int64_t channel, int64_t n) const {
+    using R = real_t<State>;
+    const Number* entry = data + channel * pitch + n;
+    if constexpr (is_complex_v<State>) {
+      return {R::load(entry), R::load(entry + imaginary)};
+    } else {
+      return R::load(entry);
+    }
+  }
+  template <class State>
+  SELECTIVE_SCAN_HD void store(int64_t channel, int64_t n, State value) const {
+    Number* entry = data + channel * pitch + n;
+    if constexpr (is_complex_v<State>) {
+      value.re.store(entry);
+      value.im.store(entry + imaginary);
+    } else {
+      value.store(entry);
+    }
+  }
+};
+
+/// At most as many channels as a vector has lanes. Rows are whole vectors: what they have beyond
+/// dstate is 0.
+template <class State>
+struct StateTile {
+  using T = scalar_t<State>;
+
+  int64_t channels = 0;
+  int64_t states = 0;  // a multiple of the lanes
+  const T* delta = nullptr;
+  const T* x = nullptr;
+  StateRows<const T> A;
+  StateRows<const T> B;  // one row for all channels
+  StateRows<const T> C;
+  StateRows<const T> before;
+  StateRows<T> after;  // may be `before`
+};
+
+template <class State>
+struct TileSteps {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+  /// Takes a step, and writes y of every lane.
+  using Advance = void (*)(const StateTile<State>& tile, T* y);
+
+  template <Method kMethod>
+  static void advance(const StateTile<State>& tile, T* y) {
+    using Form = StepForm<kMethod, State>;
+    R sums[R::kWidth];
+    for (R& sum : sums) sum = R(T(0));
+    for (int64_t channel = 0; channel < tile.channels; ++channel) {
+      const R delta(tile.delta[channel]);
+      const R gain = Form::gain(delta, R(tile.x[channel]));
+      State sum{};
+      for (int64_t n = 0; n < tile.states; n += R::kWidth) {
+        const State A = tile.A.template load<State>(channel, n);
+        const auto kept =
+            Form::template prepare<VectorMath>(delta, Form::pole(make_pole<VectorMath>(A)));
+        const State input = Form::input(gain, tile.B.template load<State>(0, n), kept);
+        const State h =
+            multiply_add(kept.first, tile.before.template load<State>(channel, n), input);
+        tile.after.store(channel, n, h);
+        sum = multiply_add(tile.C.template load<State>(0, n), h, sum);
+      }
+      sums[channel] = real(sum);
+    }
+    (constant<State>(kOutputScale<State>) * sum_of_each(sums)).store(y);
+  }
+
+  static constexpr MethodTable<Advance> kMethods =
+      make_method_table<Advance>([]<Method kMethod>() -> Advance { return &advance<kMethod>; });
+};
+
+}  // namespace selective_scan::cpu

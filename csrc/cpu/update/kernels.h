@@ -1,0 +1,25 @@
+// What the kernels of the state update are called by.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/update_params.h"
+
+namespace selective_scan::cpu {
+
+/// What one task updates: consecutive channels of a head, in one row of the batch.
+struct UpdateTask {
+  int64_t row = 0;
+  int64_t head = 0;
+  int64_t first_channel = 0;
+  int64_t channels = 0;
+};
+
+/// The kernel of one compute type, real or complex, for all methods.
+struct UpdateKernels {
+  /// The scratch memory, aligned to 64 bytes, of a task of so many channels.
+  int64_t (*scratch_bytes)(const UpdateParams& params, int64_t channels);
+  void (*run)(const UpdateParams& params, const UpdateTask& task, void* scratch);
+};
+
+}  // namespace selective_scan::cpu

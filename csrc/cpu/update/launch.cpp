@@ -1,0 +1,73 @@
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../capability.h"
+#include "../tasks.h"
+#include "../work.h"
+
+namespace selective_scan::cpu {
+namespace {
+
+/// Below so many state updates, waking other threads costs more than they save.
+constexpr int64_t kSerialUpdates = 32 * 1024;
+/// Channels of a task: a multiple of every vector's lanes, and enough to spread the cost of staging
+/// B and C.
+constexpr int64_t kTaskChannels = 128;
+/// Scratch memory that a thread has on its stack.
+constexpr int64_t kStackBytes = 32 * 1024;
+
+/// How a call is divided. Nothing of it depends on the number of threads but `workers`.
+struct UpdatePlan {
+  const UpdateKernels& kernels;
+  int64_t task_channels;
+  int64_t tasks_per_head;
+  int64_t tasks;
+  int64_t workers;
+  int64_t scratch_bytes;  // of a worker
+
+  UpdatePlan(const UpdateParams& params, const ThreadPool& pool)
+      : kernels(chosen_capability().update[params.is_double][params.is_complex]),
+        task_channels(std::min(params.dim, kTaskChannels)),
+        tasks_per_head(ceil_div(params.dim, task_channels)),
+        tasks(params.batch * params.heads * tasks_per_head),
+        scratch_bytes(round_up(kernels.scratch_bytes(params, task_channels), Arena::kAlignment)) {
+    const double updates = static_cast<double>(params.batch) * params.heads * params.dim *
+                           params.dstate * params.steps;
+    workers = updates < kSerialUpdates ? 1 : std::min<int64_t>(tasks, pool.num_threads);
+  }
+
+  bool fits_stack() const { return scratch_bytes <= kStackBytes; }
+
+  UpdateTask task(const UpdateParams& params, int64_t index) const {
+    UpdateTask task;
+    task.first_channel = index % tasks_per_head * task_channels;
+    task.channels = std::min(task_channels, params.dim - task.first_channel);
+    index /= tasks_per_head;
+    task.head = index % params.heads;
+    task.row = index / params.heads;
+    return task;
+  }
+};
+
+}  // namespace
+
+int64_t update_workspace_bytes(const UpdateParams& params, const ThreadPool& pool) {
+  const UpdatePlan plan(params, pool);
+  return plan.fits_stack() ? 0 : plan.workers * plan.scratch_bytes;
+}
+
+void update_states(const UpdateParams& params, void* workspace, const ThreadPool& pool) {
+  const UpdatePlan plan(params, pool);
+  run_tasks(plan.tasks, plan.workers, pool, [&](int64_t index, int64_t worker) {
+    const UpdateTask task = plan.task(params, index);
+    if (!plan.fits_stack()) {
+      plan.kernels.run(params, task, static_cast<char*>(workspace) + worker * plan.scratch_bytes);
+      return;
+    }
+    alignas(Arena::kAlignment) char stack[kStackBytes];
+    plan.kernels.run(params, task, stack);
+  });
+}
+
+}  // namespace selective_scan::cpu

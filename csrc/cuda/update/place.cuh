@@ -1,0 +1,53 @@
+// Where the threads of the state update stand, and what they ask for beforehand.
+#pragma once
+
+#include "../kit/states.cuh"
+#include "fetch.cuh"
+#include "kernels.h"
+
+namespace selective_scan::cuda::update {
+
+struct UpdateArgs {
+  UpdateParams params;
+  UpdatePlan plan;
+};
+
+/// Where a lane stands.
+struct Place {
+  int64_t head;
+  int64_t channel;
+  int64_t group;
+  int part;     // of the lanes that share the channel
+  bool exists;  // the last block's channels may be too many
+
+  __device__ __forceinline__ Place(const UpdateParams& params, const UpdatePlan& plan) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int64_t index =
+        int64_t{blockIdx.x} * (kUpdateThreads >> plan.lane_bits) + (thread >> plan.lane_bits);
+    part = thread & ((1 << plan.lane_bits) - 1);
+    exists = index < params.heads * params.dim;
+    head = params.heads == 1 || !exists ? 0 : index / params.dim;
+    channel = exists ? index - head * params.dim : 0;
+    group = params.groups == 1 ? 0 : params.group_of(head);
+  }
+
+  /// Of an array of channels, at row and step 0.
+  __device__ __forceinline__ int64_t offset(const ArrayView& view) const {
+    return head * view.group + channel * view.channel;
+  }
+};
+
+/// A state after a step.
+template <Method kMethod, class T>
+__device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> x, const Pole<T>& pole,
+                                        T B) {
+  const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+  return value.abar * h + held_input<kMethod>(delta, x, value) * B;
+}
+
+/// Has the second-level cache fetch what lies at an address.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+}  // namespace selective_scan::cuda::update

@@ -1,0 +1,41 @@
+// From the arguments of the state update op to kernel parameters.
+#pragma once
+
+#include <string>
+
+#include "../core/update_params.h"
+#include "tensor_views.h"
+
+namespace selective_scan::op {
+
+/// In the order of the schema.
+struct UpdateArguments {
+  const Tensor& state;
+  const Tensor& x;
+  const Tensor& dt;
+  const Tensor& A;
+  const Tensor& B;
+  const Tensor& C;
+  const OptionalTensor& D;
+  const OptionalTensor& z;
+  const OptionalTensor& dt_bias;
+  bool dt_softplus;
+  const OptionalTensor& state_batch_indices;
+  const OptionalTensor& dst_state_batch_indices;
+  int64_t pad_slot_id;
+  const OptionalTensor& out;
+  Method method;
+};
+
+/// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
+/// everything filled in but `out`. `max_dstate` is the backend's limit, 0 for none.
+UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate);
+
+/// (batch, [step,] [head,] channel)
+ArrayView update_view(const Tensor& tensor, const UpdateArguments& args,
+                      const UpdateParams& params);
+
+/// Refuses indices of slots that there are not; reads them, so that they must be the host's.
+void check_slots(const UpdateParams& params);
+
+}  // namespace selective_scan::op

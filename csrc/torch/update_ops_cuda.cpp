@@ -1,0 +1,30 @@
+// The CUDA backend of the state update op.
+
+#include "../cuda/launch.h"
+#include "cuda_stream.h"
+#include "update_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend {
+  static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
+
+  explicit CudaBackend(const Tensor& x) : stream(x) {}
+
+  /// The kernel takes them for padding.
+  void check_indices(const UpdateParams&) const {}
+  void launch(const UpdateParams& params, const Tensor&) const {
+    STD_CUDA_CHECK(cuda::update_states(params, stream));
+  }
+
+  CudaStream stream;
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("selective_state_update", TORCH_BOX(&selective_state_update<CudaBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,377 @@
+"""One step of the selective scan, for states that stay in memory between the calls: decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._checks import (
+    COMPLEX,
+    INTEGER,
+    REAL,
+    SINGLE_OR_DOUBLE,
+    BackendName,
+    Call,
+    Dtypes,
+    Integer,
+    Option,
+    Table,
+    TensorArgument,
+    check_dims,
+    fail,
+)
+from ._discretization import DISCRETIZATIONS, METHODS, Method
+from ._operator import Operator, Result
+
+# --- shapes: heads are there where state has them, steps where x has them ------------------------
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """These dimensions, but for heads and steps that the call does not have."""
+
+    dims: tuple[str, ...]
+
+    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        check_dims(name, tensor, _present(self.dims, call), call.sizes)
+
+
+def _present(dims: tuple[str, ...], call: Call) -> tuple[str, ...]:
+    return tuple(dim for dim in dims if dim not in ("heads", "steps") or dim in call.sizes)
+
+
+def _text(dims: tuple[str, ...]) -> str:
+    return f"({', '.join(dims)})"
+
+
+_ROWS = _Shape(("batch", "steps", "heads", "dim"))
+_CHANNELS = _Shape(("heads", "dim"))
+_POLES = _Shape(("heads", "dim", "dstate"))
+
+
+def _check_state(name: str, tensor: Tensor, call: Call) -> None:
+    plain, of_heads = ("slots", "dim", "dstate"), ("slots", "heads", "dim", "dstate")
+    if tensor.dim() not in (3, 4):
+        fail(f"{name} must be {_text(plain)} or {_text(of_heads)}, got {tuple(tensor.shape)}")
+    check_dims(name, tensor, plain if tensor.dim() == 3 else of_heads, call.sizes)
+
+
+def _check_x(name: str, tensor: Tensor, call: Call) -> None:
+    of_steps = tuple(dim for dim in _ROWS.dims if dim != "heads" or dim in call.sizes)
+    of_one = tuple(dim for dim in of_steps if dim != "steps")
+    if tensor.dim() not in (len(of_one), len(of_steps)):
+        fail(f"{name} must be {_text(of_one)} or {_text(of_steps)}, got {tuple(tensor.shape)}")
+    if "state_batch_indices" not in call.tensors:
+        # Every row has the slot of its own number.
+        call.sizes["batch"] = call.sizes["slots"]
+    check_dims(name, tensor, of_one if tensor.dim() == len(of_one) else of_steps, call.sizes)
+
+
+def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
+    of_all = _present(("batch", "steps", "dstate"), call)
+    of_groups = (*of_all[:-1], "groups", "dstate")
+    sizes = call.sizes.copy()
+    if tensor.dim() == len(of_all):
+        call.groups[name] = groups = 1
+        check_dims(name, tensor, of_all, sizes)
+    elif tensor.dim() == len(of_groups):
+        call.groups[name] = groups = tensor.shape[-2]
+        check_dims(name, tensor, of_groups, sizes)
+    else:
+        fail(f"{name} must be {_text(of_all)} or {_text(of_groups)}, got {tuple(tensor.shape)}")
+    divided = "heads" if "heads" in sizes else "dim"
+    if groups == 0 or sizes[divided] % groups != 0:
+        fail(
+            f"{name} must have a number of groups that divides {divided} = {sizes[divided]}, "
+            f"got {groups}"
+        )
+    for other, groups_of_other in call.groups.items():
+        if groups_of_other != groups:
+            fail(f"{name} must have as many groups as {other}, {groups_of_other}, got {groups}")
+
+
+def _check_destinations(name: str, tensor: Tensor, call: Call) -> None:
+    if tensor.dim() not in (1, 2):
+        fail(f"{name} must be (batch,) or (batch, steps), got {tuple(tensor.shape)}")
+    sizes = {"steps": 1, **call.sizes}  # a call without steps has one
+    check_dims(name, tensor, ("batch", "steps")[: tensor.dim()], sizes)
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+
+def _real_or_complex(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (COMPLEX, " (complex A)") if call.is_complex else (REAL, "")
+
+
+def _dtype_of_x(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (call["x"].dtype,), ""
+
+
+def _flops(call: Call) -> tuple[int, int]:
+    """Those of the scan, for each state and step; there is no backward op."""
+    states = call["x"].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
+    return 7 * states, 0
+
+
+_STATE_UPDATE = Operator(
+    "selective_state_update",
+    Table(
+        TensorArgument("state", _real_or_complex, _check_state, is_changed=True),
+        TensorArgument("x", REAL, _check_x),
+        TensorArgument("dt", REAL, _ROWS),
+        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
+        TensorArgument("B", _real_or_complex, _check_projection),
+        TensorArgument("C", _real_or_complex, _check_projection),
+        TensorArgument("D", REAL, _CHANNELS, optional=True),
+        TensorArgument("z", REAL, _ROWS, optional=True),
+        TensorArgument("dt_bias", REAL, _CHANNELS, optional=True),
+        Option("dt_softplus"),
+        TensorArgument("state_batch_indices", INTEGER, ("batch",), optional=True),
+        TensorArgument("dst_state_batch_indices", INTEGER, _check_destinations, optional=True),
+        Integer("pad_slot_id", -1),
+        TensorArgument("out", _dtype_of_x, _ROWS, optional=True, is_changed=True),
+        Option("discretization_method", METHODS),
+        anchor="x",
+        complex_by=("A",),
+    ),
+    results=[
+        Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out"),
+    ],
+    flops=_flops,
+)
+
+
+def selective_state_update_ref(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+    *,
+    dst_state_batch_indices: Tensor | None = None,
+    pad_slot_id: int = -1,
+    out: Tensor | None = None,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The state update, step by step in plain PyTorch.
+
+    Arguments, result and errors are those of :func:`selective_state_update`; `backend` is checked
+    as there, but chooses nothing here. It runs on any device, and refuses indices of slots that
+    there are not on any.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import selective_state_update_ref
+        >>> state = torch.zeros(1, 1, 1)
+        >>> x, dt, A, B, C = torch.ones(1, 1), torch.ones(1, 1), *torch.ones(3, 1, 1)
+        >>> selective_state_update_ref(state, x, dt, -A, B, C), state
+        (tensor([[1.]]), tensor([[[1.]]]))
+    """
+    indices = (state_batch_indices, dst_state_batch_indices, pad_slot_id)
+    options = (dt_softplus, *indices, out, discretization_method)
+    call = _STATE_UPDATE.check((state, x, dt, A, B, C, D, z, dt_bias, *options, backend))
+    dtype, h_dtype = call.compute_dtype, call.state_dtype
+    has_heads, has_steps = state.dim() == 4, "steps" in call.sizes
+    slots, batch = state.shape[0], x.shape[0]
+    discretize = DISCRETIZATIONS[discretization_method]
+
+    def steps_of(tensor: Tensor) -> list[Tensor]:
+        """Each (batch, [heads,] dim)."""
+        return list(tensor.to(dtype).unbind(1)) if has_steps else [tensor.to(dtype)]
+
+    def projections_of(tensor: Tensor) -> list[Tensor]:
+        """Each (batch, heads, 1, dstate), or (batch, dim, dstate) without heads."""
+        steps = tensor.to(h_dtype).unbind(1) if has_steps else [tensor.to(h_dtype)]
+        steps = [step[:, None] if step.dim() == 2 else step for step in steps]
+        repeats = [call.sizes["heads" if has_heads else "dim"] // step.shape[1] for step in steps]
+        spread = [s.repeat_interleave(n, dim=1) for s, n in zip(steps, repeats, strict=True)]
+        return [step[:, :, None] if has_heads else step for step in spread]
+
+    def usable(name: str, given: Tensor) -> Tensor:
+        """Which of these indices are slots'."""
+        is_padding = (given < 0) | (given == pad_slot_id)
+        beyond = given[(given >= slots) & ~is_padding]
+        if beyond.numel() > 0:
+            fail(f"{name} must be less than slots = {slots}, got {beyond[0].item()}")
+        return ~is_padding
+
+    if state_batch_indices is None:
+        source = torch.arange(batch, device=x.device)
+        is_live = torch.ones_like(source, dtype=torch.bool)
+    else:
+        source = state_batch_indices
+        is_live = usable("state_batch_indices", source)
+    xs = steps_of(x)
+    destination = source if dst_state_batch_indices is None else dst_state_batch_indices
+    is_written = is_live
+    if dst_state_batch_indices is not None:
+        written = usable("dst_state_batch_indices", destination)
+        is_written = written & (is_live if destination.dim() == 1 else is_live[:, None])
+
+    h = state[torch.where(is_live, source, 0)].to(h_dtype) if slots > 0 else state.to(h_dtype)
+    poles = A.to(h_dtype)
+    outs = []
+    sequences = [xs, steps_of(dt), projections_of(B), projections_of(C)]
+    zs = [None] * len(xs) if z is None else steps_of(z)
+    for t, (x_t, delta, B_t, C_t, z_t) in enumerate(zip(*sequences, zs, strict=True)):
+        if dt_bias is not None:
+            delta = delta + dt_bias.to(dtype)
+        if dt_softplus:
+            delta = F.softplus(delta, beta=1, threshold=20)
+        abar, bbar = discretize(delta[..., None], delta[..., None] * poles)
+        h = abar * h + bbar * B_t * x_t[..., None]
+        y = (C_t * h).sum(-1)
+        y = 2 * y.real if y.is_complex() else y
+        if D is not None:
+            y = y + D.to(dtype) * x_t
+        if z_t is not None:
+            y = y * F.silu(z_t)
+        live = is_live.view(-1, *[1] * (y.dim() - 1))
+        outs.append(torch.where(live, y, 0))
+        if destination.dim() == 2:
+            rows = is_written[:, t]
+            state[destination[rows, t]] = h[rows].to(state.dtype)
+        elif t == len(xs) - 1:
+            state[destination[is_written]] = h[is_written].to(state.dtype)
+    result = torch.empty_like(x) if out is None else out
+    if outs:
+        result.copy_(torch.stack(outs, 1) if has_steps else outs[0])
+    return result
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+    *,
+    dst_state_batch_indices: Tensor | None = None,
+    pad_slot_id: int = -1,
+    out: Tensor | None = None,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    r"""Takes one step of the selective scan, or a few, and changes the states in place: decoding.
+
+    For every row b of the batch and channel d, with h of size N = dstate from the row's slot::
+
+        h    = abar ⊙ h + bbar ⊙ B · x
+        out  = (Σ_n C[n] h[n] + D·x) · silu(z)       2·Re Σ_n C[n] h[n] for complex A
+
+    with Δ = dt + dt_bias, through softplus if `dt_softplus`, and abar and bbar as in
+    :func:`selective_scan_fn`. Then h goes back to its slot, rounded to the states' dtype. out, and
+    the next of several steps, is computed from h before that. A call that goes on where a scan
+    ended gives what the scan would have given.
+
+    `state` may be a pool of which a batch uses some slots: `state_batch_indices` names that of each
+    row. A row whose index is negative or `pad_slot_id` is padding: no state is read or changed for
+    it, and its out is 0. With `dst_state_batch_indices` a row's new state goes to another slot, and
+    its own stays as it is; with two dimensions, the state after every step goes to a slot of its
+    own, which lets a speculative decoder return to any of them. Such an index may be padding, too:
+    that state is stored nowhere.
+
+    Two rows that write to one slot, or a row that reads a slot which another one writes, have no
+    defined result. Indices of slots that there are not are refused on a CPU; on CUDA, where the
+    host does not read them, they are taken for padding.
+
+    Heads are there where `state` has four dimensions; steps where x has one more than without.
+    Any strides will do, 0 among them: A of one value for each head is ``A[:, None, None].expand(
+    heads, dim, dstate)``. Dtypes may be mixed: arithmetic is float32, or float64 if any tensor is
+    float64 or complex128, also under torch.autocast. There is no derivative: a call that would need
+    one is refused.
+
+    Args:
+        state: (slots, dim, dstate) or (slots, heads, dim, dstate), float32, float16, bfloat16 or
+            float64; complex64 or complex128 for complex A. Changed in place. On CUDA dstate is at
+            most 256.
+        x: input, (batch, [steps,] [heads,] dim), float32, float16, bfloat16 or float64.
+        dt: step sizes, shaped like x.
+        A: poles, ([heads,] dim, dstate), float32, float64, complex64 or complex128.
+        B: input projection, (batch, [steps,] dstate) or (batch, [steps,] groups, dstate), where
+            groups divides heads and head h belongs to group h // (heads/groups); without heads the
+            same of channels. Complex for complex A.
+        C: output projection, like B, with the same number of groups.
+        D: skip connection, ([heads,] dim).
+        z: gate, shaped like x.
+        dt_bias: added to dt, ([heads,] dim).
+        dt_softplus: whether Δ is softplus(dt + dt_bias), the identity above 20.
+        state_batch_indices: the slot of each row, (batch,), int32 or int64. Without it there are as
+            many slots as rows, and row b has slot b.
+        dst_state_batch_indices: where the new state goes, (batch,), or after every step, (batch,
+            steps), int32 or int64; without it, to the row's slot.
+        pad_slot_id: an index that marks padding, as every negative one does.
+        out: where to write the result, if it is not to be a new tensor: shaped like x, of its
+            dtype.
+        discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
+            :func:`selective_scan_fn`.
+        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
+            insist on that device; "reference" takes :func:`selective_state_update_ref`, on any
+            device.
+
+    Returns:
+        out, shaped and, where x is dense, laid out like x, in x's dtype; `out` itself if it is
+        given.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
+            the argument, what was expected and what came. Also a call that needs a gradient, and,
+            on a CPU, an index of a slot that there is not.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
+        ImportError: the library for the tensors' device is missing.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        arXiv:2312.00752, section 3.3, on the recurrence at inference. The positional arguments are
+        those of ``selective_state_update`` of the package mamba_ssm.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import selective_scan_fn, selective_state_update
+        >>> batch, dim, dstate = 2, 64, 16
+        >>> u, delta, z = torch.randn(3, batch, dim, 100)
+        >>> A, D = -torch.rand(dim, dstate), torch.ones(dim)
+        >>> B, C = torch.randn(2, batch, dstate, 100)
+        >>> out, state = selective_scan_fn(
+        ...     u, delta, A, B, C, D, z, None, True, return_last_state=True
+        ... )
+        >>> x, dt, gate = torch.randn(3, batch, dim)
+        >>> next_out = selective_state_update(
+        ...     state, x, dt, A, B[:, :, 0], C[:, :, 0], D, gate, dt_softplus=True
+        ... )
+        >>> next_out.shape
+        torch.Size([2, 64])
+    """
+    indices = (state_batch_indices, dst_state_batch_indices, pad_slot_id)
+    options = (dt_softplus, *indices, out, discretization_method)
+    arguments = (state, x, dt, A, B, C, D, z, dt_bias, *options)
+    if not _STATE_UPDATE.has_kernels((*arguments, backend)):
+        return selective_state_update_ref(
+            *arguments[:11],
+            dst_state_batch_indices=dst_state_batch_indices,
+            pad_slot_id=pad_slot_id,
+            out=out,
+            discretization_method=discretization_method,
+        )
+    result = _STATE_UPDATE(*arguments)
+    return result if out is None else out

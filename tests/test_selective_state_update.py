@@ -1,0 +1,634 @@
+"""The state update: against the reference in fp64, against the scan, and what it leaves alone."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from problem import METHODS, Error, generator, lay_out
+from selective_scan import (
+    selective_scan_fn,
+    selective_state_update,
+    selective_state_update_ref,
+)
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+HALF, BF16 = torch.float16, torch.bfloat16
+# In the order of the op.
+ORDER = (
+    *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus"),
+    *("state_batch_indices", "dst_state_batch_indices", "pad_slot_id", "out"),
+    "discretization_method",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the defaults are the base case, and a test changes one axis at a time."""
+
+    batch: int = 3
+    dim: int = 20
+    dstate: int = 16
+    heads: int | None = None
+    steps: int | None = None
+    groups: int | None = None
+    method: str = "zoh"
+    state: torch.dtype = F32
+    x: torch.dtype = F32  # also of dt, z, B and C, the latter complex where states are
+    pole: torch.dtype = F32  # of A, D and dt_bias, the first complex where states are
+    optional: tuple[str, ...] = ("D", "z", "dt_bias")
+    dt_softplus: bool = True
+    indices: torch.dtype | None = None  # None: every row has its own slot
+    destinations: int = 0  # dimensions of dst_state_batch_indices
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return ",".join(changed).replace(" ", "") or "base"
+
+    def with_(self, **changes) -> "Case":
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def compute_eps(self) -> float:
+        return eps(F64 if {F64, C128} & {self.state, self.x, self.pole} else F32)
+
+
+def eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps  # of a complex one that of its parts
+
+
+def make(case: Case, device: str) -> dict:
+    """The arguments by name. Poles are stable; without softplus steps are positive."""
+    random = generator(case.with_(layout="contiguous"))
+    is_complex = case.state.is_complex
+
+    def normal(*shape, dtype=F64):
+        wide = C128 if dtype.is_complex else F64
+        return torch.randn(shape, generator=random, dtype=wide).to(dtype)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(shape, generator=random, dtype=F64)
+
+    def projected(dtype):
+        return dtype if not is_complex else C128 if dtype == F64 else C64
+
+    heads = () if case.heads is None else (case.heads,)
+    steps = () if case.steps is None else (case.steps,)
+    groups = () if case.groups is None else (case.groups,)
+    slots = case.batch if case.indices is None and not case.destinations else 4 * case.batch + 8
+    rows = (case.batch, *steps, *heads, case.dim)
+    A = -uniform(0.2, 2.0, *heads, case.dim, case.dstate)
+    if is_complex:
+        A = torch.complex(A, uniform(-3.0, 3.0, *A.shape))
+    dt = normal(*rows) - 1 if case.dt_softplus else uniform(0.05, 0.6, *rows)
+    projections = [
+        normal(case.batch, *steps, *groups, case.dstate, dtype=projected(case.x)) for _ in "BC"
+    ]
+    tensors = {
+        "state": normal(slots, *heads, case.dim, case.dstate, dtype=case.state),
+        "x": normal(*rows).to(case.x),
+        "dt": dt.to(case.x),
+        "A": A.to(projected(case.pole)),
+        "B": projections[0],
+        "C": projections[1],
+        "D": normal(*heads, case.dim).to(case.pole),
+        "z": normal(*rows).to(case.x),
+        "dt_bias": uniform(0.0, 0.3, *heads, case.dim).to(case.pole),
+    }
+    for name in {"D", "z", "dt_bias"} - set(case.optional):
+        tensors[name] = None
+    arguments = {}
+    for index, (name, tensor) in enumerate(tensors.items()):
+        layout = case.layout if tensor is not None and tensor.dim() > 1 else "contiguous"
+        if layout == "expanded" and name == "state":
+            layout = "contiguous"
+        arguments[name] = (
+            None if tensor is None else lay_out(tensor.to(device), layout, index).detach()
+        )
+    arguments["dt_softplus"] = case.dt_softplus
+    arguments["discretization_method"] = case.method
+    order = torch.randperm(slots, generator=random)
+    if case.indices is not None or case.destinations:
+        indices = order[: case.batch].to(case.indices or torch.int64)
+        if case.batch > 1:
+            indices[1] = -1
+        arguments["state_batch_indices"] = indices.to(device)
+    if case.destinations:
+        shape = (case.batch,) if case.destinations == 1 else (case.batch, case.steps or 1)
+        count = torch.Size(shape).numel()
+        chosen = order[case.batch : case.batch + count].view(shape).clone()
+        chosen.view(-1)[-1] = slots + 1  # padding, as pad_slot_id says
+        arguments["dst_state_batch_indices"] = chosen.to(case.indices or torch.int64).to(device)
+        arguments["pad_slot_id"] = slots + 1
+    return arguments
+
+
+def wide(arguments: dict) -> dict:
+    """The same on the CPU in fp64."""
+
+    def cast(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach().cpu()
+        if not (value.is_floating_point() or value.is_complex()):
+            return value
+        return value.to(C128 if value.is_complex() else F64, copy=True)
+
+    return {name: cast(value) for name, value in arguments.items()}
+
+
+def check(case: Case, device: str) -> None:
+    arguments = make(case, device)
+    before = arguments["state"].clone()
+    exact = wide(arguments)
+    exact_out = selective_state_update_ref(**exact)
+    out = selective_state_update(**arguments)
+    assert (out.shape, out.dtype) == (arguments["x"].shape, case.x)
+    if case.layout in ("contiguous", "dim_first"):
+        assert out.stride() == arguments["x"].stride()
+    state = arguments["state"]
+    for name, actual, expected in (("out", out, exact_out), ("state", state, exact["state"])):
+        error = Error.of(actual.cpu().to(expected.dtype), expected)
+        allowed = 8 * case.compute_eps + eps(actual.dtype)
+        assert error.relative_l2 < allowed, f"{name}: {error}"
+    is_untouched = (exact["state"] == wide({"state": before})["state"]).flatten(1).all(1)
+    assert torch.equal(state.cpu()[is_untouched], before.cpu()[is_untouched])
+    if case.indices is not None:
+        assert is_untouched.any()
+        assert not is_untouched.all()
+
+
+def case_list():
+    base = Case()
+    complex_base = Case(state=C64)
+    heads = Case(heads=6, dim=7, dstate=24, groups=3)
+    steps = Case(steps=3, groups=2, indices=torch.int32, destinations=2)
+    cases = [
+        base.with_(method=method, state=state, steps=steps)
+        for method in METHODS
+        for state in (F32, C64)
+        for steps in (None, 2)
+    ]
+    cases += [base.with_(state=dtype) for dtype in (BF16, HALF, F64)]
+    cases += [base.with_(x=dtype, state=state) for dtype in (BF16, HALF) for state in (BF16, HALF)]
+    cases += [base.with_(x=F64), base.with_(pole=F64), complex_base.with_(state=C128)]
+    cases += [complex_base.with_(x=F64), base.with_(x=BF16, state=F64)]
+    cases += [base.with_(dstate=n, state=s) for n in (1, 2, 5, 17, 64, 200) for s in (F32, BF16)]
+    cases += [complex_base.with_(dstate=n) for n in (1, 3, 8, 16, 40)]
+    cases += [base.with_(dim=n, state=s) for n in (1, 2, 33, 300) for s in (F32, HALF)]
+    cases += [base.with_(batch=1, dim=1536, x=BF16), base.with_(batch=70, dim=48)]
+    # Where a GPU's blocks have several rows each, the last one fewer.
+    cases += [
+        base.with_(batch=45, dim=1000, x=BF16, state=dtype, indices=torch.int64, destinations=1)
+        for dtype in (F32, BF16)
+    ]
+    cases += [heads, heads.with_(state=BF16, x=BF16), heads.with_(state=C64), heads.with_(steps=4)]
+    cases += [Case(heads=4, dim=64, dstate=128, x=BF16, state=s) for s in (BF16, F32)]
+    cases += [base.with_(groups=n) for n in (1, 4, 20)] + [complex_base.with_(groups=5, steps=3)]
+    cases += [steps, steps.with_(state=BF16), steps.with_(state=C64), steps.with_(heads=4, dim=8)]
+    cases += [steps.with_(destinations=n, indices=torch.int64) for n in (0, 1)]
+    cases += [base.with_(indices=torch.int32), base.with_(destinations=1), base.with_(steps=1)]
+    cases += [base.with_(destinations=2), base.with_(steps=40, dim=3, state=HALF)]
+    cases += [base.with_(optional=names) for names in ((), ("D",), ("dt_bias",), ("z",))]
+    cases += [base.with_(dt_softplus=False)]
+    for layout in ("dim_first", "sliced", "offset", "expanded", "channel_last"):
+        for start in (base, heads.with_(steps=2), complex_base, base.with_(state=BF16, x=BF16)):
+            cases.append(start.with_(layout=layout))
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.parametrize("case", case_list(), ids=str)
+def test_matches_reference(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_give_what_the_scan_gives(method, is_complex, device):
+    """Single steps and several at a time go on where a scan of the first steps has ended."""
+    batch, dim, dstate, seqlen, first = 2, 18, 16, 12, 5
+    pole = C64 if is_complex else F32
+    u, dt, z = torch.randn(3, batch, dim, seqlen, device=device)
+    A = -torch.rand(dim, dstate, dtype=pole, device=device) - 0.1
+    B, C = torch.randn(2, batch, 2, dstate, seqlen, dtype=pole, device=device)
+    D, bias = torch.randn(2, dim, device=device)
+    options = {"discretization_method": method}
+
+    def scan(steps):
+        return selective_scan_fn(
+            u[..., steps], dt[..., steps], A, B[..., steps], C[..., steps], D, z[..., steps], bias,
+            True, True, **options,
+        )  # fmt: skip
+
+    expected, last_state = scan(slice(None))
+    for width in (1, 3):
+        _, state = scan(slice(first))
+        for begin in range(first, seqlen, width):
+            part = slice(begin, begin + width)
+            x_t, dt_t, z_t = (tensor[..., part].movedim(-1, 1) for tensor in (u, dt, z))
+            B_t, C_t = (tensor[..., part].movedim(-1, 1) for tensor in (B, C))
+            out = selective_state_update(
+                state, x_t, dt_t, A, B_t, C_t, D, z_t, bias, True, **options
+            )
+            error = Error.of(out.movedim(1, -1).cpu(), expected[..., part].cpu())
+            assert error.relative_l2 < 2e-6, (width, begin, error)
+        assert Error.of(state.cpu(), last_state.cpu()).relative_l2 < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [BF16, HALF])
+def test_out_is_computed_from_the_unrounded_state(dtype, device):
+    arguments = make(Case(steps=3, dim=40), device)
+    rounded = arguments["state"].to(dtype)
+    arguments["state"] = rounded.to(F32)
+    expected = selective_state_update(**arguments)
+    out = selective_state_update(**(arguments | {"state": rounded}))
+    assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
+    # Rounding errors of the arithmetic seldom move a state from one number to the next.
+    assert (rounded == arguments["state"].to(dtype)).double().mean() > 0.99
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("dtype", [F32, BF16, C64])
+def test_padding_is_left_alone(dtype, steps, device):
+    """Neither by a negative index nor by pad_slot_id is a state read or written."""
+    arguments = make(Case(batch=4, steps=steps, state=dtype), device)
+    state = torch.randn(5, 20, 16, device=device).to(dtype)
+    state[[0, 2]] = torch.nan
+    before = state.clone()
+    indices = torch.tensor([3, 2, -7, 1], device=device)
+    changes = {"state": state, "state_batch_indices": indices, "pad_slot_id": 2}
+    out = selective_state_update(**(arguments | changes))
+    assert not out[1:3].any()
+    assert out[[0, 3]].isfinite().all()
+    untouched = [0, 2, 4]
+    assert torch.equal(state[untouched].nan_to_num(9), before[untouched].nan_to_num(9))
+    assert not torch.equal(state[1], before[1])
+
+
+@pytest.mark.parametrize("dtype", [F32, HALF, C64])
+def test_every_step_can_be_gone_back_to(dtype, device):
+    """With a destination for each step, its slot holds what a call of the steps so far leaves."""
+    steps = 4
+    arguments = make(Case(batch=2, steps=steps, state=dtype), device)
+    pool = torch.zeros(12, 20, 16, dtype=dtype, device=device)
+    pool[:2] = arguments["state"]
+    destinations = torch.tensor([[4, 5, 6, 7], [8, -1, 10, 1]], device=device)
+    changes = {
+        "state": pool,
+        "state_batch_indices": torch.tensor([0, 1], device=device, dtype=torch.int32),
+        "dst_state_batch_indices": destinations,
+    }
+    out = selective_state_update(**(arguments | changes))
+    assert torch.equal(pool[0], arguments["state"][0])
+    assert not pool[[2, 3, 9, 11]].any()
+    for count in range(1, steps + 1):
+        state = arguments["state"].clone()
+        parts = {name: arguments[name][:, :count] for name in ("x", "dt", "z", "B", "C")}
+        prefix = selective_state_update(**(arguments | parts | {"state": state}))
+        assert Error.of(out[:, :count].cpu(), prefix.cpu()).relative_l2 < 1e-6
+        for row in range(2):
+            if destinations[row, count - 1] >= 0:
+                kept = pool[destinations[row, count - 1]]
+                assert Error.of(kept.cpu(), state[row].cpu()).relative_l2 < 1e-6 + eps(dtype) / 8
+
+
+def test_values_per_head_by_strides_of_0(device):
+    """A, dt, D and dt_bias of one value a head, as Mamba-2 has them, and B of all rows."""
+    case = Case(heads=6, dim=10, groups=2, dstate=32)
+    arguments = make(case, device)
+    small = {
+        "A": arguments["A"][:, :1, :1].expand(6, 10, 32),
+        "dt": arguments["dt"][..., :1].expand(3, 6, 10),
+        "D": arguments["D"][:, :1].expand(6, 10),
+        "dt_bias": arguments["dt_bias"][:, :1].expand(6, 10),
+        "B": arguments["B"][:1].expand(3, 2, 32),
+    }
+    results = []
+    for given in (small, {name: value.contiguous() for name, value in small.items()}):
+        state = arguments["state"].clone()
+        results.append((selective_state_update(**(arguments | given | {"state": state})), state))
+    for actual, expected in zip(*results, strict=True):
+        assert Error.of(actual.cpu(), expected.cpu()).relative_l2 < 1e-6
+
+
+def test_out_is_written_and_returned(device):
+    arguments = make(Case(heads=2, x=BF16), device)
+    expected = selective_state_update(**(arguments | {"state": arguments["state"].clone()}))
+    strided = torch.empty(3, 20, 2, dtype=BF16, device=device).mT
+    for out in (torch.empty_like(arguments["x"]), strided, arguments["x"]):  # in place at last
+        state = arguments["state"].clone()
+        assert selective_state_update(**(arguments | {"state": state, "out": out})) is out
+        assert torch.equal(out, expected)
+
+
+def test_changes_are_seen_by_autograd(device):
+    """A state that a graph has saved cannot be changed without a word."""
+    arguments = make(Case(), device)
+    weight = torch.ones((), device=device, requires_grad=True)
+    product = weight * arguments["state"]
+    with torch.no_grad():
+        selective_state_update(**arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_no_derivative(device):
+    arguments = make(Case(), device)
+    arguments["A"].requires_grad_()
+    with pytest.raises(RuntimeError) as error:
+        selective_state_update(**arguments)
+    assert str(error.value) == (
+        "selective_scan: selective_state_update has no derivative; call it under torch.no_grad()"
+    )
+    with torch.no_grad():
+        assert not selective_state_update(**arguments).requires_grad
+
+
+def test_autocast_casts_nothing(device):
+    arguments = make(Case(), device)
+    for function in (selective_state_update, selective_state_update_ref):
+        results = []
+        for enabled in (False, True):
+            changed = arguments | {"state": arguments["state"].clone()}
+            with torch.autocast(device, BF16, enabled=enabled):
+                results.append((function(**changed), changed["state"]))
+        assert all(map(torch.equal, *results))
+
+
+def test_rows_are_independent(device):
+    """A row's result has the bits that it has alone, whatever the others hold."""
+    case = Case(batch=9, dim=130, state=BF16, x=BF16)
+    arguments = make(case, device)
+    for name in ("state", "x"):
+        arguments[name][4] = torch.nan
+    single = {name: arguments[name][2:3].clone() for name in ("state", "x", "dt", "z", "B", "C")}
+    alone = selective_state_update(**(arguments | single))
+    out = selective_state_update(**arguments)
+    assert torch.equal(out[2:3], alone)
+    assert torch.equal(arguments["state"][2:3], single["state"])
+    assert out[5:].isfinite().all()
+
+
+def test_same_bits_for_any_number_of_threads(set_threads):
+    results = []
+    for count in (1, 2, 5):
+        set_threads(count)
+        arguments = make(Case(batch=5, dim=700), "cpu")
+        results.append((selective_state_update(**arguments), arguments["state"]))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(batch=0), Case(dim=0), Case(steps=0), Case(heads=0), Case(batch=0, indices=torch.int32)],
+    ids=str,
+)
+def test_empty(case, device):
+    arguments = make(case, device)
+    before = arguments["state"].clone()
+    for function in (selective_state_update, selective_state_update_ref):
+        out = function(**arguments)
+        assert out.shape == arguments["x"].shape
+        assert torch.equal(arguments["state"], before)
+
+
+@pytest.mark.slow
+def test_a_pool_of_more_than_2_31_elements(device):
+    slots, dim, dstate = 2**31 // (64 * 16) + 3, 64, 16
+    state = torch.zeros(slots, dim, dstate, dtype=BF16, device=device)
+    arguments = make(Case(batch=2, dim=dim), device)
+    small = arguments["state"].to(BF16)
+    state[-2:] = small
+    indices = torch.tensor([slots - 2, slots - 1], device=device)
+    out = selective_state_update(**(arguments | {"state": state, "state_batch_indices": indices}))
+    assert torch.equal(out, selective_state_update(**(arguments | {"state": small})))
+    assert torch.equal(state[-2:], small)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def call_op(arguments):
+    defaults = {"pad_slot_id": -1}
+    return torch.ops.selective_scan.selective_state_update(
+        *((defaults | arguments).get(name) for name in ORDER)
+    )
+
+
+def call_fake(arguments):
+    mode = FakeTensorMode()
+    with mode:
+        return call_op(
+            {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in arguments.items()
+            }
+        )
+
+
+ENTRIES = {
+    "function": lambda arguments: selective_state_update(**arguments),
+    "reference": lambda arguments: selective_state_update_ref(**arguments),
+    "op": call_op,
+    "fake": call_fake,
+}
+ones = torch.ones
+
+
+def int_ones(*shape):
+    return torch.ones(shape, dtype=torch.int64)
+
+
+STEPS = {"steps": 2}
+HEADS = {"heads": 4, "dim": 6}
+# Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
+BAD = [
+    ({}, "state", ones(3, 20),
+     "be (slots, dim, dstate) or (slots, heads, dim, dstate), got (3, 20)"),
+    ({}, "state", ones(3, 20, 0), "have dstate of at least 1, got (3, 20, 0)"),
+    ({}, "state", int_ones(3, 20, 16),
+     "have dtype float32, float16, bfloat16 or float64, got int64"),
+    ({}, "state", ones(3, 20, 16, dtype=C64),
+     "have dtype float32, float16, bfloat16 or float64, got complex64"),
+    ({"state": C64}, "state", ones(3, 20, 16),
+     "have dtype complex64 or complex128 (complex A), got float32"),
+    ({}, "x", ones(3, 20, 1, 1), "be (batch, dim) or (batch, steps, dim), got (3, 20, 1, 1)"),
+    (HEADS, "x", ones(3, 6), "be (batch, heads, dim) or (batch, steps, heads, dim), got (3, 6)"),
+    ({}, "x", ones(3, 21), "be (batch, dim) = (3, 20), got (3, 21)"),
+    ({}, "x", ones(2, 20), "be (batch, dim) = (3, 20), got (2, 20)"),
+    ({"indices": torch.int32}, "x", ones(2, 21), "be (batch, dim) = (*, 20), got (2, 21)"),
+    (STEPS, "x", ones(3, 2, 21), "be (batch, steps, dim) = (3, *, 20), got (3, 2, 21)"),
+    ({}, "dt", ones(3, 1), "be (batch, dim) = (3, 20), got (3, 1)"),
+    (STEPS, "dt", ones(3, 3, 20), "be (batch, steps, dim) = (3, 2, 20), got (3, 3, 20)"),
+    ({}, "A", ones(20, 15), "be (dim, dstate) = (20, 16), got (20, 15)"),
+    (HEADS, "A", ones(6, 16), "be (heads, dim, dstate) = (4, 6, 16), got (6, 16)"),
+    ({}, "A", ones(20, 16, dtype=BF16),
+     "have dtype float32, float64, complex64 or complex128, got bfloat16"),
+    ({}, "B", ones(3), "be (batch, dstate) or (batch, groups, dstate), got (3,)"),
+    (STEPS, "B", ones(3, 16),
+     "be (batch, steps, dstate) or (batch, steps, groups, dstate), got (3, 16)"),
+    ({}, "B", ones(3, 15), "be (batch, dstate) = (3, 16), got (3, 15)"),
+    ({}, "B", ones(3, 3, 16), "have a number of groups that divides dim = 20, got 3"),
+    (HEADS, "B", ones(3, 3, 16), "have a number of groups that divides heads = 4, got 3"),
+    ({"groups": 2}, "C", ones(3, 4, 16), "have as many groups as B, 2, got 4"),
+    ({"state": C64}, "C", ones(3, 16),
+     "have dtype complex64 or complex128 (complex A), got float32"),
+    ({}, "D", ones(1), "be (dim,) = (20,), got (1,)"),
+    (HEADS, "D", ones(6), "be (heads, dim) = (4, 6), got (6,)"),
+    ({}, "z", ones(3, 20, 1), "be (batch, dim) = (3, 20), got (3, 20, 1)"),
+    ({}, "dt_bias", ones(20, dtype=C64),
+     "have dtype float32, float16, bfloat16 or float64, got complex64"),
+    ({}, "state_batch_indices", int_ones(2), "be (batch,) = (3,), got (2,)"),
+    ({}, "state_batch_indices", ones(3), "have dtype int32 or int64, got float32"),
+    ({}, "dst_state_batch_indices", int_ones(3, 2), "be (batch, steps) = (3, 1), got (3, 2)"),
+    (STEPS, "dst_state_batch_indices", int_ones(3, 3), "be (batch, steps) = (3, 2), got (3, 3)"),
+    ({}, "dst_state_batch_indices", int_ones(3, 1, 1),
+     "be (batch,) or (batch, steps), got (3, 1, 1)"),
+    ({}, "out", ones(3, 21), "be (batch, dim) = (3, 20), got (3, 21)"),
+    ({}, "out", ones(3, 20, dtype=BF16), "have dtype float32, got bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_bad_calls_are_refused_in_the_same_words(entry, device):
+    failures = []
+    for changes, name, value, sentence in BAD:
+        arguments = make(Case(**changes), device) | {name: value.to(device)}
+        try:
+            ENTRIES[entry](arguments)
+            outcome = "accepted"
+        except RuntimeError as error:
+            outcome = str(error)
+        if outcome != f"selective_scan: {name} must {sentence}":
+            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
+def test_wrong_types(function, device):
+    arguments = make(Case(), device)
+    for name, value, wanted, got in (
+        ("state", None, "a Tensor", "NoneType"),
+        ("out", 1.0, "a Tensor or None", "float"),
+        ("dt_softplus", 1, "a bool", "int"),
+        ("pad_slot_id", True, "an int", "bool"),
+        ("pad_slot_id", 1.0, "an int", "float"),
+        ("discretization_method", None, "a str", "NoneType"),
+    ):
+        with pytest.raises(TypeError) as error:
+            function(**(arguments | {name: value}))
+        assert str(error.value) == f"selective_scan: {name} must be {wanted}, got {got}"
+    other = "cuda" if device == "cpu" else "cpu"
+    with pytest.raises(ValueError, match=f"backend '{other}' needs tensors on {other}"):
+        function(**arguments, backend=other)
+
+
+@pytest.mark.parametrize("name", ["state_batch_indices", "dst_state_batch_indices"])
+def test_indices_of_no_slot(name, device):
+    """Refused where the host sees them before anything changes; taken for padding on CUDA."""
+    arguments = make(Case(), device)
+    indices = torch.tensor([0, 3, 2], device=device)
+    arguments["state_batch_indices"] = torch.arange(3, device=device)
+    arguments[name] = indices
+    before = arguments["state"].clone()
+    refusing = [selective_state_update_ref]
+    if device == "cpu":
+        refusing.append(selective_state_update)
+    for function in refusing:
+        with pytest.raises(RuntimeError) as error:
+            function(**arguments)
+        assert str(error.value) == f"selective_scan: {name} must be less than slots = 3, got 3"
+        assert torch.equal(arguments["state"], before)
+    if device == "cuda":
+        padded = arguments | {"state": before.clone(), name: torch.where(indices == 3, -1, indices)}
+        expected = selective_state_update(**padded)
+        assert torch.equal(selective_state_update(**arguments), expected)
+        assert torch.equal(arguments["state"], padded["state"])
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(optional=(), state=C64, groups=2),
+        Case(heads=2, steps=2, indices=torch.int32, destinations=2, state=BF16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_out", [False, True])
+def test_opcheck(case, with_out, device):
+    arguments = make(case, device)
+    if with_out:
+        arguments["out"] = torch.empty_like(arguments["x"])
+    values = tuple(({"pad_slot_id": -1} | arguments).get(name) for name in ORDER)
+    opcheck(torch.ops.selective_scan.selective_state_update.default, values)
+
+
+def test_compiles_for_changing_batches(device):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def step(arguments, out=None):
+        return selective_state_update(**arguments, out=out)
+
+    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    for batch in (5, 7, 9):  # that no two dimensions are as large by chance
+        arguments = make(Case(batch=batch, indices=torch.int32), device)
+        copy = arguments | {"state": arguments["state"].clone()}
+        assert torch.equal(compiled(copy), step(arguments))
+        assert torch.equal(copy["state"], arguments["state"])
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+def test_inductor_changes_the_state_in_place(with_out, device):
+    torch._dynamo.reset()
+    arguments = make(Case(batch=2, dim=8, dstate=4), device)
+    state = arguments["state"].clone()
+    out = torch.empty_like(arguments["x"]) if with_out else None
+
+    def step(arguments, out):
+        return 2 * selective_state_update(**(arguments | {"x": arguments["x"] + 1}), out=out)
+
+    result = torch.compile(step, fullgraph=True)(arguments | {"state": state}, out)
+    expected = step(arguments, None if out is None else out.clone())
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(state, arguments["state"])
+    assert out is None or torch.equal(2 * out, result)
+
+
+@pytest.mark.cuda
+def test_in_a_cuda_graph_with_changing_indices(cuda_device):
+    arguments = make(Case(batch=4, dim=1536, indices=torch.int32), cuda_device)
+    copy = arguments | {
+        name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)
+    }
+    selective_state_update(**arguments)
+    arguments["state"].copy_(copy["state"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = selective_state_update(**arguments)
+    arguments["state"].copy_(copy["state"])
+    for shift in range(3):
+        indices = (copy["state_batch_indices"] + shift) % 4
+        for one in (arguments, copy):
+            one["state_batch_indices"].copy_(indices)
+        graph.replay()
+        assert torch.equal(selective_state_update(**copy), out)
+        assert torch.equal(arguments["state"], copy["state"])
