@@ -68,18 +68,18 @@ def run(case: Case, tensors, dtype=None, scan=selective_scan_fn, device="cpu"):
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
-def plain_results(case, tensors) -> list[dict[str, torch.Tensor]]:
-    """The reference in fp32, and of inputs that are moved by a rounding error: one result alone
+def plain_results(case, tensors, dtype=F32) -> list[dict[str, torch.Tensor]]:
+    """The reference in `dtype`, and of inputs that are moved by a rounding error: one result alone
     may be accurate by chance where terms cancel."""
 
     def move(value, nudge):
         noise = 2 * torch.rand(value.shape, generator=generator(("move", nudge)), dtype=F64) - 1
-        return value * (1 + nudge * torch.finfo(F32).eps * noise)
+        return value * (1 + nudge * torch.finfo(dtype).eps * noise)
 
     results = []
     for nudge in (0, 1, -1):
         moved = {name: None if v is None else move(v, nudge) for name, v in tensors.items()}
-        results.append(run(case, moved, F32, selective_scan_ref))
+        results.append(run(case, moved, dtype, selective_scan_ref))
     return results
 
 
@@ -105,8 +105,8 @@ def check(case: Case, tensors=None, device="cpu") -> None:
         tol = tolerance(name, value.dtype, case.is_double, device)
         reason = complaint(value, expected, tol)
         if reason:
-            plain = plain or run(case, tensors, F64 if case.is_double else F32, selective_scan_ref)
-            reason = complaint(value, expected, tol, [plain[name]])
+            plain = plain or plain_results(case, tensors, F64 if case.is_double else F32)
+            reason = complaint(value, expected, tol, [result[name] for result in plain])
         if reason:
             failures.append(f"{name}: {reason}")
     assert not failures, f"{case}\n" + "\n".join(failures)
