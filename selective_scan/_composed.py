@@ -32,7 +32,7 @@ class Kept:
     name: str
     is_differentiable = False
     chunk = None
-    recomputed = False
+    recomputed = True
 
 
 class ComposedOperator(Operator):

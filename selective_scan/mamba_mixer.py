@@ -212,7 +212,7 @@ class MambaMixer(nn.Module):
                 self.dt_proj.weight,
                 self.out_proj.weight,
                 self.out_proj.bias,
-                _poles(self.A_log),
+                poles(self.A_log),
                 D=self.D,
                 delta_bias=self.dt_proj.bias,
                 delta_softplus=self.dt_soft_plus,
@@ -220,23 +220,27 @@ class MambaMixer(nn.Module):
                 bidirectional=self.bidirectional,
             )
         x, z = xz.chunk(2, dim=1)
-        x = _causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        rank, dstate = self.dt_rank, self.d_state
-        dt, B, C = self.x_proj(x.transpose(1, 2)).split([rank, dstate, dstate], dim=-1)
-        delta = self.dt_proj(dt).transpose(1, 2)
-        y = self._scan(x, delta, B.transpose(1, 2), C.transpose(1, 2), z)
+        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
+        y = self._scan(x, *self._project(x), z)
         return self.out_proj(y.transpose(1, 2))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """delta, B and C of x, all (batch, channels, seqlen)."""
+        sizes = [self.dt_rank, self.d_state, self.d_state]
+        dt, B, C = self.x_proj(x.transpose(1, 2)).split(sizes, dim=-1)
+        return self.dt_proj(dt).transpose(1, 2), B.transpose(1, 2), C.transpose(1, 2)
 
     def _is_plain(self) -> bool:
         """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
         kinds = {self.x_proj: nn.Linear, self.dt_proj: StepProjection, self.out_proj: nn.Linear}
+        hooks = ("forward_pre", "forward", "backward_pre", "backward")
         return self.conv1d.kernel_size[0] <= MAX_WIDTH and all(
-            type(module) is kind and not (module._forward_pre_hooks or module._forward_hooks)
+            type(module) is kind and not any(getattr(module, f"_{name}_hooks") for name in hooks)
             for module, kind in kinds.items()
         )
 
     def _scan(self, x: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
-        A = _poles(self.A_log)
+        A = poles(self.A_log)
         options = {
             "delta_bias": self.dt_proj.bias,
             "delta_softplus": self.dt_soft_plus,
@@ -394,7 +398,7 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
 
 
 @fx.wrap
-def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
     dim, _, width = weight.shape
     if width <= MAX_WIDTH:
@@ -404,7 +408,7 @@ def _causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 @fx.wrap
-def _poles(A_log: Tensor) -> Tensor:
+def poles(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.to(at_least_single(A_log.dtype)))
 
 

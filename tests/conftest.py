@@ -79,6 +79,15 @@ def seeded(request):
 
 
 @pytest.fixture
+def compat_modules():
+    """selective_scan.compat's modules, whether or not the real packages are here."""
+    from selective_scan import compat
+
+    with compat.install(force=True, raw=True) as handle:
+        yield handle
+
+
+@pytest.fixture
 def set_threads():
     """torch.set_num_threads, until the end of the test."""
     count = torch.get_num_threads()

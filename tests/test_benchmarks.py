@@ -245,6 +245,29 @@ def test_benchmark_of_the_causal_convolution(tmp_path):
         assert bytes_moved == pytest.approx(arrays * 20 * 40 * size)
 
 
+def test_benchmark_of_a_layer(tmp_path):
+    done = run_program(
+        "benchmark_layer.py", "--device", "cpu", "--shapes", "1,20,16,2", "--runs", "2",
+        "--threads", "1", "--json", tmp_path / "layer.json", "--plot", tmp_path / "layer.png",
+    )  # fmt: skip
+    assert "matrix products" in done.stdout
+    assert (tmp_path / "layer.png").stat().st_size > 0
+    content = json.loads((tmp_path / "layer.json").read_text())
+    assert len(content["rows"]) == 2 * 3 * 2
+    for row in content["rows"]:
+        assert_is_timing(row["time"], 2)
+        products = [
+            other["time"]["median"]
+            for other in content["rows"]
+            if other["what"] == "matrix products"
+            and (other["dtype"], other["which"]) == (row["dtype"], row["which"])
+        ]
+        assert row["over_products"] == pytest.approx(row["time"]["median"] / products[0])
+    names = {part["part"] for part in content["parts"]}
+    assert names > {"in_proj", "convolution", "x_proj", "dt_proj", "scan", "out_proj", "else"}
+    assert all(part["ms"] >= 0 for part in content["parts"])
+
+
 @pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
 def test_programs_fail_on_a_device_that_is_not_there(name):
     done = run_program(name, "--device", "cuda:99", status=2)
@@ -257,6 +280,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
     [
         "benchmark_causal_conv1d.py",
         "benchmark_matrix_scan.py",
+        "benchmark_layer.py",
         "benchmark_selective_scan.py",
         "profile_discretization.py",
         "compare_ipex.py",

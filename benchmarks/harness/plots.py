@@ -62,6 +62,45 @@ def plot_bars(
     print(f"Drew {path}")
 
 
+def plot_stacks(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Sequence[Row]],
+    caption: str,
+    *,
+    label: Callable[[Row], str],
+    group: Callable[[Row], str],
+    length: Callable[[Row], float],
+) -> None:
+    """Panels one below the other; in each a bar for each label, in that a piece for each group."""
+    most = max(len({label(row) for row in rows}) for rows in panels.values())
+    figure, all_axes = plt.subplots(
+        len(panels), 1, figsize=(9, 1.2 + len(panels) * (0.8 + 0.4 * most)),
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
+    for axes, (name, rows) in zip(all_axes[:, 0], panels.items(), strict=True):
+        labels = list(dict.fromkeys(map(label, rows)))
+        ends = [0.0] * len(labels)
+        for index, each in enumerate(dict.fromkeys(map(group, rows))):
+            lengths = [0.0] * len(labels)
+            for row in rows:
+                if group(row) == each:
+                    lengths[labels.index(label(row))] += length(row)
+            axes.barh(labels, lengths, 0.6, left=ends, label=each, color=f"C{index}")
+            ends = [end + own for end, own in zip(ends, lengths, strict=True)]
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(name, fontsize=9)
+    handles, labels = all_axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.suptitle(title)
+    figure.supxlabel(caption, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    print(f"Drew {path}")
+
+
 def label(row: Row) -> str:
     """A row's problem, without dtype and what is usual."""
     usual = ("plain", "zoh")

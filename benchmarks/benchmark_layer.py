@@ -1,0 +1,388 @@
+"""Times a Mamba layer: whole models of it, their matrix products alone, and the parts of a layer.
+
+A model is S6: norm, mixer and residual, some layers of it, and a last norm. It is set against its
+matrix products alone, and against mamba_ssm's layer where that imports. bfloat16 means
+torch.autocast over float32 parameters. On CUDA a model is also timed as a CUDA graph, and the
+memory is taken that a step needs beyond parameters and input.
+
+Example:
+    python benchmarks/benchmark_layer.py --device cpu --threads 2 --json layer.json --plot layer.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness import plots, records, report
+from harness.arguments import add_device, make_parser, parse, positive
+from harness.checks import relative_l2
+from harness.timing import Timing, keep_freed_memory, measure
+from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
+
+_PASSES = ("forward", "forward + backward")
+_DTYPES = ("float32", "bfloat16")
+_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    name: str
+    batch: int
+    seqlen: int
+    d_model: int
+    layers: int
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        LayerShape("mamba-130m", 8, 2048, 768, 4),
+        LayerShape("long-64k", 1, 65536, 1024, 1),
+        LayerShape("short-512", 2, 512, 768, 4),
+        LayerShape("vision", 64, 197, 384, 4),
+    )
+}
+
+
+def parse_shape(text: str) -> LayerShape:
+    if text in SHAPES:
+        return SHAPES[text]
+    sizes = [int(part) for part in text.split(",") if part.isdecimal()]
+    if len(sizes) != 4 or 0 in sizes:
+        names = ", ".join(SHAPES)
+        raise argparse.ArgumentTypeError(
+            f"expected {names} or batch,seqlen,d_model,layers, got {text!r}"
+        )
+    return LayerShape("x".join(map(str, sizes)), *sizes)
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    add_device(parser)
+    add = parser.add_argument
+    # fmt: off
+    add("--shapes", nargs="+", type=parse_shape, metavar="SHAPE",
+        help=f"of {', '.join(SHAPES)}, or batch,seqlen,d_model,layers "
+             "(default: all on CUDA, 2,512,768,2 on a CPU)")
+    add("--dtypes", nargs="+", choices=_DTYPES, help="default: bfloat16 on CUDA, both on a CPU")
+    add("--compile", action="store_true", help="also time the model under torch.compile")
+    add("--threads", type=positive, default=torch.get_num_threads())
+    add("--runs", type=positive, default=20)
+    add("--budget", type=float, default=60, metavar="SECONDS",
+        help="of each shape and dtype, after which no further run starts (default: 60)")
+    add("--json", type=Path, metavar="FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw where a layer's time goes")
+    # fmt: on
+    return parse(parser, arguments)
+
+
+# --- what is timed --------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Another package's layer where S6 has its own."""
+
+    def __init__(self, layer: nn.Module, d_model: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model, eps=1e-5)
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(self.norm(x))
+
+
+def make_models(shape: LayerShape, device: torch.device) -> dict[str, nn.Module]:
+    models = {
+        "S6": S6(shape.d_model, depth=shape.layers),
+        "S6 bidirectional": S6(shape.d_model, depth=shape.layers, bidirectional=True),
+    }
+    try:
+        from mamba_ssm import Mamba
+    except ImportError:
+        Mamba = None
+    if Mamba is not None and device.type == "cuda":
+        layers = [Residual(Mamba(shape.d_model), shape.d_model) for _ in range(shape.layers)]
+        models["mamba_ssm"] = nn.Sequential(*layers, nn.RMSNorm(shape.d_model, eps=1e-5))
+    return {name: model.to(device) for name, model in models.items()}
+
+
+class Step:
+    """Both passes of a function of leaves that require gradients."""
+
+    def __init__(self, function: Callable[[], Sequence[Tensor]], leaves: Sequence[Tensor]) -> None:
+        self._function = function
+        self._leaves = list(leaves)
+        with torch.no_grad():
+            self._cotangents = [torch.randn_like(out) for out in function()]
+
+    def forward(self) -> object:
+        with torch.no_grad():
+            return self._function()
+
+    def forward_backward(self) -> object:
+        return torch.autograd.grad(self._function(), self._leaves, self._cotangents)
+
+    def passes(self) -> dict[str, Callable[[], object]]:
+        return dict(zip(_PASSES, (self.forward, self.forward_backward), strict=True))
+
+
+def model_step(model: nn.Module, x: Tensor, dtype: str) -> Step:
+    half = dtype == "bfloat16"
+
+    def run() -> Sequence[Tensor]:
+        # What is cast is cast in every call, so that CUDA graphs can be made of it.
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+            return (model(x),)
+
+    return Step(run, [x, *model.parameters()])
+
+
+def products_step(layer: MambaMixer, x: Tensor, layers: int, dtype: torch.dtype) -> Step:
+    """The products of all layers, of operands that lie ready."""
+    batch, seqlen, _ = x.shape
+
+    def operand(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=x.device, dtype=dtype).requires_grad_()
+
+    operands = []
+    for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
+        rows, columns = getattr(layer, name).weight.shape
+        operands.append((operand(batch, seqlen, columns), operand(rows, columns)))
+    leaves = [tensor for pair in operands for tensor in pair]
+    return Step(lambda: [F.linear(*pair) for _ in range(layers) for pair in operands], leaves)
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    return functools.partial(lambda graph, kept: graph.replay(), graph, kept)
+
+
+def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, dict[str, Callable]]:
+    """The parts of one layer as it calls them, by name: forward, and backward alone."""
+    ops = torch.ops.selective_scan
+    dim, rank, dstate = layer.d_inner, layer.dt_rank, layer.d_state
+    norm = nn.RMSNorm(x.shape[-1], eps=1e-5, device=x.device)
+    weights = {
+        name: getattr(layer, name).weight.detach().to(dtype)
+        for name in ("in_proj", "x_proj", "dt_proj", "out_proj")
+    }
+    hidden = torch.randn_like(x, dtype=dtype)
+    xz = F.linear(hidden, weights["in_proj"])
+    taps = (layer.conv1d.weight.detach().squeeze(1), layer.conv1d.bias.detach(), None, None, None)
+    convolved = (xz[..., :dim].transpose(1, 2), *taps)
+    u = ops.causal_conv1d_fwd(*convolved, False, "silu")[0].transpose(1, 2)
+    x_dbl = F.linear(u, weights["x_proj"])
+    dt, B, C = x_dbl.split([rank, dstate, dstate], dim=-1)
+    delta = F.linear(dt.contiguous(), weights["dt_proj"])
+    scanned = (
+        *(tensor.transpose(1, 2) for tensor in (u, delta)),
+        -torch.exp(layer.A_log.detach()),
+        *(tensor.transpose(1, 2) for tensor in (B, C)),
+        layer.D.detach(),
+        xz[..., dim:].transpose(1, 2),
+        layer.dt_proj.bias.detach(),
+        *(True, "zoh", None, False),
+    )
+    y, _, states = ops.selective_scan_fwd(*scanned, True)
+    dxz, dx_dbl, ddelta, du = map(torch.empty_like, (xz, x_dbl, delta, u))
+    _, dB, dC = (part.transpose(1, 2) for part in dx_dbl.split([rank, dstate, dstate], dim=-1))
+    dx, dz = (half.transpose(1, 2) for half in dxz.chunk(2, dim=-1))
+    given = {"du": du.transpose(1, 2), "ddelta": ddelta.transpose(1, 2), "dB": dB, "dC": dC}
+
+    def product(name: str, rows: Tensor) -> dict[str, Callable]:
+        weight, rows = weights[name], rows.reshape(-1, rows.shape[-1])
+        gradient = rows @ weight.t()
+        return {
+            "forward": lambda: rows @ weight.t(),
+            "backward": lambda: (gradient.t() @ rows, gradient @ weight),
+        }
+
+    return {
+        "in_proj": product("in_proj", hidden),
+        "convolution": {
+            "forward": lambda: ops.causal_conv1d_fwd(*convolved, False, "silu"),
+            "backward": lambda: ops.causal_conv1d_bwd_out(
+                given["du"], None, *convolved, "silu", dx=dx
+            ),
+        },
+        "x_proj": product("x_proj", u),
+        "dt_proj": product("dt_proj", dt),
+        "scan": {
+            "forward": lambda: ops.selective_scan_fwd(*scanned, False),
+            "backward": lambda: ops.selective_scan_bwd_out(
+                y, None, *scanned, states, **given, dz=dz
+            ),
+        },
+        "out_proj": product("out_proj", y.transpose(1, 2)),
+        "norm and residual": Step(lambda: (x + norm(x).to(x.dtype),), [x, norm.weight]).passes(),
+    }
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def check(layer: MambaMixer, dtype: str) -> float:
+    """How far a layer's inside is from the reference in float64, for one short sequence."""
+    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    weights = (
+        *(layer.conv1d.weight, layer.conv1d.bias, layer.x_proj.weight, layer.dt_proj.weight),
+        *(layer.out_proj.weight, None, -torch.exp(layer.A_log)),
+    )
+    options = {"D": layer.D, "delta_bias": layer.dt_proj.bias}
+    with torch.no_grad():
+        xz = torch.randn(1, 64, 2 * layer.d_inner, device=layer.D.device).to(half).transpose(1, 2)
+        out = mamba_inner_fn(xz, *weights, **options)
+        exact = mamba_inner_ref(
+            xz.double(),
+            *(tensor if tensor is None else tensor.double() for tensor in weights),
+            **{name: tensor.double() for name, tensor in options.items()},
+        )
+    error = relative_l2(out, exact)
+    if not error <= _TOLERANCE[dtype]:
+        raise SystemExit(f"the layer is off by {error:.1e}")
+    return error
+
+
+def peak_mebibytes(call: Callable[[], object], device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def measure_models(
+    options: argparse.Namespace,
+    shape: LayerShape,
+    dtype: str,
+    models: dict[str, nn.Module],
+    x: Tensor,
+) -> list[records.Row]:
+    device = options.device
+    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    steps = {name: model_step(model, x, dtype) for name, model in models.items()}
+    if options.compile:
+        steps["S6 compiled"] = model_step(torch.compile(models["S6"], fullgraph=True), x, dtype)
+    layer = models["S6"].layers[0]
+    steps["matrix products"] = products_step(layer, x, shape.layers, half)
+    calls = {
+        (name, which): call for name, step in steps.items() for which, call in step.passes().items()
+    }
+    memory = {key: peak_mebibytes(call, device) for key, call in calls.items()}
+    if device.type == "cuda":
+        calls |= {("S6 as a CUDA graph", which): graphed(calls["S6", which]) for which in _PASSES}
+    times = measure(calls, device, warmup=2, runs=options.runs, budget=options.budget)
+    error = check(layer, dtype)
+
+    def ratio(time: Timing, other: tuple[str, str]) -> float | None:
+        return time.median / times[other].median if other in times else None
+
+    return [
+        {
+            "shape": shape.name,
+            "sizes": list(dataclasses.astuple(shape)[1:]),
+            "dtype": dtype,
+            "what": name,
+            "which": which,
+            "time": dataclasses.asdict(time),
+            "over_products": ratio(time, ("matrix products", which)),
+            "over_mamba_ssm": ratio(time, ("mamba_ssm", which)),
+            "peak_MiB": memory.get((name, which)),
+            "error": error if name == "S6" else None,
+        }
+        for (name, which), time in times.items()
+    ]
+
+
+def measure_parts(
+    options: argparse.Namespace, shape: LayerShape, dtype: str, models: list[records.Row],
+    layer: MambaMixer, x: Tensor,
+) -> list[records.Row]:  # fmt: skip
+    """Times of one layer: of its parts in both passes, and of all else."""
+    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    parts = part_steps(layer, x, half)
+    calls = {(name, which): call for name, part in parts.items() for which, call in part.items()}
+    times = measure(calls, options.device, warmup=2, runs=options.runs, budget=options.budget)
+    found = {key: time.median for key, time in times.items()}
+    rows = []
+    for which in _PASSES:
+        (whole,) = (r for r in models if (r["what"], r["which"]) == ("S6", which))
+        left = whole["time"]["median"] / shape.layers
+        costs = {}
+        for name in parts:
+            costs[name] = found.get((name, which)) or sum(
+                found[name, each] for each in which.split(" + ")
+            )
+        if which != "forward":  # computed again
+            costs["convolution"] += found["convolution", "forward"]
+            costs["dt_proj"] += found["dt_proj", "forward"]
+        costs["else"] = max(0.0, left - sum(costs.values()))
+        rows += [
+            {"shape": shape.name, "dtype": dtype, "which": which, "part": part, "ms": cost,
+             "of_layer": cost / left}
+            for part, cost in costs.items()
+        ]  # fmt: skip
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    is_cuda = options.device.type == "cuda"
+    shapes = options.shapes or (list(SHAPES.values()) if is_cuda else [parse_shape("2,512,768,2")])
+    dtypes = options.dtypes or (["bfloat16"] if is_cuda else list(_DTYPES))
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    rows, parts = [], []
+    for shape in shapes:
+        for dtype in dtypes:
+            models = make_models(shape, options.device)
+            sizes = (shape.batch, shape.seqlen, shape.d_model)
+            x = torch.randn(sizes, device=options.device).requires_grad_()
+            own = measure_models(options, shape, dtype, models, x)
+            parts += measure_parts(options, shape, dtype, own, models["S6"].layers[0], x)
+            rows += own
+    environment = records.environment(options.device)
+    title = f"{environment['device']}, torch {torch.__version__}, {options.threads} threads"
+    report.print_table(
+        f"Models of Mamba layers, {title}, ms: median (quartiles)", rows,
+        "sizes dtype what which time over_products over_mamba_ssm peak_MiB error",
+    )  # fmt: skip
+    report.print_table(f"Parts of one layer, {title}", parts, "shape dtype which part ms of_layer")
+    if options.json:
+        records.write(options.json, {"environment": environment, "rows": rows, "parts": parts})
+    if options.plot:
+        bars = {
+            f"{dtype}, {which}": [r for r in parts if (r["dtype"], r["which"]) == (dtype, which)]
+            for dtype in dtypes
+            for which in _PASSES
+        }
+        plots.plot_stacks(
+            options.plot, f"Where a Mamba layer's time goes, {environment['device']}", bars,
+            "ms, medians", label=lambda row: row["shape"], group=lambda row: row["part"],
+            length=lambda row: row["ms"],
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    main()

@@ -1,0 +1,59 @@
+"""Which modules there are, and what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_HERE = "selective_scan.compat"
+_SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
+_UPDATES = "selective_state_update selective_state_update_ref"
+_CONVOLUTIONS = "causal_conv1d_fn causal_conv1d_update"
+_NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Names of a module, each with the module it comes from and its name there."""
+
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+
+
+def _from(origin: str, names: str) -> dict[str, tuple[str, str]]:
+    return {name: (origin, name) for name in names.split()}
+
+
+def _binding(prefix: str) -> Contents:
+    return Contents({name: (f"{_HERE}.bindings", f"{prefix}_{name}") for name in ("fwd", "bwd")})
+
+
+_NORM_CONTENTS = Contents(_from(f"{_HERE}.layer_norm", _NORMS))
+# A version before the one that brought Mamba-2 tells those who ask that it is not there.
+_MAMBA_VERSION = {"__version__": "1.2.2+selective.scan"}
+_CONVOLUTION_VERSION = {"__version__": "1.5.0+selective.scan"}
+
+MODULES = {
+    "mamba_ssm": Contents(
+        _from("selective_scan", "selective_scan_fn mamba_inner_fn")
+        | _from(f"{_HERE}.mamba_simple", "Mamba"),
+        _MAMBA_VERSION,
+    ),
+    "mamba_ssm.modules": Contents(),
+    "mamba_ssm.modules.block": Contents(_from(f"{_HERE}.block", "Block")),
+    "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
+    "mamba_ssm.ops": Contents(),
+    "mamba_ssm.ops.selective_scan_interface": Contents(_from("selective_scan", _SCANS)),
+    "mamba_ssm.ops.triton": Contents(),
+    "mamba_ssm.ops.triton.selective_state_update": Contents(_from("selective_scan", _UPDATES)),
+    "mamba_ssm.ops.triton.layer_norm": _NORM_CONTENTS,
+    "mamba_ssm.ops.triton.layernorm": _NORM_CONTENTS,  # its name in versions 1
+    "causal_conv1d": Contents(_from("selective_scan", _CONVOLUTIONS), _CONVOLUTION_VERSION),
+    "causal_conv1d.causal_conv1d_interface": Contents(
+        _from("selective_scan", f"{_CONVOLUTIONS} causal_conv1d_ref causal_conv1d_update_ref")
+    ),
+    "selective_scan_cuda": _binding("mamba"),
+    "selective_scan_cuda_core": _binding("core"),
+    "selective_scan_cuda_oflex": _binding("oflex"),
+}
+PACKAGES = ("mamba_ssm", "causal_conv1d")
+BINDINGS = ("selective_scan_cuda", "selective_scan_cuda_core", "selective_scan_cuda_oflex")

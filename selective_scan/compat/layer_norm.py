@@ -1,0 +1,165 @@
+"""Norms with a residual, by the signatures of mamba_ssm's layer_norm module, on PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..mamba_mixer import at_least_single, refuse
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The norm of x + residual over the last dimension, and with `prenorm` that sum too.
+
+    Arithmetic is float32, or float64 where x is. Dropout, row scales and a second input
+    are not covered.
+
+    Args:
+        x: (..., hidden_size), any floating dtype.
+        weight: (hidden_size,).
+        bias: (hidden_size,) or None.
+        residual: shaped like x, or None.
+        eps: added to the variance, or to the mean square.
+        prenorm: whether to return (out, sum), the sum in the residual's dtype.
+        residual_in_fp32: whether that is float32 where no residual is given; else it is x's.
+        is_rms_norm: whether to divide by the root of the mean square alone.
+
+    Returns:
+        out, shaped like x, in its dtype; with `prenorm` (out, sum).
+
+    Raises:
+        ValueError: an argument that is not covered has another value than its default.
+
+    References:
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. The
+        arguments are those of mamba_ssm 2's function.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.layer_norm import layer_norm_fn
+        >>> x, residual = torch.randn(2, 3, 8)
+        >>> out, total = layer_norm_fn(x, torch.ones(8), None, residual, prenorm=True)
+        >>> torch.equal(total, x + residual)
+        True
+    """
+    not_covered = {"x1": x1, "weight1": weight1, "bias1": bias1, "rowscale": rowscale}
+    for name, value in not_covered.items():
+        if value is not None:
+            refuse(name, "None", value)
+    if dropout_p != 0:
+        refuse("dropout_p", "0", dropout_p)
+    if return_dropout_mask:
+        refuse("return_dropout_mask", "False", return_dropout_mask)
+
+    dtype = at_least_single(x.dtype)
+    total = x.to(dtype)
+    kept_dtype = torch.float32 if residual_in_fp32 else x.dtype
+    if residual is not None:
+        total = total + residual.to(dtype)
+        kept_dtype = residual.dtype
+    scale = weight.to(dtype)
+    shift = None if bias is None else bias.to(dtype)
+    if is_rms_norm:
+        normed = F.rms_norm(total, weight.shape, scale, eps)
+        normed = normed if shift is None else normed + shift
+    else:
+        normed = F.layer_norm(total, weight.shape, scale, shift, eps)
+    normed = normed.to(x.dtype)
+    return (normed, total.to(kept_dtype)) if prenorm else normed
+
+
+def rms_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`layer_norm_fn` with `is_rms_norm`.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.layer_norm import rms_norm_fn
+        >>> rms_norm_fn(torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.ones(4), None)
+        tensor([1.2000, 1.6000, 0.0000, 0.0000])
+    """
+    before = (x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm)
+    return layer_norm_fn(*before, residual_in_fp32, True, return_dropout_mask)
+
+
+class RMSNorm(nn.Module):
+    """The RMS norm over the last dimension, after adding a residual: see :func:`layer_norm_fn`.
+
+    Args:
+        hidden_size: size of the last dimension.
+        eps: added to the mean square.
+        dropout_p: 0.
+        device: of weight.
+        dtype: of weight.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.layer_norm import RMSNorm
+        >>> RMSNorm(8)(torch.randn(2, 3, 8)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        dropout_p: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dropout_p != 0:
+            refuse("dropout_p", "0", dropout_p)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return rms_norm_fn(
+            x,
+            self.weight,
+            self.bias,
+            residual=residual,
+            eps=self.eps,
+            prenorm=prenorm,
+            residual_in_fp32=residual_in_fp32,
+        )

@@ -1,0 +1,191 @@
+"""Mamba's layer by the signature of mamba_ssm's mamba_simple module, with its decoding step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import mamba_mixer
+from ..causal_conv1d_update import causal_conv1d_update
+from ..functional import selective_scan_fn
+from ..mamba_mixer import MambaMixer, causal_convolution, poles
+from ..selective_state_update import selective_state_update
+from . import block
+
+
+class InferenceParams(Protocol):
+    """What generation hands to the layers: their states, by layer_idx, and the steps behind it."""
+
+    key_value_memory_dict: dict[int, tuple[Tensor, Tensor]]
+    seqlen_offset: int
+
+
+class Mamba(MambaMixer):
+    """:class:`MambaMixer` with the arguments and methods of mamba_ssm's ``Mamba``.
+
+    Two things differ from a mixer: A_log and D are float32 at least, whatever `dtype`; and there
+    are states for decoding, in which `step` and a forward call with `inference_params` go on.
+
+    Args:
+        use_fast_path: whether a forward call is one node of autograd; else the layer's parts are
+            called one after the other, which gives the same.
+        layer_idx: the layer's key in the states of `inference_params`.
+
+    All others are those of :class:`MambaMixer`.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.mamba_simple import Mamba
+        >>> Mamba(d_model=32, d_state=8)(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: float = 2,
+        dt_rank: int | str = "auto",
+        dt_min: float = mamba_mixer.DT_MIN,
+        dt_max: float = mamba_mixer.DT_MAX,
+        dt_init: str = "random",
+        dt_scale: float = 1.0,
+        dt_init_floor: float = mamba_mixer.DT_INIT_FLOOR,
+        conv_bias: bool = True,
+        bias: bool = False,
+        use_fast_path: bool = True,
+        layer_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
+        sizes = (d_model, d_state, d_conv, expand)
+        super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
+        self.d_conv = d_conv
+        self.expand = expand
+        self.use_fast_path = use_fast_path
+        self.layer_idx = layer_idx
+        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
+        self.dt_proj.bias._no_reinit = True
+        wide = mamba_mixer.at_least_single(self.A_log.dtype)
+        self.A_log = nn.Parameter(self.A_log.to(wide))
+        self.D = nn.Parameter(self.D.to(wide))
+        self._reset_poles()
+
+    def forward(
+        self, hidden_states: Tensor, inference_params: InferenceParams | None = None
+    ) -> Tensor:
+        """Runs the layer.
+
+        Args:
+            hidden_states: (batch, seqlen, d_model).
+            inference_params: None; or an object with the attributes `key_value_memory_dict`, where
+                the layer's states are and are put if they are not there, and `seqlen_offset`. If
+                that is 0, the states become those after the last step. Else seqlen must be 1, and
+                the layer takes one step from its states.
+
+        Returns:
+            (batch, seqlen, d_model).
+
+        Raises:
+            ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None.
+        """
+        if inference_params is None:
+            return super().forward(hidden_states)
+        conv_state, ssm_state = self._get_states_from_cache(
+            inference_params, hidden_states.shape[0]
+        )
+        if inference_params.seqlen_offset > 0:
+            return self.step(hidden_states, conv_state, ssm_state)[0]
+        return self._prefill(hidden_states, conv_state, ssm_state)
+
+    def _is_plain(self) -> bool:
+        return self.use_fast_path and super()._is_plain()
+
+    def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
+        """A forward call that leaves the states after its last step."""
+        hidden = mamba_mixer.checked_sequence("hidden_states", hidden, self.d_model)
+        x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
+        # Of a longer sequence the last steps; in front of a shorter one zeros.
+        conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
+        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
+        delta, B, C = self._project(x)
+        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias, True)
+        y, last_state = selective_scan_fn(*scanned, return_last_state=True)
+        ssm_state.copy_(last_state.detach())
+        return self.out_proj(y.transpose(1, 2))
+
+    @torch.no_grad()
+    def step(
+        self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Takes one step, without gradients, and changes the states in place.
+
+        Args:
+            hidden_states: (batch, 1, d_model).
+            conv_state: (batch, d_inner, d_conv), the convolution's last inputs.
+            ssm_state: (batch, d_inner, d_state).
+
+        Returns:
+            (out, conv_state, ssm_state), out (batch, 1, d_model).
+
+        Raises:
+            ValueError: hidden_states has another number of steps.
+        """
+        hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
+        if hidden.shape[1] != 1:
+            mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
+        x, z = self.in_proj(hidden[:, 0]).chunk(2, dim=-1)
+        weight = self.conv1d.weight.squeeze(1)
+        x = causal_conv1d_update(x, conv_state, weight, self.conv1d.bias, "silu")
+        delta, B, C = (tensor[..., 0] for tensor in self._project(x[..., None]))
+        rows = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias)
+        y = selective_state_update(ssm_state, *rows, dt_softplus=True)
+        return self.out_proj(y)[:, None], conv_state, ssm_state
+
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """States before the first step: zeros, of `dtype` or of the weights'.
+
+        Returns:
+            conv_state, (batch_size, d_inner, d_conv), and ssm_state, (batch_size, d_inner,
+            d_state). They do not grow with max_seqlen.
+        """
+
+        def zeros(weight: Tensor, size: int) -> Tensor:
+            return weight.new_zeros(batch_size, self.d_inner, size, dtype=dtype or weight.dtype)
+
+        return zeros(self.conv1d.weight, self.d_conv), zeros(self.dt_proj.weight, self.d_state)
+
+    def _get_states_from_cache(
+        self, inference_params: InferenceParams, batch_size: int, initialize_states: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if self.layer_idx is None:
+            mamba_mixer.refuse("layer_idx", "given where inference_params is", None)
+        states = inference_params.key_value_memory_dict
+        if self.layer_idx not in states:
+            states[self.layer_idx] = self.allocate_inference_cache(batch_size, 0)
+        elif initialize_states:
+            for state in states[self.layer_idx]:
+                state.zero_()
+        return states[self.layer_idx]
+
+
+class Block(block.Block):
+    """:class:`selective_scan.compat.block.Block` without MLP, as mamba_ssm 1 had it here."""
+
+    def __init__(
+        self,
+        dim: int,
+        mixer_cls: Callable[[int], nn.Module],
+        norm_cls: Callable[[int], nn.Module] = nn.LayerNorm,
+        fused_add_norm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> None:
+        super().__init__(dim, mixer_cls, nn.Identity, norm_cls, fused_add_norm, residual_in_fp32)

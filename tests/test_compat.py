@@ -1,0 +1,386 @@
+"""mamba_ssm's and causal_conv1d's import paths: what install puts there, and code that uses it."""
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import io
+import logging
+import pickle
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import selective_scan
+from selective_scan import MambaMixer, compat, selective_scan_fn
+from selective_scan.compat import _modules
+
+FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
+
+
+def modules_of(packages=FOREIGN) -> dict:
+    return {n: m for n, m in sys.modules.items() if n.partition(".")[0] in packages}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    """Every test starts and ends without the packages; real ones, if any, are displaced."""
+    before = modules_of()
+    for name in before:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    compat.uninstall()
+    assert not any(isinstance(finder, compat._Importer) for finder in sys.meta_path)
+
+
+# --- install and uninstall ------------------------------------------------------------------------
+
+
+def test_import_alone_does_nothing():
+    code = (
+        "import sys, selective_scan, selective_scan.compat;"
+        f"print([n for n in sys.modules if n.partition('.')[0] in {FOREIGN}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_handle_and_context_manager():
+    with compat.install(force=True) as handle:
+        assert handle.packages == _modules.PACKAGES
+        assert set(modules_of()) == {
+            name for name in _modules.MODULES if not name.startswith("selective_scan")
+        }
+    assert not modules_of()
+    handle.uninstall()
+    assert not modules_of()
+
+
+def test_install_twice_changes_nothing():
+    compat.install(force=True)
+    modules, finders = modules_of(), list(sys.meta_path)
+    with compat.install(force=True) as second:
+        assert second.packages == ()
+        assert sys.meta_path == finders
+    assert modules_of() == modules
+    added = compat.install(force=True, raw=True)
+    assert added.packages == _modules.BINDINGS
+    added.uninstall()
+    assert modules_of() == modules
+    compat.uninstall()
+    compat.uninstall()
+    assert not modules_of()
+
+
+@pytest.fixture
+def real_package(tmp_path, monkeypatch):
+    """A mamba_ssm on the path, imported."""
+    folder = tmp_path / "mamba_ssm"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import real\n")
+    (folder / "real.py").write_text("Mamba = 'real'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in modules_of(["mamba_ssm"]):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_real_package_is_left_alone(real_package, is_imported, caplog):
+    if is_imported:
+        importlib.import_module("mamba_ssm")
+    before = modules_of()
+    with caplog.at_level(logging.WARNING, "selective_scan"):
+        handle = compat.install()
+    assert "mamba_ssm" not in handle.packages
+    assert modules_of(["mamba_ssm"]) == before
+    assert "mamba_ssm is installed and is left as it is" in caplog.text
+    assert importlib.import_module("mamba_ssm").real.Mamba == "real"
+
+
+def test_force_stands_for_a_real_package_and_gives_it_back(real_package):
+    real = importlib.import_module("mamba_ssm")
+    with compat.install(force=True):
+        ours = importlib.import_module("mamba_ssm")
+        assert ours.selective_scan_fn is selective_scan_fn
+        assert "mamba_ssm.real" not in sys.modules
+        assert importlib.util.find_spec("mamba_ssm.real") is None
+    assert sys.modules["mamba_ssm"] is real
+    assert sys.modules["mamba_ssm.real"].Mamba == "real"
+    assert importlib.util.find_spec("mamba_ssm").origin == str(real_package / "__init__.py")
+
+
+def test_a_module_without_spec_counts_as_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mamba_ssm", type(sys)("mamba_ssm"))
+    assert "mamba_ssm" not in compat.install().packages
+
+
+def test_a_failing_install_leaves_nothing(monkeypatch):
+    wrong = _modules.Contents({"missing": ("selective_scan", "missing")})
+    monkeypatch.setitem(_modules.MODULES, "causal_conv1d", wrong)
+    with pytest.raises(AttributeError, match="missing"):
+        compat.install(force=True)
+    assert not modules_of()
+
+
+@pytest.mark.parametrize("name", ["force", "raw"])
+def test_flags_are_bools(name):
+    with pytest.raises(TypeError, match=f"{name} must be a bool, got int"):
+        compat.install(**{name: 1})
+
+
+# --- the modules ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _modules.MODULES)
+def test_module_has_a_spec_and_reloads(compat_modules, name):
+    module = importlib.import_module(name)
+    spec = importlib.util.find_spec(name)
+    assert spec is module.__spec__
+    assert (spec.name, spec.origin) == (name, "selective_scan.compat")
+    assert (spec.submodule_search_locations is not None) == hasattr(module, "__path__")
+    names = _modules.MODULES[name].names
+    for attribute in names:
+        delattr(module, attribute)
+    assert importlib.reload(module) is module
+    for attribute, (origin, name_there) in names.items():
+        there = getattr(importlib.import_module(origin), name_there)
+        assert getattr(module, attribute) is there
+    parent, _, last = name.rpartition(".")
+    assert not parent or getattr(sys.modules[parent], last) is module
+
+
+def test_names_are_ours(compat_modules):
+    from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+    from mamba_ssm import Mamba
+    from mamba_ssm.modules.mamba_simple import Mamba as SameMamba
+    from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_ref
+    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+    ours = (causal_conv1d_fn, causal_conv1d_update, mamba_inner_fn, mamba_inner_ref)
+    for function in (*ours, selective_state_update):
+        assert function is getattr(selective_scan, function.__name__)
+    assert Mamba is SameMamba
+    assert issubclass(Mamba, MambaMixer)
+
+
+def test_what_is_not_covered_is_absent(compat_modules):
+    with pytest.raises(ModuleNotFoundError, match=r"mamba_ssm\.modules\.mamba2"):
+        importlib.import_module("mamba_ssm.modules.mamba2")
+    with pytest.raises(ImportError, match="Mamba2"):
+        exec("from mamba_ssm import Mamba2")
+    assert int(importlib.import_module("mamba_ssm").__version__.split(".")[0]) < 2
+
+
+# --- norms ----------------------------------------------------------------------------------------
+
+
+def norm_of(x, weight, bias, eps, is_rms):
+    x = x.double()
+    mean = 0 if is_rms else x.mean(-1, keepdim=True)
+    y = (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    return y if bias is None else y + bias.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("residual_dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_norm(compat_modules, dtype, residual_dtype, is_rms):
+    module = importlib.import_module("mamba_ssm.ops.triton.layer_norm")
+    x = torch.randn(2, 5, 16, dtype=dtype)
+    weight, bias = torch.randn(2, 16)
+    residual = None if residual_dtype is None else torch.randn(2, 5, 16).to(residual_dtype)
+    function = module.rms_norm_fn if is_rms else module.layer_norm_fn
+    for keep_wide, shift in [(False, bias), (True, None)]:
+        out, total = function(
+            x, weight, shift, residual, eps=0.1, prenorm=True, residual_in_fp32=keep_wide
+        )
+        expected = x.double() + (0 if residual is None else residual.double())
+        assert out.dtype == dtype
+        assert total.dtype == (residual_dtype or (torch.float32 if keep_wide else dtype))
+        rounding = 1e-2 if torch.bfloat16 in (dtype, residual_dtype) else 1e-5
+        torch.testing.assert_close(total.double(), expected, rtol=rounding, atol=rounding)
+        normed = norm_of(expected, weight, shift, 0.1, is_rms)
+        rounding = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.double(), normed, rtol=rounding, atol=rounding)
+        assert torch.equal(function(x, weight, shift, residual, eps=0.1), out)
+
+
+def test_rms_norm_module(compat_modules):
+    from mamba_ssm.ops.triton.layernorm import RMSNorm
+
+    norm, x = RMSNorm(16, eps=0.1, dtype=torch.float64), torch.randn(3, 16, dtype=torch.float64)
+    nn.init.normal_(norm.weight)
+    torch.testing.assert_close(norm(x), norm_of(x, norm.weight, None, 0.1, True))
+    out, total = norm(x, residual=x, prenorm=True)
+    torch.testing.assert_close(out, norm(2 * x))
+    assert torch.equal(total, 2 * x)
+    assert dict(norm.named_parameters()).keys() == {"weight"}
+
+
+def test_norm_refuses_what_is_not_covered(compat_modules):
+    from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_fn
+
+    x = torch.randn(3, 16)
+    for name in ("x1", "weight1", "bias1", "rowscale"):
+        with pytest.raises(ValueError, match=f"{name} must be None"):
+            layer_norm_fn(x, x[0], None, **{name: x})
+    with pytest.raises(ValueError, match="return_dropout_mask must be False"):
+        layer_norm_fn(x, x[0], None, return_dropout_mask=True)
+    for call in (partial(layer_norm_fn, x, x[0], None), partial(RMSNorm, 16)):
+        with pytest.raises(ValueError, match=r"dropout_p must be 0, got 0\.5"):
+            call(dropout_p=0.5)
+
+
+# --- Mamba and Block ------------------------------------------------------------------------------
+
+
+def make_mamba(**options) -> nn.Module:
+    from mamba_ssm.modules.mamba_simple import Mamba
+
+    return Mamba(**{"d_model": 12, "d_state": 4, "layer_idx": 3} | options)
+
+
+def test_arguments_of_mamba(compat_modules):
+    mamba = make_mamba()
+    names = list(inspect.signature(type(mamba)).parameters)
+    assert names[12:] == ["use_fast_path", "layer_idx", "device", "dtype"]
+    assert names[:12] == list(inspect.signature(MambaMixer).parameters)[:12]
+    assert mamba.state_dict().keys() == MambaMixer(12, 4).state_dict().keys()
+    half = make_mamba(dtype=torch.bfloat16)
+    assert half.A_log.dtype == half.D.dtype == torch.float32
+    assert half.in_proj.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(half.A_log.exp(), torch.arange(1.0, 5).expand(24, 4))
+    assert half.A_log._no_weight_decay
+    assert half.dt_proj.bias._no_reinit
+
+
+def test_mamba_computes_what_a_mixer_does_and_trains(compat_modules):
+    mamba, x = make_mamba(), torch.randn(2, 20, 12)
+    mixer = MambaMixer.from_mamba(mamba)
+    optimizer = torch.optim.SGD(mamba.parameters(), lr=0.01)
+    losses = []
+    for fast in (True, False):
+        mamba.use_fast_path = fast
+        torch.testing.assert_close(mamba(x), mixer(x), rtol=1e-5, atol=1e-6)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = mamba(x).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    assert losses[1] < losses[0]
+    assert all(parameter.grad is not None for parameter in mamba.parameters())
+
+
+@pytest.mark.parametrize("how", ["pickle", "copy", "torch.save"])
+def test_a_mamba_is_pickled_without_the_import_path(how):
+    with compat.install(force=True):
+        mamba = make_mamba()
+    if how == "copy":
+        twin = copy.deepcopy(mamba)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(mamba))
+    else:
+        torch.save(mamba, file := io.BytesIO())
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    x = torch.randn(1, 5, 12)
+    assert torch.equal(twin(x), mamba(x))
+    assert twin.layer_idx == 3
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_prefill_and_steps_give_what_one_call_gives(compat_modules, prompt, dtype):
+    mamba, x = make_mamba(dtype=dtype), torch.randn(2, 12, 12, dtype=dtype)
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    with torch.no_grad():
+        expected = mamba(x)
+        parts = [mamba(x[:, :prompt], inference_params=params)]
+        for t in range(prompt, 12):
+            params.seqlen_offset = t
+            parts.append(mamba(x[:, t : t + 1], inference_params=params))
+    conv_state, ssm_state = params.key_value_memory_dict[3]
+    assert conv_state.shape == (2, 24, 4)
+    assert ssm_state.shape == (2, 24, 4)
+    assert conv_state.dtype == ssm_state.dtype == dtype
+    rounding = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=rounding, atol=rounding)
+
+
+def test_steps_from_an_allocated_cache(compat_modules):
+    mamba, x = make_mamba(layer_idx=None), torch.randn(2, 5, 12)
+    states = mamba.allocate_inference_cache(2, 100, dtype=torch.float64)
+    assert all(state.dtype == torch.float64 for state in states)
+    outs = []
+    for t in range(5):
+        out, *after = mamba.step(x[:, t : t + 1], *states)
+        assert all(one is other for one, other in zip(after, states, strict=True))
+        assert not out.requires_grad
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 1), mamba(x).detach(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="hidden_states must be one step"):
+        mamba.step(x, *states)
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    with pytest.raises(ValueError, match="layer_idx must be given"):
+        mamba(x, inference_params=params)
+
+
+def test_training_through_a_prefill(compat_modules):
+    mamba, x = make_mamba(), torch.randn(2, 6, 12)
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    mamba(x, inference_params=params).sum().backward()
+    assert not any(state.requires_grad for state in params.key_value_memory_dict[3])
+    gradients = [parameter.grad for parameter in mamba.parameters()]
+    mamba.zero_grad()
+    mamba(x).sum().backward()
+    for parameter, gradient in zip(mamba.parameters(), gradients, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_mlp", [False, True])
+def test_block_fused_and_not(compat_modules, has_mlp):
+    from mamba_ssm.modules.block import Block
+    from mamba_ssm.ops.triton.layer_norm import RMSNorm
+
+    mlp = partial(nn.Linear, out_features=12) if has_mlp else nn.Identity
+    blocks = [
+        Block(12, partial(make_mixer, layer_idx=0), mlp, RMSNorm, fused, residual_in_fp32=True)
+        for fused in (False, True)
+    ]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    x, residual = torch.randn(2, 2, 7, 12)
+    results = [block(x, residual) for block in blocks]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    hidden, total = results[0]
+    if not has_mlp:
+        assert torch.equal(total, x + residual)
+        normed = norm_of(total, torch.ones(12), None, 1e-5, True).float()
+        torch.testing.assert_close(hidden, blocks[0].mixer(normed), rtol=1e-4, atol=1e-5)
+    conv_state, _ = blocks[0].allocate_inference_cache(2, 10)
+    assert conv_state.shape == (2, 24, 4)
+
+
+def make_mixer(d_model, **options):
+    return make_mamba(d_model=d_model, **options)
+
+
+def test_block_of_version_1(compat_modules):
+    from mamba_ssm.modules.mamba_simple import Block
+
+    block = Block(12, make_mixer, norm_cls=nn.LayerNorm)
+    assert {name.split(".")[0] for name in block.state_dict()} == {"norm", "mixer"}
+    x = torch.randn(2, 7, 12)
+    hidden, residual = block(x)
+    assert residual is x
+    torch.testing.assert_close(hidden, block.mixer(F.layer_norm(x, (12,))))
+    with pytest.raises(TypeError, match=r"norm_cls must make an nn\.LayerNorm or an RMSNorm"):
+        Block(12, make_mixer, nn.BatchNorm1d, fused_add_norm=True)
