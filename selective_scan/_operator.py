@@ -129,7 +129,7 @@ class Operator:
 
     Args:
         name: the ops are ``selective_scan::{name}_fwd`` and ``selective_scan::{name}_bwd``, or
-            ``selective_scan::{name}`` without a derivative; ``{name}_ref`` is the reference.
+            ``selective_scan::{name}`` without a derivative.
         arguments: those of the forward op, but for its last, ``save_states``, which it has if one
             of the results is saved states.
         results: those of the forward op, which may be named by `backward`; differentiable ones
@@ -142,6 +142,7 @@ class Operator:
             arguments.
         function_arguments: those of the function and the reference, where not `arguments`.
         backward_arguments: the tensors that the backward op is given, where not `arguments`.
+        reference: the name of the reference, where not ``{name}_ref``.
         gradient_like: for arguments that the backward op is not given, what allocates the gradient
             given the backward op's arguments.
         flops: the operations of the forward and of the backward op for a call, which
@@ -164,11 +165,13 @@ class Operator:
         derived: Mapping[str, Callable[[Sequence], object]] | None = None,
         function_arguments: Table | None = None,
         backward_arguments: Table | None = None,
+        reference: str | None = None,
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
     ) -> None:
         self.name = name
+        self._reference = reference or f"{name}_ref"
         self.arguments = arguments
         self._results = results
         self._backward_names = tuple(backward.split())
@@ -292,7 +295,7 @@ class Operator:
     def _fail_on_tangents(self, *_) -> NoReturn:
         raise RuntimeError(
             "forward-mode differentiation is not supported by the kernels; "
-            f"{self.name}_ref, or backend='reference', supports it"
+            f"{self._reference}, or backend='reference', supports it"
         )
 
     # --- what PyTorch is told ---------------------------------------------------------------------

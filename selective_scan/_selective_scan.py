@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ._checks import (
@@ -14,6 +16,8 @@ from ._checks import (
     Projection,
     Table,
     TensorArgument,
+    check_dims,
+    fail,
     state_dtypes,
 )
 from ._discretization import METHODS
@@ -46,39 +50,66 @@ def _flops(call: Call) -> tuple[int, int]:
     return 7 * states, 22 * states
 
 
-SELECTIVE_SCAN = Operator(
-    "selective_scan",
-    Table(
-        TensorArgument("u", REAL, _SEQUENCE),
-        TensorArgument("delta", REAL, _SEQUENCE),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", projection_dtypes, Projection(_POLES)),
-        TensorArgument("C", projection_dtypes, Projection(_POLES)),
-        TensorArgument("D", REAL, _CHANNELS, optional=True),
-        TensorArgument("z", REAL, _SEQUENCE, optional=True),
-        TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
-        Option("delta_softplus"),
-        Option("discretization_method", METHODS),
-        TensorArgument("initial_state", state_dtypes, _STATE, optional=True),
-        Option("reverse"),
-        anchor="u",
-        complex_by=("A",),
-    ),
-    results=[
-        Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
-        Result("last_state", _STATE, lambda call: call.state_dtype),
-        Result(
-            "states",
-            ("saved values",),
-            lambda call: call.state_dtype,
-            chunk="state_chunk",
-            recomputed=True,
+def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
+    method = call.options["discretization_method"]
+    if tensor.dim() == 3 and method != "bilinear":
+        shape = tuple(tensor.shape)
+        fail(f"{name} of shape {shape} needs discretization_method bilinear, got '{method}'")
+    check_dims(name, tensor, _POLES, call.sizes)
+
+
+def scan_operator(
+    name: str,
+    A: TensorArgument,
+    methods: tuple[str, ...],
+    flops: Callable[[Call], tuple[int, int]],
+    given_gradients: str = "",
+) -> Operator:
+    """The operator for this kind of A; the ops are called by `name`."""
+    return Operator(
+        name,
+        Table(
+            TensorArgument("u", REAL, _SEQUENCE),
+            TensorArgument("delta", REAL, _SEQUENCE),
+            A,
+            TensorArgument("B", projection_dtypes, Projection(_POLES)),
+            TensorArgument("C", projection_dtypes, Projection(_POLES)),
+            TensorArgument("D", REAL, _CHANNELS, optional=True),
+            TensorArgument("z", REAL, _SEQUENCE, optional=True),
+            TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
+            Option("delta_softplus"),
+            Option("discretization_method", methods),
+            TensorArgument("initial_state", state_dtypes, _STATE, optional=True),
+            Option("reverse"),
+            anchor="u",
+            complex_by=("A",),
         ),
-    ],
-    backward=(
-        "dout dlast_state u delta A B C D z delta_bias delta_softplus discretization_method "
-        "initial_state reverse states"
-    ),
-    flops=_flops,
+        results=[
+            Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
+            Result("last_state", _STATE, lambda call: call.state_dtype),
+            Result(
+                "states",
+                ("saved values",),
+                lambda call: call.state_dtype,
+                chunk="state_chunk",
+                recomputed=True,
+            ),
+        ],
+        backward=(
+            "dout dlast_state u delta A B C D z delta_bias delta_softplus discretization_method "
+            "initial_state reverse states"
+        ),
+        flops=flops,
+        given_gradients=given_gradients,
+        reference="selective_scan_ref",
+    )
+
+
+POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
+SELECTIVE_SCAN = scan_operator(
+    "selective_scan",
+    TensorArgument("A", POLE_DTYPES, _check_poles, dims=_POLES),
+    METHODS,
+    _flops,
     given_gradients="u delta B C z",
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._checks import BackendName
 from ._discretization import Method
-from ._selective_scan import SELECTIVE_SCAN
+from ._matrix_scan import operator_for
 from .reference import selective_scan_ref
 
 
@@ -116,6 +116,13 @@ def selective_scan_fn(
     that is constant over each step; poly, highorder and rk4 cut its series short. bilinear is
     Tustin's rule, stable wherever Re A < 0.
 
+    bilinear also takes a full matrix A for each channel, (dim, dstate, dstate), real or complex::
+
+        (I − Δ/2·A)·h[t] = (I + Δ/2·A)·h[t-1] + Δ·B[t]·u[t]
+
+    which costs O(dstate²) a step instead of O(dstate), for A of any kind: an orthogonal change of
+    basis makes A a Hessenberg matrix once a call, and each step solves one system with it.
+
     One published description prints bilinear as (1 − x/2)/(1 + x/2), Δ/(1 + x/2), which diverges
     for A < 0; it is the form above at −A.
 
@@ -129,6 +136,9 @@ def selective_scan_fn(
         delta: step sizes, (batch, dim, seqlen), any of these dtypes, in any unit of time.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128, per that unit of time;
             of a complex one the imaginary part is an angle in radians. Stable where Re A < 0.
+            With bilinear also (dim, dstate, dstate), stable where all eigenvalues have Re < 0, on
+            CUDA with dstate of at most 64. A step at which I − Δ/2·A is singular makes its channel
+            infinite or NaN.
             On CUDA dstate is at most 256, and less for complex128 on GPUs with less shared memory
             than Hopper.
         B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or
@@ -187,7 +197,8 @@ def selective_scan_fn(
     """
     options = (delta_softplus, discretization_method, initial_state, reverse)
     arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
-    if not SELECTIVE_SCAN.has_kernels((*arguments, return_last_state, backend)):
+    scan = operator_for(A, discretization_method)
+    if not scan.has_kernels((*arguments, return_last_state, backend)):
         return selective_scan_ref(
             *arguments[:9],
             return_last_state,
@@ -195,5 +206,5 @@ def selective_scan_fn(
             initial_state=initial_state,
             reverse=reverse,
         )
-    out, last_state, _ = SELECTIVE_SCAN(*arguments)
+    out, last_state, _ = scan(*arguments)
     return (out, last_state) if return_last_state else out

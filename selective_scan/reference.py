@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ._checks import BackendName
 from ._discretization import DISCRETIZATIONS, Method
+from ._matrix_scan import operator_for
 from ._pytorch import are_transforms_active
-from ._selective_scan import SELECTIVE_SCAN
 from ._typing import typed_as
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def selective_scan_ref(
     Arguments, results and errors are those of :func:`selective_scan_fn`, so that one name may take
     the other's place in any call; `backend` is checked as there, but chooses nothing here. It runs
     on any device and can be differentiated any number of times. Time and, with gradients, memory
-    grow as batch·dim·dstate·seqlen.
+    grow as batch·dim·dstate·seqlen; with a matrix A memory as that times dstate, and time as that
+    times dstate².
 
     Example:
         >>> import torch
@@ -56,7 +57,7 @@ def selective_scan_ref(
     """
     options = (delta_softplus, discretization_method, initial_state, reverse)
     values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
-    call = SELECTIVE_SCAN.check(values)
+    call = operator_for(A, discretization_method).check(values)
 
     batch, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
@@ -80,8 +81,11 @@ def selective_scan_ref(
     y_steps = []
     for t in reversed(range(seqlen)) if reverse else range(seqlen):
         delta_t = delta_steps[t][..., None]  # (batch, dim, 1)
-        abar, bbar = discretize(delta_t, delta_t * A)
-        h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
+        if A.dim() == 3:
+            h = _solve_step(h, delta_t, A, B_steps[t] * u_steps[t][..., None])
+        else:
+            abar, bbar = discretize(delta_t, delta_t * A)
+            h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
         y = (C_steps[t] * h).sum(-1)
         y_steps.append(2 * y.real if y.is_complex() else y)
 
@@ -96,6 +100,14 @@ def selective_scan_ref(
     # tensor into another.
     out = y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
     return (out, h) if return_last_state else out
+
+
+def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
+    """The state after a step with a matrix A; not finite where I − Δ/2·A is singular."""
+    half = delta[..., None] / 2 * A  # (batch, dim, dstate, dstate)
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    known = h + (half * h[..., None, :]).sum(-1) + delta * input
+    return torch.linalg.solve_ex(identity - half, known[..., None]).result[..., 0]
 
 
 def _steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:

@@ -144,8 +144,13 @@ def wrong_shapes():
                 {name: Value(shape)},
                 f"{name} must be (batch, dim, seqlen) = ({b}, {d}, {s}), got {shape}",
             )
-    for shape in ((d - 1, n), (n, d), (d,), (n,), (d, n, 1), (1, n), ()):
+    for shape in ((d - 1, n), (n, d), (d,), (n,), (d, n, 1, 1), (1, n), ()):
         yield Bad({"A": Value(shape)}, f"A must be (dim, dstate) = ({d}, *), got {shape}")
+    for shape in ((d, n, n), (d, n, 1)):
+        yield Bad(
+            {"A": Value(shape)},
+            f"A of shape {shape} needs discretization_method bilinear, got 'foh'",
+        )
     yield Bad({"A": Value((d, 0))}, f"A must have dstate of at least 1, got ({d}, 0)")
     for name in ("B", "C"):
         for shape in ((), (n,), (b, g, n, s, 1)):

@@ -214,6 +214,19 @@ def test_benchmark_refuses_what_is_not_there(monkeypatch, capsys, arguments, sen
     assert sentence in capsys.readouterr().err
 
 
+def test_benchmark_of_full_state_matrices(tmp_path):
+    run_program(
+        "benchmark_matrix_scan.py", "--shapes", "1,4,8,3", "--runs", "2", "--threads", "1",
+        "--json", tmp_path / "matrix.json",
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "matrix.json").read_text())["rows"]
+    assert [row["pass"] for row in rows] == ["forward", "forward + backward"]
+    for row in rows:
+        assert_is_timing(row["kernels"], 2)
+        assert_is_timing(row["reference"], 2)
+        assert row["difference"] < 1e-5
+
+
 def test_benchmark_of_the_causal_convolution(tmp_path):
     done = run_program(
         "benchmark_causal_conv1d.py", "--device", "cpu", "--shapes", "1,20,40", "--runs", "2",
@@ -266,6 +279,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
     "name",
     [
         "benchmark_causal_conv1d.py",
+        "benchmark_matrix_scan.py",
         "benchmark_layer.py",
         "benchmark_selective_scan.py",
         "profile_discretization.py",

@@ -14,6 +14,7 @@ import torch
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+import test_matrix_scan as matrix
 import test_selective_state_update as update
 from problem import METHODS, Case, check
 from selective_scan import backends
@@ -35,6 +36,12 @@ DIAGONAL = (
     {"shape": (18, 131), "a": torch.complex64, "initial_state": torch.complex64},
     {"shape": (2, 2049), "b": torch.complex128, "initial_state": None, "reverse": True},
     {"shape": (5, 20, 67), "a_shape": (20, 1)},
+)
+MATRIX = (
+    {"dim": 19, "groups": 1},
+    {"complex": True, "B": "packed_grouped", "C": "constant"},
+    {"dtype": torch.float64, "dstate": 9},
+    {"dtype": torch.float64, "complex": True, "reverse": True},
 )
 UNITARY = ({}, {"dim": 20, "dtype": torch.bfloat16}, {"B": "grouped", "C": "shared", "groups": 1})
 
@@ -86,6 +93,8 @@ def main() -> None:
     check_scans("cpu", CHANGES)
     for changes in DIAGONAL:
         diagonal.check(diagonal.Case(**changes), "cpu")
+    for changes in MATRIX:
+        matrix.check(matrix.BASE.with_(**changes))
     for changes in UNITARY:
         unitary.check(unitary.Case(**changes), "cpu")
     for method, changes in itertools.product(METHODS, UPDATE):

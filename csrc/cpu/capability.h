@@ -3,6 +3,7 @@
 
 #include "conv/kernels.h"
 #include "diagonal/kernels.h"
+#include "matrix/kernels.h"
 #include "selective/kernels.h"
 #include "unitary/kernels.h"
 #include "update/kernels.h"
@@ -17,6 +18,7 @@ struct Capability {
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
   ConvKernels conv[2];             // is_double
   UpdateKernels update[2][2];      // is_double, is_complex
+  const MatrixKernels* matrix[2][2];
 };
 
 extern const Capability kDefaultCapability;

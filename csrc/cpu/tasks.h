@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "thread_pool.h"
+#include "work.h"
 
 namespace selective_scan::cpu {
 
@@ -30,5 +31,17 @@ void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run
       },
       &context);
 }
+
+/// Scratch memory of every worker.
+struct WorkerScratch {
+  char* base;
+  int64_t bytes_each;
+
+  WorkerScratch(Arena& arena, int64_t workers, int64_t bytes)
+      : bytes_each(round_up(bytes, Arena::kAlignment)) {
+    base = arena.take<char>(workers * bytes_each);
+  }
+  void* of(int64_t worker) const { return base + worker * bytes_each; }
+};
 
 }  // namespace selective_scan::cpu

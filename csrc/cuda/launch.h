@@ -11,6 +11,7 @@
 
 #include "../core/conv_params.h"
 #include "../core/diagonal_params.h"
+#include "../core/matrix_params.h"
 #include "../core/params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
@@ -28,6 +29,13 @@ using ScratchMemory = std::function<void*(int64_t bytes)>;
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
+                          cudaStream_t stream);
+
+/// The scan with full state matrices.
+constexpr int64_t kMaxMatrixDstate = 64;
+cudaError_t scan_forward(const MatrixForwardParams& params, const ScratchMemory& memory,
+                         cudaStream_t stream);
+cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
 
 /// The general diagonal scan. Into how many segments of time the kernels split every row on the

@@ -12,7 +12,7 @@
 namespace selective_scan::op {
 namespace {
 
-struct CpuBackend {
+struct CpuBackend : DiagonalA {
   static constexpr int64_t kMaxDstate = 0;
 
   explicit CpuBackend(const Tensor&) {}

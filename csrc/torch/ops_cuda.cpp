@@ -10,7 +10,7 @@
 namespace selective_scan::op {
 namespace {
 
-struct CudaBackend {
+struct CudaBackend : DiagonalA {
   static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
 
   explicit CudaBackend(const Tensor& u) : stream(u) {}

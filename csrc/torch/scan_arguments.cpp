@@ -56,6 +56,22 @@ void check_dtypes(const ScanArguments& args, bool is_complex) {
   }
 }
 
+void check_A(const ScanArguments& args, const ScanParams& params) {
+  const Tensor& A = args.A;
+  if (!args.is_matrix_A) {
+    if (A.dim() == 3 && args.method != Method::kBilinear) {
+      fail("A of shape ", shape_text(A), " needs discretization_method bilinear, got '",
+           kMethodNames[static_cast<int>(args.method)], "'");
+    }
+    check_shape("A", A, {{"dim", params.dim}, {"dstate"}});
+    return;
+  }
+  check_shape("A", A, {{"dim", params.dim}, {"dstate"}, {"dstate"}});
+  if (A.size(1) != A.size(2)) {
+    fail("A must be (dim, dstate, dstate) = (", params.dim, ", *, *), got ", shape_text(A));
+  }
+}
+
 void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dstate) {
   check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
   params.batch = args.u.size(0);
@@ -70,7 +86,7 @@ void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dst
   };
 
   check_sequence("delta", args.delta);
-  check_shape("A", args.A, {{"dim", params.dim}, {"dstate"}});
+  check_A(args, params);
   params.dstate = args.A.size(1);
   if (params.dstate == 0) fail("A must have dstate of at least 1, got ", shape_text(args.A));
   if (max_dstate > 0 && params.dstate > max_dstate) {
@@ -151,6 +167,12 @@ Method parse_method(const std::string& name) {
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
+}
+
+Method parse_matrix_method(const std::string& name) {
+  const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
+  if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
+  return Method::kBilinear;
 }
 
 ScalarType state_dtype(const ScanParams& params) {

@@ -23,6 +23,7 @@ struct ScanArguments {
   Method method;
   const std::optional<Tensor>& initial_state;
   bool reverse;
+  bool is_matrix_A = false;  // A is (dim, dstate, dstate), not (dim, dstate)
 };
 
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
@@ -30,6 +31,8 @@ std::string built_methods();
 
 /// By its name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
+/// Of those that take an A of shape (dim, dstate, dstate).
+Method parse_matrix_method(const std::string& name);
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
 /// `max_dstate` is the backend's limit, 0 for none.

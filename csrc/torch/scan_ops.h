@@ -2,12 +2,15 @@
 //
 // A Backend names where the kernels run. It has:
 //
+//   static constexpr bool kIsMatrixA
+//   using Forward, using Backward
+//       Whether A is (dim, dstate, dstate), and the parameters of the passes; see DiagonalA.
 //   static constexpr int64_t kMaxDstate
 //       The largest dstate; 0 says that there is no limit.
 //   explicit Backend(const Tensor& u)
 //       Selects the device of u.
-//   void launch(const ForwardParams& params, const auto& memory) const
-//   void launch(const BackwardParams& params, const auto& memory) const
+//   void launch(const Forward& params, const auto& memory) const
+//   void launch(const Backward& params, const auto& memory) const
 //       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 //   void zero(void* data, int64_t bytes) const
 //       Sets bytes to 0, in order with the passes.
@@ -22,10 +25,22 @@
 #include <string>
 #include <tuple>
 
+#include "../core/matrix_params.h"
 #include "scan_arguments.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
+
+struct DiagonalA {
+  static constexpr bool kIsMatrixA = false;
+  using Forward = ForwardParams;
+  using Backward = BackwardParams;
+};
+struct MatrixA {
+  static constexpr bool kIsMatrixA = true;
+  using Forward = MatrixForwardParams;
+  using Backward = MatrixBackwardParams;
+};
 
 /// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
 /// its own for every size of 0 and of 1, and short sequences have no or one state to save.
@@ -51,6 +66,11 @@ inline bool is_empty(const ScanParams& params) {
   return params.batch == 0 || params.dim == 0;
 }
 
+/// Between the columns of a matrix A, in components.
+inline int64_t column_stride(const Tensor& A) {
+  return A.stride(2) * components(A);
+}
+
 /// The arguments of a call, checked, and where it runs.
 template <class Backend>
 struct Problem {
@@ -60,7 +80,20 @@ struct Problem {
 
   explicit Problem(const ScanArguments& args)
       : args(args), params(make_scan_params(args, Backend::kMaxDstate)), backend(args.u) {}
+
+  /// The parameters of a pass, but for its results.
+  template <class Params>
+  Params inputs() const {
+    Params inputs(params);
+    if constexpr (Backend::kIsMatrixA) inputs.A_column = column_stride(args.A);
+    return inputs;
+  }
 };
+
+template <class Backend>
+Method parse_method_of(const std::string& name) {
+  return Backend::kIsMatrixA ? parse_matrix_method(name) : parse_method(name);
+}
 
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
@@ -69,9 +102,10 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
     bool delta_softplus, const std::string& discretization_method,
     const OptionalTensor& initial_state, bool reverse, bool save_states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
+                                  parse_method_of<Backend>(discretization_method), initial_state,
+                                  reverse, Backend::kIsMatrixA});
   const Backend& backend = problem.backend;
-  ForwardParams params(problem.params);
+  auto params = problem.template inputs<typename Backend::Forward>();
   const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
@@ -90,11 +124,12 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
 
 /// Runs the forward scan for its states alone, for a backward pass that was given none.
 template <class Backend>
-Tensor recompute_states(const Backend& backend, const Tensor& u, const ScanParams& inputs) {
-  Tensor states = new_states(u, inputs);
-  ForwardParams params(inputs);
+Tensor recompute_states(const Problem<Backend>& problem) {
+  const Tensor& u = problem.args.u;
+  Tensor states = new_states(u, problem.params);
+  auto params = problem.template inputs<typename Backend::Forward>();
   params.states = states.mutable_data_ptr();
-  launch_with_workspace(backend, u, params);
+  launch_with_workspace(problem.backend, u, params);
   return states;
 }
 
@@ -142,7 +177,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
   const Backend& backend = problem.backend;
   const ScanArguments& args = problem.args;
-  BackwardParams params(problem.params);
+  auto params = problem.template inputs<typename Backend::Backward>();
   if (is_empty(params)) {
     for (Tensor gradient : {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state}) {
       if (gradient.defined()) torch::stable::zero_(gradient);
@@ -156,7 +191,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
     params.states = const_cast<void*>(states->const_data_ptr());
   } else if (num_saved_states(params.seqlen) > 0) {
     own_states = has_states ? allocating(*states, [&] { return torch::stable::clone(*states); })
-                            : recompute_states(backend, args.u, problem.params);
+                            : recompute_states(problem);
     params.states = own_states.mutable_data_ptr();
   }
   const bool reverse = args.reverse;
@@ -165,6 +200,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   params.du = sequence_view(du, reverse);
   params.ddelta = sequence_view(ddelta, reverse);
   params.dA = pole_view(dA);
+  if constexpr (Backend::kIsMatrixA) params.dA_column = column_stride(dA);
   params.dB = projection_view(dB, params, reverse);
   params.dC = projection_view(dC, params, reverse);
   if (args.D) params.dD = channel_view(dD);
@@ -183,7 +219,8 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
                    const std::string& discretization_method, const OptionalTensor& initial_state,
                    bool reverse, const OptionalTensor& states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
+                                  parse_method_of<Backend>(discretization_method), initial_state,
+                                  reverse, Backend::kIsMatrixA});
   check_gradients(problem.params, u, dout, dlast_state, states);
   const Gradients made{allocate_like(u), allocate_like(delta),     allocate_like(A),
                        allocate_like(B), allocate_like(C),         new_gradient(D),
@@ -213,7 +250,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
     const OptionalTensor& states, const Tensor& du, const Tensor& ddelta, const Tensor& dB,
     const Tensor& dC, const OptionalTensor& dz) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method(discretization_method), initial_state, reverse});
+                                  parse_method_of<Backend>(discretization_method), initial_state,
+                                  reverse, Backend::kIsMatrixA});
   check_gradients(problem.params, u, dout, dlast_state, states);
   check_given_gradient("du", du, "u", u);
   check_given_gradient("ddelta", ddelta, "delta", delta);

@@ -6,6 +6,7 @@
 #include "../conv/forward.h"
 #include "../conv/update.h"
 #include "../diagonal/scan.h"
+#include "../matrix/kernels.h"
 #include "../selective/backward.h"
 #include "../selective/forward.h"
 #include "../selective/segment_maps.h"
@@ -52,7 +53,7 @@ constexpr UpdateKernels update_kernels_of() {
 
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}, {}, {}};
+  Capability capability{name, {}, {}, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -71,6 +72,10 @@ constexpr Capability make_capability(const char* name) {
   capability.update[0][1] = update_kernels_of<Complex<Single>>();
   capability.update[1][0] = update_kernels_of<Double>();
   capability.update[1][1] = update_kernels_of<Complex<Double>>();
+  capability.matrix[0][0] = &MatrixScan<Single>::kernels;
+  capability.matrix[0][1] = &MatrixScan<Complex<Single>>::kernels;
+  capability.matrix[1][0] = &MatrixScan<Double>::kernels;
+  capability.matrix[1][1] = &MatrixScan<Complex<Double>>::kernels;
   return capability;
 }
 

@@ -14,12 +14,35 @@
 
 namespace selective_scan::cpu {
 
+/// What belongs to the steps of a chunk, of one vector of lanes.
+template <class R>
+struct BackwardSteps {
+  R* biased_delta;
+  R* decay;  // exp(-|biased_delta|), if softplus takes it
+  R* delta;
+  R* u;
+  R* z;
+  R* gate;  // sigmoid(z)
+  R* dout;
+  R* dy;
+  R* y;
+  R* du;
+  R* ddelta;
+
+  SELECTIVE_SCAN_HD explicit BackwardSteps(Arena& arena) {
+    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
+      *steps = arena.take<R>(kStateChunk);
+    }
+  }
+};
+
 template <class State>
 struct BackwardScratch {
   using R = real_t<State>;
   using T = scalar_t<State>;
 
   Arena arena;
+  BackwardSteps<R> steps;
   BlockInputs<State> inputs;
   BlockMaps<State> maps;        // if segments may find theirs
   State* carry;                 // (vector, state): gradient of h from later steps
@@ -32,20 +55,9 @@ struct BackwardScratch {
   T* dC_tile;
   State* states;  // (state)
   KeptSteps<State> kept;
-  R* biased_delta;  // (step)
-  R* decay;         // exp(-|biased_delta|), if softplus takes it
-  R* delta;
-  R* u;
-  R* z;
-  R* gate;  // sigmoid(z)
-  R* dout;
-  R* dy;
-  R* y;
-  R* du;
-  R* ddelta;
 
   SELECTIVE_SCAN_HD BackwardScratch(const BackwardParams& params, const Block& block, void* base)
-      : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
+      : arena{static_cast<char*>(base)}, steps(arena), inputs(arena, params, block) {
     const int64_t vectors = num_vectors<R>(block);
     const int64_t per_state = vectors * params.dstate;
     const int64_t tile = ProjectionTile<State>::values(params.dstate, shares_projections(block));
@@ -63,9 +75,6 @@ struct BackwardScratch {
     kept.h = arena.take<State>(kKept + kStatesInRegisters);
     kept.first = arena.take<State>(kKept);
     kept.second = arena.take<State>(kKept);
-    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
-      *steps = arena.take<R>(kStateChunk);
-    }
   }
 };
 
@@ -92,6 +101,71 @@ void load_output_gradient(const BackwardParams& params, const Block& block, cons
     gate[t] = VectorMath::sigmoid(z[t]);
     dy[t] = dout[t] * (z[t] * gate[t]);
   }
+}
+
+/// Reads a chunk's inputs; y, du and ddelta begin with 0.
+template <class R>
+void load_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                         const Chunk& chunk, R delta_bias, const BackwardSteps<R>& steps) {
+  load_step_sizes(params, block, lanes, chunk, -kStateChunk, delta_bias, steps.biased_delta,
+                  steps.decay, steps.delta);
+  load_sequence(params.u, block, lanes, chunk, -kStateChunk, steps.u);
+  load_output_gradient(params, block, lanes, chunk, steps.dout, steps.z, steps.gate, steps.dy);
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
+  }
+}
+
+/// From Re(Σ C·h) in y and the parts of du and ddelta that the states have, the gradients of the
+/// sequences, which are stored, and of D and delta_bias, which are added to.
+template <class State, class R>
+void finish_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                           const Chunk& chunk, R D, const BackwardSteps<R>& steps,
+                           CompensatedSum<R>& dD, CompensatedSum<R>& ddelta_bias) {
+  R dD_of_chunk(scalar_t<R>(0)), ddelta_bias_of_chunk(scalar_t<R>(0));
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    const R u = steps.u[t];
+    const R dy = steps.dy[t];
+    steps.du[t] = steps.du[t] + D * dy;
+    if (params.delta_softplus) {
+      steps.ddelta[t] =
+          steps.ddelta[t] * VectorMath::softplus_derivative(steps.biased_delta[t], steps.decay[t]);
+    }
+    dD_of_chunk += dy * u;
+    ddelta_bias_of_chunk += steps.ddelta[t];
+  }
+  dD.add(dD_of_chunk);
+  ddelta_bias.add(ddelta_bias_of_chunk);
+  if (params.z.present()) {
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      const R z = steps.z[t];
+      const R y = constant<State>(kOutputScale<State>) * steps.y[t] + D * steps.u[t];
+      steps.z[t] = steps.dout[t] * y * silu_derivative(z, steps.gate[t]);
+    }
+    store_sequence(params.dz, block, lanes, chunk, -kStateChunk, steps.z);
+  }
+  store_sequence(params.du, block, lanes, chunk, -kStateChunk, steps.du);
+  store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, steps.ddelta);
+}
+
+/// Stores a tile of the gradient of a variable B or C: in `blocks` where several blocks add to it.
+template <class State>
+void store_projection_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                               const Chunk& chunk, const BackwardPartials& partials,
+                               const ArrayView& gradient, void* blocks,
+                               const scalar_t<State>* tile) {
+  using T = scalar_t<State>;
+  if (!blocks) {
+    ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate, tile);
+    return;
+  }
+  const int64_t size = ProjectionTile<State>::values(params.dstate, true);
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
+  const int64_t index =
+      ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
+          chunks +
+      chunk.first_step / kStateChunk;
+  memcpy(static_cast<T*>(blocks) + index * size, tile, size * sizeof(T));
 }
 
 template <class State>
@@ -142,12 +216,12 @@ struct BackwardKernel {
         scan_chunk(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
       }
       if (params.variable_B) {
-        store_projection(params, block, first, chunk, partials, params.dB, partials.dB_blocks,
-                         scratch.dB_tile);
+        store_projection_gradient<State>(params, block, first, chunk, partials, params.dB,
+                                         partials.dB_blocks, scratch.dB_tile);
       }
       if (params.variable_C) {
-        store_projection(params, block, first, chunk, partials, params.dC, partials.dC_blocks,
-                         scratch.dC_tile);
+        store_projection_gradient<State>(params, block, first, chunk, partials, params.dC,
+                                         partials.dC_blocks, scratch.dC_tile);
       }
     });
 
@@ -210,27 +284,27 @@ struct BackwardKernel {
                                        is_variable ? nullptr : sums + of_vector};
     };
     BackwardSweep<State> sweep;
-    sweep.largest_step = largest_step(scratch.delta, chunk.steps);
+    sweep.largest_step = largest_step(scratch.steps.delta, chunk.steps);
     sweep.is_bounded = inputs.is_bounded(sweep.largest_step, vector);
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
-    sweep.delta = scratch.delta;
-    sweep.u = scratch.u;
+    sweep.delta = scratch.steps.delta;
+    sweep.u = scratch.steps.u;
     sweep.poles = inputs.poles + of_vector;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);
     sweep.states = scratch.states;
-    sweep.y = scratch.y;
-    sweep.dy = scratch.dy;
-    sweep.du = scratch.du;
-    sweep.ddelta = scratch.ddelta;
+    sweep.y = scratch.steps.y;
+    sweep.dy = scratch.steps.dy;
+    sweep.du = scratch.steps.du;
+    sweep.ddelta = scratch.steps.ddelta;
     sweep.carry = scratch.carry + of_vector;
     sweep.dA = scratch.dA + of_vector;
     sweep.dB = gradient(params.variable_B, scratch.dB_tile, scratch.dB);
     sweep.dC = gradient(params.variable_C, scratch.dC_tile, scratch.dC);
     sweep.kept = scratch.kept;
     if (block.finds_map) {
-      sweep.map = scratch.maps.next(params, vector, scratch.delta, chunk.steps,
+      sweep.map = scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps,
                                     is_first_chunk(lanes, chunk));
     }
     Sweeps<State>::all()[params.method].backward(sweep);
@@ -238,65 +312,13 @@ struct BackwardKernel {
 
   static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
                          const Chunk& chunk, const Scratch& scratch, int64_t vector) {
-    const int64_t steps = chunk.steps;
-    const R D = scratch.inputs.D[vector];
-    load_step_sizes(params, block, lanes, chunk, -kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.biased_delta, scratch.decay, scratch.delta);
-    load_sequence(params.u, block, lanes, chunk, -kStateChunk, scratch.u);
-    load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
-                         scratch.dy);
-    for (int64_t t = 0; t < steps; ++t) {
-      scratch.y[t] = R(T(0));
-      scratch.du[t] = R(T(0));
-      scratch.ddelta[t] = R(T(0));
-    }
+    const BackwardSteps<R>& steps = scratch.steps;
+    load_backward_steps(params, block, lanes, chunk, scratch.inputs.delta_bias[vector], steps);
     load_states_before(params, block, lanes, chunk, scratch.states);
-
     sweep(params, block, lanes, chunk, scratch, vector);
-    clear_steps_beyond(lanes, chunk, scratch.ddelta);
-
-    CompensatedSum<R>& dD = scratch.dD[vector];
-    CompensatedSum<R>& ddelta_bias = scratch.ddelta_bias[vector];
-    R dD_of_chunk(T(0)), ddelta_bias_of_chunk(T(0));
-    for (int64_t t = 0; t < steps; ++t) {
-      const R u = scratch.u[t];
-      const R dy = scratch.dy[t];
-      scratch.du[t] = scratch.du[t] + D * dy;
-      if (params.delta_softplus) {
-        scratch.ddelta[t] = scratch.ddelta[t] * VectorMath::softplus_derivative(
-                                                    scratch.biased_delta[t], scratch.decay[t]);
-      }
-      dD_of_chunk += dy * u;
-      ddelta_bias_of_chunk += scratch.ddelta[t];
-    }
-    dD.add(dD_of_chunk);
-    ddelta_bias.add(ddelta_bias_of_chunk);
-    if (params.z.present()) {
-      for (int64_t t = 0; t < steps; ++t) {
-        const R z = scratch.z[t];
-        const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
-        scratch.z[t] = scratch.dout[t] * y * silu_derivative(z, scratch.gate[t]);
-      }
-      store_sequence(params.dz, block, lanes, chunk, -kStateChunk, scratch.z);
-    }
-    store_sequence(params.du, block, lanes, chunk, -kStateChunk, scratch.du);
-    store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, scratch.ddelta);
-  }
-
-  static void store_projection(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                               const Chunk& chunk, const BackwardPartials& partials,
-                               const ArrayView& gradient, void* blocks, const T* tile) {
-    if (!blocks) {
-      ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate, tile);
-      return;
-    }
-    const int64_t size = ProjectionTile<State>::values(params.dstate, true);
-    const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-    const int64_t index =
-        ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
-            chunks +
-        chunk.first_step / kStateChunk;
-    memcpy(static_cast<T*>(blocks) + index * size, tile, size * sizeof(T));
+    clear_steps_beyond(lanes, chunk, steps.ddelta);
+    finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps,
+                                 scratch.dD[vector], scratch.ddelta_bias[vector]);
   }
 
   static void store_sums(const BackwardParams& params, const Block& block, const Lanes& lanes,

@@ -291,6 +291,16 @@ struct ProjectionTile {
   }
 };
 
+/// Reads an array with a number for each channel; zeros where it is absent.
+template <class R>
+void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
+  values = R(scalar_t<R>(0));
+  if (!view.present()) return;
+  load_tile<R>({element_at(view, lanes.channel * view.channel), view.dtype, 1, lanes.count, 0,
+                lanes.channel_stride(view)},
+               reinterpret_cast<scalar_t<R>*>(&values), R::kWidth);
+}
+
 /// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
 template <class State>
 struct BlockInputs {
@@ -374,14 +384,6 @@ struct BlockInputs {
   }
 
  private:
-  static void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
-    values = R(T(0));
-    if (!view.present()) return;
-    load_tile<R>({element_at(view, lanes.channel * view.channel), view.dtype, 1, lanes.count, 0,
-                  lanes.channel_stride(view)},
-                 reinterpret_cast<T*>(&values), R::kWidth);
-  }
-
   static SELECTIVE_SCAN_HD Projection<State> variable(const ScanParams& params, const Lanes& lanes,
                                                       const T* tile) {
     const bool is_shared = lanes.share_projections();
@@ -447,6 +449,19 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
     for (int64_t t = 0; t < chunk.steps; ++t) delta[t] = biased_delta[t] + delta_bias;
   }
   clear_steps_beyond(lanes, chunk, delta);
+}
+
+/// Turns Re(Σ C·h) in y to out, and stores it; z is room for the gate.
+template <class State, class R>
+void store_output(const ForwardParams& params, const Block& block, const Lanes& lanes,
+                  const Chunk& chunk, R D, const R* u, R* z, R* y) {
+  const bool is_gated = params.z.present();
+  if (is_gated) load_sequence(params.z, block, lanes, chunk, kStateChunk, z);
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    const R sum = constant<State>(kOutputScale<State>) * y[t] + D * u[t];
+    y[t] = is_gated ? sum * (z[t] * VectorMath::sigmoid(z[t])) : sum;
+  }
+  store_sequence(params.out, block, lanes, chunk, kStateChunk, y);
 }
 
 /// The largest |Δ| of each lane; what is no number does not count.

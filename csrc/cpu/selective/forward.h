@@ -120,14 +120,8 @@ struct ForwardKernel {
     Sweeps<State>::all()[params.method].forward(sweep);
 
     if (!params.out.present()) return;
-    const R D = scratch.inputs.D[vector];
-    const bool is_gated = params.z.present();
-    if (is_gated) load(params.z, scratch.z);
-    for (int64_t t = 0; t < steps.steps; ++t) {
-      const R y = constant<State>(kOutputScale<State>) * scratch.y[t] + D * scratch.u[t];
-      scratch.y[t] = is_gated ? y * (scratch.z[t] * VectorMath::sigmoid(scratch.z[t])) : y;
-    }
-    store_sequence(params.out, block, lanes, steps, kStateChunk, scratch.y);
+    store_output<State>(params, block, lanes, steps, scratch.inputs.D[vector], scratch.u, scratch.z,
+                        scratch.y);
   }
 
   /// The lanes for which the state `offset` steps behind their first one is to be saved: neither

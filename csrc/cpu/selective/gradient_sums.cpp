@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "../tasks.h"
+
 namespace selective_scan::cpu {
 namespace {
 
@@ -41,7 +43,7 @@ void sum_channel(const BackwardParams& params, int64_t rows, const void* partial
 template <class T>
 void sum_over_rows_of(const BackwardParams& params, const BackwardPartials& partials,
                       int64_t channel) {
-  sum_states<T>(params, partials.rows, partials.dA, params.dA, channel);
+  if (partials.dA) sum_states<T>(params, partials.rows, partials.dA, params.dA, channel);
   if (!params.variable_B) sum_states<T>(params, partials.rows, partials.dB, params.dB, channel);
   if (!params.variable_C) sum_states<T>(params, partials.rows, partials.dC, params.dC, channel);
   sum_channel<T>(params, partials.rows, partials.dD, params.dD, channel);
@@ -86,18 +88,59 @@ void sum_over_blocks_of(const BackwardParams& params, const BackwardPartials& pa
   }
 }
 
-}  // namespace
-
+/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the batch and, where
+/// sequences are segmented, over the sets of segments.
 void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
                    int64_t channel) {
   const auto sum = params.is_double ? &sum_over_rows_of<double> : &sum_over_rows_of<float>;
   sum(params, partials, channel);
 }
 
+/// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
 void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,
                      int64_t group, int64_t chunk) {
   const auto sum = params.is_double ? &sum_over_blocks_of<double> : &sum_over_blocks_of<float>;
   sum(params, partials, batch, group, chunk);
+}
+
+}  // namespace
+
+BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
+                               Arena& arena) {
+  const int64_t components = params.is_complex ? 2 : 1;
+  const int64_t element = params.is_double ? 8 : 4;
+  const auto take = [&](bool wanted, int64_t count) -> void* {
+    return wanted ? arena.take<char>(count * element) : nullptr;
+  };
+  const int64_t rows = params.batch * partition.segmentation.parts();
+  const int64_t channels = rows * params.dim;
+  const int64_t states = channels * params.dstate * components;
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
+  const int64_t blocks = partition.chains() * chunks * components * params.dstate * kStateChunk;
+  const bool several = partition.blocks_per_group > 1;
+
+  BackwardPartials partials;
+  partials.rows = rows;
+  partials.dB = take(!params.variable_B, states);
+  partials.dC = take(!params.variable_C, states);
+  partials.dD = take(params.D.present(), channels);
+  partials.ddelta_bias = take(params.delta_bias.present(), channels);
+  partials.dB_blocks = take(params.variable_B && several, blocks);
+  partials.dC_blocks = take(params.variable_C && several, blocks);
+  partials.blocks_per_group = partition.blocks_per_group;
+  return partials;
+}
+
+void sum_partials(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+                  const ThreadPool& pool) {
+  run_tasks(params.dim, workers, pool,
+            [&](int64_t channel, int64_t) { sum_over_rows(params, partials, channel); });
+  if (!partials.dB_blocks && !partials.dC_blocks) return;
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
+  run_tasks(params.batch * params.groups * chunks, workers, pool, [&](int64_t task, int64_t) {
+    const int64_t row = task / chunks;
+    sum_over_blocks(params, partials, row / params.groups, row % params.groups, task % chunks);
+  });
 }
 
 }  // namespace selective_scan::cpu

@@ -5,16 +5,17 @@
 #include <cstdint>
 
 #include "../../core/params.h"
+#include "../thread_pool.h"
 #include "kernels.h"
 
 namespace selective_scan::cpu {
 
-/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the batch and, where
-/// sequences are segmented, over the sets of segments.
-void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials, int64_t channel);
+/// Memory for what the blocks of a partition contribute, dA aside.
+BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
+                               Arena& arena);
 
-/// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
-void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,
-                     int64_t group, int64_t chunk);
+/// Writes the gradients of which there are partial sums.
+void sum_partials(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+                  const ThreadPool& pool);
 
 }  // namespace selective_scan::cpu

@@ -107,18 +107,6 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
   return kernels.map_scratch_bytes(params, partition.block(0, 0));
 }
 
-/// Scratch memory of every worker.
-struct WorkerScratch {
-  char* base;
-  int64_t bytes_each;
-
-  WorkerScratch(Arena& arena, int64_t workers, int64_t bytes)
-      : bytes_each(round_up(bytes, Arena::kAlignment)) {
-    base = arena.take<char>(workers * bytes_each);
-  }
-  void* of(int64_t worker) const { return base + worker * bytes_each; }
-};
-
 /// How a pass is run, and its memory; over a null workspace it only measures.
 struct ForwardPlan {
   const Kernels& kernels;
@@ -140,33 +128,6 @@ struct ForwardPlan {
                          kernels.forward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
-BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
-                               Arena& arena) {
-  const int64_t components = params.is_complex ? 2 : 1;
-  const int64_t element = params.is_double ? 8 : 4;
-  const auto take = [&](bool wanted, int64_t count) -> void* {
-    return wanted ? arena.take<char>(count * element) : nullptr;
-  };
-  const int64_t rows = params.batch * partition.segmentation.parts();
-  const int64_t channels = rows * params.dim;
-  const int64_t states = channels * params.dstate * components;
-  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-  const int64_t blocks = partition.chains() * chunks * components * params.dstate * kStateChunk;
-  const bool several = partition.blocks_per_group > 1;
-
-  BackwardPartials partials;
-  partials.rows = rows;
-  partials.dA = take(true, states);
-  partials.dB = take(!params.variable_B, states);
-  partials.dC = take(!params.variable_C, states);
-  partials.dD = take(params.D.present(), channels);
-  partials.ddelta_bias = take(params.delta_bias.present(), channels);
-  partials.dB_blocks = take(params.variable_B && several, blocks);
-  partials.dC_blocks = take(params.variable_C && several, blocks);
-  partials.blocks_per_group = partition.blocks_per_group;
-  return partials;
-}
-
 struct BackwardPlan {
   const Kernels& kernels;
   Arena arena;
@@ -186,7 +147,10 @@ struct BackwardPlan {
         partials(take_partials(params, partition, arena)),
         scratch(arena, workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
-                         kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
+                         kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {
+    partials.dA = arena.take<char>(partials.rows * params.dim * params.dstate *
+                                   (params.is_complex ? 2 : 1) * (params.is_double ? 8 : 4));
+  }
 };
 
 /// A pass: maps(block, scratch) finds the affine maps of a block's segments, and scan(block,
@@ -300,17 +264,7 @@ void scan_backward(const BackwardParams& params, void* workspace, const ThreadPo
     plan.kernels.backward(params, block, plan.partials, scratch);
   };
   Pass(plan, params, pool, maps, scan).run();
-  run_tasks(params.dim, plan.workers, pool,
-            [&](int64_t channel, int64_t) { sum_over_rows(params, plan.partials, channel); });
-  if (plan.partials.dB_blocks || plan.partials.dC_blocks) {
-    const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-    run_tasks(params.batch * params.groups * chunks, plan.workers, pool,
-              [&](int64_t task, int64_t) {
-                const int64_t row = task / chunks;
-                sum_over_blocks(params, plan.partials, row / params.groups, row % params.groups,
-                                task % chunks);
-              });
-  }
+  sum_partials(params, plan.partials, plan.workers, pool);
 }
 
 }  // namespace selective_scan::cpu

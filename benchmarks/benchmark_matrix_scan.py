@@ -1,0 +1,107 @@
+"""Times the bilinear scan with full state matrices against its reference, a batched
+torch.linalg.solve per step, and checks that both agree.
+
+Example:
+    python benchmarks/benchmark_matrix_scan.py --shapes 2,64,256,16 2,64,256,64
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from harness import records, report
+from harness.arguments import make_parser, positive, shape
+from harness.checks import relative_l2
+from harness.problems import Problem
+from harness.timing import keep_freed_memory, measure
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+_SHAPES = ("2,64,256,16", "2,64,256,64")
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_SIDES = {"kernels": selective_scan_fn, "reference": selective_scan_ref}
+_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # a different order of sums
+
+
+def make_inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """u, delta, A, B and C; A is stable, and steps are of the size of its times."""
+    batch, dim, seqlen, dstate = sizes
+    random = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, dtype=dtype, device=device)
+
+    matrix = normal(dim, dstate, dstate) / dstate**0.5
+    A = matrix - matrix.mT - 0.5 * torch.eye(dstate, dtype=dtype, device=device)
+    delta = torch.rand(batch, dim, seqlen, generator=random, dtype=dtype, device=device)
+    B, C = normal(2, batch, dstate, seqlen)
+    u = normal(batch, dim, seqlen)
+    return [tensor.detach().requires_grad_() for tensor in (u, delta, A, B, C)]
+
+
+def time_shape(options: argparse.Namespace, sizes: tuple[int, ...]) -> list[records.Row]:
+    device = torch.device(options.device)
+    inputs = make_inputs(sizes, _DTYPES[options.dtype], device)
+    method = {"discretization_method": "bilinear"}
+
+    def differentiate(scan):
+        return torch.autograd.grad(scan(*inputs, **method).sum(), inputs)
+
+    def forward(scan):
+        with torch.no_grad():
+            return scan(*inputs, **method)
+
+    pairs = [(*differentiate(scan), forward(scan)) for scan in _SIDES.values()]
+    difference = max(relative_l2(ours, ref) for ours, ref in zip(*pairs, strict=True))
+    if not difference <= _TOLERANCE[options.dtype]:
+        raise SystemExit(f"{sizes}: results differ by {difference:.1e}")
+    rows = []
+    for name, run in (("forward", forward), ("forward + backward", differentiate)):
+        calls = {side: lambda scan=scan, run=run: run(scan) for side, scan in _SIDES.items()}
+        timings = measure(calls, device, warmup=1, runs=options.runs, budget=options.budget)
+        rows.append(
+            {
+                "shape": sizes,
+                "dtype": options.dtype,
+                "pass": name,
+                **{side: dataclasses.asdict(timing) for side, timing in timings.items()},
+                "speedup": timings["reference"].median / timings["kernels"].median,
+                "difference": difference,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    # fmt: off
+    add("--shapes", nargs="+", type=shape, default=[shape(text) for text in _SHAPES],
+        metavar="SHAPE", help=f"batch,dim,seqlen,dstate (default: {' '.join(_SHAPES)})")
+    add("--device", default="cpu")
+    add("--dtype", choices=_DTYPES, default="float32")
+    add("--threads", type=positive, default=torch.get_num_threads())
+    add("--runs", type=positive, default=10)
+    add("--budget", type=float, default=60, help="seconds for a pass (default: 60)")
+    add("--json", type=Path, metavar="FILE")
+    # fmt: on
+    options = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    rows = []
+    for each in options.shapes:
+        rows += time_shape(options, Problem(each).sizes[:4])
+    environment = records.environment(torch.device(options.device))
+    title = f"Full state matrices, bilinear, {environment['device']}, ms"
+    report.print_table(title, rows, "shape dtype pass kernels reference speedup difference")
+    if options.json:
+        records.write(options.json, {"environment": environment, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

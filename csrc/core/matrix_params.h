@@ -1,0 +1,33 @@
+// What the kernels of the scan with full state matrices are given. With A of shape (dim, dstate,
+// dstate), for every batch entry and channel,
+//
+//   (I − Δ/2·A)·h[t] = (I + Δ/2·A)·h[t-1] + Δ·B[t]·u[t]
+//
+// and all else is as in the selective scan, whose parameters these are. The kernels scan in a basis
+// in which A is a Hessenberg matrix, A = Q·H·Q^H with a unitary Q of their own; the saved states
+// are in that basis.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace selective_scan {
+
+/// `A`, and `dA`, is (channel, row, column): its rows lie `state` apart, its columns `A_column`.
+struct MatrixForwardParams : ForwardParams {
+  MatrixForwardParams() = default;
+  explicit MatrixForwardParams(const ScanParams& inputs) : ForwardParams(inputs) {}
+
+  int64_t A_column = 0;
+};
+
+struct MatrixBackwardParams : BackwardParams {
+  MatrixBackwardParams() = default;
+  explicit MatrixBackwardParams(const ScanParams& inputs) : BackwardParams(inputs) {}
+
+  int64_t A_column = 0;
+  int64_t dA_column = 0;
+};
+
+}  // namespace selective_scan

@@ -1,0 +1,323 @@
+// The basis in which a channel's A is a Hessenberg matrix, A = Q·H·Q^H, and what goes through it.
+#pragma once
+
+#include <cstdint>
+
+#include "../selective/block.h"
+#include "hessenberg.h"
+#include "kernels.h"
+
+namespace selective_scan::cpu {
+
+SELECTIVE_SCAN_HD Lanes channels_of(const Block& block) {
+  Lanes lanes;
+  lanes.channel = block.first_channel;
+  lanes.count = block.channels;
+  lanes.channels = 1;
+  lanes.steps = block.steps;
+  return lanes;
+}
+
+/// result[t][i] = Σ_k matrix(i, k)·in(k, t) for `steps` steps. Several steps go together, as many
+/// sums as keep the multipliers busy.
+template <class State, class Matrix, class In>
+void multiply_steps(int64_t order, int64_t steps, const Matrix& matrix, const In& in,
+                    State* result) {
+  const auto steps_from = [&]<int kSteps>(int64_t t) {
+    for (int64_t i = 0; i < order; ++i) {
+      State sums[kSteps];
+      for (int step = 0; step < kSteps; ++step) sums[step] = State{};
+      for (int64_t k = 0; k < order; ++k) {
+        const State factor = matrix(i, k);
+        for (int step = 0; step < kSteps; ++step) {
+          sums[step] = multiply_add(factor, in(k, t + step), sums[step]);
+        }
+      }
+      for (int step = 0; step < kSteps; ++step) result[(t + step) * order + i] = sums[step];
+    }
+  };
+  constexpr int kTogether = is_complex_v<State> ? 4 : 8;
+  int64_t t = 0;
+  for (; t + kTogether <= steps; t += kTogether) steps_from.template operator()<kTogether>(t);
+  for (; t < steps; ++t) steps_from.template operator()<1>(t);
+}
+
+/// H and Q of a block's channels.
+template <class State>
+struct Basis {
+  int64_t order;
+  const State* H;
+  const State* Q;
+
+  SELECTIVE_SCAN_HD Basis(const void* bases, const ScanParams& params, const Block& block)
+      : order(params.dstate),
+        H(static_cast<const State*>(bases) + 2 * channel_block(params, block) * order * order),
+        Q(H + order * order) {}
+
+  /// Among the blocks of one batch entry.
+  static SELECTIVE_SCAN_HD int64_t channel_block(const ScanParams& params, const Block& block) {
+    return block.group * blocks_per_group(params) + block.index;
+  }
+  static SELECTIVE_SCAN_HD int64_t blocks_per_group(const ScanParams& params) {
+    return ceil_div(params.dim / params.groups, int64_t{real_t<State>::kWidth});
+  }
+
+  // result[t] = Q·in[t], or with another form of Q. `in(k, t)` is a State.
+  template <class In>
+  void by_Q(int64_t steps, const In& in, State* result) const {
+    multiply_steps(
+        order, steps, [&](int64_t i, int64_t k) { return Q[i * order + k]; }, in, result);
+  }
+  template <class In>
+  void by_adjoint_Q(int64_t steps, const In& in, State* result) const {
+    multiply_steps(
+        order, steps, [&](int64_t i, int64_t k) { return conj(Q[k * order + i]); }, in, result);
+  }
+  template <class In>
+  void by_transposed_Q(int64_t steps, const In& in, State* result) const {
+    multiply_steps(
+        order, steps, [&](int64_t i, int64_t k) { return Q[k * order + i]; }, in, result);
+  }
+};
+
+/// Room for the reduction, of double precision whatever the compute type: what it is off by adds up
+/// over all steps, and of an A whose states keep their norm H then has that property to the bit.
+template <class State>
+struct ReductionScratch {
+  using WideState = typename WideOf<State>::type;
+
+  Arena arena;
+  WideState* A;
+  WideState* Q;
+  WideState* reflector;
+
+  SELECTIVE_SCAN_HD ReductionScratch(const ScanParams& params, void* base)
+      : arena{static_cast<char*>(base)} {
+    A = arena.take<WideState>(params.dstate * params.dstate);
+    Q = arena.take<WideState>(params.dstate * params.dstate);
+    reflector = arena.take<WideState>(params.dstate);
+  }
+};
+
+template <class State>
+struct Reduction {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+  using Scratch = ReductionScratch<State>;
+  using WideState = typename Scratch::WideState;
+  static constexpr int kWideLanes = real_t<WideState>::kWidth;
+
+  static int64_t scratch_bytes(const ScanParams& params) {
+    return Scratch(params, nullptr).arena.bytes;
+  }
+
+  static void run(const MatrixForwardParams& params, const Block& block, void* bases,
+                  void* scratch_base) {
+    const Scratch scratch(params, scratch_base);
+    const int64_t order = params.dstate;
+    const Basis<State> basis(bases, params, block);
+    ArrayView row = params.A;
+    row.state = params.A_column;
+    for (int first = 0; first < R::kWidth; first += kWideLanes) {
+      const int64_t left = block.channels - first;
+      const int64_t lanes = left < 0 ? 0 : left < kWideLanes ? left : kWideLanes;
+      for (int64_t i = 0; i < order * order; ++i) scratch.A[i] = WideState{};
+      for (int64_t i = 0; lanes > 0 && i < order; ++i) {
+        const int64_t offset = (block.first_channel + first) * row.channel + i * params.A.state;
+        load_states(row, offset, lanes, row.channel, order, scratch.A + i * order);
+      }
+      reduce_to_hessenberg(order, scratch.A, scratch.Q, scratch.reflector);
+      narrow(order * order, scratch.A, first, const_cast<State*>(basis.H));
+      narrow(order * order, scratch.Q, first, const_cast<State*>(basis.Q));
+    }
+  }
+
+ private:
+  /// Copies to the lanes from `first` on.
+  static void narrow(int64_t count, const WideState* source, int first, State* target) {
+    const double* from = reinterpret_cast<const double*>(source);
+    T* to = reinterpret_cast<T*>(target) + first;
+    for (int64_t i = 0; i < count * kComponents<State>; ++i) {
+      for (int lane = 0; lane < kWideLanes; ++lane) {
+        to[i * R::kWidth + lane] = static_cast<T>(from[i * kWideLanes + lane]);
+      }
+    }
+  }
+};
+
+/// A variable B or C in the basis, a chunk at a time, or a constant one for all steps.
+template <class State>
+class ProjectionInBasis {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+  using Tile = ProjectionTile<State>;
+
+ public:
+  SELECTIVE_SCAN_HD ProjectionInBasis(Arena& arena, const ScanParams& params, bool is_variable)
+      : order_(params.dstate), is_variable_(is_variable) {
+    tile_ = arena.take<T>(is_variable ? Tile::values(order_, true) : 0);
+    steps_ = arena.take<State>(order_ * (is_variable ? kStateChunk : 1));
+  }
+
+  /// Calls turn(steps, in, result), which takes a projection into the basis.
+  template <class Turn>
+  void load_constant(const ArrayView& view, const Lanes& lanes, State* staging,
+                     const Turn& turn) const {
+    if (is_variable_) return;
+    load_states(view, lanes.channel * view.channel, lanes.count, view.channel, order_, staging);
+    turn(1, [&](int64_t k, int64_t) { return staging[k]; }, steps_);
+  }
+  template <class Turn>
+  void load_chunk(const ArrayView& view, const Block& block, const Lanes& lanes, const Chunk& chunk,
+                  const Turn& turn) const {
+    if (!is_variable_) return;
+    Tile::load(view, block, lanes, chunk, order_, kStateChunk, tile_);
+    const int64_t imaginary = order_ * kStateChunk;
+    turn(
+        chunk.steps,
+        [&](int64_t k, int64_t t) -> State {
+          const T* entry = tile_ + k * kStateChunk + t;
+          if constexpr (is_complex_v<State>) {
+            return {R(entry[0]), R(entry[imaginary])};
+          } else {
+            return R(entry[0]);
+          }
+        },
+        steps_);
+  }
+
+  /// (state)
+  SELECTIVE_SCAN_HD const State* at(int64_t t) const {
+    return steps_ + (is_variable_ ? t * order_ : 0);
+  }
+
+ private:
+  int64_t order_;
+  bool is_variable_;
+  T* tile_;
+  State* steps_;  // (step, state)
+};
+
+/// What both passes have of a block.
+template <class State>
+struct MatrixInputs {
+  using R = real_t<State>;
+
+  ProjectionInBasis<State> B;
+  ProjectionInBasis<State> C;
+  HessenbergFactors<State> factors;
+  State* staging;   // (state)
+  State* residual;  // (state)
+
+  SELECTIVE_SCAN_HD MatrixInputs(Arena& arena, const ScanParams& params)
+      : B(arena, params, params.variable_B),
+        C(arena, params, params.variable_C),
+        factors(arena, params.dstate),
+        staging(arena.take<State>(params.dstate)),
+        residual(arena.take<State>(params.dstate)) {}
+
+  void load_constants(const ScanParams& params, const Lanes& lanes,
+                      const Basis<State>& basis) const {
+    B.load_constant(params.B, lanes, staging, into_B(basis));
+    C.load_constant(params.C, lanes, staging, into_C(basis));
+  }
+  void load_chunk(const ScanParams& params, const Block& block, const Lanes& lanes,
+                  const Chunk& chunk, const Basis<State>& basis) const {
+    B.load_chunk(params.B, block, lanes, chunk, into_B(basis));
+    C.load_chunk(params.C, block, lanes, chunk, into_C(basis));
+  }
+
+  /// Reads states of the block's channels into the basis; as they are where there are no steps.
+  void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+                            const Basis<State>& basis, State* states) const {
+    load_channel_states(view, block, channels_of(block), params.dstate, staging);
+    const auto in = [&](int64_t k, int64_t) { return staging[k]; };
+    if (params.seqlen > 0) {
+      basis.by_adjoint_Q(1, in, states);
+    } else {
+      for (int64_t n = 0; n < params.dstate; ++n) states[n] = staging[n];
+    }
+  }
+  void store_states_of_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+                             const Basis<State>& basis, const State* states) const {
+    if (params.seqlen > 0) {
+      basis.by_Q(1, [&](int64_t k, int64_t) { return states[k]; }, staging);
+      states = staging;
+    }
+    store_channel_states(view, block, channels_of(block), params.dstate, states);
+  }
+
+  /// A step from `before`: after = before + Δ·slope, where the slope is that at the midpoint,
+  /// slope = H·(before + Δ/2·slope) + B·u.
+  SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, R delta, R u,
+                              const State* before, State* slope, State* after) const {
+    const int64_t order = basis.order;
+    const State* projection = B.at(t);
+    for (int64_t n = 0; n < order; ++n) staging[n] = u * projection[n];
+    find_slope(
+        basis, delta, before, slope, after,
+        [&](const State* x, State* result) {
+          multiply_hessenberg(order, basis.H, x, staging, result);
+        },
+        [&](State* x) { factors.solve(x); });
+    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + delta * slope[n];
+  }
+
+  /// Back through a step from the gradient g of the state after it: lambda = (I − Δ/2·H)^-H·g, and
+  /// the gradient of the state before it, g + Δ·slope with slope = H^H·(g + Δ/2·slope), is
+  /// `before`.
+  SELECTIVE_SCAN_HD void step_back(const Basis<State>& basis, R delta, const State* g,
+                                   State* lambda, State* before) const {
+    const int64_t order = basis.order;
+    find_slope(
+        basis, delta, g, staging, lambda,
+        [&](const State* x, State* result) {
+          multiply_hessenberg_adjoint(order, basis.H, x, result);
+        },
+        [&](State* x) { factors.solve_adjoint(x); });
+    for (int64_t n = 0; n < order; ++n) {
+      lambda[n] = g[n] + constant<R>(0.5) * delta * staging[n];
+      before[n] = g[n] + delta * staging[n];
+    }
+  }
+
+  /// Re(Σ C·h)
+  SELECTIVE_SCAN_HD R output(int64_t order, int64_t t, const State* states) const {
+    const State* projection = C.at(t);
+    R sum = constant<R>(0);
+    for (int64_t n = 0; n < order; ++n) sum += real_of_product_conj(projection[n], conj(states[n]));
+    return sum;
+  }
+
+ private:
+  /// slope = product(start + Δ/2·slope). What elimination gets wrong it gets wrong in every step of
+  /// the same Δ, so that it adds up; the residual of its solution mends that.
+  template <class Product, class Solve>
+  SELECTIVE_SCAN_HD void find_slope(const Basis<State>& basis, R delta, const State* start,
+                                    State* slope, State* middle, const Product& product,
+                                    const Solve& solve) const {
+    const int64_t order = basis.order;
+    const R half = constant<R>(0.5) * delta;
+    factors.factor(basis.H, half);
+    product(start, slope);
+    solve(slope);
+    for (int64_t n = 0; n < order; ++n) middle[n] = start[n] + half * slope[n];
+    product(middle, residual);
+    for (int64_t n = 0; n < order; ++n) residual[n] = residual[n] - slope[n];
+    solve(residual);
+    for (int64_t n = 0; n < order; ++n) slope[n] = slope[n] + residual[n];
+  }
+
+  static auto into_B(const Basis<State>& basis) {
+    return [&](int64_t steps, const auto& in, State* result) {
+      basis.by_adjoint_Q(steps, in, result);
+    };
+  }
+  static auto into_C(const Basis<State>& basis) {
+    return [&](int64_t steps, const auto& in, State* result) {
+      basis.by_transposed_Q(steps, in, result);
+    };
+  }
+};
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,83 @@
+// The forward scan with full state matrices, of one vector of channels.
+//
+// Lanes are channels. A chunk's B and C go through the basis as small matrix products; then each
+// step is an elimination, two substitutions and two products with H (basis.h says why two). Bound
+// by arithmetic: 3·N² multiplications and additions per step, and N² each for variable B and C.
+#pragma once
+
+#include <cstdint>
+
+#include "basis.h"
+
+namespace selective_scan::cpu {
+
+template <class State>
+struct MatrixForwardScratch {
+  using R = real_t<State>;
+
+  Arena arena;
+  MatrixInputs<State> inputs;
+  State* before;  // (state)
+  State* after;
+  State* slope;
+  R* delta;  // (step)
+  R* u;
+  R* z;
+  R* y;
+
+  SELECTIVE_SCAN_HD MatrixForwardScratch(const ScanParams& params, void* base)
+      : arena{static_cast<char*>(base)}, inputs(arena, params) {
+    for (State** states : {&before, &after, &slope}) *states = arena.take<State>(params.dstate);
+    for (R** steps : {&delta, &u, &z, &y}) *steps = arena.take<R>(kStateChunk);
+  }
+};
+
+template <class State>
+struct MatrixForward {
+  using R = real_t<State>;
+  using Scratch = MatrixForwardScratch<State>;
+
+  static int64_t scratch_bytes(const ScanParams& params) {
+    return Scratch(params, nullptr).arena.bytes;
+  }
+
+  static void run(const MatrixForwardParams& params, const Block& block, const void* bases,
+                  void* scratch_base) {
+    Scratch scratch(params, scratch_base);
+    const MatrixInputs<State>& inputs = scratch.inputs;
+    const Basis<State> basis(bases, params, block);
+    const Lanes lanes = channels_of(block);
+    R D, delta_bias;
+    load_channels(params.D, lanes, D);
+    load_channels(params.delta_bias, lanes, delta_bias);
+    inputs.load_constants(params, lanes, basis);
+    inputs.load_states_in_basis(params, params.initial_state, block, basis, scratch.before);
+
+    for (int64_t offset = 0; offset < params.seqlen; offset += kStateChunk) {
+      const Chunk chunk = chunk_at(params, lanes, offset);
+      inputs.load_chunk(params, block, lanes, chunk, basis);
+      load_step_sizes(params, block, lanes, chunk, kStateChunk, delta_bias, scratch.delta,
+                      scratch.y, scratch.delta);
+      load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
+      for (int64_t t = 0; t < chunk.steps; ++t) {
+        inputs.step(basis, t, scratch.delta[t], scratch.u[t], scratch.before, scratch.slope,
+                    scratch.after);
+        scratch.y[t] = inputs.output(params.dstate, t, scratch.after);
+        std::swap(scratch.before, scratch.after);
+      }
+      if (params.out.present()) {
+        store_output<State>(params, block, lanes, chunk, D, scratch.u, scratch.z, scratch.y);
+      }
+      if (params.states && offset + kStateChunk < params.seqlen) {
+        const SavedStates<State> saved(params, block, lanes, offset / kStateChunk);
+        store_states(saved.view, saved.offset, lanes.count, saved.lane_stride, params.dstate,
+                     scratch.before);
+      }
+    }
+    if (params.last_state.present()) {
+      inputs.store_states_of_basis(params, params.last_state, block, basis, scratch.before);
+    }
+  }
+};
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,125 @@
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../capability.h"
+#include "../selective/gradient_sums.h"
+#include "../tasks.h"
+#include "kernels.h"
+
+namespace selective_scan::cpu {
+namespace {
+
+/// Below so many multiplications, waking other threads costs more than they save.
+constexpr double kSerialProducts = 64 * 1024;
+
+const MatrixKernels& kernels_for(const ScanParams& params) {
+  return *chosen_capability().matrix[params.is_double][params.is_complex];
+}
+
+Partition partition_of(const ScanParams& params, int64_t batch, int64_t lanes) {
+  Partition partition;
+  partition.batch = batch;
+  partition.dim = params.dim;
+  partition.seqlen = params.seqlen;
+  partition.groups = params.groups;
+  partition.group_channels = params.dim / params.groups;
+  partition.block_channels = lanes;
+  partition.blocks_per_group = ceil_div(partition.group_channels, lanes);
+  return partition;
+}
+
+/// What both passes have, and their memory; over a null workspace it only measures.
+struct Plan {
+  const MatrixKernels& kernels;
+  Arena arena;
+  Partition partition;
+  Partition channels;  // of one batch entry
+  int64_t workers;
+  int64_t matrix_bytes;  // of one matrix for each lane
+  void* bases;
+
+  Plan(const ScanParams& params, void* workspace, const ThreadPool& pool)
+      : kernels(kernels_for(params)),
+        arena{static_cast<char*>(workspace)},
+        partition(partition_of(params, params.batch, kernels.lanes)),
+        channels(partition_of(params, 1, kernels.lanes)) {
+    const int64_t order = params.dstate;
+    const double products = static_cast<double>(params.batch) * params.dim * order * order *
+                            std::max<int64_t>(params.seqlen, 1);
+    const bool is_parallel = pool.num_threads > 1 && products >= kSerialProducts;
+    workers = is_parallel ? std::clamp<int64_t>(partition.chains(), 1, pool.num_threads) : 1;
+    matrix_bytes =
+        order * order * kernels.lanes * (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
+    bases = arena.take<char>(channels.chains() * 2 * matrix_bytes);
+  }
+
+  void reduce(const MatrixForwardParams& params, const WorkerScratch& scratch,
+              const ThreadPool& pool) const {
+    run_tasks(channels.chains(), workers, pool, [&](int64_t task, int64_t worker) {
+      kernels.reduce(params, channels.block(task, 0), bases, scratch.of(worker));
+    });
+  }
+};
+
+struct ForwardPlan : Plan {
+  WorkerScratch scratch;
+
+  ForwardPlan(const MatrixForwardParams& params, void* workspace, const ThreadPool& pool)
+      : Plan(params, workspace, pool),
+        scratch(
+            arena, workers,
+            std::max(kernels.basis_scratch_bytes(params), kernels.forward_scratch_bytes(params))) {}
+};
+
+struct BackwardPlan : Plan {
+  BackwardPartials partials;
+  void* dH;
+  WorkerScratch scratch;
+
+  BackwardPlan(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool)
+      : Plan(params, workspace, pool),
+        partials(take_partials(params, partition, arena)),
+        dH(arena.take<char>(partition.chains() * matrix_bytes)),
+        scratch(
+            arena, workers,
+            std::max(kernels.basis_scratch_bytes(params), kernels.backward_scratch_bytes(params))) {
+  }
+};
+
+}  // namespace
+
+int64_t forward_workspace_bytes(const MatrixForwardParams& params, const ThreadPool& pool) {
+  return ForwardPlan(params, nullptr, pool).arena.bytes;
+}
+
+int64_t backward_workspace_bytes(const MatrixBackwardParams& params, const ThreadPool& pool) {
+  return BackwardPlan(params, nullptr, pool).arena.bytes;
+}
+
+void scan_forward(const MatrixForwardParams& params, void* workspace, const ThreadPool& pool) {
+  const ForwardPlan plan(params, workspace, pool);
+  plan.reduce(params, plan.scratch, pool);
+  run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.forward(params, plan.partition.block(task, 0), plan.bases,
+                         plan.scratch.of(worker));
+  });
+}
+
+void scan_backward(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool) {
+  const BackwardPlan plan(params, workspace, pool);
+  MatrixForwardParams inputs(params);
+  inputs.A_column = params.A_column;
+  plan.reduce(inputs, plan.scratch, pool);
+  run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.backward(params, plan.partition.block(task, 0), plan.partials, plan.bases, plan.dH,
+                          plan.scratch.of(worker));
+  });
+  run_tasks(plan.channels.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    plan.kernels.finish(params, plan.channels.block(task, 0), plan.bases, plan.dH,
+                        plan.scratch.of(worker));
+  });
+  sum_partials(params, plan.partials, plan.workers, pool);
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,49 @@
+// Schemas of the ops with full state matrices, and their CPU backend.
+
+#include <cstring>
+
+#include "../cpu/matrix/launch.h"
+#include "scan_ops.h"
+#include "thread_pool.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CpuBackend : MatrixA {
+  static constexpr int64_t kMaxDstate = 0;
+
+  explicit CpuBackend(const Tensor&) {}
+
+  void launch(const MatrixForwardParams& params, const auto& memory) const {
+    cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
+  }
+  void launch(const MatrixBackwardParams& params, const auto& memory) const {
+    cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
+  }
+  void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
+
+  cpu::ThreadPool pool = torch_thread_pool();
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def(
+      "matrix_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
+      "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
+      "str discretization_method=\"bilinear\", Tensor? initial_state=None, bool reverse=False, "
+      "bool save_states=False) -> (Tensor out, Tensor last_state, Tensor states)");
+  m.def(
+      "matrix_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
+      "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states) -> "
+      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
+      "Tensor ddelta_bias, Tensor dinitial_state)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("matrix_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
+  m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,35 @@
+// The CUDA backend of the ops with full state matrices.
+
+#include "../cuda/launch.h"
+#include "cuda_stream.h"
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend : MatrixA {
+  static constexpr int64_t kMaxDstate = cuda::kMaxMatrixDstate;
+
+  explicit CudaBackend(const Tensor& u) : stream(u) {}
+
+  void launch(const MatrixForwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
+  }
+  void launch(const MatrixBackwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
+  }
+  void zero(void* data, int64_t bytes) const {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
+  }
+
+  CudaStream stream;
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("matrix_scan_fwd", TORCH_BOX(&selective_scan_fwd<CudaBackend>));
+  m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,38 @@
+"""The selective scan with full state matrices as an Operator, and which calls are its."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ._checks import Call, TensorArgument
+from ._operator import Operator
+from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
+
+
+def _flops(call: Call) -> tuple[int, int]:
+    """Multiplications and additions for each entry of the matrix and step.
+
+    Forward 6: an elimination, two products with a Hessenberg matrix and two substitutions, and 4
+    for B and C. Backward 22: the first 6 again, as many for the adjoint, 2 for the gradient of A, 4
+    for B and C and 4 for their gradients. A complex multiplication with its addition is four real
+    ones.
+    """
+    sizes = call.sizes
+    entries = sizes["batch"] * sizes["dim"] * sizes["seqlen"] * sizes["dstate"] ** 2
+    entries *= 4 if call.is_complex else 1
+    return 10 * entries, 22 * entries
+
+
+MATRIX_SCAN = scan_operator(
+    "matrix_scan",
+    TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
+    ("bilinear",),
+    _flops,
+)
+
+
+def operator_for(A: Tensor, discretization_method: str) -> Operator:
+    """That of a call of selective_scan_fn with these; A may be anything, to be refused later."""
+    if discretization_method == "bilinear" and isinstance(A, Tensor) and A.dim() == 3:
+        return MATRIX_SCAN
+    return SELECTIVE_SCAN

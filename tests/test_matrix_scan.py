@@ -1,0 +1,509 @@
+"""Full state matrices, A (dim, dstate, dstate): kernels against the reference in fp64, against the
+matrix exponential, and against what a matrix is known to do."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import scipy.linalg
+import torch
+
+from problem import (
+    Case,
+    Error,
+    complaint,
+    differentiate,
+    generator,
+    is_zero,
+    lay_out,
+    make,
+    tolerance,
+)
+from selective_scan import selective_scan_fn, selective_scan_ref
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+BASE = Case(dim=4, seqlen=70, dstate=5, method="bilinear")
+
+
+def random_matrix(random, dim, n, is_complex):
+    """Stable: a negative definite part and a skew-Hermitian one."""
+
+    def normal():
+        part = torch.randn(dim, n, n, generator=random, dtype=F64)
+        if not is_complex:
+            return part
+        return torch.complex(part, torch.randn(dim, n, n, generator=random, dtype=F64))
+
+    root, skew = normal() / n**0.5, normal() / n**0.5
+    identity = torch.eye(n, dtype=F64)
+    return skew - skew.mH - root @ root.mH - 0.2 * identity
+
+
+def tensors_of(case: Case) -> dict[str, torch.Tensor | None]:
+    """Those of the case, with a matrix for A."""
+    tensors = dict(make(case).tensors)
+    matrix = random_matrix(generator(("A", case.data)), case.dim, case.dstate, case.complex)
+    return tensors | {"A": matrix.to(tensors["A"].dtype)}
+
+
+def run(case: Case, tensors, dtype=None, scan=selective_scan_fn, device="cpu"):
+    """Outputs and gradients; of plain tensors of `dtype` where that is given."""
+    inputs = {}
+    for index, (name, value) in enumerate(tensors.items()):
+        if value is not None:
+            if dtype is not None:
+                value = value.to(dtype.to_complex() if value.is_complex() else dtype)
+            elif name in case.layout_of:
+                value = lay_out(value.to(device), case.layout, index)
+            value = value.detach().clone() if dtype else value.detach()
+            value = value.requires_grad_()
+        inputs[name] = value
+    out, last_state = scan(**inputs, **make(case).options, return_last_state=True)
+    outputs = {"out": out, "last_state": last_state}
+    cotangents = {
+        name: value.to(outputs[name].dtype).to(device)
+        for name, value in make(case).cotangents.items()
+    }
+    return outputs | differentiate(outputs, inputs, cotangents)
+
+
+def plain_results(case, tensors, dtype=F32) -> list[dict[str, torch.Tensor]]:
+    """The reference in `dtype`, and of inputs that are moved by a rounding error: one result alone
+    may be accurate by chance where terms cancel."""
+
+    def move(value, nudge):
+        noise = 2 * torch.rand(value.shape, generator=generator(("move", nudge)), dtype=F64) - 1
+        return value * (1 + nudge * torch.finfo(dtype).eps * noise)
+
+    results = []
+    for nudge in (0, 1, -1):
+        moved = {name: None if v is None else move(v, nudge) for name, v in tensors.items()}
+        results.append(run(case, moved, dtype, selective_scan_ref))
+    return results
+
+
+def check(case: Case, tensors=None, device="cpu") -> None:
+    tensors = tensors or tensors_of(case)
+    if case.layout == "expanded":  # whose values are not those of the tensors
+        tensors = {
+            name: value if value is None else lay_out(value, "expanded", index).contiguous()
+            for index, (name, value) in enumerate(tensors.items())
+        }
+    exact = run(case, tensors, F64, selective_scan_ref)
+    actual = run(case, tensors, device=device)
+    plain = None
+    failures = []
+    for name, expected in exact.items():
+        value = actual[name]
+        if expected is None:
+            assert is_zero(value), name
+            continue
+        source = tensors.get(name.removeprefix("d"))
+        if source is not None and name.startswith("d"):
+            assert value.dtype == source.dtype, name
+        tol = tolerance(name, value.dtype, case.is_double, device)
+        reason = complaint(value, expected, tol)
+        if reason:
+            plain = plain or plain_results(case, tensors, F64 if case.is_double else F32)
+            reason = complaint(value, expected, tol, [result[name] for result in plain])
+        if reason:
+            failures.append(f"{name}: {reason}")
+    assert not failures, f"{case}\n" + "\n".join(failures)
+
+
+CASES = [
+    BASE,
+    BASE.with_(complex=True),
+    BASE.with_(dtype=F64),
+    BASE.with_(dtype=F64, complex=True, B="packed", C="constant"),
+    BASE.with_(dtype=torch.bfloat16),
+    BASE.with_(dtype=torch.float16, complex=True, B="packed_grouped", C="packed_grouped"),
+    BASE.with_(B="constant", C="shared"),
+    BASE.with_(B="constant", C="constant"),
+    BASE.with_(complex=True, B="constant", C="constant"),
+    BASE.with_(reverse=True),
+    BASE.with_(complex=True, reverse=True, B="packed", C="shared"),
+    BASE.with_(D=False, z=False, delta_bias=False, initial_state=False, delta_softplus=False),
+    BASE.with_(cotangents=("last_state",)),
+    BASE.with_(cotangents=("out",), z=False),
+    BASE.with_(pole_dtype=F64, projection_dtype=torch.bfloat16),
+    BASE.with_(layout="channel_last"),
+    BASE.with_(layout="sliced", complex=True),
+    BASE.with_(layout="dim_first", reverse=True),
+    BASE.with_(layout="expanded"),
+    BASE.with_(dim=40, groups=2, seqlen=33),  # several vectors of channels, the last not full
+    BASE.with_(dim=33, groups=1, seqlen=33, complex=True),
+    BASE.with_(batch=1, groups=4, seqlen=1),
+    BASE.with_(seqlen=32),
+    BASE.with_(seqlen=64),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_reference(case, device):
+    check(case, device=device)
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("dstate", [1, 2, 3, 4, 17, 64])
+def test_orders(dstate, is_complex, device):
+    seqlen = 9 if dstate == 64 else 40
+    case = BASE.with_(dstate=dstate, complex=is_complex, dim=3, groups=1, seqlen=seqlen, batch=1)
+    check(case, device=device)
+
+
+# --- matrices that decompositions find hard -------------------------------------------------------
+
+
+def jordan_block(n):
+    return torch.diag(torch.full((n,), -0.5, dtype=F64)) + torch.diag(torch.ones(n - 1), 1)
+
+
+def companion(n):
+    """Of a polynomial with roots between -1 and -0.5."""
+    polynomial = torch.ones(1, dtype=F64)
+    for root in torch.linspace(0.5, 1, n, dtype=F64):
+        padded = torch.nn.functional.pad(polynomial, (0, 1))
+        polynomial = padded + root * torch.nn.functional.pad(polynomial, (1, 0))
+    matrix = torch.diag(torch.ones(n - 1, dtype=F64), -1)
+    matrix[0] = -polynomial[1:]
+    return matrix
+
+
+def skew(n, random):
+    part = torch.randn(n, n, generator=random, dtype=F64) / n**0.5
+    return part - part.mT
+
+
+def permutation(n):
+    """Whose Δ/2 = 1 has zeros where elimination looks for a pivot."""
+    return torch.roll(torch.eye(n, dtype=F64), 1, 0) + torch.eye(n, dtype=F64)
+
+
+@pytest.mark.parametrize("n", [3, 8, 17])
+@pytest.mark.parametrize("kind", ["jordan", "companion", "skew", "zero", "triangular"])
+def test_matrices_that_are_not_normal_or_defective(kind, n, device):
+    """Within four times the error that the reference makes in the same precision."""
+    random = generator((kind, n))
+    matrix = {
+        "jordan": lambda: jordan_block(n),
+        "companion": lambda: companion(n),
+        "skew": lambda: skew(n, random),
+        "zero": lambda: torch.zeros(n, n, dtype=F64),
+        "triangular": lambda: random_matrix(random, 1, n, False)[0].triu(),
+    }[kind]()
+    case = BASE.with_(dstate=n, dim=3, groups=1, batch=1)
+    tensors = tensors_of(case)
+    tensors["A"] = matrix.expand(3, n, n).to(F32)
+    exact = run(case, tensors, F64, selective_scan_ref)
+    plain = plain_results(case, tensors)
+    for name, value in run(case, tensors, device=device).items():
+        own = Error.of(value.double().cpu(), exact[name]).relative_l2
+        reference = max(Error.of(p[name].double(), exact[name]).relative_l2 for p in plain)
+        assert own <= max(4 * reference, 3e-7), (name, own, reference)
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_large_steps_exchange_rows(is_complex, device):
+    """Elimination without exchanges would divide by zero here, by small numbers there."""
+    case = BASE.with_(
+        complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6, seqlen=6
+    )
+    tensors = tensors_of(case)
+    tensors["A"] = tensors["A"] - tensors["A"].diagonal(dim1=1, dim2=2).diag_embed()
+    tensors["A"][:2] = permutation(6).to(tensors["A"].dtype)
+    tensors["delta"] = torch.full_like(tensors["delta"], 2.0)
+    tensors["delta"][:, 2:] = 5.0
+    exact = run(case, tensors, F64, selective_scan_ref)
+    plain = plain_results(case, tensors)
+    for name, value in run(case, tensors, device=device).items():
+        tol = tolerance(name, F32, False)
+        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
+        assert not reason, f"{name}: {reason}"
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, device):
+    case = BASE.with_(complex=is_complex)
+    tensors = make(case).tensors
+    exact = run(case, tensors, F64, selective_scan_ref)
+    plain = plain_results(case, tensors)
+    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()}, device=device)
+    for name, value in matrix.items():
+        if name == "dA":
+            value = value.diagonal(dim1=1, dim2=2)
+        tol = tolerance(name, F32, False)
+        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
+        assert not reason, f"{name}: {reason}"
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+@pytest.mark.parametrize("is_constant", [True, False], ids=["constant steps", "steps"])
+def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
+    """Over 10,000 steps in fp32, also where a constant step rounds alike in each of them."""
+    dim, n, seqlen = 16, 4, 10000
+    random = generator((scale, is_constant))
+    A = torch.stack([skew(n, random) for _ in range(dim)]).to(F32)
+    initial = torch.randn(1, dim, n, generator=random)
+    delta = torch.full((1, dim, seqlen), scale)
+    if not is_constant:
+        delta = 2 * scale * torch.rand(1, dim, seqlen, generator=random)
+    B = torch.zeros(dim, n, device=device)
+    delta, initial = delta.to(device), initial.to(device)
+    _, last = selective_scan_fn(
+        torch.zeros_like(delta),
+        delta,
+        A.to(device),
+        B,
+        B,
+        return_last_state=True,
+        discretization_method="bilinear",
+        initial_state=initial,
+    )
+    ratio = last.double().norm(dim=-1) / initial.double().norm(dim=-1)
+    assert (ratio - 1).abs().max() <= 1e-4
+
+
+def test_order_of_convergence():
+    """To the matrix exponential, with an input that is held: errors fall as Δ²."""
+    random = generator("order")
+    n = 6
+    A = random_matrix(random, 1, n, False)
+    B = torch.randn(1, n, generator=random, dtype=F64)
+    initial = torch.randn(1, 1, n, generator=random, dtype=F64)
+    system = torch.zeros(n + 1, n + 1, dtype=F64)
+    system[:n, :n], system[:n, n] = A[0], B[0]
+    start = torch.cat([initial[0, 0], torch.ones(1, dtype=F64)])
+    exact = torch.from_numpy(scipy.linalg.expm(system.numpy())) @ start
+    errors = []
+    for steps in (16, 32, 64, 128):
+        u = torch.ones(1, 1, steps, dtype=F64)
+        _, last = selective_scan_fn(
+            u,
+            u / steps,
+            A,
+            B,
+            B,
+            return_last_state=True,
+            discretization_method="bilinear",
+            initial_state=initial,
+        )
+        errors.append((last[0, 0] - exact[:n]).norm().item())
+    ratios = [a / b for a, b in itertools.pairwise(errors)]
+    assert all(3.8 < ratio < 4.2 for ratio in ratios), errors
+
+
+# --- what stays apart -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_a_singular_step_stays_in_its_channel(is_complex, device):
+    """And nothing else changes, not by a bit: lanes do not meet."""
+    case = BASE.with_(complex=is_complex, dim=6, groups=1, delta_softplus=False, delta_bias=False)
+    tensors = tensors_of(case)
+    good = run(case, tensors, device=device)
+    tensors["A"][3] = torch.eye(case.dstate)
+    delta = tensors["delta"].clone()
+    delta[:, 3, 40] = 2.0
+    bad = run(case, tensors | {"delta": delta}, device=device)
+    others = [0, 1, 2, 4, 5]
+    for name in ("out", "last_state", "du", "ddelta", "dz", "dinitial_state"):
+        assert torch.equal(bad[name][:, others], good[name][:, others]), name
+    for name in ("dA", "dD"):
+        assert torch.equal(bad[name][others], good[name][others]), name
+    assert not bad["out"][:, 3, 40:].isfinite().any()
+    assert not bad["last_state"][:, 3].isfinite().all()
+    assert bad["out"][:, 3, :40].isfinite().all()
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_the_same_bits(is_complex, set_threads, device):
+    case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
+    tensors = tensors_of(case)
+    set_threads(1)
+    first = run(case, tensors, device=device)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        for name, value in run(case, tensors, device=device).items():
+            assert torch.equal(value, first[name]), name
+
+
+def test_a_sequence_depends_on_no_other():
+    """Nor a channel: to the bit, where a step of another exchanges rows that it leaves in place."""
+    case = BASE.with_(batch=3, dim=20, groups=1, B="constant", C="constant")
+    tensors = tensors_of(case)
+    tensors["delta"][0] += 5.0
+    tensors["delta"][1, ::2] += 5.0
+    tensors["A"] = tensors["A"] * torch.linspace(0.1, 3, 20)[:, None, None]
+    together = run(case, tensors)
+    for batch in range(3):
+        for channels in (slice(0, 1), slice(3, 20)):
+            part = {}
+            for name, value in tensors.items():
+                has_batch = name not in ("A", "B", "C", "D", "delta_bias")
+                part[name] = value[batch : batch + 1, channels] if has_batch else value[channels]
+            out, last = selective_scan_fn(**part, **make(case).options, return_last_state=True)
+            assert torch.equal(out, together["out"][batch : batch + 1, channels])
+            assert torch.equal(last, together["last_state"][batch : batch + 1, channels])
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+def op_arguments(case, requires_grad, device="cpu"):
+    values = {
+        name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
+        for name, value in tensors_of(case).items()
+    }
+    initial_state = values.pop("initial_state")
+    return (*values.values(), case.delta_softplus, "bilinear", initial_state, case.reverse)
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_gradcheck(is_complex, device):
+    kinds = {"B": "packed", "C": "constant"} if is_complex else {}
+    case = BASE.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
+    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
+
+    def scan(*values):
+        given = dict(zip(tensors, values, strict=True))
+        return selective_scan_fn(**given, **make(case).options, return_last_state=True)
+
+    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+
+
+OP_CASES = [
+    BASE.with_(dstate=3),
+    BASE.with_(dstate=3, complex=True, B="packed", C="constant", D=False, z=False),
+    BASE.with_(dstate=3, initial_state=False, seqlen=20, dtype=torch.bfloat16),
+    BASE.with_(seqlen=0),
+    BASE.with_(batch=0),
+]
+
+
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
+def test_opcheck(case, device):
+    ops = torch.ops.selective_scan
+    for save_states in (False, True):
+        torch.library.opcheck(
+            ops.matrix_scan_fwd.default, (*op_arguments(case, True, device), save_states)
+        )
+    inputs = op_arguments(case, False, device)
+    out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
+    for given in ((out, last_state, *inputs, states), (None, last_state, *inputs, None)):
+        torch.library.opcheck(ops.matrix_scan_bwd.default, given)
+
+
+def test_states_that_were_not_saved_are_computed_again(device):
+    case = BASE.with_(dstate=3)
+    ops = torch.ops.selective_scan
+    inputs = op_arguments(case, False, device)
+    out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
+    given = ops.matrix_scan_bwd(out, last_state, *inputs, states)
+    again = ops.matrix_scan_bwd(out, last_state, *inputs, None)
+    assert all(torch.equal(a, b) for a, b in zip(given, again, strict=True))
+
+
+@pytest.mark.parametrize("mapped", ["u", "A"])
+def test_maps_over_one_dimension_more(mapped, device):
+    case = BASE.with_(dstate=3, initial_state=False, dtype=F64)
+    tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
+    stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
+    options = make(case).options
+
+    def scan(value):
+        return selective_scan_fn(**(tensors | {mapped: value}), **options)
+
+    assert torch.allclose(torch.func.vmap(scan)(stack), torch.stack([scan(v) for v in stack]))
+
+    def gradient(value):
+        return torch.func.grad(lambda value: scan(value).square().sum())(value)
+
+    expected = torch.stack([gradient(value) for value in stack])
+    assert torch.allclose(torch.func.vmap(gradient)(stack), expected)
+
+
+def test_compiles_whole():
+    case = BASE.with_(dstate=3)
+    tensors = {name: value.requires_grad_() for name, value in tensors_of(case).items()}
+
+    options = make(case).options
+
+    def loss(tensors):
+        return selective_scan_fn(**tensors, **options).square().sum()
+
+    leaves = list(tensors.values())
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(loss(tensors), leaves)
+    actual = torch.autograd.grad(compiled(tensors), leaves)
+    assert all(torch.allclose(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_empty_sequences(device):
+    case = BASE.with_(seqlen=0)
+    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
+    out, last = selective_scan_fn(**tensors, **make(case).options, return_last_state=True)
+    assert out.shape == (2, 4, 0)
+    assert torch.equal(last, tensors["initial_state"])
+    (gradient,) = torch.autograd.grad(last.sum(), tensors["initial_state"])
+    assert torch.equal(gradient, torch.ones_like(gradient))
+
+
+# --- bad calls ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bad:
+    shape: tuple[int, ...]
+    message: str
+    method: str = "bilinear"
+    changes: dict = dataclasses.field(default_factory=dict)
+
+
+BAD_CALLS = [
+    Bad((4, 3, 2), "A must be (dim, dstate, dstate) = (4, *, *), got (4, 3, 2)"),
+    Bad((5, 3, 3), "A must be (dim, dstate, dstate) = (4, *, *), got (5, 3, 3)"),
+    Bad((4, 0, 0), "A must have dstate of at least 1, got (4, 0, 0)"),
+    Bad((4, 3, 3, 1), "A must be (dim, dstate) = (4, *), got (4, 3, 3, 1)"),
+    *(
+        Bad((4, 3, 3), f"A of shape (4, 3, 3) needs discretization_method bilinear, got '{m}'", m)
+        for m in ("zoh", "foh", "rk4")
+    ),
+    Bad((4, 5, 5), "B must be (dim, dstate) = (4, 5), got (4, 3)"),
+    Bad(
+        (4, 3, 3),
+        "initial_state must be (batch, dim, dstate) = (2, 4, 3), got (2, 4, 3, 3)",
+        changes={"initial_state": torch.ones(2, 4, 3, 3)},
+    ),
+    Bad(
+        (4, 3, 3),
+        "z must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
+        changes={"z": torch.ones(2, 4, 5)},
+    ),
+]
+
+
+@pytest.mark.parametrize("scan", [selective_scan_fn, selective_scan_ref])
+@pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.message)
+def test_bad_calls(bad, scan):
+    u, B = torch.ones(2, 4, 6), torch.ones(4, 3)
+    call = {"u": u, "delta": u, "A": torch.ones(bad.shape), "B": B, "C": B} | bad.changes
+    with pytest.raises(RuntimeError) as error:
+        scan(**call, discretization_method=bad.method)
+    assert str(error.value) == f"selective_scan: {bad.message}"
+
+
+def test_the_op_takes_bilinear_alone():
+    arguments = list(op_arguments(BASE, False))
+    arguments[9] = "zoh"
+    with pytest.raises(RuntimeError, match="must be one of bilinear, got 'zoh'"):
+        torch.ops.selective_scan.matrix_scan_fwd(*arguments)
+
+
+@pytest.mark.cuda
+def test_cuda_takes_64_states(cuda_device):
+    case = BASE.with_(dstate=65, seqlen=2)
+    tensors = {name: value.to(cuda_device) for name, value in tensors_of(case).items()}
+    with pytest.raises(RuntimeError, match="A must have dstate of at most 64 on cuda:0, got"):
+        selective_scan_fn(**tensors, **make(case).options)
