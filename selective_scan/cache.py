@@ -21,8 +21,73 @@ from .selective_state_update import selective_state_update
 Rows = Tensor | Sequence[int]
 
 
+class _Cache:
+    """Tensors whose first dimension is the batch, changed in place."""
+
+    def _tensors(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def reset(self, rows: Rows | None = None) -> None:
+        """Sets rows of the batch back to where a sequence begins.
+
+        Args:
+            rows: their numbers, of any length, or a mask (batch,); None for all.
+
+        Raises:
+            TypeError: rows are neither integers nor bools.
+            ValueError: rows are not one-dimensional, or, where they are given on the host, are out
+                of range.
+        """
+        chosen = None if rows is None else self._rows(rows, masks=True)
+        for tensor in self._tensors():
+            if chosen is None:
+                tensor.zero_()
+            elif chosen.dtype == torch.bool:
+                tensor.masked_fill_(chosen[:, None, None], 0)
+            else:
+                tensor.index_fill_(0, chosen, 0)
+
+    def reorder(self, rows: Rows) -> None:
+        """Puts into every row i of the batch what row ``rows[i]`` has: for beam search.
+
+        Args:
+            rows: (batch,), each from 0 to batch - 1, any number of times.
+
+        Raises:
+            TypeError: rows are not integers.
+            ValueError: rows are not (batch,), or, where they are given on the host, are out of
+                range.
+        """
+        chosen = self._rows(rows, masks=False)
+        batch = self._tensors()[0].shape[0]
+        if chosen.shape != (batch,):
+            refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
+        for tensor in self._tensors():
+            tensor.copy_(tensor.index_select(0, chosen))
+
+    def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
+        """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
+        given = torch.as_tensor(rows)
+        if given.numel() == 0 and not isinstance(rows, Tensor):
+            given = given.long()  # an empty list has no type
+        place, is_mask = self._tensors()[0], given.dtype == torch.bool
+        batch = place.shape[0]
+        if given.is_floating_point() or given.is_complex() or (is_mask and not masks):
+            wanted = "integers or a mask of bools" if masks else "integers"
+            raise TypeError(f"selective_scan: rows must be {wanted}, got {given.dtype}")
+        if given.dim() != 1 or (is_mask and given.shape[0] != batch):
+            wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
+            refuse("rows", wanted, tuple(given.shape))
+        # On a GPU the values are not read back to the host.
+        if not is_mask and given.device.type == "cpu" and given.numel() > 0:
+            low, high = (bound.item() for bound in given.aminmax())
+            if low < 0 or high >= batch:
+                refuse("rows", f"from 0 to batch - 1 = {batch - 1}", low if low < 0 else high)
+        return given.to(place.device, given.dtype if is_mask else torch.long)
+
+
 @dataclass(eq=False)
-class MixerCache:
+class MixerCache(_Cache):
     """Where a batch of sequences is in one layer; :meth:`MambaMixer.allocate_cache` makes it.
 
     Both tensors are changed in place, always, so that a CUDA graph and compiled code find them
@@ -48,42 +113,8 @@ class MixerCache:
     conv_state: Tensor
     state: Tensor
 
-    def reset(self, rows: Rows | None = None) -> None:
-        """Sets rows of the batch back to where a sequence begins.
-
-        Args:
-            rows: their numbers, of any length, or a mask (batch,); None for all.
-
-        Raises:
-            TypeError: rows are neither integers nor bools.
-            ValueError: rows are not one-dimensional, or, where they are given on the host, are out
-                of range.
-        """
-        chosen = None if rows is None else self._rows(rows, masks=True)
-        for tensor in (self.conv_state, self.state):
-            if chosen is None:
-                tensor.zero_()
-            elif chosen.dtype == torch.bool:
-                tensor.masked_fill_(chosen[:, None, None], 0)
-            else:
-                tensor.index_fill_(0, chosen, 0)
-
-    def reorder(self, rows: Rows) -> None:
-        """Puts into every row i of the batch what row ``rows[i]`` has: for beam search.
-
-        Args:
-            rows: (batch,), each from 0 to batch - 1, any number of times.
-
-        Raises:
-            TypeError: rows are not integers.
-            ValueError: rows are not (batch,), or, where they are given on the host, are out of
-                range.
-        """
-        chosen = self._rows(rows, masks=False)
-        if chosen.shape != (batch := self.state.shape[0],):
-            refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
-        for tensor in (self.conv_state, self.state):
-            tensor.copy_(tensor.index_select(0, chosen))
+    def _tensors(self) -> list[Tensor]:
+        return [self.conv_state, self.state]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """silu of the depthwise convolution, which goes on where it is.
@@ -96,9 +127,15 @@ class MixerCache:
         Returns:
             Shaped like x.
         """
+        width = weight.shape[2]
+        if width > MAX_WIDTH:
+            new = x.unsqueeze(-1) if x.dim() == 2 else x
+            steps = new.shape[-1]
+            seen = torch.cat([self.conv_state.to(x.dtype), new], -1)
+            self.conv_state.copy_(seen[..., steps:])
+            out = convolve_widely(seen[..., -(width - 1 + steps) :], weight, bias)
+            return out.view(x.shape)
         taps = weight.squeeze(1)
-        if taps.shape[1] > MAX_WIDTH:
-            return self._convolve_widely(x, weight, bias)
         if x.dim() == 2:
             return causal_conv1d_update(x, self.conv_state, taps, bias, "silu")
         out, last = causal_conv1d_fn(
@@ -109,15 +146,6 @@ class MixerCache:
         )
         self.conv_state.copy_(last)
         return out
-
-    def _convolve_widely(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same by PyTorch's convolution, for more taps than ours takes."""
-        steps = x.unsqueeze(-1) if x.dim() == 2 else x
-        seen = torch.cat([self.conv_state.to(x.dtype), steps], -1)
-        self.conv_state.copy_(seen[..., steps.shape[-1] :])
-        # One step more, since PyTorch's gives no empty result.
-        out = F.conv1d(F.pad(seen, (0, 1)), weight, bias, groups=weight.shape[0])[..., :-1]
-        return F.silu(out).view(x.shape)
 
     def scan(
         self,
@@ -156,28 +184,9 @@ class MixerCache:
         self.state.copy_(last)
         return out
 
-    def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
-        """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
-        given = torch.as_tensor(rows)
-        if given.numel() == 0 and not isinstance(rows, Tensor):
-            given = given.long()  # an empty list has no type
-        batch, is_mask = self.state.shape[0], given.dtype == torch.bool
-        if given.is_floating_point() or given.is_complex() or (is_mask and not masks):
-            wanted = "integers or a mask of bools" if masks else "integers"
-            raise TypeError(f"selective_scan: rows must be {wanted}, got {given.dtype}")
-        if given.dim() != 1 or (is_mask and given.shape[0] != batch):
-            wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
-            refuse("rows", wanted, tuple(given.shape))
-        # On a GPU the values are not read back to the host.
-        if not is_mask and given.device.type == "cpu" and given.numel() > 0:
-            low, high = (bound.item() for bound in given.aminmax())
-            if low < 0 or high >= batch:
-                refuse("rows", f"from 0 to batch - 1 = {batch - 1}", low if low < 0 else high)
-        return given.to(self.state.device, given.dtype if is_mask else torch.long)
-
 
 @dataclass(eq=False)
-class S6Cache:
+class S6Cache(_Cache):
     """Where a batch of sequences is in every layer; :meth:`S6.allocate_cache` makes it.
 
     Attributes:
@@ -198,16 +207,15 @@ class S6Cache:
 
     layers: tuple[MixerCache, ...]
 
-    def reset(self, rows: Rows | None = None) -> None:
-        """Sets rows of the batch back to where a sequence begins; see :meth:`MixerCache.reset`."""
-        for layer in self.layers:
-            layer.reset(rows)
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for layer in self.layers for tensor in layer._tensors()]
 
-    def reorder(self, rows: Rows) -> None:
-        """Puts into every row i of the batch what row ``rows[i]`` has; see
-        :meth:`MixerCache.reorder`."""
-        for layer in self.layers:
-            layer.reorder(rows)
+
+def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """silu of the depthwise convolution at all steps but the first width - 1, by PyTorch's, which
+    takes more taps than ours."""
+    padded = F.pad(seen, (0, 1))  # one step more, since PyTorch's gives no empty result
+    return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
 
 
 # --- what a call with a cache must be -------------------------------------------------------------

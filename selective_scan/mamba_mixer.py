@@ -24,6 +24,7 @@ from ._module_arguments import (
 from .cache import (
     MixerCache,
     check_rows,
+    convolve_widely,
     refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
@@ -253,7 +254,10 @@ class MambaMixer(nn.Module):
         """
         hidden = checked_sequence("hidden", hidden, self.d_model)
         if isinstance(cache, MixerCache):
-            return self._continue(hidden, cache)
+            refuse_gradient(self, hidden)
+            refuse_bidirectional(self.bidirectional)
+            check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
+            return self._go_on(hidden, cache)
         refuse_other_cache(cache, "MixerCache")
         xz = self.in_proj(hidden).transpose(1, 2)
         if self._is_plain():
@@ -272,33 +276,26 @@ class MambaMixer(nn.Module):
             )
         x, z = xz.chunk(2, dim=1)
         x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        delta, B, C = self._projections(x.transpose(1, 2))
-        y = self._scan(x, *(t.transpose(1, 2) for t in (delta, B, C)), z)
+        y = self._scan(x, *self._project(x), z)
         return self.out_proj(y.transpose(1, 2))
 
-    def _continue(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """Goes on where the cache is; one step has no time dimension, and nothing to transpose."""
-        refuse_gradient(self, hidden)
-        refuse_bidirectional(self.bidirectional)
-        check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
+    def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
+        """Runs the layer from where the cache is; one step goes without a dimension for time."""
         is_one_step = hidden.shape[1] == 1
-
-        def across(rows: Tensor) -> Tensor:
-            return rows if is_one_step else rows.transpose(1, 2)
-
-        x, z = self.in_proj(hidden.squeeze(1) if is_one_step else hidden).chunk(2, dim=-1)
-        x = cache.convolve(across(x), self.conv1d.weight, self.conv1d.bias)
-        delta, B, C = map(across, self._projections(across(x)))
+        xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
+        x, z = _across(xz).chunk(2, dim=1)
+        x = cache.convolve(x, self.conv1d.weight, self.conv1d.bias)
+        delta, B, C = self._project(x)
         A = poles(self.A_log)
-        y = cache.scan(x, delta, A, B, C, self.D, across(z), **self._scan_options())
-        out = self.out_proj(across(y))
+        y = cache.scan(x, delta, A, B, C, self.D, z, **self._scan_options())
+        out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 
-    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """delta, B and C of x, (batch, ..., channels) all."""
-        rank, dstate = self.dt_rank, self.d_state
-        dt, B, C = self.x_proj(x).split([rank, dstate, dstate], dim=-1)
-        return self.dt_proj(dt), B, C
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels)."""
+        sizes = [self.dt_rank, self.d_state, self.d_state]
+        dt, B, C = self.x_proj(_across(x)).split(sizes, dim=-1)
+        return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
         """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
@@ -472,11 +469,16 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
 @fx.wrap
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
-    dim, _, width = weight.shape
+    width = weight.shape[2]
     if width <= MAX_WIDTH:
         return causal_conv1d_fn(x, weight.squeeze(1), bias, activation="silu")
-    padded = F.pad(x, (width - 1, 1))  # one step more, since torch's gives no empty result
-    return F.silu(F.conv1d(padded, weight, bias, groups=dim)[..., :-1])
+    return convolve_widely(F.pad(x, (width - 1, 0)), weight, bias)
+
+
+@fx.wrap
+def _across(tensor: Tensor) -> Tensor:
+    """Channels and time exchanged; one step has no time."""
+    return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
 
 
 @fx.wrap

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import mamba_mixer
-from ..causal_conv1d_update import causal_conv1d_update
+from ..cache import MixerCache
 from ..functional import selective_scan_fn
 from ..mamba_mixer import MambaMixer, causal_convolution, poles
-from ..selective_state_update import selective_state_update
 from . import block
 
 
@@ -114,7 +113,7 @@ class Mamba(MambaMixer):
         # Of a longer sequence the last steps; in front of a shorter one zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        delta, B, C = (rows.transpose(1, 2) for rows in self._projections(x.transpose(1, 2)))
+        delta, B, C = self._project(x)
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
@@ -140,13 +139,7 @@ class Mamba(MambaMixer):
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
-        x, z = self.in_proj(hidden[:, 0]).chunk(2, dim=-1)
-        weight = self.conv1d.weight.squeeze(1)
-        x = causal_conv1d_update(x, conv_state, weight, self.conv1d.bias, "silu")
-        delta, B, C = self._projections(x)
-        rows = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias)
-        y = selective_state_update(ssm_state, *rows, dt_softplus=True)
-        return self.out_proj(y)[:, None], conv_state, ssm_state
+        return self._go_on(hidden, MixerCache(conv_state, ssm_state)), conv_state, ssm_state
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
