@@ -142,7 +142,7 @@ class Option:
             return
         is_flag = isinstance(value, bool) or _is_numpy_bool(value)  # a bool is an int, too
         if is_flag != (self.type is bool) or not (is_flag or isinstance(value, self.type)):
-            wanted = f"{'an' if self.type is int else 'a'} {self.type.__name__}"
+            wanted = _with_article(self.type)
             _fail_on_type(self.name, f"{wanted} or None" if self.optional else wanted, value)
 
     def check_value(self, value: object) -> None:
@@ -154,37 +154,34 @@ class Option:
 
 @dataclass(frozen=True)
 class Number:
-    """An argument that is a number of at least 0."""
+    """An argument that is a number of the type of its default, or an int in place of a float.
+
+    Attributes:
+        name: as in the schema of the op.
+        default: what it is where it is left out.
+        low: the least that it may be; None is any.
+    """
 
     name: str
-    default: float
-    type = float
+    default: int | float
+    low: int | None = None
     optional = False
 
+    @property
+    def type(self) -> type:
+        return type(self.default)
+
     def check_type(self, value: object) -> None:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            _fail_on_type(self.name, "a float", value)
+        if not isinstance(value, int | self.type) or isinstance(value, bool):
+            _fail_on_type(self.name, _with_article(self.type), value)
 
     def check_value(self, value: float) -> None:
-        if not value >= 0:
-            fail(f"{self.name} must be at least 0, got {value}")
+        if self.low is not None and not value >= self.low:
+            fail(f"{self.name} must be at least {self.low}, got {value}")
 
 
-@dataclass(frozen=True)
-class Integer:
-    """An argument that is an int."""
-
-    name: str
-    default: int
-    type = int
-    optional = False
-
-    def check_type(self, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool):
-            _fail_on_type(self.name, "an int", value)
-
-    def check_value(self, value: int) -> None:
-        pass
+def _with_article(kind: type) -> str:
+    return f"{'an' if kind is int else 'a'} {kind.__name__}"
 
 
 def _is_numpy_bool(value: object) -> bool:
@@ -223,7 +220,7 @@ class Table:
 
     def __init__(
         self,
-        *arguments: TensorArgument | Option | Number | Integer,
+        *arguments: TensorArgument | Option | Number,
         anchor: str,
         complex_by: tuple[str, ...] = (),
         relations: Callable[[Call], None] = lambda call: None,

@@ -10,7 +10,7 @@ from ._checks import (
     REAL,
     BackendName,
     Call,
-    Integer,
+    Number,
     Table,
     TensorArgument,
     check_dims,
@@ -46,7 +46,7 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         ACTIVATION,
         TensorArgument("cache_seqlens", INTEGER, ("batch",), optional=True),
         TensorArgument("conv_state_indices", INTEGER, ("batch",), optional=True),
-        Integer("pad_slot_id", -1),
+        Number("pad_slot_id", -1),
         TensorArgument(
             "out",
             lambda _, call: ((call["x"].dtype,), ""),

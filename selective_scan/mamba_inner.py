@@ -94,7 +94,7 @@ def _arguments(*own: Option) -> Table:
         TensorArgument("b_rms_weight", REAL, _ProjectedStates("B"), optional=True),
         TensorArgument("c_rms_weight", REAL, _ProjectedStates("C"), optional=True),
         TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
-        Number("b_c_dt_rms_eps", 1e-6),
+        Number("b_c_dt_rms_eps", 1e-6, low=0),
         Option("discretization_method", METHODS),
         Option("bidirectional"),
         *own,
