@@ -4,7 +4,7 @@
 
 Every kernel variant once: methods, dtypes, layouts, kinds of B and C, lengths around chunk
 boundaries. Results are compared with the CPU kernels' or the reference's, so that a run is not
-vacuous. Operators: selective_scan, diagonal, adaptive_unitary, state_update; all without arguments.
+vacuous. Operators: those of CHECKS; all without arguments.
 """
 
 import dataclasses
@@ -17,8 +17,11 @@ os.environ.setdefault("SELECTIVE_SCAN_TEST_SEED", str(secrets.randbelow(2**31)))
 import torch
 
 import test_adaptive_unitary as unitary
+import test_causal_conv1d as conv
+import test_causal_conv1d_update as conv_update
 import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
+import test_matrix_scan as matrix
 import test_relay as relay
 import test_selective_state_update as update
 import test_streamed_backward as streamed
@@ -96,6 +99,11 @@ def unitary_cases():
     yield dataclasses.replace(base, dtype=torch.bfloat16, layout="channel_last")
 
 
+def matrix_cases():
+    yield from (matrix.BASE.with_(dstate=n, complex=c) for n in (1, 17, 64) for c in (False, True))
+    yield from (case for case in matrix.CASES if not case.is_double)
+
+
 def check_selective_scan() -> int:
     count = 0
     for case in selective_scan_cases():
@@ -122,6 +130,11 @@ CHECKS = {
     "selective_scan": check_selective_scan,
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
+    "matrix": lambda: check_all(
+        lambda case, device: matrix.check(case, device=device), matrix_cases()
+    ),
+    "convolution": lambda: check_all(conv.check, conv.case_list()),
+    "convolution_update": lambda: check_all(conv_update.check, conv_update.CASES),
     "state_update": lambda: check_all(update.check, update.case_list()),
 }
 
