@@ -3,7 +3,8 @@
 A model is S6: norm, mixer and residual, some layers of it, and a last norm. It is set against its
 matrix products alone, and against mamba_ssm's layer where that imports. bfloat16 means
 torch.autocast over float32 parameters. On CUDA a model is also timed as a CUDA graph, and the
-memory is taken that a step needs beyond parameters and input.
+memory is taken that a step needs beyond parameters and input. A model's times include what the GPU
+waits for the host; those of parts are the GPU's alone.
 
 Example:
     python benchmarks/benchmark_layer.py --device cpu --threads 2 --json layer.json --plot layer.png
@@ -291,7 +292,9 @@ def measure_models(
     memory = {key: peak_mebibytes(call, device) for key, call in calls.items()}
     if device.type == "cuda":
         calls |= {("S6 as a CUDA graph", which): graphed(calls["S6", which]) for which in _PASSES}
-    times = measure(calls, device, warmup=2, runs=options.runs, budget=options.budget)
+    times = measure(
+        calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
+    )
     error = check(layer, dtype)
 
     def ratio(time: Timing, other: tuple[str, str]) -> float | None:

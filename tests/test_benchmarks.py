@@ -268,6 +268,23 @@ def test_benchmark_of_a_layer(tmp_path):
     assert all(part["ms"] >= 0 for part in content["parts"])
 
 
+def test_benchmark_of_decoding(tmp_path):
+    run_program(
+        "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",
+        "--vocabulary", "50", "--prompt", "9", "--runs", "2", "--threads", "1",
+        "--json", tmp_path / "decoding.json",
+    )  # fmt: skip
+    rows = {
+        row["what"]: row for row in json.loads((tmp_path / "decoding.json").read_text())["rows"]
+    }
+    assert set(rows) == {"prompt", "token", "its products"}
+    for row in rows.values():
+        assert_is_timing(row["time"], 2)
+    ratio = rows["token"]["time"]["median"] / rows["its products"]["time"]["median"]
+    assert rows["token"]["over_products"] == pytest.approx(ratio)
+    assert rows["prompt"]["tokens_per_s"] == pytest.approx(9e3 / rows["prompt"]["time"]["median"])
+
+
 @pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
 def test_programs_fail_on_a_device_that_is_not_there(name):
     done = run_program(name, "--device", "cuda:99", status=2)
@@ -279,6 +296,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
     "name",
     [
         "benchmark_causal_conv1d.py",
+        "benchmark_decoding.py",
         "benchmark_matrix_scan.py",
         "benchmark_layer.py",
         "benchmark_selective_scan.py",

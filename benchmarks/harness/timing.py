@@ -67,11 +67,14 @@ def keep_freed_memory() -> None:
     mallopt(mmap_threshold, 1 << 25)  # the most that it takes
 
 
-def cuda_ms(call: Callable[[], object], flush: torch.Tensor | None = None) -> float:
+def cuda_ms(
+    call: Callable[[], object], flush: torch.Tensor | None = None, queue_ahead: bool = True
+) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if flush is not None:
         flush.zero_()
-    torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)
+    if queue_ahead:
+        torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)
     begin.record()
     call()
     end.record()
@@ -87,6 +90,7 @@ def sample(
     runs: int,
     budget: float = math.inf,
     cold_l2: bool = False,
+    queue_ahead: bool = True,
 ) -> dict[str, list[float]]:
     """Milliseconds of several calls made in turn, so that a drift of the machine meets them all.
 
@@ -97,6 +101,8 @@ def sample(
         runs: timed rounds.
         budget: seconds after which no further round starts, once there are five.
         cold_l2: overwrite the GPU's L2 cache before every run.
+        queue_ahead: have a run's kernels wait for its launches, so that only the GPU's time counts;
+            without it an idle GPU waits for the host, as a user's would.
     """
     repeats = dict.fromkeys(calls, 1)
     flush = None
@@ -120,7 +126,7 @@ def sample(
             break
         for name, call in calls.items():
             if device.type == "cuda":
-                samples[name].append(cuda_ms(call, flush))
+                samples[name].append(cuda_ms(call, flush, queue_ahead))
             else:
                 seconds = timeit.timeit(call, number=repeats[name])
                 samples[name].append(seconds / repeats[name] * 1e3)
