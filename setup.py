@@ -349,9 +349,7 @@ def dispatch_sources(backend: str) -> list[str]:
     """Those of csrc/torch for one library: a file belongs to one backend by its name, to both
     else, since the libraries show each other no symbols."""
     other = {"cpu": "_cuda.cpp", "cuda": "_cpu.cpp"}[backend]
-    # The convolution has no CUDA kernels yet.
-    unused = (other, "conv_ops_cuda.cpp")
-    return [path for path in sources("csrc/torch/*.cpp") if not path.endswith(unused)]
+    return [path for path in sources("csrc/torch/*.cpp") if not path.endswith(other)]
 
 
 def cpu_sources() -> list[str]:

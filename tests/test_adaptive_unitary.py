@@ -384,7 +384,8 @@ def test_autocast_casts_nothing(case, device):
 
 def test_transforms_of_torch_func(device):
     """Gradients for each of several u, also mapped over; and no second derivative."""
-    inputs = {k: v.detach() for k, v in make(Case(seqlen=9), device).items()}
+    case = Case(seqlen=9, dtype=F64, parameter_dtype=F64)
+    inputs = {k: v.detach() for k, v in make(case, device).items()}
     us = torch.stack([inputs["u"], 2 * inputs["u"]])
 
     def loss(u, x):

@@ -626,7 +626,7 @@ def test_in_a_cuda_graph_with_changing_indices(cuda_device):
         out = selective_state_update(**arguments)
     arguments["state"].copy_(copy["state"])
     for shift in range(3):
-        indices = (copy["state_batch_indices"] + shift) % 4
+        indices = copy["state_batch_indices"].roll(shift)
         for one in (arguments, copy):
             one["state_batch_indices"].copy_(indices)
         graph.replay()
