@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from harness import plots, records, report
 from harness.arguments import add_device, make_parser, parse, positive
 from harness.checks import relative_l2
-from harness.timing import Timing, keep_freed_memory, measure
+from harness.timing import Timing, keep_freed_memory, measure, peak_mebibytes
 from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
 
 _PASSES = ("forward", "forward + backward")
@@ -259,17 +259,6 @@ def check(layer: MambaMixer, dtype: str) -> float:
     if not error <= _TOLERANCE[dtype]:
         raise SystemExit(f"the layer is off by {error:.1e}")
     return error
-
-
-def peak_mebibytes(call: Callable[[], object], device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    call()
-    torch.cuda.synchronize(device)
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 def measure_models(

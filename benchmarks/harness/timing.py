@@ -152,3 +152,15 @@ def host_overhead_us(
 
     samples = timeit.repeat(row_of_calls, number=1, repeat=repeats + 1)
     return Timing.of([seconds / calls * 1e6 for seconds in samples[1:]])  # the first is the warm-up
+
+
+def peak_mebibytes(call: Callable[[], object], device: torch.device) -> float | None:
+    """What a call needs of the GPU's memory beyond what is there before it."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
