@@ -245,14 +245,13 @@ UpdateParams make_update(const Call& call, const std::string& state_dtype) {
   return params;
 }
 
-py::dict plan_update(const Call& call, const cuda::Device& device, const std::string& state_dtype) {
-  const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype), device);
+py::dict plan_update(const Call& call, const std::string& state_dtype) {
+  const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype));
   py::dict result;
   result["is_plain"] = plan.is_plain;
   result["lane_states"] = plan.lane_states;
   result["many_packs"] = plan.many_packs;
   result["lanes"] = 1 << plan.lane_bits;
-  result["rows"] = plan.rows;
   result["grid"] = py::make_tuple(plan.shape.blocks, plan.shape.rows);
   result["threads"] = plan.shape.threads;
   return result;
@@ -294,6 +293,5 @@ PYBIND11_MODULE(plan_bindings, m) {
         py::arg("wanted") = py::none());
   m.def("plan_backward", &selective_scan::plan_backward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());
-  m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("device"),
-        py::arg("state_dtype"));
+  m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("state_dtype"));
 }

@@ -55,14 +55,15 @@ def bindings(bindings_folder):
     return core_build.load(bindings_folder, "plan_bindings", ("core", "cuda"), (), PLAN_SOURCES)
 
 
+def fill(target, values):
+    for name, value in asdict(values).items():
+        setattr(target, name, value)
+    return target
+
+
 @pytest.fixture(scope="module")
 def plan(bindings):
     """plan("forward" or "backward", call, device=H200, wanted=None) → the plan as a dict."""
-
-    def fill(target, values):
-        for name, value in asdict(values).items():
-            setattr(target, name, value)
-        return target
 
     def make(which, call, device=H200, wanted=None):
         function = getattr(bindings, f"plan_{which}")
@@ -288,51 +289,50 @@ def test_wanted_path(plan, path):
 # --- the state update -----------------------------------------------------------------------------
 
 # A call of as many steps as seqlen says, its groups being heads, and the states' dtype: whether the
-# plain kernel runs it, lanes that share a channel, rows of a block, the grid.
+# plain kernel runs it, lanes that share a channel, the grid.
 UPDATES = [
-    (Call(1, 1536, 1, 16), "float32", (True, 4, 1, (48, 1))),
-    (Call(64, 1536, 1, 16), "float32", (True, 4, 4, (48, 16))),
-    (Call(64, 1536, 1, 16), "bfloat16", (True, 2, 2, (24, 32))),
-    (Call(64, 5120, 1, 16), "float32", (True, 4, 12, (160, 6))),
-    (Call(1024, 1536, 1, 16), "float32", (True, 4, 8, (48, 128))),
-    (Call(1024, 1536, 1, 16), "bfloat16", (True, 2, 8, (24, 128))),
-    (Call(2**20, 64, 1, 16), "float32", (True, 4, 20, (2, 52429))),
-    (Call(8, 4096, 1, 128, groups=64), "bfloat16", (True, 16, 4, (512, 2))),
-    (Call(8, 1536, 1, 128, dtype="float32"), "float32", (True, 32, 4, (384, 2))),
-    (Call(1, 24, 1, 4, dtype="float16"), "float32", (True, 4, 1, (1, 1))),
+    (Call(1, 1536, 1, 16), "float32", (True, 4, (48, 1))),
+    (Call(64, 1536, 1, 16), "float32", (True, 4, (48, 64))),
+    (Call(64, 1536, 1, 16), "bfloat16", (True, 2, (24, 64))),
+    (Call(64, 5120, 1, 16), "float32", (True, 4, (160, 64))),
+    (Call(1024, 1536, 1, 16), "float32", (True, 4, (48, 1024))),
+    (Call(1024, 1536, 1, 16), "bfloat16", (True, 2, (24, 1024))),
+    (Call(2**20, 64, 1, 16), "float32", (True, 4, (2, 65535))),
+    (Call(8, 4096, 1, 128, groups=64), "bfloat16", (True, 16, (512, 8))),
+    (Call(8, 1536, 1, 128, dtype="float32"), "float32", (True, 32, (384, 8))),
+    (Call(1, 24, 1, 4, dtype="float16"), "float32", (True, 1, (1, 1))),
     # What the plain kernel leaves out.
-    (Call(64, 1536, 2, 16), "float32", (False, 4, 4, (48, 16))),
-    (Call(64, 1536, 1, 16, mixed=True), "float32", (False, 4, 4, (48, 16))),
-    (Call(64, 1536, 1, 16, padding=1), "float32", (False, 4, 4, (48, 16))),
-    (Call(64, 1536, 1, 15), "bfloat16", (False, 2, 2, (24, 32))),
-    (Call(64, 1536, 1, 16), "float16", (False, 2, 2, (24, 32))),
-    (Call(1, 1536, 1, 256), "float32", (False, 32, 1, (384, 1))),
-    (Call(1, 1536, 1, 16, dtype="float64"), "float64", (False, 8, 1, (96, 1))),
-    (Call(1, 1536, 1, 16, dtype="float32", complex=True), "float32", (False, 8, 1, (96, 1))),
-    (Call(2**18, 8192, 1, 16), "bfloat16", (False, 2, 8, (128, 32768))),
+    (Call(64, 1536, 2, 16), "float32", (False, 4, (48, 64))),
+    (Call(64, 1536, 1, 16, mixed=True), "float32", (False, 4, (48, 64))),
+    (Call(64, 1536, 1, 16, padding=1), "float32", (False, 4, (48, 64))),
+    (Call(64, 1536, 1, 15), "bfloat16", (False, 2, (24, 64))),
+    (Call(64, 1536, 1, 16), "float16", (False, 2, (24, 64))),
+    (Call(1, 1536, 1, 256), "float32", (False, 32, (384, 1))),
+    (Call(1, 1536, 1, 16, dtype="float64"), "float64", (False, 8, (96, 1))),
+    (Call(1, 1536, 1, 16, dtype="float32", complex=True), "float32", (False, 8, (96, 1))),
+    (Call(2**18, 8192, 1, 16), "bfloat16", (False, 2, (128, 65535))),
 ]
 
 
 @pytest.mark.parametrize(("call", "state", "expected"), UPDATES, ids=str)
-def test_updates(plan, call, state, expected):
-    made = plan("update", call, H200, state)
-    assert (made["is_plain"], made["lanes"], made["rows"], made["grid"]) == expected
+def test_updates(bindings, call, state, expected):
+    made = bindings.plan_update(fill(bindings.Call(), call), state)
+    assert (made["is_plain"], made["lanes"], made["grid"]) == expected
 
 
-@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
-def test_updates_of_all_rows_and_channels(plan, device):
+def test_updates_of_all_rows_and_channels(bindings):
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     for _ in range(300):
         batch, dim = (int(2 ** rng.uniform(0, 16)) for _ in range(2))
         dstate = rng.randint(1, 256)
         state = rng.choice(["float32", "bfloat16", "float16", "float64"])
         dtype = "float64" if state == "float64" else rng.choice(["float32", "bfloat16"])
-        made = plan("update", Call(batch, dim, 1, dstate, dtype=dtype), device, state)
-        tiles, chunks = made["grid"]
+        call = fill(bindings.Call(), Call(batch, dim, 1, dstate, dtype=dtype))
+        made = bindings.plan_update(call, state)
+        tiles, rows = made["grid"]
         channels = made["threads"] // made["lanes"]
         assert (tiles - 1) * channels < dim <= tiles * channels
-        assert (chunks - 1) * made["rows"] < batch <= chunks * made["rows"]
-        assert chunks <= 65535
+        assert rows == min(batch, 65535)
         packs = -(-dstate // made["lane_states"])
         assert made["many_packs"] == (packs > 32)
         assert made["lanes"] >= min(packs, 32)

@@ -29,22 +29,22 @@ __global__ void __launch_bounds__(kReduceThreads)
 template <class R>
 cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan, R* parts,
                          cudaStream_t stream) {
-  using Kernels = ConvPlan::Kernels;
   const auto columns = [&](auto kernel) {
-    return launch_kernel(kernel, column_launch(params, plan.columns), stream, params, plan.columns,
-                         parts);
+    return launch_kernel(kernel, plan.shape, stream, params, plan.columns, parts);
   };
   if (plan.kernels == Kernels::kAnyStrides) {
-    return columns(columns_backward<R, Scalars<R>, kMaxConvWidth>);
+    return columns(columns_backward<R, Scalars<R>, kMaxConvWidth, false>);
   }
   if constexpr (std::is_same_v<R, float>) {
     return with_element(params, [&]<class Element>(Element*) {
       return with_taps(params, [&](auto taps) {
         using Storage = Vectors<Element, column_channels(sizeof(Element), true)>;
-        return plan.kernels == Kernels::kColumns
-                   ? columns(columns_backward<float, Storage, taps>)
-                   : launch_kernel(rows_backward<Element, taps>, row_launch(params, plan.rows),
-                                   stream, params, plan.rows, parts);
+        if (plan.kernels == Kernels::kRows) {
+          return launch_kernel(rows_backward<Element, taps>, plan.shape, stream, params, plan.rows,
+                               parts);
+        }
+        return plan.is_whole ? columns(columns_backward<float, Storage, taps, true>)
+                             : columns(columns_backward<float, Storage, taps, false>);
       });
     });
   }
@@ -55,18 +55,22 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
 
 int64_t workspace_bytes(const ConvBackwardParams& params) {
   const int64_t bytes = params.is_double ? sizeof(double) : sizeof(float);
-  return conv::plan(params, true).part_rows * (params.width + 1) * params.dim * bytes;
+  Device device;
+  current_device(device);  // what went wrong the launch reports
+  return conv::plan_conv(params, device).part_rows * (params.width + 1) * params.dim * bytes;
 }
 
 cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                                    cudaStream_t stream) {
   using namespace conv;
-  const ConvPlan plan = conv::plan(params, true);
+  Device device;
+  cudaError_t error = current_device(device);
+  if (error != cudaSuccess) return error;
+  const ConvPlan plan = plan_conv(params, device);
   return with_real(params, [&]<class R>(R*) {
     auto* parts = static_cast<R*>(workspace);
-    cudaError_t error = cudaSuccess;
     if (params.dinitial_states.present() && params.sequences > 0 && params.width > 1) {
-      error = launch_kernel(initial_gradient_kernel<R>, state_launch(params), stream, params);
+      error = launch_kernel(initial_gradient_kernel<R>, state_shape(params), stream, params);
     }
     if (error == cudaSuccess && plan.part_rows > 0) {
       error = launch_parts(params, plan, parts, stream);

@@ -3,31 +3,30 @@
 //
 // A thread has a vector of channels and walks some steps; neighbouring lanes have neighbouring
 // vectors, and the block's other threads the steps behind. What a step sees of those before it
-// stays in registers, and the next kAhead steps are on their way. The steps before a thread's first
-// are read again, from L2; backwards a thread goes width - 1 steps further than its own, since dx
-// needs the gradient of the sum there.
+// stays in registers. Steps are read in batches, and other warps compute while one waits for its
+// batch: so vectors are short, and registers few. The steps before a thread's first are read again,
+// from L2; backwards a thread goes width - 1 steps further than its own, since dx needs the
+// gradient of the sum there.
 //
 // Shared memory: the block's taps; backwards also each thread's sums for dweight and dbias, which
 // the block adds in a fixed order and leaves in the workspace as one row of partial sums.
 //
 // Bound by memory: forward 2, backward 3 elements a step and channel, beside (width - 1) / steps of
-// that from L2. Backwards about 25 instructions an element are close behind.
+// that from L2. With elements of 2 bytes the special-function unit, two instructions an element,
+// and the issue of instructions, 13 and 25, take about half as long as memory each.
 #pragma once
 
+#include "../plan/conv.h"
 #include "window.cuh"
 
 namespace selective_scan::cuda::conv {
-
-constexpr int kColumnThreads = 128;
-/// Steps that a thread has on their way.
-constexpr int kAhead = 4;
-/// Most steps of a thread, a multiple of kAhead.
-constexpr int kMaxColumnSteps = 32;
 
 /// Vectors of neighbouring channels.
 template <class Element, int kCount>
 struct Vectors {
   static constexpr int kChannels = kCount;
+  static constexpr int kWords = kCount;
+  static constexpr int kBytes = sizeof(Element);
   using Raw = Packed<Element, kCount>;
 
   static __device__ Raw load(const ArrayView&, const char* address) {
@@ -47,6 +46,8 @@ struct Vectors {
 template <class R>
 struct Scalars {
   static constexpr int kChannels = 1;
+  static constexpr int kWords = sizeof(R) / 4;
+  static constexpr int kBytes = sizeof(R);
   using Raw = Pack<R, 1>;
 
   static __device__ Raw load(const ArrayView& array, const char* address) {
@@ -55,23 +56,6 @@ struct Scalars {
   static __device__ void unpack(const Raw& raw, R (&values)[1]) { values[0] = raw.v[0]; }
   static __device__ void store(const ArrayView& array, char* address, const R (&values)[1]) {
     store_element(address, array.dtype, 0, values[0]);
-  }
-};
-
-/// How a launch is divided: blocks are (batch, tile of steps, lanes() vectors of channels).
-struct ColumnSplit {
-  int lane_bits = 0;  // log2 of the threads side by side
-  int steps = 0;      // of a thread
-  int64_t tiles = 0;
-  int64_t channel_blocks = 0;
-  // Bytes from one step to the next.
-  int64_t x_stride = 0;
-  int64_t dout_stride = 0;
-  int64_t result_stride = 0;  // of out or dx
-
-  SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
-  SELECTIVE_SCAN_HD int64_t tile_steps() const {
-    return int64_t{steps} * (kColumnThreads >> lane_bits);
   }
 };
 
@@ -207,46 +191,39 @@ __device__ void store_zeros(const ArrayView& array, const Place& place, int64_t 
   }
 }
 
-/// So many steps of an array on their way from memory; zeros behind them.
-template <class Storage>
-struct StepQueue {
-  using Raw = typename Storage::Raw;
+/// The next steps of an array, of which `left` are there; zeros behind them.
+template <class Storage, int kSteps>
+struct StepBatch {
+  typename Storage::Raw raw[kSteps];
 
-  const ArrayView& array;
-  const char* address;
-  const int64_t& stride;
-  int left;
-  Raw raw[kAhead];
-
-  __device__ StepQueue(const ArrayView& array, const char* address, const int64_t& stride,
-                       int count)
-      : array(array), address(address), stride(stride), left(count) {
+  __device__ void load(const ArrayView& array, const char*& address, const int64_t& stride,
+                       int left) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch(i);
-  }
-
-  __device__ void fetch(int place) {
-    raw[place] = left > 0 ? Storage::load(array, address) : Raw{};
-    address += stride;
-    --left;
-  }
-  template <class R>
-  __device__ void take(int place, R (&values)[Storage::kChannels]) {
-    Storage::unpack(raw[place], values);
-    fetch(place);
+    for (int i = 0; i < kSteps; ++i) {
+      raw[i] = i < left ? Storage::load(array, address) : typename Storage::Raw{};
+      address += stride;
+    }
   }
 };
 
-/// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap.
-template <class Storage, int kTaps>
-constexpr int kForwardBlocks = Storage::kChannels * kTaps <= 32 ? 4 : 2;
-template <class Storage, int kTaps>
-constexpr int kBackwardBlocks = Storage::kChannels * kTaps <= 16 ? 3 : 2;
+/// As for_each_run(), or, of a kernel for batch entries that are a run each, that one.
+template <bool kIsWhole, class Visit>
+__device__ __forceinline__ void visit_runs(const ConvParams& params, int64_t batch, int64_t first,
+                                           int64_t stop, int64_t limit, const Visit& visit) {
+  if constexpr (kIsWhole) {
+    if (first < stop) visit(Run{0, params.seqlen, batch, false}, first, stop);
+  } else {
+    for_each_run(params, batch, first, stop, limit, visit);
+  }
+}
 
-template <class R, class Storage, int kTaps>
-__global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps>))
+/// kIsWhole: every batch entry is a run.
+template <class R, class Storage, int kTaps, bool kIsWhole>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  column_blocks(Storage::kWords, kTaps, false, kIsWhole))
     columns_forward(const __grid_constant__ ConvForwardParams params, ColumnSplit split) {
   constexpr int kChannels = Storage::kChannels;
+  constexpr int kBatch = batch_steps(Storage::kBytes, false);
   __shared__ SharedTaps<R, kTaps, kChannels> shared;
   const ColumnPlace<Storage> place(params, split);
   shared.load(params, split, place.block_channel);
@@ -256,17 +233,19 @@ __global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps
 
   const auto walk = [&](const Run& run, int64_t first, int64_t stop) {
     if (run.is_padding) return store_zeros<R, Storage>(params.out, place, first, stop);
-    R window[kTaps - 1 + kAhead][kChannels];
+    R window[kTaps - 1 + kBatch][kChannels];
     load_history<Storage, kTaps>(params, run, place, first, window);
     const int steps = static_cast<int>(stop - first);
-    StepQueue<Storage> xs(params.x, place.at(params.x, first), split.x_stride, steps);
+    const char* x = place.at(params.x, first);
     char* out = place.at(params.out, first);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += kAhead) {
+    for (int step = 0; step < steps; step += kBatch) {
+      StepBatch<Storage, kBatch> xs;
+      xs.load(params.x, x, split.x_stride, steps - step);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kBatch; ++i) {
         R values[kChannels];
-        xs.take(i, window[kTaps - 1 + i]);
+        Storage::unpack(xs.raw[i], window[kTaps - 1 + i]);
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
         activate(values, params.silu);
@@ -276,15 +255,18 @@ __global__ void __launch_bounds__(kColumnThreads, (kForwardBlocks<Storage, kTaps
       move_to_front<kTaps>(window);
     }
   };
-  for_each_run(params, place.batch, place.begin, place.end, place.end, walk);
+  visit_runs<kIsWhole>(params, place.batch, place.begin, place.end, place.end, walk);
 }
 
+/// kIsWhole: every batch entry is a run, and final states have no gradient.
 /// Writes (batch, tile, tap, channel) to `parts`, the bias behind the last tap.
-template <class R, class Storage, int kTaps>
-__global__ void __launch_bounds__(kColumnThreads, (kBackwardBlocks<Storage, kTaps>))
+template <class R, class Storage, int kTaps, bool kIsWhole>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  column_blocks(Storage::kWords, kTaps, true, kIsWhole))
     columns_backward(const __grid_constant__ ConvBackwardParams params, ColumnSplit split,
                      R* parts) {
   constexpr int kChannels = Storage::kChannels;
+  constexpr int kBatch = batch_steps(Storage::kBytes, true);
   constexpr int kLast = kTaps - 1;
   __shared__ SharedTaps<R, kTaps, kChannels> shared;
   __shared__ __align__(16) R sums[kTaps + 1][kColumnThreads * kChannels];
@@ -296,24 +278,27 @@ __global__ void __launch_bounds__(kColumnThreads, (kBackwardBlocks<Storage, kTap
 
   const auto walk = [&](const Run& run, int64_t first, int64_t stop) {
     if (run.is_padding) return store_zeros<R, Storage>(params.dx, place, first, stop);
-    R window[kLast + kAhead][kChannels], gradients[kLast + kAhead][kChannels] = {};
+    R window[kLast + kBatch][kChannels], gradients[kLast + kBatch][kChannels] = {};
     load_history<Storage, kTaps>(params, run, place, first, window);
     // The thread's own steps, and those before the run's end that it needs.
     const int steps = static_cast<int>(stop - first);
     const int all = run.end - stop < kLast ? static_cast<int>(run.end - first) : steps + kLast;
-    StepQueue<Storage> xs(params.x, place.at(params.x, first), split.x_stride, all);
-    StepQueue<Storage> douts(params.dout, place.at(params.dout, first), split.dout_stride,
-                             params.dout.present() ? all : 0);
+    const int all_douts = params.dout.present() ? all : 0;
+    const char* x = place.at(params.x, first);
+    const char* dout = place.at(params.dout, first);
     char* dx = place.at(params.dx, first - kLast);
 #pragma unroll 1
-    for (int step = 0; step < steps + kLast; step += kAhead) {
+    for (int step = 0; step < steps + kLast; step += kBatch) {
+      StepBatch<Storage, kBatch> xs, douts;
+      xs.load(params.x, x, split.x_stride, all - step);
+      douts.load(params.dout, dout, split.dout_stride, all_douts - step);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kBatch; ++i) {
         const int now = step + i;
         R values[kChannels];
         R(&gradient)[kChannels] = gradients[kLast + i];
-        xs.take(i, window[kLast + i]);
-        douts.take(i, gradient);
+        Storage::unpack(xs.raw[i], window[kLast + i]);
+        Storage::unpack(douts.raw[i], gradient);
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
         differentiate(gradient, values, params.silu);
@@ -334,7 +319,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kBackwardBlocks<Storage, kTap
         if (now >= kLast && now < steps + kLast) {
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) values[c] = taps.gradient(gradients, i, c);
-          if (now >= all && params.dfinal_states.present()) {
+          if (!kIsWhole && now >= all && params.dfinal_states.present()) {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
               values[c] +=
@@ -350,8 +335,8 @@ __global__ void __launch_bounds__(kColumnThreads, (kBackwardBlocks<Storage, kTap
     }
   };
   const int64_t seen = place.end + kLast;
-  for_each_run(params, place.batch, place.begin, place.end,
-               seen < params.seqlen ? seen : params.seqlen, walk);
+  visit_runs<kIsWhole>(params, place.batch, place.begin, place.end,
+                       seen < params.seqlen ? seen : params.seqlen, walk);
 
 #pragma unroll
   for (int k = 0; k <= kTaps; ++k) store_pack(&sums[k][threadIdx.x * kChannels], dtaps[k]);

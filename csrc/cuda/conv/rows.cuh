@@ -13,33 +13,13 @@
 // states or several runs, which have more to decide in every vector, have a loop of their own.
 #pragma once
 
+#include "../plan/conv.h"
 #include "window.cuh"
 
 namespace selective_scan::cuda::conv {
 
-constexpr int kRowThreads = 128;
-/// Rounds that a lane has on their way.
-constexpr int kRoundsAhead = 2;
-
-/// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
-constexpr int row_vector(int taps, int element_bytes) {
-  const int steps = 16 / element_bytes;
-  return taps - 1 > steps ? 8 : steps;
-}
 template <class Element, int kTaps>
 constexpr int kRowVector = row_vector(kTaps, sizeof(Element));
-
-/// The longest rows: steps are counted by 32 bits.
-constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
-
-/// How a launch is divided: lanes() lanes have a segment of a row, batch by batch.
-struct RowSplit {
-  int lane_bits = 0;
-  int segments = 0;
-  int rounds = 0;  // of a segment, a multiple of kRoundsAhead
-
-  SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
-};
 
 /// A lane's part of a row.
 template <class Element, int kTaps>
@@ -338,7 +318,7 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
 
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 4 : 2)
+__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 5 : 3)
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
   using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;

@@ -9,11 +9,6 @@
 namespace selective_scan::cuda {
 namespace {
 
-/// Rows that a block takes so that all blocks are at work at once, at the most; where more would be
-/// needed there are several waves of blocks, each with so many rows that the last one is short.
-constexpr int64_t kMostRows = 16;
-constexpr int64_t kRowsOfManyWaves = 8;
-
 /// Bytes of a state in memory that suit the arithmetic: those of 16 bits may be read as they are,
 /// all others count as the compute type.
 int state_bytes(const UpdateParams& params) {
@@ -31,15 +26,6 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(access) == 0 &&
          is_aligned(view.batch) && is_aligned(view.step) && is_aligned(view.group) &&
          is_aligned(view.channel);
-}
-
-int64_t rows_of_a_block(const UpdatePlan& plan, int64_t batch, const Device& device) {
-  const int64_t resident = int64_t{kUpdateBlocksAtOnce} * device.multiprocessors;
-  int64_t rows = ceil_div(plan.tiles * batch, resident);
-  if (rows > kMostRows) rows = kRowsOfManyWaves;
-  rows = std::max(rows, ceil_div(batch, kMaxRows));
-  rows = ceil_div(batch, ceil_div(batch, rows));  // blocks of equal work
-  return rows > 1 ? round_up(rows, int64_t{plain_group(plan.lane_states)}) : rows;
 }
 
 bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
@@ -77,25 +63,23 @@ bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
 
 }  // namespace
 
-UpdatePlan plan_update(const UpdateParams& params, const Device& device) {
+UpdatePlan plan_update(const UpdateParams& params) {
   UpdatePlan plan;
   plan.lane_states = 16 / state_bytes(params);
   const int64_t packs = ceil_div(params.dstate, plan.lane_states);
   plan.many_packs = packs > kWarpSize;
-  const auto lanes =
-      std::max(std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize))),
-               static_cast<unsigned>(plain_group(plan.lane_states)));
+  const auto lanes = std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize)));
   plan.lane_bits = std::countr_zero(lanes);
   plan.tiles = ceil_div(params.heads * params.dim, int64_t{kUpdateThreads} >> plan.lane_bits);
-  plan.rows = rows_of_a_block(plan, params.batch, device);
   plan.vectors = {has_vectors(params.state, params, plan.lane_states),
                   has_vectors(params.A, params, plan.lane_states),
                   has_vectors(params.B, params, plan.lane_states),
                   has_vectors(params.C, params, plan.lane_states)};
   plan.is_plain = is_plain(params, plan);
   plan.shape.blocks = plan.tiles;
-  plan.shape.rows = ceil_div(params.batch, plan.rows);
+  plan.shape.rows = std::min(params.batch, kMaxRows);
   plan.shape.threads = kUpdateThreads;
+  plan.shape.is_dependent = true;
   return plan;
 }
 

@@ -3,13 +3,12 @@
 
 #include "../../core/update_params.h"
 #include "../kit/launch_shape.h"
-#include "device.h"
 
 namespace selective_scan::cuda {
 
 /// Lanes of a warp share a channel, each with 16 bytes of its states at a time, so that a warp
-/// reads and writes whole lines. A block takes the same channels of a few rows of the batch, one
-/// behind the other: what belongs to channels alone, A above all, it reads once.
+/// reads and writes whole lines. A block takes channels of one row of the batch, or, where a grid
+/// cannot have so many, of some.
 struct UpdatePlan {
   /// Whether a lane's states are moved together, or one by one.
   struct Vectors {
@@ -24,21 +23,12 @@ struct UpdatePlan {
   bool many_packs;  // a lane has more than one such pack of states
   int lane_bits;    // log2 of the lanes that share a channel
   int64_t tiles;    // blocks that it takes for all channels: the grid's first dimension
-  int64_t rows;     // of the batch that a block takes: the second goes along these
   Vectors vectors;
   LaunchShape shape;
 };
 
 constexpr int kUpdateThreads = 128;
 
-/// Blocks that a multiprocessor has at work at once: the plain kernels have 64 registers a thread.
-constexpr int kUpdateBlocksAtOnce = 8;
-
-/// Rows that the plain kernel takes at a time: each of the lanes that share a channel prepares one.
-constexpr int plain_group(int lane_states) {
-  return lane_states == 8 ? 2 : 4;
-}
-
-UpdatePlan plan_update(const UpdateParams& params, const Device& device);
+UpdatePlan plan_update(const UpdateParams& params);
 
 }  // namespace selective_scan::cuda

@@ -59,10 +59,7 @@ const MethodTable<Launch>& launches_of(const UpdateParams& params, const UpdateP
 }  // namespace
 
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream) {
-  Device device;
-  const cudaError_t error = current_device(device);
-  if (error != cudaSuccess) return error;
-  const UpdatePlan plan = plan_update(params, device);
+  const UpdatePlan plan = plan_update(params);
   return launches_of(params, plan)[params.method](params, plan, stream);
 }
 

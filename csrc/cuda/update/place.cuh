@@ -1,4 +1,4 @@
-// Where the threads of the state update stand, and what they ask for beforehand.
+// Where the threads of the state update stand, and a step of theirs.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -43,11 +43,6 @@ __device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> x, const
                                         T B) {
   const Coefficients<T> value = coefficients<kMethod>(delta, pole);
   return value.abar * h + held_input<kMethod>(delta, x, value) * B;
-}
-
-/// Has the second-level cache fetch what lies at an address.
-__device__ __forceinline__ void prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 }  // namespace selective_scan::cuda::update

@@ -1,14 +1,14 @@
 // The state update as decoders call it: one step, real states in fp32 arithmetic, inputs of one
 // type and the states of that type or fp32, everything aligned for vectors.
 //
-// A block takes its rows in groups. What a channel has but one of in a row, its step, input, gate
-// and slot, the lanes that share the channel prepare for one row of the group each, and tell each
-// other. The states of the whole group are under way at once, those of the next are asked for to
-// the second-level cache: with 1024 threads on a multiprocessor 32 to 64 KiB, each. Offsets but
-// those of slots have 32 bits, and go from group to group by one addition. Bound by memory; at
-// batch 1 by the way from the launch to the first load, for which the host prepares what it can.
+// A thread has 16 bytes of the states of one channel and row; the lanes that share a channel add up
+// their parts of the output by shuffles. Many threads with one access each keep memory busier than
+// few with more to do. Offsets but those of slots have 32 bits. Bound by memory; at batch 1 by the
+// way from the launch to the last store, so it is launched before the kernel in front is done, and
+// its arguments are few.
 #pragma once
 
+#include "../kit/dependent_launch.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
 #include "place.cuh"
@@ -40,21 +40,26 @@ struct PlainArray {
 };
 
 struct PlainArgs {
-  UpdateParams params;
   PlainArray state, x, dt, z, out, A, B, C, D, dt_bias;
+  IndexArray sources;
+  IndexArray destinations;
+  int64_t pad_slot_id;
   uint32_t channels;  // of all heads
   uint32_t dim;
   uint32_t heads_per_group;
-  int lane_bits;
+  uint32_t dstate;
   uint32_t A_state;  // stride of A's states
-  bool A_is_vector;
+  int lane_bits;
   int batch;
-  int rows;  // that a block takes
   int slots;
+  DType D_dtype;
+  DType dt_bias_dtype;
+  bool A_is_vector;
+  bool dt_softplus;
+  bool has_groups;
 
   PlainArgs(const UpdateParams& params, const UpdatePlan& plan)
-      : params(params),
-        state(params.state),
+      : state(params.state),
         x(params.x),
         dt(params.dt),
         z(params.z),
@@ -64,25 +69,31 @@ struct PlainArgs {
         C(params.C),
         D(params.D),
         dt_bias(params.dt_bias),
+        sources(params.sources),
+        destinations(params.destinations),
+        pad_slot_id(params.pad_slot_id),
         channels(static_cast<uint32_t>(params.heads * params.dim)),
         dim(static_cast<uint32_t>(params.dim)),
         heads_per_group(static_cast<uint32_t>(params.heads / params.groups)),
-        lane_bits(plan.lane_bits),
+        dstate(static_cast<uint32_t>(params.dstate)),
         A_state(static_cast<uint32_t>(params.A.state * element_size(params.A.dtype))),
-        A_is_vector(plan.vectors.A),
+        lane_bits(plan.lane_bits),
         batch(static_cast<int>(params.batch)),
-        rows(static_cast<int>(plan.rows)),
-        slots(static_cast<int>(params.slots)) {}
+        slots(static_cast<int>(params.slots)),
+        D_dtype(params.D.dtype),
+        dt_bias_dtype(params.dt_bias.dtype),
+        A_is_vector(plan.vectors.A),
+        dt_softplus(params.dt_softplus),
+        has_groups(params.groups > 1) {}
 
   /// UpdateParams::slot_of in 32 bits.
   static constexpr int kNoSlot = -1;
-  __device__ __forceinline__ int slot_of(const IndexArray& indices, int index_row) const {
-    const int64_t index = indices.at(index_row, 0);
-    return index < 0 || index >= slots || index == params.pad_slot_id ? kNoSlot
-                                                                      : static_cast<int>(index);
+  __device__ __forceinline__ int slot_of(const IndexArray& indices, int row) const {
+    const int64_t index = indices.at(row, 0);
+    return index < 0 || index >= slots || index == pad_slot_id ? kNoSlot : static_cast<int>(index);
   }
-  __device__ __forceinline__ int source(int index_row) const {
-    return params.sources.present() ? slot_of(params.sources, index_row) : index_row;
+  __device__ __forceinline__ int source(int row) const {
+    return sources.present() ? slot_of(sources, row) : row;
   }
 };
 
@@ -97,63 +108,29 @@ __device__ __forceinline__ Fetched<float, 1> fetch_channel(const PlainArray& arr
   return fetched;
 }
 
-/// 16 bytes of states, past the first-level cache, which is for what rows share.
-template <class State, int kStates>
-__device__ __forceinline__ Pack<State, kStates> load_streamed(const char* address) {
-  return bit_cast<Pack<State, kStates>>(__ldcg(reinterpret_cast<const uint4*>(address)));
-}
-/// What the kernel writes nothing of, so that loads may pass stores.
-template <class Element, int kCount>
-__device__ __forceinline__ Pack<Element, kCount> load_shared(const char* address) {
-  using Word = Vector<sizeof(Pack<Element, kCount>)>;
-  Pack<Word, sizeof(Pack<Element, kCount>) / sizeof(Word)> words;
-#pragma unroll
-  for (size_t i = 0; i < sizeof(words) / sizeof(Word); ++i) {
-    words.v[i] = __ldg(reinterpret_cast<const Word*>(address) + i);
-  }
-  return bit_cast<Pack<Element, kCount>>(words);
-}
 template <class Element, int kCount>
 __device__ __forceinline__ Pack<Element, kCount> load_at(const char* address) {
   return load_pack<Element, kCount>(reinterpret_cast<const Element*>(address));
 }
 
 template <class State, class Input, Method kMethod>
-__global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocksAtOnce)
+__global__ void __launch_bounds__(kUpdateThreads, 12)
     plain_update_kernel(const __grid_constant__ PlainArgs args) {
   constexpr int kStates = 16 / sizeof(State);
-  constexpr int kGroup = plain_group(kStates);
-  const UpdateParams& params = args.params;
   const uint32_t lane = threadIdx.x & ((1u << args.lane_bits) - 1);
   const uint32_t index = (blockIdx.x * kUpdateThreads + threadIdx.x) >> args.lane_bits;
   const uint32_t head = args.dim == args.channels ? 0 : index / args.dim;
   const uint32_t channel = index - head * args.dim;
-  const uint32_t group = params.groups == 1 ? 0 : head / args.heads_per_group;
   const uint32_t first = lane * kStates;
   const bool exists = index < args.channels;
-  const bool has_states = exists && first < params.dstate;
-  const int own = static_cast<int>(lane) % kGroup;
-  const auto lane_offset = [&](const PlainArray& array) {
-    return array.lane_offset(head, channel);
-  };
-  const uint32_t state_lane = lane_offset(args.state) + first * sizeof(State);
-  const int begin = static_cast<int>(blockIdx.y) * args.rows;
-  const int end = begin + args.rows < args.batch ? begin + args.rows : args.batch;
-  const auto row_offset = [&](const PlainArray& array) {
-    return lane_offset(array) + static_cast<uint32_t>(begin + own) * array.row;
-  };
-  const auto projection_offset = [&](const PlainArray& array) {
-    return static_cast<uint32_t>(begin) * array.row + group * array.head +
-           first * static_cast<uint32_t>(sizeof(Input));
-  };
-  uint32_t x_at = row_offset(args.x), dt_at = row_offset(args.dt), z_at = row_offset(args.z);
-  uint32_t out_at = row_offset(args.out);
-  uint32_t B_at = projection_offset(args.B), C_at = projection_offset(args.C);
+  const bool has_states = exists && first < args.dstate;
+  const uint32_t group = args.has_groups ? head / args.heads_per_group : 0;
+  wait_for_primary();
 
   Pack<float, kStates> A{};
   Fetched<float, 1> fetched_D, fetched_bias;
   if (has_states) {
-    const uint32_t A_at = lane_offset(args.A) + first * args.A_state;
+    const uint32_t A_at = args.A.lane_offset(head, channel) + first * args.A_state;
     if (args.A_is_vector) {
       A = load_at<float, kStates>(args.A.at(A_at));
     } else {
@@ -164,94 +141,66 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocksAtOnce)
     }
   }
   if (exists) {
-    fetched_D = fetch_channel(args.D, params.D.dtype, head, channel);
-    fetched_bias = fetch_channel(args.dt_bias, params.dt_bias.dtype, head, channel);
+    fetched_D = fetch_channel(args.D, args.D_dtype, head, channel);
+    fetched_bias = fetch_channel(args.dt_bias, args.dt_bias_dtype, head, channel);
   }
 
-  // From the lane that prepares row `i` of a group.
-  const auto from_row = [&](auto value, int i) {
-    return __shfl_sync(kFullMask, value, threadIdx.x % kWarpSize - lane + i);
-  };
-  const auto source_of = [&](int row) { return row < end ? args.source(row) : PlainArgs::kNoSlot; };
-  int next_slot = source_of(begin + own);
-  for (int group_begin = begin; group_begin < end; group_begin += kGroup) {
-    const int row = group_begin + own;
-    const int slot = next_slot;
-    next_slot = source_of(row + kGroup);
-    Pack<State, kStates> states[kGroup];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      const int source = from_row(slot, i);
-      if (has_states && source != PlainArgs::kNoSlot) {
-        states[i] = load_streamed<State, kStates>(args.state.at_slot(source, state_lane));
-      }
-    }
-    const bool is_mine = exists && slot != PlainArgs::kNoSlot;
+  for (int row = static_cast<int>(blockIdx.y); row < args.batch; row += gridDim.y) {
+    const auto at = [&](const PlainArray& array) {
+      return array.at(array.lane_offset(head, channel) + static_cast<uint32_t>(row) * array.row);
+    };
+    const auto state_at = [&](int slot) {
+      return args.state.at_slot(slot, args.state.lane_offset(head, channel) + lane * 16);
+    };
+    const int source = args.source(row);
+    const bool is_live = exists && source != PlainArgs::kNoSlot;
+    Pack<State, kStates> states{};
+    Pack<Input, kStates> B{}, C{};
     Pack<Input, 1> raw_dt{}, raw_x{}, raw_z{};
-    if (is_mine) {
-      raw_dt = load_at<Input, 1>(args.dt.at(dt_at));
-      raw_x = load_at<Input, 1>(args.x.at(x_at));
-      if (args.z.data != nullptr) raw_z = load_at<Input, 1>(args.z.at(z_at));
+    if (is_live && has_states) {
+      states = load_at<State, kStates>(state_at(source));
+      const auto projection_at = [&](const PlainArray& array) {
+        return array.at(static_cast<uint32_t>(row) * array.row + group * array.head +
+                        first * static_cast<uint32_t>(sizeof(Input)));
+      };
+      B = load_at<Input, kStates>(projection_at(args.B));
+      C = load_at<Input, kStates>(projection_at(args.C));
     }
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      const int ahead = from_row(next_slot, i);
-      if (has_states && ahead != PlainArgs::kNoSlot) {
-        prefetch(args.state.at_slot(ahead, state_lane));
-      }
+    if (is_live) {
+      raw_dt = load_at<Input, 1>(at(args.dt));
+      raw_x = load_at<Input, 1>(at(args.x));
+      if (args.z.data != nullptr) raw_z = load_at<Input, 1>(at(args.z));
     }
-    int destination = slot;
-    if (params.destinations.present() && slot != PlainArgs::kNoSlot) {
-      destination = args.slot_of(params.destinations, row);
-    }
-    float delta = to_real(raw_dt.v[0]) + value_of(fetched_bias, params.dt_bias);
-    if (params.dt_softplus) delta = device_softplus(delta);
+    float delta = to_real(raw_dt.v[0]) + fetched_bias.converted(args.dt_bias_dtype).v[0];
+    if (args.dt_softplus) delta = device_softplus(delta);
     const float x = to_real(raw_x.v[0]);
-
-    float own_y = 0;
+    float y = 0;
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if (group_begin + i >= end) break;
-      float y = 0;
-      const int source = from_row(slot, i);
-      const int target = from_row(destination, i);
-      const float delta_of_row = from_row(delta, i);
-      const float x_of_row = from_row(x, i);
-      if (has_states && source != PlainArgs::kNoSlot) {
-        const auto B = load_shared<Input, kStates>(args.B.at(B_at + i * args.B.row));
-        const auto C = load_shared<Input, kStates>(args.C.at(C_at + i * args.C.row));
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          const float h = after_step<kMethod>(to_real(states[i].v[s]), delta_of_row, x_of_row,
-                                              make_pole<DeviceMath>(A.v[s]), to_real(B.v[s]));
-          y += to_real(C.v[s]) * h;
-          states[i].v[s] = from_real<State>(h);
-        }
-        if (target != PlainArgs::kNoSlot) {
-          store_pack(reinterpret_cast<State*>(args.state.at_slot(target, state_lane)), states[i]);
-        }
-      }
-      for (int distance = 1 << args.lane_bits >> 1; distance > 0; distance >>= 1) {
-        y += __shfl_xor_sync(kFullMask, y, distance);
-      }
-      if (own == i) own_y = y;
+    for (int s = 0; s < kStates; ++s) {
+      const float h = after_step<kMethod>(to_real(states.v[s]), delta, x,
+                                          make_pole<DeviceMath>(A.v[s]), to_real(B.v[s]));
+      y += to_real(C.v[s]) * h;
+      states.v[s] = from_real<State>(h);
     }
-
-    if (exists && lane < kGroup && row < end) {
-      float out = own_y + value_of(fetched_D, params.D) * x;
+    if (is_live && has_states) {
+      const int target =
+          args.destinations.present() ? args.slot_of(args.destinations, row) : source;
+      if (target != PlainArgs::kNoSlot) {
+        store_pack(reinterpret_cast<State*>(state_at(target)), states);
+      }
+    }
+    for (int distance = 1 << args.lane_bits >> 1; distance > 0; distance >>= 1) {
+      y += __shfl_xor_sync(kFullMask, y, distance);
+    }
+    if (exists && lane == 0) {
+      float out = y + fetched_D.converted(args.D_dtype).v[0] * x;
       if (args.z.data != nullptr) {
         const float z = to_real(raw_z.v[0]);
         out *= z * device_sigmoid(z);
       }
-      const Pack<Input, 1> result{from_real<Input>(slot != PlainArgs::kNoSlot ? out : 0.0f)};
-      store_pack(reinterpret_cast<Input*>(args.out.at(out_at)), result);
+      const Pack<Input, 1> result{from_real<Input>(is_live ? out : 0.0f)};
+      store_pack(reinterpret_cast<Input*>(at(args.out)), result);
     }
-    x_at += kGroup * args.x.row;
-    dt_at += kGroup * args.dt.row;
-    z_at += kGroup * args.z.row;
-    out_at += kGroup * args.out.row;
-    B_at += kGroup * args.B.row;
-    C_at += kGroup * args.C.row;
   }
 }
 

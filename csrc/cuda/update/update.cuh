@@ -4,15 +4,13 @@
 // states together, they move them one by one.
 #pragma once
 
+#include "../kit/dependent_launch.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
 #include "kernels.h"
 #include "place.cuh"
 
 namespace selective_scan::cuda::update {
-
-/// Rows whose states the second-level cache is asked for while one is changed.
-constexpr int kRowsAhead = 3;
 
 /// What a row's step needs beside its state.
 template <class T, int kStates, int kPacks>
@@ -57,13 +55,9 @@ class RowUpdates {
     }
   }
 
-  __device__ __forceinline__ void run(int64_t begin, int64_t end) {
-    for (int64_t row = begin + 1; row < end && row <= begin + kRowsAhead; ++row) {
-      prefetch_state(params_.source(row));
-    }
-    for (int64_t row = begin; row < end; ++row) {
+  __device__ __forceinline__ void run() {
+    for (int64_t row = blockIdx.y; row < params_.batch; row += gridDim.y) {
       const int64_t source = params_.source(row);
-      if (row > begin && row + kRowsAhead < end) prefetch_state(params_.source(row + kRowsAhead));
       FetchedStates fetched[kPacks];
       Inputs inputs;
       if (has_state(source)) {
@@ -120,15 +114,6 @@ class RowUpdates {
     });
   }
 
-  /// Has the second-level cache fetch a state.
-  __device__ __forceinline__ void prefetch_state(int64_t slot) const {
-    if (!has_state(slot)) return;
-    for_each_pack([&](int, int first) {
-      if (first >= params_.dstate) return;
-      prefetch(address_of(params_.state, state_offset(slot) + first * params_.state.state));
-    });
-  }
-
   /// All lanes of a warp come here together: they differ in neither row nor source.
   __device__ __forceinline__ void advance(int64_t row, int64_t step, int64_t source,
                                           const Inputs& inputs, Pack<T, kStates> (&h)[kPacks]) {
@@ -181,10 +166,8 @@ class RowUpdates {
 template <class T, int kStates, int kPacks, Method kMethod>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const __grid_constant__ UpdateArgs args) {
-  const int64_t begin = blockIdx.y * args.plan.rows;
-  const int64_t end = begin + args.plan.rows;
-  RowUpdates<T, kStates, kPacks, kMethod>(args.params, args.plan)
-      .run(begin, end < args.params.batch ? end : args.params.batch);
+  wait_for_primary();
+  RowUpdates<T, kStates, kPacks, kMethod>(args.params, args.plan).run();
 }
 
 template <class T, int kStates, int kPacks, Method kMethod>

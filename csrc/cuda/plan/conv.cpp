@@ -1,0 +1,173 @@
+#include "conv.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+
+#include "../kit/config.h"
+
+namespace selective_scan::cuda::conv {
+namespace {
+
+int log2_of(int64_t power) {
+  int bits = 0;
+  while ((int64_t{1} << bits) < power) ++bits;
+  return bits;
+}
+
+/// Whether vectors of `count` elements of every array lie alike, if they are aligned in the first:
+/// the arrays begin at the same place of a vector, and what leads from one to the next, where there
+/// is a next, is a whole number of vectors. `is_aligned`: they begin with a vector, too.
+bool have_vectors(const ConvParams& params, std::initializer_list<const ArrayView*> arrays,
+                  int64_t count, int64_t ArrayView::* inner, bool is_aligned) {
+  const ArrayView& first = **arrays.begin();
+  const int64_t bytes = element_size(first.dtype);
+  const auto place_of = [&](const ArrayView& array) {
+    return reinterpret_cast<uintptr_t>(array.data) % static_cast<uintptr_t>(count * bytes);
+  };
+  if (place_of(first) % static_cast<uintptr_t>(bytes) != 0) return false;
+  if (is_aligned && place_of(first) != 0) return false;
+  return std::all_of(arrays.begin(), arrays.end(), [&](const ArrayView* array) {
+    const auto leads_alike = [&](int64_t ArrayView::* stride, int64_t size) {
+      const int64_t gap = is_aligned ? array->*stride : array->*stride - first.*stride;
+      return stride == inner || size == 1 || gap % count == 0;
+    };
+    const int64_t inner_size = inner == &ArrayView::step ? params.seqlen : params.dim;
+    return !array->present() ||
+           (array->dtype == first.dtype && place_of(*array) == place_of(first) &&
+            (array->*inner == 1 || inner_size == 1) &&
+            leads_alike(&ArrayView::batch, params.batch) &&
+            leads_alike(&ArrayView::channel, params.dim) &&
+            leads_alike(&ArrayView::step, params.seqlen));
+  });
+}
+
+bool have_vectors(const ConvForwardParams& params, int64_t count, int64_t ArrayView::* inner,
+                  bool is_aligned) {
+  return have_vectors(params, {&params.x, &params.out}, count, inner, is_aligned);
+}
+bool have_vectors(const ConvBackwardParams& params, int64_t count, int64_t ArrayView::* inner,
+                  bool is_aligned) {
+  return have_vectors(params, {&params.x, &params.dout, &params.dx}, count, inner, is_aligned);
+}
+
+int64_t step_bytes(const ArrayView& array) {
+  return array.step * element_size(array.dtype);
+}
+void set_strides(const ConvForwardParams& params, ColumnSplit& split) {
+  split.result_stride = step_bytes(params.out);
+}
+void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
+  split.dout_stride = step_bytes(params.dout);
+  split.result_stride = step_bytes(params.dx);
+}
+
+/// `resident` blocks are at work at once; a thread's steps are a multiple of `batch`.
+template <class Params>
+ColumnSplit split_columns(const Params& params, int channels, int batch, int64_t resident) {
+  ColumnSplit split;
+  split.x_stride = step_bytes(params.x);
+  set_strides(params, split);
+  const int64_t vectors = ceil_div(params.dim, channels);
+  split.lane_bits = kWarpBits;
+  // As few lanes without channels as can be, but rows of 8 vectors at least.
+  while (split.lane_bits > 3 && round_up(vectors, int64_t{1} << (split.lane_bits - 1)) <
+                                    round_up(vectors, int64_t{1} << split.lane_bits)) {
+    --split.lane_bits;
+  }
+  split.channel_blocks = ceil_div(vectors, int64_t{split.lanes()});
+  // What a thread does beside its steps: the steps it reads again, its taps, its sums.
+  constexpr int64_t kOverhead = 12;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int steps = kMaxColumnSteps; steps > 0; steps -= batch) {
+    ColumnSplit tried = split;
+    tried.steps = steps;
+    tried.tiles = ceil_div(params.seqlen, tried.tile_steps());
+    const int64_t waves = ceil_div(params.batch * tried.tiles * split.channel_blocks, resident);
+    const int64_t cost = waves * (steps + kOverhead);
+    if (cost >= least) continue;
+    least = cost;
+    split.steps = tried.steps;
+    split.tiles = tried.tiles;
+  }
+  return split;
+}
+
+RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
+                    int64_t multiprocessors) {
+  constexpr int64_t kFewestRounds = 2 * kRoundsAhead;
+  constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
+  RowSplit split;
+  // A row may begin within a vector.
+  const int64_t positions = is_aligned ? params.seqlen : params.seqlen + vector - 1;
+  const int64_t vectors = ceil_div(positions, vector);
+  split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
+  const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), int64_t{kRoundsAhead});
+  const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
+  const int64_t segments = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
+                                               std::max<int64_t>(rounds / kFewestRounds, 1));
+  split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), int64_t{kRoundsAhead}));
+  split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
+  return split;
+}
+
+bool is_whole(const ConvForwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present();
+}
+bool is_whole(const ConvBackwardParams& params) {
+  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
+         !params.dfinal_states.present();
+}
+
+LaunchShape column_shape(const ConvParams& params, const ColumnSplit& split) {
+  return {params.batch * split.tiles * split.channel_blocks, kColumnThreads};
+}
+LaunchShape row_shape(const ConvParams& params, const RowSplit& split) {
+  const int64_t lanes = params.batch * params.dim * split.segments << split.lane_bits;
+  return {ceil_div(lanes, int64_t{kRowThreads}), kRowThreads};
+}
+
+template <class Params>
+ConvPlan make_plan(const Params& params, const Device& device, bool is_backward) {
+  ConvPlan plan;
+  if (params.seqlen == 0) return plan;
+  plan.is_whole = is_whole(params);
+  const auto split = [&](int channels, int64_t bytes, int words, int taps) {
+    const int64_t resident =
+        device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);
+    plan.columns = split_columns(params, channels, batch_steps(bytes, is_backward), resident);
+    plan.shape = column_shape(params, plan.columns);
+    plan.part_rows = params.batch * plan.columns.tiles;
+  };
+  const int64_t bytes = element_size(params.x.dtype);
+  const int channels = column_channels(bytes, is_backward);
+  const int row_steps = row_vector(taps_of(params.width), static_cast<int>(bytes));
+  if (!params.is_double && params.dim % channels == 0 &&
+      have_vectors(params, channels, &ArrayView::channel, true)) {
+    plan.kernels = Kernels::kColumns;
+    split(channels, bytes, channels, taps_of(params.width));
+  } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
+             have_vectors(params, row_steps, &ArrayView::step, false)) {
+    plan.kernels = Kernels::kRows;
+    const bool is_aligned = have_vectors(params, row_steps, &ArrayView::step, true);
+    plan.rows = split_rows(params, row_steps, is_aligned, device.multiprocessors);
+    plan.shape = row_shape(params, plan.rows);
+    plan.part_rows = params.batch * plan.rows.segments;
+  } else {
+    plan.kernels = Kernels::kAnyStrides;
+    const int real = params.is_double ? sizeof(double) : sizeof(float);
+    split(1, real, real / 4, kMaxConvWidth);
+  }
+  return plan;
+}
+
+}  // namespace
+
+ConvPlan plan_conv(const ConvForwardParams& params, const Device& device) {
+  return make_plan(params, device, false);
+}
+ConvPlan plan_conv(const ConvBackwardParams& params, const Device& device) {
+  return make_plan(params, device, true);
+}
+
+}  // namespace selective_scan::cuda::conv
