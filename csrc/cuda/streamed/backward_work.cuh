@@ -81,8 +81,9 @@ struct LaneWork {
             params.dlast_state.present()};
   }
 
-  /// The largest step that a chunk must have for ExactIncrements to serve all of the lane's poles.
-  /// A pole that is no number has no say in it: it spoils its own channel either way.
+  /// The largest step of a chunk must be as large as this for ExactIncrements to need no care with
+  /// any of the lane's poles. One that is no number has no say: it spoils its own channel either
+  /// way.
   __device__ __forceinline__ float least_increment(
       const LanePoles<T, kStates, kSize, kMethod>& poles, int64_t dstate) const {
     float least = 0;
@@ -93,6 +94,14 @@ struct LaneWork {
       }
     }
     return least;
+  }
+  /// Whether so large a step leaves so little of one of the lane's states that they need care.
+  static __device__ __forceinline__ bool is_spent(
+      float largest_step, const LanePoles<T, kStates, kSize, kMethod>& poles) {
+    float fastest = 0;
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) fastest = fmaxf(fastest, fabsf(real(poles.A[s])));
+    return largest_step * fastest > ScanMathFor<kSize>::kMostIncrement;
   }
   /// The largest |Δ| of the lane's channel in a chunk. `row` is the channel's row.
   __device__ __forceinline__ float largest_step(int row) const {

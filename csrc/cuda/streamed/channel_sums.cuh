@@ -115,11 +115,6 @@ class ChannelSums {
   /// Whether mma takes the weights itself.
   static constexpr bool kWeighted = !kExact;
 
-  /// A weight of dB that mma cuts, where the others are exact.
-  static __device__ __forceinline__ float to_be_cut(float weight) {
-    return kCutsInput ? weight : kCutCorrection * weight;
-  }
-
   /// Sums of a block of steps; [0] of dB, [1] of dC, but [0] of both where four channels are
   /// weighted.
   struct Block {

@@ -114,23 +114,24 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                 slot + work.slice * Shape::kChunkBytes + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
     States before = start;
-    sweep_forward<Shape, kMethod, false>(at, last_block, poles, before);
+    sweep_forward<Shape, kMethod>(at, last_block, poles, before);
 
     at.row += last_block * kBlockSteps * 4;
     at.projection += last_block * kBlockSteps * Shape::kRow;
     at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
     BlockInputs<float, kStates> inputs;
-    load_block<Shape, true, false>(at, inputs);
+    load_block<Shape, kMethod, true>(at, inputs);
     const auto work_on_block = [&]<int kBlock>(int group) {
       typename Sums::Block block_sums;
-      const BlockParts parts = sweep_block_backward<Shape, kMethod, false>(
-          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+      const BlockParts parts =
+          sweep_block_backward<Shape, kMethod>(at.projection, inputs, poles, WithoutCare{}, before,
+                                               carry, lane_sums, channel_sums, block_sums);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
       if (kBlock > 0 || group > 0) {
         before = shared_load<float, kStates>(at.checkpoint);
         at.checkpoint -= Shape::kCheckpoint;
-        load_block<Shape, true, false>(at, inputs);
+        load_block<Shape, kMethod, true>(at, inputs);
       }
       planes.template put<kBlock>(parts, has_z);
       channel_sums.template put<kBlock>(
