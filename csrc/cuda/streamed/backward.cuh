@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<T, kStates>;
-  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<Shape, kMethod>>;
+  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       return ConstantWeights<kStates>(projections, poles);
     }
   }();
-  constexpr bool kIncrements = kHasIncrements<Shape, kMethod>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   [[maybe_unused]] float least_increment = 0;
   if constexpr (kIncrements) least_increment = work.least_increment(poles, params.dstate);
   LaneSums<T, kStates> lane_sums;
@@ -257,21 +257,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         }
       }
     };
-    if constexpr (kIncrements) {
-      const float largest = work.largest_step(first_row);
-      if (__all_sync(kFullMask, largest >= least_increment && !work.is_spent(largest, poles))) {
-        scan(WithoutCare{});
-      } else {
-        WithCare<kStates> care;
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          care.is_small[s] = largest < ScanMathFor<kSize>::least_increment(poles.constants[s]);
-        }
-        scan(care);
-      }
-    } else {
-      scan(WithoutCare{});
-    }
+    work.scan_with_care(scan, first_row, least_increment, poles);
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
     steps = kChunk;

@@ -41,9 +41,9 @@ template <Method kMethod>
 constexpr bool kHasCoefficients =
     Formula<kMethod>::kAbarIsByRate && Formula<kMethod>::kBbarDependsOnA;
 
-/// Whether scans go by ExactIncrements. A team's rows hold no u for them.
-template <class Shape, Method kMethod>
-constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements && Shape::kWarps == 1;
+/// Whether scans go by ExactIncrements.
+template <Method kMethod>
+constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements;
 
 /// Whether the way forward, which begins anew with every chunk, takes shorter complex exponentials
 /// than the way back.
@@ -84,7 +84,7 @@ struct LaneRows {
 
 /// Where the input lies by which a step's B is multiplied: Δ·u, for increments u.
 template <class Shape, Method kMethod>
-constexpr int kInputRow = kHasIncrements<Shape, kMethod> ? Shape::kU : Shape::kDeltaU;
+constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 
 /// A pole's constants for the way forward through a chunk.
 template <Method kMethod, class Math, int kSize, class T, int kStates>
@@ -128,7 +128,7 @@ template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kSize, kMethod>& poles,
                                               Pack<T, kStates>& h) {
-  constexpr bool kIncrements = kHasIncrements<Shape, kMethod>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize, kHasShortSweep<kMethod, T, kSize>>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -281,10 +281,10 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
     const LanePoles<T, kStates, kSize, kMethod>& poles, const Care& care,
     const Pack<T, kStates>& before, Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
-    const ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>& channel_sums,
-    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>::Block& block_sums) {
-  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>;
-  constexpr bool kIncrements = kHasIncrements<Shape, kMethod>;
+    const ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>& channel_sums,
+    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>::Block& block_sums) {
+  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;
   const BlockStates<kMethod, kIncrements, Care, T, kStates> states(inputs, poles, before);

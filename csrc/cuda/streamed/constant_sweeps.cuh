@@ -76,7 +76,7 @@ template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, int kStates
 __device__ __forceinline__ void sweep_constant_forward(
     int row, int record, int groups, const LanePoles<float, kStates, kSize, kMethod>& poles,
     Pack<float, kStates>& h, Pack<float, kStates>& sums) {
-  constexpr bool kIncrements = kHasIncrements<Shape, kMethod>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -157,7 +157,7 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,
     const Care& care, const ConstantWeights<kStates>& weights, Pack<float, kStates>& carry,
     LaneSums<float, kStates>& lane_sums) {
-  constexpr bool kIncrements = kHasIncrements<Shape, kMethod>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kHasAbar = kKeepsAbar<kMethod> && kBlock == 0;
   const auto& rows = inputs.rows;
   const BlockStates<kMethod, kIncrements, Care, float, kStates> states(
