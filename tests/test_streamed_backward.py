@@ -182,7 +182,7 @@ def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
     others = {
         "relay": REAL.with_(dim=21, seqlen=64),
         "dstate 1": REAL.with_(dim=60, dstate=1),
-        "general": REAL.with_(dim=21, dstate=2),
+        "general": REAL.with_(dim=21, dstate=70),
     }
     case = (KINDS | others)[kind].with_(method="foh", batch=1, D=False, z=False)
     tensors = make(case).tensors
