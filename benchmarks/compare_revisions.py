@@ -49,6 +49,8 @@ def problems(quick: bool) -> list[Problem]:
         *product(shapes, _DTYPES),
         *product([base], _DTYPES, _VARIANTS),
         *product([base], _DTYPES[:1], methods=METHODS[1:]),
+        *product([base], ("float16",)),
+        *product([base], ("float16", "float32"), methods=("foh",)),
         *select_problems("cuda", ("diagonal", "adaptive_unitary"), quick=quick),
     ]
 

@@ -32,6 +32,7 @@ below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullco
 # The dispatch keys below autograd's.
 below_autograd_keys = _optional("_C._after_autograd_keyset")
 _unwrap_if_dead = _optional("_C._functorch.unwrap_if_dead")
+_SingleLevelFunction = _optional("autograd.function._SingleLevelFunction")
 
 
 def may_have_tangents() -> bool:
@@ -49,10 +50,13 @@ def apply_outside_transforms(function: type[torch.autograd.Function]) -> Callabl
     the rest of it."""
     if _unwrap_if_dead is None:
         return function.apply
-    apply = super(torch.autograd.Function, function).apply
+    return _applied_to_unwrapped(super(torch.autograd.Function, function).apply)
+
+
+def _applied_to_unwrapped(apply: Callable[..., object]) -> Callable[..., object]:
+    """Tensors that outlive a transform are wrapped still; autograd does not see through that."""
 
     def apply_to_unwrapped(*arguments):
-        # Tensors that outlive a transform are wrapped still; autograd does not see through that.
         return apply(*[_unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in arguments])
 
     return apply_to_unwrapped
@@ -60,7 +64,13 @@ def apply_outside_transforms(function: type[torch.autograd.Function]) -> Callabl
 
 def apply_at_one_level(function: type[torch.autograd.Function]) -> Callable[..., object]:
     """function.apply for where PyTorch has come to the innermost transform by itself."""
-    apply = apply_outside_transforms(function)
+    if _SingleLevelFunction is None or _unwrap_if_dead is None:
+        return function.apply
+    # From PyTorch 2.15 on it is the class by which apply knows whether to look for transforms.
+    members = vars(torch.autograd.Function) | vars(function)
+    methods = {name: it for name, it in members.items() if isinstance(it, staticmethod)}
+    at_one_level = type(function.__name__, (_SingleLevelFunction,), methods)
+    apply = _applied_to_unwrapped(at_one_level.apply)
     allow = _optional("_C._functorch.set_single_level_autograd_function_allowed")
     is_allowed = _optional("_C._functorch.get_single_level_autograd_function_allowed")
     if allow is None or is_allowed is None:

@@ -1,11 +1,11 @@
-"""What one channel holds changes no bit of another's results, on every instruction set's lanes."""
+"""What one channel holds changes no bit of another's results, in whichever lanes they are."""
 
 import math
 
 import pytest
 import torch
 
-from problem import METHODS, Case, generator, make
+from problem import METHODS, Case, generator, lay_out, make
 from selective_scan import selective_scan_fn
 
 # Vectors of up to 16 channels, the last one not full; three chunks, the last one not full.
@@ -49,15 +49,19 @@ NEIGHBOURS = {
 }  # fmt: skip
 
 
-def results(case, change):
+def results(case, change, device="cpu"):
     """Outputs and gradients of all channels but the changed one."""
     problem = make(case)
-    tensors = {name: value.clone() for name, value in problem.tensors.items() if value is not None}
+    tensors = {
+        name: lay_out(value, case.layout).to(device, copy=True)
+        for name, value in problem.tensors.items()
+        if value is not None
+    }
     change(tensors)
     for value in tensors.values():
         value.requires_grad_()
     out, last_state = selective_scan_fn(**tensors, **problem.options, return_last_state=True)
-    cotangents = [problem.cotangents["out"], problem.cotangents["last_state"]]
+    cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
     names = [name for name in tensors if name not in ("B", "C") or case.B == "constant"]
     gradients = torch.autograd.grad(
         [out, last_state], [tensors[name] for name in names], cotangents
@@ -69,6 +73,13 @@ def results(case, change):
         name: value.detach()[healthy] if value.shape[0] == case.dim else value.detach()[:, healthy]
         for name, value in found.items()
     }
+
+
+def check_neighbours(case, device="cpu"):
+    expected = results(case, nothing, device)
+    for description, change in NEIGHBOURS.items():
+        for name, value in results(case, change, device).items():
+            assert same_bits(value, expected[name]), f"{name} beside a channel with {description}"
 
 
 def same_bits(a, b):
@@ -83,21 +94,47 @@ def test_a_channel_changes_no_bit_of_another(method, is_complex, dtype, kind):
     case = CASE.with_(
         method=method, complex=is_complex, dtype=dtype, B=kind, C=kind, delta_softplus=False
     )
-    expected = results(case, nothing)
-    for description, change in NEIGHBOURS.items():
-        for name, value in results(case, change).items():
-            assert same_bits(value, expected[name]), f"{name} beside a channel with {description}"
+    check_neighbours(case)
+
+
+# Shapes that different CUDA kernels take. Chunks are of small steps, for which there are shorter
+# forms, until a neighbour's are not.
+SHORT = Case(dim=600, groups=1, seqlen=70, step_shift=-4.0)
+CUDA_CASES = {
+    "streamed": SHORT,
+    "no softplus": SHORT.with_(delta_softplus=False, decay=0.5),
+    "tiny increments": SHORT.with_(step_shift=-7.0, decay=0.5),
+    "spent states": SHORT.with_(step_shift=1.0, decay=20.0),
+    "channel_last": SHORT.with_(seqlen=64, layout="channel_last"),
+    "constant": SHORT.with_(dim=60, B="constant", C="constant"),
+    "complex": SHORT.with_(dim=108, groups=2, complex=True, B="grouped", C="grouped"),
+    "team": SHORT.with_(dim=120, groups=2, dstate=32),
+    "segments": SHORT.with_(dim=36, groups=2, seqlen=1765),
+    "segments that forget": SHORT.with_(dim=36, groups=2, seqlen=1765, step_shift=1.0, decay=5.0),
+    "relay": SHORT.with_(dim=21, seqlen=64),
+    "dstate 1": SHORT.with_(dim=60, dstate=1),
+    "general": SHORT.with_(dim=21, dstate=70),
+    "general, fp64": SHORT.with_(dim=21, dtype=torch.float32, projection_dtype=torch.float64),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", list(CUDA_CASES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_channel_changes_no_bit_of_another_on_cuda(method, dtype, kind, cuda_device):
+    check_neighbours(CUDA_CASES[kind].with_(method=method, dtype=dtype), cuda_device)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_row_of_the_batch_changes_no_bit(method):
+def test_another_row_of_the_batch_changes_no_bit(method, device):
     """Rows of few channels too, whose lanes are segments."""
     for dim, seqlen in ((21, 70), (1, 700)):
         case = CASE.with_(method=method, batch=2, dim=dim, seqlen=seqlen)
-        tensors = {name: value.clone() for name, value in make(case).tensors.items()}
+        tensors = {name: value.to(device, copy=True) for name, value in make(case).tensors.items()}
         options = make(case).options
         expected = selective_scan_fn(**tensors, **options)[1].clone()
-        noise = torch.randn(tensors["delta"][0].shape, generator=generator(case))
+        noise = torch.randn(tensors["delta"][0].shape, generator=generator(case)).to(device)
         for value in (math.nan, math.inf, 1e30):
             tensors["delta"][0] = noise.abs() * value
             assert same_bits(selective_scan_fn(**tensors, **options)[1], expected)

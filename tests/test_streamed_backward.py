@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import METHODS, Case, Error, check, check_repeatable, make, run
+from problem import METHODS, Case, Error, check, check_repeatable, make, reference, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Tiles of 96 channels and a part of one; the last warp of a group is not full.
@@ -160,10 +160,77 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("has_z", [False, True])
+@pytest.mark.parametrize("method", ["zoh", "foh", "bilinear"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_float16_gradients_of_projections_are_as_good_as_rounded(kind, method, has_z, cuda_device):
+    case = KINDS[kind].with_(method=method, dtype=torch.float16, z=has_z)
+    exact = reference(case)
+    actual = run(case, cuda_device)
+    for name in ("dB", "dC"):
+        stored = exact[name].to(actual[name].dtype).to(exact[name].dtype)
+        rounding = Error.of(stored, exact[name])
+        error = Error.of(actual[name].cpu().to(exact[name].dtype), exact[name])
+        assert error.relative_l2 <= 1.2 * rounding.relative_l2 + 1e-6, (name, error, rounding)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
+@pytest.mark.parametrize("kind", [*KINDS, "relay", "dstate 1", "general"])
+def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
+    """By foh it is as small as abar, and has its digits."""
+    others = {
+        "relay": REAL.with_(dim=21, seqlen=64),
+        "dstate 1": REAL.with_(dim=60, dstate=1),
+        "general": REAL.with_(dim=21, dstate=70),
+    }
+    case = (KINDS | others)[kind].with_(method="foh", batch=1, D=False, z=False)
+    tensors = make(case).tensors
+    u, B, C = (tensors[name].to(cuda_device) for name in ("u", "B", "C"))
+    A = torch.full_like(tensors["A"], x, device=cuda_device)
+    delta = (0.98 + 0.04 * torch.rand_like(u)).requires_grad_()
+    y = selective_scan_fn(u, delta, A, B, C, discretization_method="foh")
+    actual = torch.autograd.grad(y.sum(), delta)[0]
+    exact = ddelta_by_foh(*(value.detach().to(wide(value.dtype)) for value in (u, delta, A, B, C)))
+    error = Error.of(actual.double(), exact)
+    # A rounding of the exponent is one of abar's, as many times as x is large.
+    assert error.relative_l2 < 3e-7 * (10 + abs(x)), error
+
+
+def ddelta_by_foh(u, delta, A, B, C):
+    """Of the sum of y. The reference's derivative is a difference that leaves no digits of it."""
+    dim, seqlen = u.shape[1:]
+
+    def steps_of(projection):
+        """(dim, dstate, seqlen)"""
+        if projection.dim() == 2:
+            return projection[..., None].expand(*projection.shape, seqlen)
+        grouped = projection.reshape(-1, A.shape[1], projection.shape[-1])
+        if A.is_complex() and not grouped.is_complex():
+            grouped = torch.view_as_complex(grouped.unflatten(-1, (seqlen, 2)))
+        return grouped.repeat_interleave(dim // grouped.shape[0], 0)
+
+    B, C = steps_of(B), steps_of(C)
+    u, delta = u[0], delta[0]
+    state = torch.zeros_like(A)  # A·h
+    inputs = []
+    for t in range(seqlen):
+        inputs.append(state + B[..., t] * u[:, t, None])
+        state = state + torch.expm1(delta[:, t, None] * A) * inputs[-1]
+    carry = torch.zeros_like(A)
+    result = torch.zeros_like(delta)
+    for t in reversed(range(seqlen)):
+        x = delta[:, t, None] * A
+        carry = (carry + (2 if A.is_complex() else 1) * C[..., t].conj()) * x.exp().conj()
+        result[:, t] = (carry * inputs[t].conj()).real.sum(-1)
+    return result[None]
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_poles_of_any_size(kind, dtype, cuda_device):
-    """With foh, warps go by increments unless one of their poles is too small for their steps."""
+    """With foh, warps go with care where one of their poles is too small or large for its steps."""
     case = KINDS[kind].with_(method="foh", seqlen=64, dtype=dtype, initial_state=False)
     tensors = {
         name: value if value is None else value.detach().to(cuda_device).clone()

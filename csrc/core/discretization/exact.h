@@ -169,14 +169,19 @@ struct IncrementStep {
 /// and from the gradients g of h[t] and g·conj(1 + e) of h[t-1], both unscaled,
 ///   dΔ = Re Σ g·conj((1 + e)·w)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
 ///   conj(A)·dA = Σ Δ·g·conj((1 + e)·w) − dB·conj(B)
-/// This takes no φ1 and no derivative of it. But where x is small, the last two terms cancel to a
-/// part |x|/2 of each, and A must not be 0.
+/// This takes no φ1 and no derivative of it, but A must not be 0. And where x is small, the last
+/// two terms cancel to a part |x|/2 of each; where abar is, 1 + e is left with few digits. Whoever
+/// goes with care has other forms for these.
 struct ExactIncrements {
   template <class T>
   struct StepCache {
     T growth;  // e
     T w;
     T inverse;  // 1/A
+  };
+  template <class T>
+  struct CarefulStepCache : StepCache<T> {
+    T abar;
   };
   /// By a policy that has growth(Δ, exact_hold_constants(A)).
   template <class Math, class T>
@@ -191,11 +196,40 @@ struct ExactIncrements {
     kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
     return multiply_add(kept.growth, kept.w, H);
   }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
+                                     const ExactHold::Constants<Math, T>& constants, T H, T B,
+                                     CarefulStepCache<T>& kept) {
+    kept.abar = Math::abar(delta, constants);
+    return advance<Math, T>(delta, u, constants, H, B, static_cast<StepCache<T>&>(kept));
+  }
   /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
-  template <class T>
+  template <class Math, class T>
   static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T g) {
     const T growing = g * conj(kept.growth);
-    const T carry = g + growing;
+    return step_back(kept, growing, g + growing);
+  }
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const CarefulStepCache<T>& kept, T g) {
+    const T growing = g * conj(kept.growth);
+    const auto is_spent = norm(kept.abar) < Math::kLittleAbar * Math::kLittleAbar;
+    return step_back(kept, growing, select(is_spent, g * conj(kept.abar), g + growing));
+  }
+
+  /// What a step adds to conj(A)·dA, for a small x: g·conj(Δ·(1 + e)·H[t-1] + Δ·x·φ1'(x)·B·u).
+  /// `carry` is the gradient of h[t-1].
+  template <class T>
+  static SELECTIVE_SCAN_HD T small_gradient_of_A(real_t<T> delta, real_t<T> u, T A, T H, T B, T g,
+                                                 T carry) {
+    const T x = delta * A;
+    const T third = constant<T>(1.0 / 3) * one<T>() + constant<T>(1.0 / 8) * x;
+    const T x_slope = x * (constant<T>(0.5) * one<T>() + x * third);
+    return delta * (carry * conj(H) + (u * g) * conj(x_slope * B));
+  }
+
+ private:
+  template <class T>
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T growing, T carry) {
     return {carry, growing * conj(kept.inverse), carry * conj(kept.w)};
   }
 };

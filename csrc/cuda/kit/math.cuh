@@ -197,13 +197,18 @@ __device__ __forceinline__ bool all_are_small(const Values& values) {
   return __all_sync(kFullMask, largest < kSmallSoftplus);
 }
 
+/// By whichever polynomial suits x, so that a step's bits are its own.
+__device__ __forceinline__ float softplus_by_size(float x, float v) {
+  return x < kSmallSoftplus ? small_log1p(v) : softplus_by_series(x, v);
+}
+
 /// Values of all lanes, which become softplus of themselves. Most steps of most models are small.
 template <int kSize, class Values>
 __device__ __forceinline__ void softplus_in_place(Values& values) {
   if (all_are_small(values)) {
     for (float& value : values.v) value = small_log1p(decay_of<kSize>(value));
   } else {
-    for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
+    for (float& value : values.v) value = softplus_by_size(value, decay_of<kSize>(value));
   }
 }
 
@@ -223,7 +228,7 @@ __device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes
     for (int i = 0; i < kCount; ++i) {
       const float v = decay_of<kSize>(values.v[i]);
       slopes.v[i] = softplus_slope(values.v[i], v);
-      values.v[i] = softplus_by_series(values.v[i], v);
+      values.v[i] = softplus_by_size(values.v[i], v);
     }
   }
 }

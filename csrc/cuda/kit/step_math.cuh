@@ -192,19 +192,26 @@ struct ScanMathFor : DeviceMath {
     A = invertible(A);
     return {turn_rate(A), reciprocal(A)};
   }
-  /// ExactIncrements may be used for a few steps of which the largest Δ is at least this times
-  /// |1/A|: then what is left of the two terms of dA that cancel has digits enough.
-  static constexpr float kLeastIncrement = kSize == 2 ? 1.0f / 4096 : 1.0f / 1024;
-  static constexpr float kLargestPole = 1e6f;
-  static __device__ __forceinline__ float least_increment(float inverse_of_pole) {
-    return inverse_of_pole > 1 / kLargestPole ? kLeastIncrement * inverse_of_pole
-                                              : __int_as_float(0x7f800000);
+  /// abar, which is growth + 1 but to its own digits.
+  static __device__ __forceinline__ float abar(float delta, const RealHold& hold) {
+    return exp2_approx(delta * (2.0f * hold.half_rate));
   }
+  static __device__ __forceinline__ Complex<float> abar(float delta, const ComplexHold& hold) {
+    return growth_at(delta, hold.rate).abar;
+  }
+
+  /// ExactIncrements needs no care for a few steps of which the largest Δ is at least the first of
+  /// these times |1/A|, so that what is left of the two terms of dA that cancel has digits enough,
+  /// and at most the second, so that 1 + growth has.
+  static constexpr float kLeastIncrement = kSize == 2 ? 1.0f / 4096 : 1.0f / 1024;
+  static constexpr float kMostIncrement = kSize == 2 ? 8.0f : 3.0f;
+  /// exp(−kMostIncrement), less what rounding might do to it.
+  static constexpr float kLittleAbar = kSize == 2 ? 3.32e-4f : 0.0493f;
   static __device__ __forceinline__ float least_increment(const RealHold& hold) {
-    return least_increment(fabsf(hold.inverse));
+    return kLeastIncrement * fabsf(hold.inverse);
   }
   static __device__ __forceinline__ float least_increment(const ComplexHold& hold) {
-    return least_increment(sqrtf(norm(hold.inverse)));
+    return kLeastIncrement * sqrtf(norm(hold.inverse));
   }
 
   struct ComplexGrowth {

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<T, kStates>;
-  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<Shape, kMethod>>;
+  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
       layout.sums, work.warp, warps,
       static_cast<float*>(args.workspace.dBC_partials) + target_row * kStepFloats, work.steps,
-      first_added, has_z);
+      first_added, has_z, args.keeps_rests);
   rows.keep_channel_values();
   States start = fetch_start(work.chunks - 1);
   const float D = rows.D(work.channel_in_warp);
@@ -112,10 +112,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       return ConstantWeights<kStates>(projections, poles);
     }
   }();
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   [[maybe_unused]] float least_increment = 0;
-  if constexpr (kHasIncrements<Shape, kMethod>) {
-    least_increment = work.least_increment(poles, params.dstate);
-  }
+  if constexpr (kIncrements) least_increment = work.least_increment(poles, params.dstate);
   LaneSums<T, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     // Behind which group the next chunk is fetched; none if there is no next one.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
     const int first_row = own + work.channel_in_warp * kRowStride * 4;
-    const auto scan = [&]<bool kIncrements>(std::bool_constant<kIncrements>) {
+    const auto scan = [&](const auto& care) {
       if constexpr (kVariable) {
         LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
         States before = start;
@@ -140,29 +139,30 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 #pragma unroll
           for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
         }
-        sweep_forward<Shape, kMethod, kIncrements>(at, last_block, poles, before);
+        sweep_forward<Shape, kMethod>(at, last_block, poles, before);
 
         at.row += last_block * kBlockSteps * 4;
         at.projection += last_block * kBlockSteps * Shape::kRow;
         at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
         BlockInputs<T, kStates> inputs;
-        load_block<Shape, true, kIncrements>(at, inputs);
+        load_block<Shape, kMethod, true>(at, inputs);
         const auto work_on_block = [&]<int kBlock>(int group) {
           typename Sums::Block block_sums;
-          const BlockParts parts = sweep_block_backward<Shape, kMethod, kIncrements>(
-              at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+          const BlockParts parts =
+              sweep_block_backward<Shape, kMethod>(at.projection, inputs, poles, care, before,
+                                                   carry, lane_sums, channel_sums, block_sums);
           const int row = at.row;
           at.row -= kBlockSteps * 4;
           at.projection -= kBlockSteps * Shape::kRow;
           if (kBlock > 0 || group > 0) {
             before = shared_load<T, kStates>(at.checkpoint);
             at.checkpoint -= Shape::kCheckpoint;
-            load_block<Shape, true, kIncrements>(at, inputs);
+            load_block<Shape, kMethod, true>(at, inputs);
           }
           planes.template put<kBlock>(parts, has_z);
           channel_sums.template put<kBlock>(
               block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
-          if (kBlock == 0) group_finish.template run<kIncrements>(row);
+          if (kBlock == 0) group_finish.run(row);
         };
         static_assert(kSweepBlocks == 2);
 #pragma unroll 1
@@ -188,34 +188,32 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
           // Read before the sweep, behind which nothing would hide that it takes long.
           float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
           auto dC = work.exists ? load_pack<float, kStates>(target) : States{};
-          sweep_constant_forward<Shape, kMethod, kIncrements, true>(row, record, groups, poles,
-                                                                    before, sums);
+          sweep_constant_forward<Shape, kMethod, true>(row, record, groups, poles, before, sums);
 #pragma unroll
           for (int s = 0; s < kStates; ++s) {
             dC.v[s] += reciprocal(weights.inverse_B.v[s]) * sums.v[s];
           }
           if (work.exists) store_pack(target, dC);
         } else {
-          sweep_constant_forward<Shape, kMethod, kIncrements, false>(row, record, groups, poles,
-                                                                     before, sums);
+          sweep_constant_forward<Shape, kMethod, false>(row, record, groups, poles, before, sums);
         }
 
         row += last_block * kBlockSteps * 4;
         record += (groups - 1) * Shape::kRecord;
-        load_constant_rows<Shape, kIncrements>(row, inputs);
+        load_constant_rows<Shape, kMethod>(row, inputs);
         const auto sweep_back = [&]<int kBlock>() {
-          return sweep_constant_backward<Shape, kMethod, kIncrements, kBlock>(
-              inputs, poles, weights, carry, lane_sums);
+          return sweep_constant_backward<Shape, kMethod, kBlock>(inputs, poles, care, weights,
+                                                                 carry, lane_sums);
         };
         const auto load_first = [&] {
           row -= kBlockSteps * 4;
-          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_constant_rows<Shape, kMethod>(row, inputs);
           load_record<Shape, kMethod, 0>(record, inputs);
           record -= Shape::kRecord;
         };
         const auto load_last = [&] {
           row -= kBlockSteps * 4;
-          load_constant_rows<Shape, kIncrements>(row, inputs);
+          load_constant_rows<Shape, kMethod>(row, inputs);
           load_record<Shape, kMethod, 1>(record, inputs);
         };
         // A group is finished beside the next one's first sweep: neither has to wait for the other.
@@ -241,7 +239,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
           planes.template put<0>(first, has_z);
           __syncwarp();
           if constexpr (!kOverlaps) {
-            group_finish.template run<kIncrements>(group_row);
+            group_finish.run(group_row);
             __syncwarp();
           }
           if (group == fetch_behind) rows.fetch(kChunk);
@@ -249,25 +247,17 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
           if constexpr (kOverlaps) {
             last = sweep_back.template operator()<1>();
             load_first();
-            group_finish.template run<kIncrements>(group_row);
+            group_finish.run(group_row);
           }
           --group;
         }
         if constexpr (kOverlaps) {
-          group_finish.template run<kIncrements>(first_row);
+          group_finish.run(first_row);
           __syncwarp();
         }
       }
     };
-    if constexpr (kHasIncrements<Shape, kMethod>) {
-      if (__all_sync(kFullMask, work.largest_step(first_row) >= least_increment)) {
-        scan(std::true_type{});
-      } else {
-        scan(std::false_type{});
-      }
-    } else {
-      scan(std::false_type{});
-    }
+    work.scan_with_care(scan, first_row, least_increment, poles);
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
     steps = kChunk;

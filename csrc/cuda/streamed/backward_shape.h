@@ -107,7 +107,8 @@ using StreamedShape =
     std::conditional_t<kVariable, BackwardShape<T, kLaneBits>, ConstantShape<T, kLaneBits>>;
 
 /// Of real states that kWarps warps share, a team: see team_backward.cuh. They have the rows of Δ,
-/// Δ·u and dy in common; what else there is of a (channel, step) belongs to the lane that moves it.
+/// inputs and dy in common; what else there is of a (channel, step) belongs to the lane that moves
+/// it.
 template <int kTeamWarps>
 struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kWarps = kTeamWarps;
@@ -118,7 +119,8 @@ struct TeamShape : BackwardShape<float, 2> {
   static constexpr bool kSumsRestsApart = false;
   static constexpr bool kAddsApart = true;
 
-  // A team's part of shared memory, bytes: rows.
+  // A team's part of shared memory, bytes: rows. There is one for inputs, either Δ·u or u.
+  static constexpr int kU = kDeltaU;
   static constexpr int kTeamBytes = kDy + kRowSet;
 
   // A warp's: checkpoints; the sums over its lanes of each group's parts of du, ddelta and y, the

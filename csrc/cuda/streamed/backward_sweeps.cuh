@@ -41,9 +41,9 @@ template <Method kMethod>
 constexpr bool kHasCoefficients =
     Formula<kMethod>::kAbarIsByRate && Formula<kMethod>::kBbarDependsOnA;
 
-/// Whether warps go by ExactIncrements where they can. Those of a team would have to agree.
-template <class Shape, Method kMethod>
-constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements && Shape::kWarps == 1;
+/// Whether scans go by ExactIncrements.
+template <Method kMethod>
+constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements;
 
 /// Whether the way forward, which begins anew with every chunk, takes shorter complex exponentials
 /// than the way back.
@@ -83,8 +83,8 @@ struct LaneRows {
 };
 
 /// Where the input lies by which a step's B is multiplied: Δ·u, for increments u.
-template <class Shape, bool kIncrements>
-constexpr int kInputRow = kIncrements ? Shape::kU : Shape::kDeltaU;
+template <class Shape, Method kMethod>
+constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 
 /// A pole's constants for the way forward through a chunk.
 template <Method kMethod, class Math, int kSize, class T, int kStates>
@@ -123,11 +123,12 @@ __device__ __forceinline__ Pack<T, kStates> step_forward(
   return abar;
 }
 
-/// Runs h through `blocks` blocks, keeping the state before each; kIncrements: A·h.
-template <class Shape, Method kMethod, bool kIncrements, int kSize, class T, int kStates>
+/// Runs h, of increments A·h, through `blocks` blocks, keeping the state before each.
+template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kSize, kMethod>& poles,
                                               Pack<T, kStates>& h) {
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize, kHasShortSweep<kMethod, T, kSize>>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -141,7 +142,7 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
     next_delta = shared_load<float, kBlockSteps>(at.row + kNextBlock + Shape::kDelta);
     shared_store(at.checkpoint, h);
     at.checkpoint += Shape::kCheckpoint;
-    const auto input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
+    const auto input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kMethod>);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
@@ -167,10 +168,10 @@ struct BlockInputs {
   Pack<T, kStates> B[kBlockSteps];
 };
 
-template <class Shape, bool kVariable, bool kIncrements, class T, int kStates>
+template <class Shape, Method kMethod, bool kVariable, class T, int kStates>
 __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kStates>& inputs) {
   inputs.delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
-  inputs.input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kIncrements>);
+  inputs.input = shared_load<float, kBlockSteps>(at.row + kInputRow<Shape, kMethod>);
   inputs.dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
@@ -179,11 +180,24 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
   }
 }
 
+/// How scans go by ExactIncrements through a chunk. For each (channel, state) the result is the
+/// same bits either way, so what its neighbours in a warp need does not show.
+struct WithoutCare {
+  template <class T>
+  using StepCache = ExactIncrements::StepCache<T>;
+};
+template <int kStates>
+struct WithCare {
+  template <class T>
+  using StepCache = ExactIncrements::CarefulStepCache<T>;
+  bool is_small[kStates];  // whether x is in all of the chunk
+};
+
 /// The states of a block of steps, from the one before it, and what its steps are made of.
-template <Method kMethod, bool kIncrements, class T, int kStates>
+template <Method kMethod, bool kIncrements, class Care, class T, int kStates>
 struct BlockStates {
   using F = Formula<kMethod>;
-  using StepCache = std::conditional_t<kIncrements, ExactIncrements::StepCache<T>,
+  using StepCache = std::conditional_t<kIncrements, typename Care::template StepCache<T>,
                                        typename F::template StepCache<T>>;
 
   Pack<T, kStates> h[kBlockSteps + 1];
@@ -223,11 +237,29 @@ struct BlockStates {
     after = h[j + 1].v[s];
     if constexpr (kIncrements) {
       after = kept[j][s].inverse * after;
-      return ExactIncrements::step_back(kept[j][s], g);
+      return ExactIncrements::step_back<ScanMathFor<kSize>>(kept[j][s], g);
     } else {
       return F::template step_back<ScanMathFor<kSize>, T>(inputs.input.v[j], kept[j][s], h[j].v[s],
                                                           after, inputs.B[j].v[s], g);
     }
+  }
+
+  /// Adds what step j gives to the gradient of one state's pole, where scans go by increments.
+  /// `w_b` is back.input·conj(B).
+  template <int kSize>
+  __device__ __forceinline__ void add_gradient_of_A(
+      const BlockInputs<T, kStates>& inputs, const LanePoles<T, kStates, kSize, kMethod>& poles,
+      const Care& care, int j, int s, T g, const StepGradient<T>& back, T w_b, T& dA) const {
+    const float delta = inputs.delta.v[j];
+    const float input = inputs.input.v[j];
+    T sum = dA + delta * back.x;
+    sum += -input * w_b;
+    if constexpr (requires { care.is_small; }) {
+      const T small = ExactIncrements::small_gradient_of_A(delta, input, poles.A[s], h[j].v[s],
+                                                           inputs.B[j].v[s], g, back.state);
+      sum = select(care.is_small[s], dA + small, sum);
+    }
+    dA = sum;
   }
 
  private:
@@ -244,17 +276,18 @@ struct BlockStates {
 /// One block of steps with variable B and C: its states again from the one before it, then
 /// backwards through them. `carry` is the gradient of the state behind the block on entry and of
 /// the one before it on return. See StepGradient for the formulas.
-template <class Shape, Method kMethod, bool kIncrements, int kSize, class T, int kStates>
+template <class Shape, Method kMethod, class Care, int kSize, class T, int kStates>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
-    const LanePoles<T, kStates, kSize, kMethod>& poles, const Pack<T, kStates>& before,
-    Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
-    const ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>& channel_sums,
-    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>::Block& block_sums) {
-  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<Shape, kMethod>>;
+    const LanePoles<T, kStates, kSize, kMethod>& poles, const Care& care,
+    const Pack<T, kStates>& before, Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
+    const ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>& channel_sums,
+    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>::Block& block_sums) {
+  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>;
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;
-  const BlockStates<kMethod, kIncrements, T, kStates> states(inputs, poles, before);
+  const BlockStates<kMethod, kIncrements, Care, T, kStates> states(inputs, poles, before);
 
   BlockParts parts;
 #pragma unroll
@@ -273,28 +306,20 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
       if constexpr (kIncrements) {
         const T w_b = back.input * conj(B[j].v[s]);
-        lane_sums.dA.v[s] += delta.v[j] * back.x;
-        lane_sums.dA.v[s] += -input.v[j] * w_b;
+        states.template add_gradient_of_A<kSize>(inputs, poles, care, j, s, g, back, w_b,
+                                                 lane_sums.dA.v[s]);
         parts.x_A.v[j] += real(back.x);
         parts.w_b.v[j] += real(w_b);
       } else {
-        if constexpr (kHasIncrements<Shape, kMethod>) {
-          const T x_A = back.x * conj(poles.A[s]);
-          lane_sums.dA.v[s] += delta.v[j] * x_A;
-          parts.x_A.v[j] += real(x_A);
-        } else {
-          lane_sums.dA.v[s] += delta.v[j] * back.x;
-          parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.A[s], parts.x_A.v[j]);
-        }
+        lane_sums.dA.v[s] += delta.v[j] * back.x;
+        parts.x_A.v[j] = add_real_of_product_conj(back.x, poles.A[s], parts.x_A.v[j]);
         parts.w_b.v[j] = add_real_of_product_conj(back.input, B[j].v[s], parts.w_b.v[j]);
       }
       parts.y.v[j] = add_real_of_product(C.v[s], after, parts.y.v[j]);
     }
     if constexpr (kWeighted) {
-      const float weight_of_dB =
-          kIncrements ? input.v[j] : Sums::to_be_cut(states.scaled_input.v[j]);
       channel_sums.add_weighted(
-          block_sums, j, {weight_of_dB, scaled_dy},
+          block_sums, j, {states.scaled_input.v[j], scaled_dy},
           {bit_cast<Pack<float, Shape::kQuad>>(dB), bit_cast<Pack<float, Shape::kQuad>>(dC)});
     } else {
       channel_sums.add(block_sums, 0, j, bit_cast<Pack<float, Shape::kQuad>>(dB));

@@ -69,13 +69,14 @@ struct ConstantWeights {
 template <Method kMethod>
 constexpr bool kKeepsAbar = Formula<kMethod>::kAbarIsByRate;
 
-/// Runs h' through all blocks of `groups` groups but the last one, and leaves records of what comes
-/// before each; kIncrements: A·h'. See ConstantShape. kSumsOutputs: adds Σ dy·h' over all blocks to
-/// `sums`.
-template <class Shape, Method kMethod, bool kIncrements, bool kSumsOutputs, int kSize, int kStates>
+/// Runs h', of increments A·h', through all blocks of `groups` groups but the last one, and leaves
+/// records of what comes before each. See ConstantShape. kSumsOutputs: adds Σ dy·h' over all blocks
+/// to `sums`.
+template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, int kStates>
 __device__ __forceinline__ void sweep_constant_forward(
     int row, int record, int groups, const LanePoles<float, kStates, kSize, kMethod>& poles,
     Pack<float, kStates>& h, Pack<float, kStates>& sums) {
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ void sweep_constant_forward(
     const auto delta = next_delta;
     next_delta = shared_load<float, kBlockSteps>(row + kNextBlock + Shape::kDelta);
     shared_store(record + Shape::kRecordStates + kBlock * Shape::kStepStates, h);
-    const auto input = shared_load<float, kBlockSteps>(row + kInputRow<Shape, kIncrements>);
+    const auto input = shared_load<float, kBlockSteps>(row + kInputRow<Shape, kMethod>);
     [[maybe_unused]] Pack<float, kBlockSteps> dy;
     if constexpr (kSumsOutputs) dy = shared_load<float, kBlockSteps>(row + Shape::kDy);
     Pack<float, kStates> abar[kBlockSteps];
@@ -132,9 +133,9 @@ struct ConstantInputs {
   Pack<float, kStates> abar[kBlockSteps];  // of a group's first block
 };
 
-template <class Shape, bool kIncrements, int kStates>
+template <class Shape, Method kMethod, int kStates>
 __device__ __forceinline__ void load_constant_rows(int row, ConstantInputs<kStates>& inputs) {
-  load_block<Shape, false, kIncrements>(LaneRows{row, 0, 0}, inputs.rows);
+  load_block<Shape, kMethod, false>(LaneRows{row, 0, 0}, inputs.rows);
 }
 template <class Shape, Method kMethod, int kBlock, int kStates>
 __device__ __forceinline__ void load_record(int record, ConstantInputs<kStates>& inputs) {
@@ -151,16 +152,17 @@ __device__ __forceinline__ void load_record(int record, ConstantInputs<kStates>&
 /// One block of steps, the one with number kBlock of its group: its states again from the one
 /// before it, then backwards through them. `carry` is c of the step behind the block on entry and
 /// of its first one on return. See StepGradient for the formulas. S is added to dB.
-template <class Shape, Method kMethod, bool kIncrements, int kBlock, int kSize, int kStates>
+template <class Shape, Method kMethod, int kBlock, class Care, int kSize, int kStates>
 __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,
-    const ConstantWeights<kStates>& weights, Pack<float, kStates>& carry,
+    const Care& care, const ConstantWeights<kStates>& weights, Pack<float, kStates>& carry,
     LaneSums<float, kStates>& lane_sums) {
+  constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kHasAbar = kKeepsAbar<kMethod> && kBlock == 0;
   const auto& rows = inputs.rows;
-  const BlockStates<kMethod, kIncrements, float, kStates> states(rows, poles, inputs.before,
-                                                                 kHasAbar ? inputs.abar : nullptr);
-  const auto& weights_of_x = kHasIncrements<Shape, kMethod> ? weights.BC : weights.ABC;
+  const BlockStates<kMethod, kIncrements, Care, float, kStates> states(
+      rows, poles, inputs.before, kHasAbar ? inputs.abar : nullptr);
+  const auto& weights_of_x = kIncrements ? weights.BC : weights.ABC;
   BlockParts parts;
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
@@ -171,13 +173,15 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
       float after;
       const StepGradient<float> back = states.template step_back<kSize>(rows, j, s, g, after);
       carry.v[s] = back.state;
-      float x = back.x;
-      if constexpr (!kIncrements && kHasIncrements<Shape, kMethod>) x *= poles.A[s];
       lane_sums.dB.v[s] += states.scaled_input.v[j] * back.input;
-      lane_sums.dA.v[s] += rows.delta.v[j] * x;
-      if constexpr (kIncrements) lane_sums.dA.v[s] += -rows.input.v[j] * back.input;
+      if constexpr (kIncrements) {
+        states.template add_gradient_of_A<kSize>(rows, poles, care, j, s, g, back, back.input,
+                                                 lane_sums.dA.v[s]);
+      } else {
+        lane_sums.dA.v[s] += rows.delta.v[j] * back.x;
+      }
       parts.w_b.v[j] += weights.BC.v[s] * back.input;
-      parts.x_A.v[j] += weights_of_x.v[s] * x;
+      parts.x_A.v[j] += weights_of_x.v[s] * back.x;
       parts.y.v[j] += weights.BC.v[s] * after;
     }
   }

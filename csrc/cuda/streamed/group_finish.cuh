@@ -72,9 +72,7 @@ class GroupFinish {
     from_swizzled_ = opaque(GroupPlanes<Shape>::quad_slot(planes, channel, quad ^ 1) + within);
   }
 
-  /// `row` is the lane's row at the first step of the group. kIncrements: the sums are what
-  /// ExactIncrements gives.
-  template <bool kIncrements>
+  /// `row` is the lane's row at the first step of the group.
   __device__ __forceinline__ void run(int row) {
     row += row_;
     Values sums[3] = {};
@@ -90,7 +88,7 @@ class GroupFinish {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const float w_b = kFromInput * sums[0].v[i];
-      if constexpr (kIncrements) {
+      if constexpr (kHasIncrements<kMethod>) {
         du.v[i] = w_b + D_ * dy.v[i];
         ddelta.v[i] = sums[1].v[i] * slope.v[i];
       } else {

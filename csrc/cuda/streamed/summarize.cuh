@@ -189,9 +189,12 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
       bool is_lane_done = true;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
+        // Also where other lanes go on: what they hold must not show.
+        if (is_forgotten(factor[s])) continue;
         offset[s] = apply_map(factor[s], offset[s], h[s]);
         // Nothing is left of what enters such a chunk, whatever comes behind.
-        factor[s] = apply_map(factor[s], T{}, chunk_factor[s]);
+        const T product = apply_map(factor[s], T{}, chunk_factor[s]);
+        factor[s] = is_forgotten(product) ? T{} : product;
         is_lane_done &= is_forgotten(factor[s]);
       }
       is_done = __all_sync(kFullMask, is_lane_done);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kStates = Shape::kStates;
   constexpr bool kExact = kSize == 4;
   using States = Pack<float, kStates>;
-  using Sums = ChannelSums<Shape, kExact, true>;
+  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                       work.slice * static_cast<int>(sizeof(SumBarriers))),
       layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
       static_cast<float*>(args.workspace.dBC_partials) + target_row * Shape::kRow / 4, work.steps,
-      first_added, has_z);
+      first_added, has_z, args.keeps_rests);
   // What lies behind the last step is added up, if not used, and has to be numbers.
   for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
        at += kWarpSize * 16) {
@@ -72,6 +72,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                              work.channels, item.batch, work.first_channel,
                                              item.begin / kChunk + work.chunks - 1);
   const auto poles = work.load_poles(params);
+  [[maybe_unused]] float least_increment = 0;
+  if constexpr (kHasIncrements<kMethod>) {
+    least_increment = work.least_increment(poles, params.dstate);
+  }
 
   States carry{};
   if (args.geometry.segments == 1 && !order.is_second(item)) {
@@ -110,39 +114,46 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     filled.wait(parity);
     const int groups = ceil_div(steps, kSweepSteps);
     const int last_block = groups * kSweepBlocks - 1;
-    LaneRows at{layout.team(work.team) + work.channel_in_warp * kRowStride * 4,
-                slot + work.slice * Shape::kChunkBytes + work.part * 16,
-                own + Shape::kCheckpoints + work.lane * 16};
-    States before = start;
-    sweep_forward<Shape, kMethod, false>(at, last_block, poles, before);
-
-    at.row += last_block * kBlockSteps * 4;
-    at.projection += last_block * kBlockSteps * Shape::kRow;
-    at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
-    BlockInputs<float, kStates> inputs;
-    load_block<Shape, true, false>(at, inputs);
-    const auto work_on_block = [&]<int kBlock>(int group) {
-      typename Sums::Block block_sums;
-      const BlockParts parts = sweep_block_backward<Shape, kMethod, false>(
-          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
-      at.row -= kBlockSteps * 4;
-      at.projection -= kBlockSteps * Shape::kRow;
-      if (kBlock > 0 || group > 0) {
-        before = shared_load<float, kStates>(at.checkpoint);
-        at.checkpoint -= Shape::kCheckpoint;
-        load_block<Shape, true, false>(at, inputs);
+    const int first_row = layout.team(work.team) + work.channel_in_warp * kRowStride * 4;
+    const auto scan = [&](const auto& care) {
+      LaneRows at{first_row, slot + work.slice * Shape::kChunkBytes + work.part * 16,
+                  own + Shape::kCheckpoints + work.lane * 16};
+      States before = start;
+      if constexpr (kHasIncrements<kMethod>) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
       }
-      planes.template put<kBlock>(parts, has_z);
-      channel_sums.template put<kBlock>(
-          block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
-    };
-    static_assert(kSweepBlocks == 2);
+      sweep_forward<Shape, kMethod>(at, last_block, poles, before);
+
+      at.row += last_block * kBlockSteps * 4;
+      at.projection += last_block * kBlockSteps * Shape::kRow;
+      at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+      BlockInputs<float, kStates> inputs;
+      load_block<Shape, kMethod, true>(at, inputs);
+      const auto work_on_block = [&]<int kBlock>(int group) {
+        typename Sums::Block block_sums;
+        const BlockParts parts = sweep_block_backward<Shape, kMethod>(
+            at.projection, inputs, poles, care, before, carry, lane_sums, channel_sums, block_sums);
+        at.row -= kBlockSteps * 4;
+        at.projection -= kBlockSteps * Shape::kRow;
+        if (kBlock > 0 || group > 0) {
+          before = shared_load<float, kStates>(at.checkpoint);
+          at.checkpoint -= Shape::kCheckpoint;
+          load_block<Shape, kMethod, true>(at, inputs);
+        }
+        planes.template put<kBlock>(parts, has_z);
+        channel_sums.template put<kBlock>(
+            block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
+      };
+      static_assert(kSweepBlocks == 2);
 #pragma unroll 1
-    for (int group = groups - 1; group >= 0; --group) {
-      work_on_block.template operator()<1>(group);
-      work_on_block.template operator()<0>(group);
-      group_sums.run(group);
-    }
+      for (int group = groups - 1; group >= 0; --group) {
+        work_on_block.template operator()<1>(group);
+        work_on_block.template operator()<0>(group);
+        group_sums.run(group);
+      }
+    };
+    work.scan_with_care(scan, first_row, least_increment, poles);
     ring.release();
     if (!is_last) {
       rows.fetch(kChunk);

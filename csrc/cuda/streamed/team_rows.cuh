@@ -176,11 +176,13 @@ class TeamRows {
 
   /// Fills the rows.
   __device__ __forceinline__ void put() const {
-    Values delta_u;
+    Values input = kept_.u;
+    if constexpr (!kHasIncrements<kMethod>) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) delta_u.v[i] = delta_.v[i] * kept_.u.v[i];
+      for (int i = 0; i < kItems; ++i) input.v[i] = delta_.v[i] * kept_.u.v[i];
+    }
     to_row(delta_, Shape::kDelta);
-    to_row(delta_u, Shape::kDeltaU);
+    to_row(input, kInputRow<Shape, kMethod>);
     to_row(dy_, Shape::kDy);
     keep(kept_.u, Shape::kKeptU);
     keep(kept_.slope, Shape::kKeptSlope);
@@ -198,8 +200,13 @@ class TeamRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const float of_input = kFromInput * w_b.v[i];
-      du_.v[i] = delta.v[i] * of_input + channel_value(i, 0) * dy.v[i];
-      ddelta_.v[i] = (u.v[i] * of_input + kFromPoles * x_A.v[i]) * slope.v[i];
+      if constexpr (kHasIncrements<kMethod>) {
+        du_.v[i] = of_input + channel_value(i, 0) * dy.v[i];
+        ddelta_.v[i] = x_A.v[i] * slope.v[i];
+      } else {
+        du_.v[i] = delta.v[i] * of_input + channel_value(i, 0) * dy.v[i];
+        ddelta_.v[i] = (u.v[i] * of_input + kFromPoles * x_A.v[i]) * slope.v[i];
+      }
       dD_[i % kOwn] += dy.v[i] * u.v[i];
       ddelta_bias_[i % kOwn] += ddelta_.v[i];
     }
