@@ -28,6 +28,9 @@ bool plan_rows(const ScanParams& params, int items,
                view.step * size,
                view.dtype,
                along_steps || has_channel_vectors(params, view, items)};
+    // Lanes take all slices against the order of memory where they take those of u so.
+    rows[i].has_step_vectors =
+        has_step_vectors(params, view, items) && view.step == (views[0]->step < 0 ? -1 : 1);
     const bool fits = rows[i].channel >= 0 && rows[i].channel < kLargestStride;
     if (!rows[i].has_vectors && !fits) return false;
   }
