@@ -196,11 +196,7 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
 
 /// Kernels compute what differs between the lanes of a warp in 32 bits.
 bool fits_lanes(const RowArray& rows) {
-  constexpr int64_t kLargestStride = int64_t{1} << 24;
-  const auto fits = [](int64_t stride) {
-    return stride < kLargestStride && stride > -kLargestStride;
-  };
-  return fits(rows.channel) && fits(rows.step);
+  return rows.channel < kLargestStride && rows.channel > -kLargestStride && has_short_steps(rows);
 }
 
 void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {

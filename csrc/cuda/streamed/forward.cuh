@@ -388,9 +388,12 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
       return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
     } else if (args.map == LaneMap::kStepPairs) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
-    } else if (args.map == LaneMap::kMixed) {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kMixed>{});
     } else {
+      if constexpr (decltype(variable)::value) {
+        if (args.map == LaneMap::kMixed) {
+          return launch_map(std::integral_constant<LaneMap, LaneMap::kMixed>{});
+        }
+      }
       return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
     }
   };
