@@ -34,6 +34,7 @@ class Call:
     z: bool = True
     padding: int = 0
     wider_rows: bool = False
+    turned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,38 @@ TABLE = [
         ("general", 96, 1, 35225600),
     ),
 ]
+
+
+# By which map the forward pass moves u, delta, z and out, and what the backward pass takes together
+# of u, delta, z, dout, du, ddelta and dz: the initials of steps, channels and elements.
+MAMBA = Call(8, 1536, 2048, 16)
+ROWS = [
+    (MAMBA, "steps", "sssssss"),
+    (replace(MAMBA, channel_last=True), "step pairs", "ccccccc"),
+    (replace(MAMBA, channel_last=True, wider_rows=True), "step pairs", "ccccccc"),
+    (replace(MAMBA, turned=("z", "dz")), "mixed", "sscsssc"),
+    (replace(MAMBA, turned=("u", "out", "dout")), "mixed", "csscsss"),
+    (
+        replace(MAMBA, channel_last=True, wider_rows=True, turned=("u", "out", "du")),
+        "mixed",
+        "scccscc",
+    ),
+    (replace(MAMBA, dtype="float32", turned=("dout",)), "steps", "ssscsss"),
+    # Against the order of time the backward pass takes single elements of what lies along it.
+    (replace(MAMBA, reverse=True, turned=("u", "out")), "mixed", "ceeeeee"),
+    # Rows that are not aligned, and calls that have no kernel for layouts of either kind.
+    (replace(MAMBA, seqlen=2047), "elements", "eeeeeee"),
+    (replace(MAMBA, seqlen=2047, turned=("u", "out")), "elements", "ceeeeee"),
+    (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
+    (replace(MAMBA, dstate=8, complex=True, turned=("z",)), "channels", "sscssss"),
+]
+
+
+@pytest.mark.parametrize(("call", "forward", "backward"), ROWS, ids=str)
+def test_rows(plan, call, forward, backward):
+    assert plan("forward", call, wanted="streamed")["map"] == forward
+    rows = plan("backward", call, wanted="streamed")["rows"]
+    assert "".join(row[0] for row in rows) == backward
 
 
 @pytest.mark.parametrize(("call", "forward", "backward"), TABLE)

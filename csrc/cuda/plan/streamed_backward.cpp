@@ -199,6 +199,13 @@ bool fits_lanes(const RowArray& rows) {
   return rows.channel < kLargestStride && rows.channel > -kLargestStride && has_short_steps(rows);
 }
 
+/// Where rows lie either way, kernels take slices in the order of the scan alone.
+template <size_t kCount>
+void keep_order(LaneMap map, std::array<RowArray, kCount>& rows) {
+  if (map == LaneMap::kSteps) return;
+  for (RowArray& it : rows) it.has_step_vectors = it.has_step_vectors && it.step > 0;
+}
+
 void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
   BackwardScratch& scratch = plan.scratch;
   const Geometry& geometry = plan.geometry;
@@ -231,6 +238,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
       !std::all_of(plan.rows.begin(), plan.rows.end(), &fits_lanes)) {
     return {"strides of channels and steps must be less than 16 MiB"};
   }
+  keep_order(plan.map, plan.rows);
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
@@ -239,6 +247,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
       !plan_rows(params, geometry.warp_channels(), views, plan.summary_map, plan.summary_rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
+  keep_order(plan.summary_map, plan.summary_rows);
   plan.team_warps = variant->team_warps;
   plan.padded_states = static_cast<int>(variant->most_states);
   plan.split_tiles = splits_tiles(params, geometry, device) ? device.multiprocessors : 0;
