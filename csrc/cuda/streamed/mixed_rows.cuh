@@ -56,11 +56,12 @@ class MixedCursor {
   /// Starts loading. What is loaded is to be turned, once.
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice&, int steps,
                                              RawSlice<kItems>& raw) const {
-    if (first_step_ >= steps) return;
     if (!rows.has_vectors) {
-      Rows(address_).load(raw);
+      if (first_step_ < steps) Rows(address_).load(raw);
       return;
     }
+    __syncwarp();  // or the compiler would execute both ways always, under predicates
+    if (first_step_ >= steps) return;
 #pragma unroll
     for (int i = 0; i < Rows::kWords; ++i) {
       raw.words[i] = *reinterpret_cast<const uint32_t*>(word_address(i));
