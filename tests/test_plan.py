@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 import core_build
+import test_layouts as layouts
 
 PLAN_SOURCES = sorted(
     path.relative_to(core_build.CSRC).as_posix()
@@ -168,6 +169,14 @@ ROWS = [
     (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
     (replace(MAMBA, dstate=8, complex=True, turned=("z",)), "channels", "sscssss"),
 ]
+
+
+def test_the_layouts_that_are_tested_take_the_streamed_path(plan):
+    sizes = layouts.SIZES["cuda"]
+    for dtype in ("float32", "bfloat16"):
+        for which in ("forward", "backward"):
+            call = Call(dstate=16, dtype=dtype, turned=("u", "out", "du"), **sizes)
+            assert plan(which, call)["path"] == "streamed"
 
 
 @pytest.mark.parametrize(("call", "forward", "backward"), ROWS, ids=str)
