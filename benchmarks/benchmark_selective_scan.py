@@ -3,13 +3,16 @@
 The kernels are called through torch.ops without autograd, after a check of their results against
 fp64 in the same run. Without --shapes the device's whole suite is measured; --shapes, --dtype,
 --variants and --methods measure the product of what they name. --operators adds the diagonal and
-the adaptive unitary scan, or measures them alone.
+the adaptive unitary scan, or measures them alone. --layouts times every combination of arrays that
+lie along time or along channels, and compares it with that of contiguous ones.
 
 Example:
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --anchors benchmarks/anchors/h200_mamba_ssm.json --json h200.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cpu --backward --threads 1 2 \\
         --shapes laptop-512 1,768,512,16 --methods zoh foh
+    python benchmarks/benchmark_selective_scan.py --device cuda --backward --layouts \\
+        --shapes mamba-130m --host-calls 0
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --operators diagonal adaptive_unitary --json siblings.json --plot h200
 """
@@ -33,6 +36,7 @@ from harness.operators import Scan, Tensors, make_scan
 from harness.peers import Anchors, mamba_ssm_passes, textbook_scan
 from harness.problems import (
     DTYPES,
+    LAYOUTS,
     METHODS,
     OPERATORS,
     SHAPES,
@@ -52,8 +56,9 @@ _MIB = 1 << 20
 
 
 _COLUMNS = (
-    "operator shape dtype variant method threads which=pass time=ms floor_ms=floor "
-    "ratio_to_floor=×_floor GB_per_s=GB/s ns_per_update=ns/update peak_fraction=of_peak peer_ms "
+    "operator shape dtype variant method threads which=pass time=ms "
+    "ratio_to_contiguous=×_contiguous floor_ms=floor ratio_to_floor=×_floor "
+    "GB_per_s=GB/s ns_per_update=ns/update peak_fraction=of_peak peer_ms "
     "speedup_over_peer=×_peer reference=ref speedup_over_reference=×_ref "
     "compiled_reference=compiled speedup_over_compiled_reference=×_compiled textbook "
     "speedup_over_textbook=×_textbook error"
@@ -73,6 +78,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--dtype", nargs="+", choices=DTYPES,
         help="of u, delta, z, and variable B and C; of a and b; of u, dt and z")
     add("--variants", nargs="+", choices=VARIANTS, help="what differs from the plain problem")
+    add("--layouts", action="store_const", const=LAYOUTS, dest="variants",
+        help="in place of --variants: every layout of u, delta, z and dout")
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
     add("--backward", action="store_true", help="measure the backward pass too")
     add("--quick", action="store_true", help="small shapes and few runs: a test of the program")
@@ -195,6 +202,20 @@ def run_problem(
     return rows
 
 
+def compare_layouts(rows: list[records.Row]) -> None:
+    """Adds to rows of other layouts how many times as long as contiguous arrays they take."""
+    names = ("operator", "shape", "dtype", "method", "threads", "which")
+    plain = {
+        tuple(row[name] for name in names): row["time"]["median"]
+        for row in rows
+        if row["variant"] == "plain"
+    }
+    for row in rows:
+        time = plain.get(tuple(row[name] for name in names))
+        if time and row["variant"] in LAYOUTS[1:]:
+            row["ratio_to_contiguous"] = row["time"]["median"] / time
+
+
 def measure_memory(problem: Problem, options: argparse.Namespace, anchors: Anchors) -> records.Row:
     """MiB that the passes allocate on the GPU beside inputs and dout."""
     scan = make_scan(problem, options.device, options.seed)
@@ -297,6 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         except RuntimeError as error:  # a wrong result, or memory that does not suffice
             failures.append(f"{problem}: {error}")
     torch.set_num_threads(all_threads)
+    compare_layouts(rows)
     is_timed = "selective_scan" in options.operators and options.host_calls
     host = measure_host(options) if is_timed else []
 

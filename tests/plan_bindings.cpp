@@ -34,8 +34,9 @@ struct Call {
   bool reverse = false;
   bool mixed = false;  // delta of another dtype
   bool z = true;
-  int64_t padding = 0;      // elements behind every row
-  bool wider_rows = false;  // of z, B, C and their gradients, which are halves of them
+  int64_t padding = 0;              // elements behind every row
+  bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
+  std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
 
   DType element() const {
     if (dtype == "float64") return DType::kFloat64;
@@ -52,14 +53,18 @@ void* address() {
 }
 
 /// An array (batch, row, step) of `rows` rows, the last ones of `times` as many.
-ArrayView make_view(const Call& call, DType dtype, int64_t rows, int64_t times = 1) {
+ArrayView make_view(const Call& call, const std::string& name, DType dtype, int64_t rows,
+                    int64_t times = 1) {
+  const bool is_turned =
+      std::find(call.turned.begin(), call.turned.end(), name) != call.turned.end();
+  const bool channel_last = call.channel_last != is_turned;
   const int64_t all_rows = times * rows;
-  const int64_t length = (call.channel_last ? all_rows : call.seqlen) + call.padding;
+  const int64_t length = (channel_last ? all_rows : call.seqlen) + call.padding;
   ArrayView view;
   view.dtype = dtype;
-  view.channel = call.channel_last ? 1 : length;
-  view.step = call.channel_last ? length : 1;
-  view.batch = call.channel_last ? length * call.seqlen : length * all_rows;
+  view.channel = channel_last ? 1 : length;
+  view.step = channel_last ? length : 1;
+  view.batch = channel_last ? length * call.seqlen : length * all_rows;
   view.data =
       static_cast<char*>(address()) + (all_rows - rows) * view.channel * element_size(dtype);
   if (call.reverse) {
@@ -69,9 +74,9 @@ ArrayView make_view(const Call& call, DType dtype, int64_t rows, int64_t times =
   return view;
 }
 
-ArrayView make_projection(const Call& call, DType dtype, bool variable) {
+ArrayView make_projection(const Call& call, const std::string& name, DType dtype, bool variable) {
   if (!variable) return {address(), dtype, 0, call.dstate, 0, 1, 0, 1};
-  ArrayView view = make_view(call, dtype, call.groups * call.dstate, call.wider_rows ? 2 : 1);
+  ArrayView view = make_view(call, name, dtype, call.groups * call.dstate, call.wider_rows ? 2 : 1);
   view.state = view.channel;
   view.group = call.dstate * view.channel;
   view.channel = 0;
@@ -90,12 +95,13 @@ ScanParams make_inputs(const Call& call) {
   params.is_double = dtype == DType::kFloat64;
   params.variable_B = call.B == "variable";
   params.variable_C = call.C == "variable";
-  params.u = make_view(call, dtype, call.dim);
-  params.delta = make_view(call, call.mixed ? DType::kFloat32 : dtype, call.dim);
-  if (call.z) params.z = make_view(call, dtype, call.dim, call.wider_rows ? 2 : 1);
-  params.A = make_projection(call, params.is_double ? DType::kFloat64 : DType::kFloat32, false);
-  params.B = make_projection(call, params.variable_B ? dtype : params.A.dtype, params.variable_B);
-  params.C = make_projection(call, params.variable_C ? dtype : params.A.dtype, params.variable_C);
+  params.u = make_view(call, "u", dtype, call.dim);
+  params.delta = make_view(call, "delta", call.mixed ? DType::kFloat32 : dtype, call.dim);
+  if (call.z) params.z = make_view(call, "z", dtype, call.dim, call.wider_rows ? 2 : 1);
+  const DType A_dtype = params.is_double ? DType::kFloat64 : DType::kFloat32;
+  params.A = make_projection(call, "A", A_dtype, false);
+  params.B = make_projection(call, "B", params.variable_B ? dtype : A_dtype, params.variable_B);
+  params.C = make_projection(call, "C", params.variable_C ? dtype : A_dtype, params.variable_C);
   params.D = {address(), DType::kFloat32, 0, 1};
   params.delta_bias = params.D;
   params.states = address();
@@ -104,10 +110,10 @@ ScanParams make_inputs(const Call& call) {
 
 BackwardParams make_backward(const Call& call) {
   BackwardParams params(make_inputs(call));
-  params.dout = params.u;
-  params.du = params.u;
-  params.ddelta = params.delta;
-  params.dz = params.z;
+  params.dout = make_view(call, "dout", params.u.dtype, call.dim);
+  params.du = make_view(call, "du", params.u.dtype, call.dim);
+  params.ddelta = make_view(call, "ddelta", params.delta.dtype, call.dim);
+  if (call.z) params.dz = make_view(call, "dz", params.z.dtype, call.dim, call.wider_rows ? 2 : 1);
   params.dA = params.A;
   params.dB = params.B;
   params.dC = params.C;
@@ -158,6 +164,24 @@ Division divide(const cuda::StreamedBackwardPlan& plan) {
   return of_geometry(plan.geometry);
 }
 
+/// How the streamed kernels' lanes divide rows, and of each array what lies together.
+template <class Plan>
+void describe_rows(const Plan& plan, py::dict& result) {
+  if constexpr (requires { plan.map; }) {
+    constexpr const char* kMaps[] = {"steps", "channels", "elements", "step pairs", "mixed"};
+    const bool along_steps = plan.map == cuda::streamed::LaneMap::kSteps;
+    py::list rows;
+    for (const cuda::streamed::RowArray& it : plan.rows) {
+      rows.append(!it.present()                                             ? "absent"
+                  : it.has_step_vectors && (along_steps || !it.has_vectors) ? "steps"
+                  : it.has_vectors                                          ? "channels"
+                                                                            : "elements");
+    }
+    result["map"] = kMaps[static_cast<size_t>(plan.map)];
+    result["rows"] = rows;
+  }
+}
+
 template <class AnyPlan>
 py::dict describe(const AnyPlan& plan, int64_t seqlen) {
   const Division division =
@@ -175,6 +199,7 @@ py::dict describe(const AnyPlan& plan, int64_t seqlen) {
   result["threads"] = shape.threads;
   result["shared_bytes"] = shape.shared_bytes;
   result["scratch_bytes"] = plan.scratch_bytes();
+  std::visit([&](const auto& of_path) { describe_rows(of_path, result); }, plan.of_path);
   return result;
 }
 
@@ -188,7 +213,7 @@ std::optional<cuda::Path> find_path(const std::optional<std::string>& name) {
 py::dict plan_forward(const Call& call, const cuda::Device& device,
                       const std::optional<std::string>& wanted) {
   ForwardParams params(make_inputs(call));
-  params.out = params.u;
+  params.out = make_view(call, "out", params.u.dtype, call.dim);
   return describe(cuda::plan_forward(params, device, find_path(wanted)), call.seqlen);
 }
 
@@ -279,7 +304,8 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("mixed", &Call::mixed)
       .def_readwrite("z", &Call::z)
       .def_readwrite("padding", &Call::padding)
-      .def_readwrite("wider_rows", &Call::wider_rows);
+      .def_readwrite("wider_rows", &Call::wider_rows)
+      .def_readwrite("turned", &Call::turned);
   py::class_<Device>(m, "Device")
       .def(py::init())
       .def_readwrite("multiprocessors", &Device::multiprocessors)

@@ -200,6 +200,11 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
     if layout == "channel_last":  # steps before channels or states; transposed where rank is 2
         to = min(1, rank - 2)
         return tensor.movedim(-1, to).contiguous().movedim(to, -1)
+    if layout == "wider_rows":  # channel-last, the second half of every row
+        to = min(1, rank - 2)
+        rows = tensor.movedim(-1, to)
+        wide = rows.new_empty(*rows.shape[:-1], 2 * rows.shape[-1])
+        return wide[..., rows.shape[-1] :].copy_(rows).movedim(to, -1)
     if layout == "dim_first":
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "sliced":

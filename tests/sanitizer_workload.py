@@ -21,6 +21,7 @@ import test_causal_conv1d as conv
 import test_causal_conv1d_update as conv_update
 import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
+import test_layouts as layouts
 import test_matrix_scan as matrix
 import test_relay as relay
 import test_selective_state_update as update
@@ -62,6 +63,8 @@ def special_cases():
             yield base.with_(dtype=dtype)
             yield base.with_(dtype=dtype, seqlen=64, reverse=True)
             yield base.with_(dtype=dtype, layout="channel_last")
+        for names in (("u",), ("delta", "z")):
+            yield layouts.case_on("cuda", dtype=dtype, layout="channel_last", layout_of=names)
         for base in (relay.BASE, relay.WIDE, relay.SHARED):
             yield base.with_(dtype=dtype)
         yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)

@@ -159,6 +159,21 @@ def test_benchmark_takes_sizes_as_a_shape(tmp_path):
     assert {row["which"] for row in rows} == {"forward"}
 
 
+def test_benchmark_compares_layouts(tmp_path):
+    path = tmp_path / "rows.json"
+    run_program(
+        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes", "1,8,16,2",
+        "--dtype", "float32", "--layouts", "--threads", "1", "--host-calls", "0",
+        "--reference-runs", "0", "--json", path,
+    )  # fmt: skip
+    plain, *others = json.loads(path.read_text())["rows"]
+    assert plain["variant"] == "plain"
+    assert len({row["variant"] for row in others}) == 15
+    for row in others:
+        ratio = row["time"]["median"] / plain["time"]["median"]
+        assert row["ratio_to_contiguous"] == pytest.approx(ratio)
+
+
 def test_benchmark_measures_the_other_operators(tmp_path):
     done = run_program(
         "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward", "--operators",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 import core_build
+import test_layouts as layouts
 
 PLAN_SOURCES = sorted(
     path.relative_to(core_build.CSRC).as_posix()
@@ -34,6 +35,7 @@ class Call:
     z: bool = True
     padding: int = 0
     wider_rows: bool = False
+    turned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,46 @@ TABLE = [
         ("general", 96, 1, 35225600),
     ),
 ]
+
+
+# By which map the forward pass moves u, delta, z and out, and what the backward pass takes together
+# of u, delta, z, dout, du, ddelta and dz: the initials of steps, channels and elements.
+MAMBA = Call(8, 1536, 2048, 16)
+ROWS = [
+    (MAMBA, "steps", "sssssss"),
+    (replace(MAMBA, channel_last=True), "step pairs", "ccccccc"),
+    (replace(MAMBA, channel_last=True, wider_rows=True), "step pairs", "ccccccc"),
+    (replace(MAMBA, turned=("z", "dz")), "mixed", "sscsssc"),
+    (replace(MAMBA, turned=("u", "out", "dout")), "mixed", "csscsss"),
+    (
+        replace(MAMBA, channel_last=True, wider_rows=True, turned=("u", "out", "du")),
+        "mixed",
+        "scccscc",
+    ),
+    (replace(MAMBA, dtype="float32", turned=("dout",)), "steps", "ssscsss"),
+    # Against the order of time the backward pass takes single elements of what lies along it.
+    (replace(MAMBA, reverse=True, turned=("u", "out")), "mixed", "ceeeeee"),
+    # Rows that are not aligned, and calls that have no kernel for layouts of either kind.
+    (replace(MAMBA, seqlen=2047), "elements", "eeeeeee"),
+    (replace(MAMBA, seqlen=2047, turned=("u", "out")), "elements", "ceeeeee"),
+    (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
+    (replace(MAMBA, dstate=8, complex=True, turned=("z",)), "channels", "sscssss"),
+]
+
+
+def test_the_layouts_that_are_tested_take_the_streamed_path(plan):
+    sizes = layouts.SIZES["cuda"]
+    for dtype in ("float32", "bfloat16"):
+        for which in ("forward", "backward"):
+            call = Call(dstate=16, dtype=dtype, turned=("u", "out", "du"), **sizes)
+            assert plan(which, call)["path"] == "streamed"
+
+
+@pytest.mark.parametrize(("call", "forward", "backward"), ROWS, ids=str)
+def test_rows(plan, call, forward, backward):
+    assert plan("forward", call, wanted="streamed")["map"] == forward
+    rows = plan("backward", call, wanted="streamed")["rows"]
+    assert "".join(row[0] for row in rows) == backward
 
 
 @pytest.mark.parametrize(("call", "forward", "backward"), TABLE)

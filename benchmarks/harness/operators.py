@@ -51,7 +51,7 @@ class Scan:
         self.complex = torch.complex128 if self.dtype == torch.float64 else torch.complex64
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.tensors = self.make_tensors()
-        self.dout = self.sequence()
+        self.dout = self.sequence("dout")
 
     def make_tensors(self) -> Tensors:
         raise NotImplementedError
@@ -82,9 +82,9 @@ class Scan:
         generator = self._generator
         return torch.rand(size, generator=generator, device=generator.device, dtype=self.real)
 
-    def sequence(self) -> Tensor:
+    def sequence(self, name: str = "u") -> Tensor:
         shape = self.problem.shape
-        if self.problem.variant.channel_last:
+        if name in self.problem.variant.channel_last:
             return self.randn(shape.batch, shape.seqlen, shape.dim).transpose(1, 2)
         return self.randn(shape.batch, shape.dim, shape.seqlen)
 
@@ -137,8 +137,8 @@ class SelectiveScan(Scan):
         minus_half = torch.full_like(index, -0.5)
         step = torch.exp(math.log(1e-3) + self.rand(shape.dim) * math.log(100))
         tensors = {
-            "u": self.sequence(),
-            "delta": 0.5 * self.sequence(),
+            "u": self.sequence("u"),
+            "delta": 0.5 * self.sequence("delta"),
             "A": torch.complex(minus_half, math.pi * index) if variant.is_complex else -index - 1,
             "B": projection(),
             "C": projection(),
@@ -146,7 +146,7 @@ class SelectiveScan(Scan):
             "delta_bias": step + torch.log(-torch.expm1(-step)),  # the inverse of softplus
         }
         if variant.has_z:
-            tensors["z"] = self.sequence()
+            tensors["z"] = self.sequence("z")
         if variant.initial_state:
             size = (shape.batch, shape.dim, shape.dstate)
             tensors["initial_state"] = self.randn(*size, dtype=state)

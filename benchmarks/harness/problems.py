@@ -76,6 +76,10 @@ def parse_shape(text: str) -> Shape:
     return shape
 
 
+# The (batch, channels, time) arrays of a selective scan; out and the gradients lie as these do.
+_SEQUENCES = ("u", "delta", "z", "dout")
+
+
 @dataclass(frozen=True)
 class Variant:
     """What differs from the plain problem: z, real A, variable B and C, contiguous, in order."""
@@ -84,7 +88,7 @@ class Variant:
     has_z: bool = True
     is_complex: bool = False
     is_constant: bool = False  # B and C
-    channel_last: bool = False
+    channel_last: tuple[str, ...] = ()  # arrays that lie so
     reverse: bool = False
     initial_state: bool = False
 
@@ -97,11 +101,18 @@ VARIANTS = {
         Variant("complex", is_complex=True),
         Variant("constant", is_constant=True),
         Variant("complex-constant", is_complex=True, is_constant=True),
-        Variant("channel-last", channel_last=True),
+        Variant("channel-last", channel_last=_SEQUENCES),
         Variant("reverse", reverse=True),
         Variant("initial-state", initial_state=True),
     )
 }
+
+_MIXED = {
+    (name := f"channel-last {'+'.join(names)}"): Variant(name, channel_last=names)
+    for size in range(1, len(_SEQUENCES))
+    for names in itertools.combinations(_SEQUENCES, size)
+}
+LAYOUTS = ("plain", "channel-last", *_MIXED)  # every combination
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,7 @@ def product(
     operator: str = "selective_scan",
 ) -> list[Problem]:
     return [
-        Problem(shape, dtype, VARIANTS[variant], method, operator)
+        Problem(shape, dtype, (VARIANTS | _MIXED)[variant], method, operator)
         for shape, dtype, variant, method in itertools.product(shapes, dtypes, variants, methods)
     ]
 

@@ -196,11 +196,14 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
 
 /// Kernels compute what differs between the lanes of a warp in 32 bits.
 bool fits_lanes(const RowArray& rows) {
-  constexpr int64_t kLargestStride = int64_t{1} << 24;
-  const auto fits = [](int64_t stride) {
-    return stride < kLargestStride && stride > -kLargestStride;
-  };
-  return fits(rows.channel) && fits(rows.step);
+  return rows.channel < kLargestStride && rows.channel > -kLargestStride && has_short_steps(rows);
+}
+
+/// Where rows lie either way, kernels take slices in the order of the scan alone.
+template <size_t kCount>
+void keep_order(LaneMap map, std::array<RowArray, kCount>& rows) {
+  if (map == LaneMap::kSteps) return;
+  for (RowArray& it : rows) it.has_step_vectors = it.has_step_vectors && it.step > 0;
 }
 
 void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
@@ -235,6 +238,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
       !std::all_of(plan.rows.begin(), plan.rows.end(), &fits_lanes)) {
     return {"strides of channels and steps must be less than 16 MiB"};
   }
+  keep_order(plan.map, plan.rows);
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
@@ -243,6 +247,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
       !plan_rows(params, geometry.warp_channels(), views, plan.summary_map, plan.summary_rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
+  keep_order(plan.summary_map, plan.summary_rows);
   plan.team_warps = variant->team_warps;
   plan.padded_states = static_cast<int>(variant->most_states);
   plan.split_tiles = splits_tiles(params, geometry, device) ? device.multiprocessors : 0;

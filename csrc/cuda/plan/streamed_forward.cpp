@@ -177,6 +177,19 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
   return best;
 }
 
+/// Of rows that do not all lie along steps.
+LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4>& rows) {
+  const auto all = [&](const auto& holds) {
+    return std::all_of(rows.begin(), rows.end(),
+                       [&](const RowArray& it) { return !it.present() || holds(it); });
+  };
+  if (all([](const RowArray& it) { return it.has_vectors; })) return LaneMap::kStepPairs;
+  const bool is_mixed = params.variable_B && all([](const RowArray& it) {
+                          return it.has_step_vectors || (it.has_vectors && has_short_steps(it));
+                        });
+  return is_mixed ? LaneMap::kMixed : LaneMap::kElements;
+}
+
 Refusal refuse(const ForwardParams& params, const Variant* variant) {
   if (params.is_double) return {"arithmetic must be fp32"};
   if (variant == nullptr) {
@@ -220,10 +233,7 @@ Refusal plan_streamed(const ForwardParams& params, const Device& device,
     return {"strides of channels must be positive and less than 16 MiB"};
   }
   if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
-    const bool has_vectors =
-        std::all_of(plan.rows.begin(), plan.rows.end(),
-                    [](const RowArray& rows) { return !rows.present() || rows.has_vectors; });
-    plan.map = has_vectors ? LaneMap::kStepPairs : LaneMap::kElements;
+    plan.map = choose_own_map(params, plan.rows);
   }
   plan.geometry = choose_geometry(params, *variant, device, plan.chunks, plan.map);
   const ForwardGeometry& geometry = plan.geometry;

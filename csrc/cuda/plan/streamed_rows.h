@@ -8,13 +8,19 @@
 
 namespace selective_scan::cuda::streamed {
 
+constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
+
+/// Whether a chunk's steps lie within 32 bits.
+inline bool has_short_steps(const RowArray& rows) {
+  return rows.step < kLargestStride && rows.step > -kLargestStride;
+}
+
 /// Of the kernels that move chunks of `items` channels. False where an array is beyond what they
 /// can address.
 template <size_t kCount>
 bool plan_rows(const ScanParams& params, int items,
                const std::array<const ArrayView*, kCount>& views, LaneMap& map,
                std::array<RowArray, kCount>& rows) {
-  constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
   const bool along_steps = cuda::all_of(
       views, [&](const ArrayView& view) { return has_step_vectors(params, view, items); });
   map = along_steps ? LaneMap::kSteps : LaneMap::kChannels;
@@ -28,6 +34,9 @@ bool plan_rows(const ScanParams& params, int items,
                view.step * size,
                view.dtype,
                along_steps || has_channel_vectors(params, view, items)};
+    // Lanes take all slices against the order of memory where they take those of u so.
+    rows[i].has_step_vectors =
+        has_step_vectors(params, view, items) && view.step == (views[0]->step < 0 ? -1 : 1);
     const bool fits = rows[i].channel >= 0 && rows[i].channel < kLargestStride;
     if (!rows[i].has_vectors && !fits) return false;
   }

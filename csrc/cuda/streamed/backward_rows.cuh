@@ -112,8 +112,7 @@ class WarpRows {
       }
     } else {
       const auto copy = [&](Row which) {
-        Copies::copy(stage(which), args_.row(which), address(which), lane_, steps,
-                     slice_.channels_left);
+        Copies::copy(stage(which), args_.row(which), address(which), lane_, steps, slice_);
       };
       copy(Row::kDelta);
       copy(Row::kDout);
@@ -138,8 +137,7 @@ class WarpRows {
       });
     } else if constexpr (kHasLate) {
       if constexpr (!kAlongSteps) {
-        Copies::copy(stage(Row::kU), args_.row(Row::kU), address(Row::kU), lane_, steps,
-                     slice_.channels_left);
+        Copies::copy(stage(Row::kU), args_.row(Row::kU), address(Row::kU), lane_, steps, slice_);
       } else if (slice_.exists(steps)) {
         Copies::copy_slice(stage(Row::kU), slice_, cursor(Row::kU));
       }
@@ -252,13 +250,19 @@ class WarpRows {
       if (has_z()) move(Row::kDz, Shape::kDy, true);
     } else {
       if constexpr (Copies::kTransposes) {
-        if (args_.row(Row::kDu).has_vectors && args_.row(Row::kDdelta).has_vectors &&
-            (!has_z() || args_.row(Row::kDz).has_vectors)) {
+        const auto has_words = [&](Row which) {
+          return args_.row(which).has_vectors || is_slice(which);
+        };
+        if (has_words(Row::kDu) && has_words(Row::kDdelta) && (!has_z() || has_words(Row::kDz))) {
           typename Cursor::Words words[3];
           words_of_gradients(words);
           const auto move = [&](Row which, const typename Cursor::Words& words) {
-            Copies::store_transposed(args_.row(which), address(which), lane_, steps,
-                                     slice_.channels_left, words);
+            if (args_.row(which).has_vectors) {
+              Copies::store_transposed(args_.row(which), address(which), lane_, steps,
+                                       slice_.channels_left, words);
+            } else {
+              store_slice(which, steps, words);
+            }
           };
           move(Row::kDu, words[0]);
           move(Row::kDdelta, words[1]);
@@ -266,12 +270,19 @@ class WarpRows {
           return;
         }
       }
-      const auto move = [&](Row which, int at, const float* gate) {
-        Copies::store(args_.row(which), address(which), lane_, steps, slice_, rows(at), gate);
+      const auto move = [&](Row which, int at, bool gated) {
+        if (is_slice(which)) {
+          Values values = from_row(at);
+          if (gated) apply_gate(values);
+          store_slice(which, steps, Cursor::to_words(slice_, values));
+        } else {
+          Copies::store(args_.row(which), address(which), lane_, steps, slice_, rows(at),
+                        gated ? rows(Shape::kGate) : nullptr);
+        }
       };
-      move(Row::kDu, Shape::kDeltaU, nullptr);
-      move(Row::kDdelta, Shape::kDelta, nullptr);
-      if (has_z()) move(Row::kDz, Shape::kDy, rows(Shape::kGate));
+      move(Row::kDu, Shape::kDeltaU, false);
+      move(Row::kDdelta, Shape::kDelta, false);
+      if (has_z()) move(Row::kDz, Shape::kDy, true);
     }
   }
 
@@ -284,7 +295,7 @@ class WarpRows {
   template <class Function>
   __device__ __forceinline__ void for_elements(const Function& function) {
     const auto call = [&](Row which, Raw& raw) {
-      if (!args_.row(which).has_vectors) function(which, raw);
+      if (!args_.row(which).has_vectors && !is_slice(which)) function(which, raw);
     };
     call(Row::kDelta, elements_[0]);
     call(Row::kDout, elements_[1]);
@@ -322,6 +333,17 @@ class WarpRows {
   /// Of a channel's saved states.
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * (16 / Shape::kStates);
+  }
+  /// Whether the lanes' slices lie together in the array.
+  __device__ __forceinline__ bool is_slice(Row which) const {
+    return args_.row(which).has_step_vectors;
+  }
+  /// Stores such a slice of an array that has steps of its own.
+  __device__ __forceinline__ void store_slice(Row which, int steps,
+                                              const typename Cursor::Words& words) const {
+    if (!slice_.exists(steps)) return;
+    const RowArray& array = args_.row(which);
+    Cursor(address(which) + Copies::slice_offset(array, slice_)).store_words(words);
   }
   /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
   /// slices are turned round as packed words on their way from and to memory.

@@ -6,10 +6,12 @@
 // where channels are neighbours in memory. All arrays of a kernel have the same map, so that what a
 // lane computes of one of them meets what it holds of another.
 //
-// Instead of kChannels a kernel may have two maps, with less to decide at run time: kElements,
+// Instead of kChannels a kernel may have three maps, with less to decide at run time: kElements,
 // which has no vectors, and kStepPairs, which has nothing else and lays two consecutive steps of
 // half of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many
-// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache.
+// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache. kMixed has
+// the slices of kSteps, and arrays of either order: those whose channels are neighbours are turned
+// round on their way.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,12 @@
 
 namespace selective_scan::cuda::streamed {
 
-enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs };
+enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs, kMixed };
+
+/// Whether a lane's values are consecutive steps of one channel.
+constexpr SELECTIVE_SCAN_HD bool has_step_slices(LaneMap map) {
+  return map == LaneMap::kSteps || map == LaneMap::kMixed;
+}
 
 /// A (batch, channel, step) array with strides in bytes.
 struct RowArray {
@@ -27,7 +34,8 @@ struct RowArray {
   int64_t channel = 0;
   int64_t step = 0;
   DType dtype = DType::kFloat32;
-  bool has_vectors = false;  // what a lane holds lies together and is aligned
+  bool has_vectors = false;       // what a lane holds lies together and is aligned
+  bool has_step_vectors = false;  // so do the slices of kSteps, whatever the map
 
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
 };

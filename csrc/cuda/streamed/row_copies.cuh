@@ -57,9 +57,16 @@ struct RowCopies {
     }
   }
 
+  /// From a chunk's first element to the lowest address of the lane's slice, which lies together.
+  static __device__ __forceinline__ int slice_offset(const RowArray& array,
+                                                     const LaneSlice& slice) {
+    return slice.channel * static_cast<int>(array.channel) + slice.step * kSize;
+  }
+
   /// A chunk of any layout, of which `source` is the first element.
   static __device__ __forceinline__ void copy(int stage, const RowArray& array, const char* source,
-                                              int lane, int steps, int channels) {
+                                              int lane, int steps, const LaneSlice& slice) {
+    const int channels = slice.channels_left;
     if (array.has_vectors) {
       if (channels <= 0) return;
       const Vectors own(lane);
@@ -72,6 +79,8 @@ struct RowCopies {
                               source + i * Vectors::kSteps * static_cast<int>(array.step));
         }
       }
+    } else if (array.has_step_vectors) {
+      if (slice.exists(steps)) copy_slice(stage, slice, source + slice_offset(array, slice));
     } else if constexpr (kSize == 4) {
       if (lane >= steps) return;
       source += lane * static_cast<int>(array.step);
