@@ -5,6 +5,8 @@ fp64 in the same run. Without --shapes the device's whole suite is measured; --s
 --variants and --methods measure the product of what they name. --operators adds the diagonal and
 the adaptive unitary scan, or measures them alone. --layouts times every combination of arrays that
 lie along time or along channels, and compares it with that of contiguous ones.
+--cliffs goes around every threshold instead, one
+axis at a time, and flags what takes far longer than the nearest ordinary problem.
 
 Example:
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
@@ -15,6 +17,7 @@ Example:
         --shapes mamba-130m --host-calls 0
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --operators diagonal adaptive_unitary --json siblings.json --plot h200
+    python benchmarks/benchmark_selective_scan.py --cliffs --backward --json cliffs.json --plot h200
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from harness import plots, records, report
 from harness.arguments import add_device, count, make_parser, parse, positive, shape
 from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
+from harness.cliffs import MOST_RATIO, measure_cliffs
 from harness.operators import Scan, Tensors, make_scan
 from harness.peers import Anchors, mamba_ssm_passes, textbook_scan
 from harness.problems import (
@@ -81,6 +85,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--layouts", action="store_const", const=LAYOUTS, dest="variants",
         help="in place of --variants: every layout of u, delta, z and dout")
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
+    add("--cliffs", action="store_true",
+        help="states, steps, channels, groups, types and layouts around every threshold, beside "
+        f"the nearest ordinary problem; ratios above {MOST_RATIO} are flagged. --shapes and "
+        "--dtype name another base")
     add("--backward", action="store_true", help="measure the backward pass too")
     add("--quick", action="store_true", help="small shapes and few runs: a test of the program")
     add("--warmup", type=count, help="untimed runs (default: 5, quick: 1)")
@@ -105,7 +113,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--plot", type=Path, metavar="PREFIX",
-        help="write PREFIX_speedup.png and PREFIX_siblings.png")
+        help="write PREFIX_speedup.png and PREFIX_siblings.png, or PREFIX_cliffs.png")
     # fmt: on
     options = parse(parser, arguments)
     try:
@@ -293,12 +301,48 @@ def measure_host(options: argparse.Namespace) -> list[records.Row]:
     return rows
 
 
+_CLIFF_COLUMNS = (
+    "axis value sizes dtype variant which=pass time=ms ns_per_update=ns/update neighbour "
+    "neighbour_ms neighbour_ns_per_update=neighbour_ns/update ratio flag error"
+)
+
+
+def run_cliffs(options: argparse.Namespace) -> int:
+    """The sweep around every threshold, in place of all else."""
+    environment = records.environment(options.device)
+    torch.manual_seed(options.seed)
+    rows, failures = measure_cliffs(options)
+    print(
+        f"{environment['device']}, torch {environment['torch']}, selective_scan "
+        f"{environment['selective_scan']} ({environment['revision']}), {environment['date']}"
+    )
+    report.print_table(f"Medians of {options.runs} runs (quartiles), ms", rows, _CLIFF_COLUMNS)
+    print(f"{sum(bool(row['flag']) for row in rows)} of {len(rows)} ratios are above {MOST_RATIO}")
+    if options.json:
+        settings = {name: value for name, value in vars(options).items() if name != "anchors"}
+        content = {"environment": environment, "settings": settings, "rows": rows}
+        records.write(options.json, {**content, "failures": failures})
+    if options.plot and rows:
+        path = Path(f"{options.plot}_cliffs.png")
+        plots.plot_cliffs(rows, environment["device"], MOST_RATIO, path)
+    return report_failures(failures)
+
+
+def report_failures(failures: list[str]) -> int:
+    """The program's exit status."""
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     device: torch.device = options.device
     is_cuda = device.type == "cuda"
     if not is_cuda and arguments is None:  # else the program is not ours to start anew
         keep_freed_memory()
+    if options.cliffs:
+        return run_cliffs(options)
     anchors = options.anchors
     all_threads = torch.get_num_threads()
     problems = select_problems(
@@ -358,9 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.plot and siblings:
         path = Path(f"{options.plot}_siblings.png")
         plots.plot_siblings(siblings, environment["device"], path)
-    for failure in failures:
-        print(f"FAILED: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return report_failures(failures)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 
 #include "cuda/dstate1/layout.h"
 #include "cuda/plan/plan.h"
+#include "cuda/plan/slices.h"
 #include "cuda/plan/update.h"
 
 namespace py = pybind11;
@@ -210,16 +211,53 @@ std::optional<cuda::Path> find_path(const std::optional<std::string>& name) {
   return static_cast<cuda::Path>(found - cuda::kPathNames.begin());
 }
 
-py::dict plan_forward(const Call& call, const cuda::Device& device,
-                      const std::optional<std::string>& wanted) {
+ForwardParams make_forward(const Call& call) {
   ForwardParams params(make_inputs(call));
   params.out = make_view(call, "out", params.u.dtype, call.dim);
-  return describe(cuda::plan_forward(params, device, find_path(wanted)), call.seqlen);
+  return params;
+}
+
+py::dict plan_forward(const Call& call, const cuda::Device& device,
+                      const std::optional<std::string>& wanted) {
+  return describe(cuda::plan_forward(make_forward(call), device, find_path(wanted)), call.seqlen);
 }
 
 py::dict plan_backward(const Call& call, const cuda::Device& device,
                        const std::optional<std::string>& wanted) {
   return describe(cuda::plan_backward(make_backward(call), device, find_path(wanted)), call.seqlen);
+}
+
+/// How a call is arranged, None if it runs as it is.
+template <class Params, class Plan>
+py::object describe_slices(const Params& params, const cuda::Device& device, const Plan& plan) {
+  auto arrangement = cuda::arrange_states(params);
+  if (!arrangement) arrangement = cuda::arrange_rows(params, device, plan);
+  if (!arrangement) return py::none();
+  const auto made = cuda::plan_slices(params, *arrangement, device, std::nullopt, cuda::nowhere());
+  py::list states, paths, sums;
+  for (const auto& slice : made.slices) {
+    states.append(slice.params.dstate);
+    paths.append(std::string(cuda::kPathNames[static_cast<size_t>(slice.plan.path())]));
+    sums.append(slice.sums.size());
+  }
+  py::dict result;
+  result["states"] = states;
+  result["paths"] = paths;
+  result["copies"] = made.copies.size();
+  result["sums"] = sums;
+  result["along_steps"] = arrangement->along_steps;
+  result["scratch_bytes"] = made.bytes;
+  return result;
+}
+
+py::object forward_slices(const Call& call, const cuda::Device& device) {
+  const ForwardParams params = make_forward(call);
+  return describe_slices(params, device, cuda::plan_forward(params, device));
+}
+
+py::object backward_slices(const Call& call, const cuda::Device& device) {
+  const BackwardParams params = make_backward(call);
+  return describe_slices(params, device, cuda::plan_backward(params, device));
 }
 
 /// An update of as many steps as the call has, its groups being heads. `padding` lies behind the
@@ -319,5 +357,7 @@ PYBIND11_MODULE(plan_bindings, m) {
         py::arg("wanted") = py::none());
   m.def("plan_backward", &selective_scan::plan_backward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());
+  m.def("forward_slices", &selective_scan::forward_slices, py::arg("call"), py::arg("device"));
+  m.def("backward_slices", &selective_scan::backward_slices, py::arg("call"), py::arg("device"));
   m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("state_dtype"));
 }

@@ -25,6 +25,7 @@ import test_layouts as layouts
 import test_matrix_scan as matrix
 import test_relay as relay
 import test_selective_state_update as update
+import test_slices as slices
 import test_streamed_backward as streamed
 import test_streamed_segments as segments
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
@@ -72,6 +73,7 @@ def special_cases():
             yield base.with_(dtype=dtype)
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
+    yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:2])
 
 
 def diagonal_cases():

@@ -174,6 +174,42 @@ def test_benchmark_compares_layouts(tmp_path):
         assert row["ratio_to_contiguous"] == pytest.approx(ratio)
 
 
+def test_cliffs(tmp_path):
+    done = run_program(
+        "benchmark_selective_scan.py", "--cliffs", "--device", "cpu", "--quick", "--backward",
+        "--json", tmp_path / "rows.json", "--plot", tmp_path / "cpu",
+    )  # fmt: skip
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert content["failures"] == []
+    assert {row["which"] for row in content["rows"]} == {"forward", "backward"}
+    for row in content["rows"]:
+        assert_is_timing(row["time"], runs=3)
+        updates = math.prod(row["sizes"][:4])
+        more = max(1, updates / math.prod(row["neighbour"][:4]))
+        assert row["ns_per_update"] == pytest.approx(row["time"]["median"] * 1e6 / updates)
+        assert row["ratio"] == pytest.approx(row["time"]["median"] / row["neighbour_ms"] / more)
+        assert bool(row["flag"]) == (row["ratio"] > 1.6)
+        assert 0 < row["error"] < 2e-2
+    flagged = sum(bool(row["flag"]) for row in content["rows"])
+    assert f"{flagged} of {len(content['rows'])} ratios are above 1.6" in done.stdout
+    assert_is_png(tmp_path / "cpu_cliffs.png")
+
+
+def test_the_points_of_the_sweep(harness):
+    """Each differs from its neighbour, and neighbours are ordinary."""
+    cliffs = harness("cliffs")
+    for base in cliffs.BASES.values():
+        points = cliffs.find_points(base)
+        assert len({(point.axis, point.value) for point in points}) == len(points)
+        for axis in {point.axis for point in points}:
+            of_axis = [point for point in points if point.axis == axis]
+            neighbours = {point.neighbour for point in of_axis}
+            assert not neighbours & {point.problem for point in of_axis if not point.change}, axis
+        for point in points:
+            assert point.problem != point.neighbour or point.change, point
+            assert point.problem.shape.dim % point.problem.shape.groups == 0
+
+
 def test_benchmark_measures_the_other_operators(tmp_path):
     done = run_program(
         "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward", "--operators",

@@ -33,6 +33,9 @@ def cases():
     yield from (REAL.with_(seqlen=seqlen, reverse=seqlen % 2 == 0) for seqlen in (1025, 2048, 4100))
     yield REAL.with_(seqlen=20000, dim=8, dtype=torch.bfloat16)
     yield REAL.with_(delta_softplus=False, delta_bias=False, projection_dtype=torch.bfloat16)
+    yield REAL.with_(seqlen=4500, dstate=1, dtype=torch.bfloat16)
+    yield from (REAL.with_(dstate=2, seqlen=seqlen) for seqlen in (33, 2560))
+    yield from (REAL.with_(dstate=1, seqlen=seqlen, complex=True) for seqlen in (33, 2560))
 
 
 @pytest.mark.cuda

@@ -137,3 +137,34 @@ def plot_siblings(rows: Sequence[Row], device: str, path: Path) -> None:
         label=lambda row: f"{label(row)}, {row['dtype']}", group=lambda row: row["which"],
         length=lambda row: 100 / row["ratio_to_floor"], mark=100,
     )  # fmt: skip
+
+
+def plot_cliffs(rows: Sequence[Row], device: str, limit: float, path: Path) -> None:
+    """A panel for each axis of the sweep; in each the ratio to the neighbour, pass by pass."""
+    axes_names = list(dict.fromkeys(row["axis"] for row in rows))
+    columns = 3
+    lines = -(-len(axes_names) // columns)
+    figure, all_axes = plt.subplots(
+        lines, columns, figsize=(5 * columns, 2.8 * lines), squeeze=False, layout="constrained"
+    )
+    for axes, name in zip(all_axes.flat, axes_names, strict=False):
+        chosen = [row for row in rows if row["axis"] == name]
+        values = list(dict.fromkeys(row["value"] for row in chosen))
+        for which in dict.fromkeys(row["which"] for row in chosen):
+            part = [row for row in chosen if row["which"] == which]
+            places = [values.index(row["value"]) for row in part]
+            axes.plot(places, [row["ratio"] for row in part], "o", markersize=4, label=which)
+        axes.axhline(limit, color="black", linewidth=0.8)
+        axes.axhline(1, color="grey", linewidth=0.5)
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(values)), values, rotation=60, ha="right", fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(name, fontsize=9)
+    for axes in all_axes.flat[len(axes_names) :]:
+        axes.set_visible(False)
+    all_axes[0][0].legend(fontsize=8)
+    figure.suptitle(f"Time beside the nearest ordinary problem's on {device}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    print(f"Drew {path}")

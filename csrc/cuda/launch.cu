@@ -11,7 +11,9 @@
 #include "dstate1/kernels.h"
 #include "general/kernels.h"
 #include "kit/launch_tools.h"
+#include "kit/row_sums.h"
 #include "plan/plan.h"
+#include "plan/slices.h"
 #include "relay/kernels.h"
 #include "streamed/backward_kernels.h"
 #include "streamed/forward_kernels.h"
@@ -38,6 +40,35 @@ std::optional<Path> wanted_path() {
   return wanted;
 }
 
+template <class Params, class Plan>
+cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cudaStream_t stream) {
+  using namespace general;
+  using namespace dstate1;
+  using namespace relay;
+  using namespace streamed;
+  return std::visit([&](const auto& of_path) { return run(params, of_path, scratch, stream); },
+                    plan.of_path);
+}
+
+template <class Params>
+cudaError_t run_slices(const Params& params, const Arrangement& arrangement, const Device& device,
+                       const ScratchMemory& memory, cudaStream_t stream) {
+  const auto plan_at = [&](void* scratch) {
+    return plan_slices(params, arrangement, device, wanted_path(), scratch);
+  };
+  const int64_t bytes = plan_at(nowhere()).bytes;
+  void* const scratch = bytes > 0 ? memory(bytes) : nullptr;
+  const auto plan = plan_at(scratch);
+  cudaError_t error = sum_rows(plan.copies, stream);
+  for (const auto& slice : plan.slices) {
+    if (error == cudaSuccess) {
+      error = run_plan(slice.params, slice.plan, plan.scratch.in(scratch), stream);
+    }
+    if (error == cudaSuccess) error = sum_rows(slice.sums, stream);
+  }
+  return error;
+}
+
 template <class Params, class MakePlan>
 cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchMemory& memory,
                  cudaStream_t stream) {
@@ -45,15 +76,18 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
+  if (const auto arrangement = arrange_states(params)) {
+    return run_slices(params, *arrangement, device, memory, stream);
+  }
   const auto plan = make_plan(params, device, wanted_path());
+  if (!wanted_path()) {
+    if (const auto arrangement = arrange_rows(params, device, plan)) {
+      return run_slices(params, *arrangement, device, memory, stream);
+    }
+  }
   const int64_t bytes = plan.scratch_bytes();
   void* const scratch = bytes > 0 ? memory(bytes) : nullptr;
-  using namespace general;
-  using namespace dstate1;
-  using namespace relay;
-  using namespace streamed;
-  return std::visit([&](const auto& of_path) { return run(params, of_path, scratch, stream); },
-                    plan.of_path);
+  return run_plan(params, plan, scratch, stream);
 }
 
 }  // namespace

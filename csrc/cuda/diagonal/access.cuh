@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "../../core/diagonal_params.h"
 #include "../../core/element.h"
 
@@ -87,6 +89,9 @@ struct Access<T, Stored<Element, kReversed>> {
   static constexpr int64_t kImag = kComponents - 1;
   static constexpr int64_t kStep = kReversed ? -kComponents : kComponents;
 
+  /// A step as it lies in memory, if that is one word: nobody waits for it before it is looked at.
+  using Raw = std::conditional_t<is_complex_v<Element>, T, Real>;
+
   /// Of a component.
   static __device__ unsigned bytes(const Cursor&) { return sizeof(Real); }
 
@@ -116,6 +121,20 @@ struct Access<T, Stored<Element, kReversed>> {
   static __device__ T load(const Cursor& cursor, int64_t position) {
     return load_step<T>(cursor.at<const Real>(position), kImag);
   }
+  static __device__ Raw load_raw(const Cursor& cursor, int64_t position) {
+    if constexpr (is_complex_v<Element>) {
+      return load(cursor, position);
+    } else {
+      return *cursor.at<const Real>(position);
+    }
+  }
+  static __device__ T value(const Raw& raw) {
+    if constexpr (is_complex_v<Element>) {
+      return raw;
+    } else {
+      return load_step<T>(&raw, 0);
+    }
+  }
   static __device__ void store(const Cursor& cursor, int64_t position, T value) {
     store_step(cursor.at<Real>(position), kImag, value);
   }
@@ -123,6 +142,8 @@ struct Access<T, Stored<Element, kReversed>> {
 
 template <class T>
 struct Access<T, AnyStorage> {
+  using Raw = T;
+
   static __device__ unsigned bytes(const Cursor& cursor) {
     return static_cast<unsigned>(element_size(cursor.dtype));
   }
@@ -166,6 +187,10 @@ struct Access<T, AnyStorage> {
     });
     return value;
   }
+  static __device__ Raw load_raw(const Cursor& cursor, int64_t position) {
+    return load(cursor, position);
+  }
+  static __device__ T value(const Raw& raw) { return raw; }
   static __device__ void store(const Cursor& cursor, int64_t position, T value) {
     visit_dtype(cursor.dtype, [&]<class Real>(Real*) {
       store_step(cursor.at<Real>(position), cursor.imag, value);

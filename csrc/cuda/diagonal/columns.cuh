@@ -2,8 +2,9 @@
 // seqlen, channel) layout: neighbouring lanes take neighbouring rows, one each.
 //
 // Time is divided among the kWarps warps of a block. In every round of kWarps·kSteps steps each
-// warp loads its kSteps, composes their affine maps and leaves the composition in shared memory;
-// after the round's only barrier it knows the state before its steps, and walks them.
+// warp has its kSteps, composes their affine maps and leaves the composition in shared memory;
+// after the round's only barrier it knows the state before its steps, and walks them. The next
+// round's steps are on their way meanwhile, as they lie in memory.
 #pragma once
 
 #include "../kit/exchange.cuh"
@@ -18,7 +19,11 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   using Base = Chain<Step, Params, Storage>;
   using T = typename Step::Value;
   using Elements = Access<T, Storage>;
+  using Raw = typename Elements::Raw;
   static constexpr int kSteps = 32 / sizeof(T);
+  /// Whether the next round is on its way before this one is done. The backward pass has no
+  /// registers left for that.
+  static constexpr bool kFetchesAhead = !Step::kBackward;
   static constexpr int kRound = kColumnWarps * kSteps;
 
  public:
@@ -34,10 +39,15 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   /// The map of the whole chain; nothing is written.
   __device__ AffineMap<T> map() {
     AffineMap<T> total = AffineMap<T>::identity();
+    Raw raw_a[kSteps], raw_x[kSteps];
+    fetch(this->a_, this->begin_, this->end_ - 1, raw_a);
+    fetch(this->x_, this->begin_, this->end_ - 1, raw_x);
     for (int64_t round = this->begin_; round < this->end_; round += kRound) {
       T a[kSteps], x[kSteps];
-      load(this->a_, round, one<T>(), a);
-      load(this->x_, round, T{}, x);
+      to_values(raw_a, round, one<T>(), a);
+      to_values(raw_x, round, T{}, x);
+      fetch(this->a_, round + kRound, this->end_ - 1, raw_a);
+      fetch(this->x_, round + kRound, this->end_ - 1, raw_x);
       const auto& maps = exchange_.share(map_of(a, x));
 #pragma unroll
       for (int w = 0; w < kColumnWarps; ++w) total = Compose()(total, maps[w][lane()]);
@@ -47,12 +57,20 @@ class ColumnChain : public Chain<Step, Params, Storage> {
 
   __device__ void scan(T state) {
     T da_sum{};
+    Raw raw_a[kSteps], raw_x[kSteps];
+    const auto fetch_inputs = [&](int64_t round) {
+      fetch(this->a_, round, this->end_ - 1, raw_a);
+      fetch(this->x_, round, this->end_ - 1, raw_x);
+    };
+    if constexpr (kFetchesAhead) fetch_inputs(this->begin_);
     for (int64_t round = this->begin_; round < this->end_; round += kRound) {
-      const int64_t first = round + warp() * kSteps;
-      T a[kSteps], x[kSteps], h[kSteps];
-      load(this->a_, round, one<T>(), a);
-      load(this->x_, round, T{}, x);
-      if constexpr (Step::kBackward) load_previous(round, h);
+      if constexpr (!kFetchesAhead) fetch_inputs(round);
+      [[maybe_unused]] Raw raw_h[kSteps];
+      if constexpr (Step::kBackward) fetch(this->previous_, round, this->params_.seqlen - 2, raw_h);
+      T a[kSteps], x[kSteps];
+      to_values(raw_a, round, one<T>(), a);
+      to_values(raw_x, round, T{}, x);
+      if constexpr (kFetchesAhead) fetch_inputs(round + kRound);
       const auto& maps = exchange_.share(map_of(a, x));
       T own = state;
 #pragma unroll
@@ -64,6 +82,8 @@ class ColumnChain : public Chain<Step, Params, Storage> {
       for (int i = 0; i < kSteps; ++i) x[i] = Step::advance(a[i], x[i], own);
       store(this->out_, round, x);
       if constexpr (Step::kBackward) {
+        T h[kSteps];
+        to_previous(raw_h, round, h);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) h[i] = x[i] * conj(h[i]);
         if (!this->params_.sum_da) {
@@ -71,7 +91,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
         } else {
 #pragma unroll
           for (int i = 0; i < kSteps; ++i) {
-            if (first + i < this->end_) da_sum += h[i];
+            if (i < steps_left(round, this->end_)) da_sum += h[i];
           }
         }
       }
@@ -83,41 +103,53 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   static __device__ int lane() { return threadIdx.x % kWarpSize; }
   static __device__ int warp() { return threadIdx.x / kWarpSize; }
 
-  /// The warp's steps of a round; those beyond the chain are `outside`.
-  __device__ void load(const Cursor& cursor, int64_t round, T outside, T (&out)[kSteps]) const {
+  /// How many of the warp's steps of a round lie before the position `end`.
+  static __device__ int steps_left(int64_t round, int64_t end) {
+    const int64_t left = end - (round + warp() * kSteps);
+    return left < 0 ? 0 : left < kSteps ? static_cast<int>(left) : kSteps;
+  }
+
+  /// Starts to load the warp's steps of a round, of which those behind the position `last` come
+  /// from there: without a branch, behind which all would be waited for.
+  __device__ void fetch(Cursor cursor, int64_t round, int64_t last, Raw (&raw)[kSteps]) const {
     const int64_t first = round + warp() * kSteps;
-    if (first + kSteps <= this->end_) {
+    const int left = steps_left(round, last);
+    const int64_t stride = cursor.step * Elements::bytes(cursor);
+    cursor.data += (first < last ? first : last) * stride;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) out[i] = Elements::load(cursor, first + i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        out[i] = outside;
-        if (first + i < this->end_) out[i] = Elements::load(cursor, first + i);
-      }
+    for (int i = 0; i < kSteps; ++i) {
+      raw[i] = Elements::load_raw(cursor, 0);
+      if (i < left) cursor.data += stride;
     }
   }
 
-  __device__ void load_previous(int64_t round, T (&h)[kSteps]) const {
+  /// What fetch() has loaded; steps beyond the chain are `outside`.
+  __device__ void to_values(const Raw (&raw)[kSteps], int64_t round, T outside,
+                            T (&out)[kSteps]) const {
+    const int left = steps_left(round, this->end_);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) out[i] = i < left ? Elements::value(raw[i]) : outside;
+  }
+
+  __device__ void to_previous(const Raw (&raw)[kSteps], int64_t round, T (&h)[kSteps]) const {
     const int64_t first = round + warp() * kSteps;
     const int64_t last = this->params_.seqlen - 1;
+    to_values(raw, round, T{}, h);
+    if (first > last || first + kSteps <= last) return;
+    const T initial = this->load_initial_state();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      h[i] = T{};
-      if (first + i < this->end_ && first + i < last) {
-        h[i] = Elements::load(this->previous_, first + i);
-      } else if (first + i == last) {
-        h[i] = this->load_initial_state();
-      }
+      if (first + i == last) h[i] = initial;
     }
   }
 
-  __device__ void store(const Cursor& cursor, int64_t round, const T (&values)[kSteps]) const {
-    const int64_t first = round + warp() * kSteps;
-    if (!active_) return;
+  __device__ void store(Cursor cursor, int64_t round, const T (&values)[kSteps]) const {
+    const int left = active_ ? steps_left(round, this->end_) : 0;
+    cursor.data += (round + warp() * kSteps) * cursor.step * Elements::bytes(cursor);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (first + i < this->end_) Elements::store(cursor, first + i, values[i]);
+      if (i < left) Elements::store(cursor, 0, values[i]);
+      cursor.data += cursor.step * Elements::bytes(cursor);
     }
   }
 

@@ -71,17 +71,30 @@ bool is_preferred(const BackwardParams& params, const Device& device,
          blocks * params.seqlen * 2 * relay::kPaddedStates <= kMostPartialSums;
 }
 
+/// The streamed kernels pad one state to sixteen. That pays where others, which have less to do,
+/// have too little to keep the device busy.
+bool pays_padding(const ForwardParams& params) {
+  constexpr int64_t kFewElements = int64_t{1} << 22;
+  return params.dstate > 1 || params.is_complex ||
+         (!has_enough_channels(params) &&
+          params.batch * params.dim * params.seqlen <= kFewElements);
+}
+bool pays_padding(const BackwardParams& params) {
+  return params.dstate > 1 || params.is_complex;
+}
+
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
 /// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const StreamedForwardPlan& plan) {
-  return params.variable_B || params.seqlen < kShortSequence ||
-         warps_per_multiprocessor(params, plan.warp_channels, device) >= 2;
+  return pays_padding(params) &&
+         (params.variable_B || params.seqlen < kShortSequence ||
+          warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
 }
 
 /// Blocks of few warps read B and C too often.
-bool is_preferred(const BackwardParams&, const Device&, const StreamedBackwardPlan& plan) {
-  return plan.has_enough_warps;
+bool is_preferred(const BackwardParams& params, const Device&, const StreamedBackwardPlan& plan) {
+  return pays_padding(params) && plan.has_enough_warps;
 }
 
 // --- the choice ---

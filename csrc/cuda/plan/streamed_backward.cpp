@@ -12,10 +12,6 @@ namespace selective_scan::cuda {
 namespace streamed {
 namespace {
 
-/// There are other kernels for one state. Few cost as much as those that they are padded to, which
-/// still is less than in the general kernels.
-constexpr int64_t kLeastStates = 2;
-
 /// What a plan has to know of an instantiation's type.
 struct Variant {
   int64_t least_states;
@@ -39,7 +35,7 @@ int summary_bytes(const Geometry& geometry) {
 template <class T, int kLaneBits, bool kVariable>
 constexpr Variant make_variant() {
   using Shape = StreamedShape<T, kLaneBits, kVariable>;
-  return {kLeastStates,
+  return {1,
           Shape::kPadded,
           is_complex_v<T>,
           kVariable,
@@ -69,6 +65,8 @@ constexpr Variant make_team_variant() {
           &summary_bytes<float, 2, true>};
 }
 
+/// Few states cost as much as those that they are padded to, which still is less than in the
+/// general kernels.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(), make_variant<float, 2, false>(),         make_team_variant<2>(),
     make_team_variant<4>(),         make_variant<Complex<float>, 3, true>(),
@@ -177,8 +175,8 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
     return {"B and C must both be variable or both be constant"};
   }
   if (variant == nullptr) {
-    return {params.is_complex ? "with complex A, dstate must be 2 to 16, and B and C variable"
-                              : "dstate must be 2 to 64, or to 16 where B and C are constant",
+    return {params.is_complex ? "with complex A, dstate must be at most 16, and B and C variable"
+                              : "dstate must be at most 64, or 16 where B and C are constant",
             params.dstate};
   }
   if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};

@@ -1,0 +1,138 @@
+#include "row_sums.h"
+
+#include <algorithm>
+
+#include "elements.cuh"
+#include "launch_tools.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+constexpr int kTile = 64;  // channels, and steps
+constexpr int kThreads = 256;
+constexpr int kLines = kThreads / kTile;  // of a tile at a time
+constexpr int kItems = kTile / kLines;    // elements of a thread
+constexpr int kMostSums = 4;              // a launch
+
+struct Sums {
+  RowSum sums[kMostSums];
+};
+
+/// How the threads of a block divide a tile of an array: neighbours lie along steps or channels,
+/// whichever are closer in memory.
+struct TileWalk {
+  bool along_steps;
+  int64_t origin;  // of the thread's first element
+  int64_t line;    // from one of its elements to the next
+
+  __device__ __forceinline__ TileWalk(const ArrayView& view, int64_t batch, int64_t first_channel,
+                                      int64_t first_step) {
+    const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+    along_steps = size(view.step) <= size(view.channel);
+    const int64_t near = along_steps ? view.step : view.channel;
+    const int64_t far = along_steps ? view.channel : view.step;
+    origin = batch * view.batch + first_channel * view.channel + first_step * view.step +
+             threadIdx.x % kTile * near + threadIdx.x / kTile * far;
+    line = kLines * far;
+  }
+  /// Whether the thread's i-th element exists.
+  __device__ __forceinline__ bool has(int i, int64_t channels, int64_t steps) const {
+    const int near = threadIdx.x % kTile;
+    const int far = threadIdx.x / kTile + i * kLines;
+    return near < (along_steps ? steps : channels) && far < (along_steps ? channels : steps);
+  }
+};
+
+/// Calls function(Element{}) for the type of elements.
+template <class Function>
+__device__ __forceinline__ void with_element(DType dtype, const Function& function) {
+  if (dtype == DType::kFloat32) {
+    function(float{});
+  } else if (dtype == DType::kBFloat16) {
+    function(BFloat16{});
+  } else {
+    function(Half{});
+  }
+}
+
+/// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
+/// their way before it looks at the first.
+__global__ void __launch_bounds__(kThreads) sum_rows_kernel(const __grid_constant__ Sums all) {
+  __shared__ float tile[kTile][kTile + 1];  // [channel][step]
+  const RowSum& sum = all.sums[blockIdx.y];
+  const int64_t step_tiles = ceil_div(sum.steps, kTile);
+  const int64_t channel_tiles = ceil_div(sum.channels, kTile);
+  const int64_t tiles = sum.batch * channel_tiles * step_tiles;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t first_step = index % step_tiles * kTile;
+    const int64_t row = index / step_tiles;
+    const int64_t first_channel = row % channel_tiles * kTile;
+    const int64_t batch = row / channel_tiles;
+    const int64_t steps = sum.steps - first_step;
+    const int64_t channels = sum.channels - first_channel;
+
+    float values[kItems] = {};
+    const TileWalk from(sum.source, batch, first_channel, first_step);
+    with_element(sum.source.dtype, [&](auto type) {
+      using Element = decltype(type);
+      const Element* source = static_cast<const Element*>(sum.source.data) + from.origin;
+#pragma unroll 1
+      for (int k = 0; k < sum.count; ++k, source += sum.stride) {
+        Element elements[kItems];
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          elements[i] = from.has(i, channels, steps) ? source[i * from.line] : Element{};
+        }
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) values[i] += to_real(elements[i]);
+      }
+    });
+
+    const TileWalk to(sum.target, batch, first_channel, first_step);
+    if (from.along_steps != to.along_steps) {
+      const int near = threadIdx.x % kTile;
+      const int far = threadIdx.x / kTile;
+      const auto place = [&](bool along_steps, int i) -> float& {
+        const int line = far + i * kLines;
+        return along_steps ? tile[line][near] : tile[near][line];
+      };
+      __syncthreads();  // with the tile before
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) place(from.along_steps, i) = values[i];
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) values[i] = place(to.along_steps, i);
+    }
+    with_element(sum.target.dtype, [&](auto type) {
+      using Element = decltype(type);
+      Element* const target = static_cast<Element*>(sum.target.data) + to.origin;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (to.has(i, channels, steps)) target[i * to.line] = from_real<Element>(values[i]);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+cudaError_t sum_rows(const std::vector<RowSum>& sums, cudaStream_t stream) {
+  for (size_t first = 0; first < sums.size(); first += kMostSums) {
+    Sums part{};
+    const size_t count = std::min(sums.size() - first, size_t{kMostSums});
+    int64_t tiles = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const RowSum& sum = part.sums[i] = sums[first + i];
+      tiles =
+          std::max(tiles, sum.batch * ceil_div(sum.channels, kTile) * ceil_div(sum.steps, kTile));
+    }
+    if (tiles == 0) continue;
+    LaunchShape shape{std::min(tiles, kMaxBlocks), kThreads};
+    shape.rows = static_cast<int64_t>(count);
+    const cudaError_t error = launch_kernel(&sum_rows_kernel, shape, stream, part);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,295 @@
+// Which calls run in slices or on copies of their rows, and what lies where.
+
+#include "slices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "arrays.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+/// What slices leave is added up whenever there are so many of them.
+constexpr int kSlots = 2;
+
+/// Rows are vectors if their length is a multiple of this.
+constexpr int64_t kVectorItems = 8;
+
+template <class Params>
+struct RowsOf;
+template <>
+struct RowsOf<ForwardParams> {
+  static constexpr std::array kInputs = {&ForwardParams::u, &ForwardParams::delta,
+                                         &ForwardParams::z};
+  static constexpr std::array kOutputs = {&ForwardParams::out};
+};
+template <>
+struct RowsOf<BackwardParams> {
+  static constexpr std::array<ArrayView BackwardParams::*, 4> kInputs = {
+      &BackwardParams::u, &BackwardParams::delta, &BackwardParams::z, &BackwardParams::dout};
+  static constexpr std::array kOutputs = {&BackwardParams::du, &BackwardParams::ddelta,
+                                          &BackwardParams::dz};
+};
+
+// --- which calls ---
+
+int64_t num_elements(const ScanParams& params) {
+  return params.batch * params.dim * params.seqlen;
+}
+
+/// The layout of u, if that can have vectors or the other one cannot.
+Arrangement arrange(const ScanParams& params, DType dtype) {
+  const bool may_lie_along_steps = params.seqlen % kVectorItems == 0;
+  const bool may_lie_along_channels = params.dim / params.groups % kVectorItems == 0;
+  const bool lies_along_steps = std::abs(params.u.step) <= std::abs(params.u.channel);
+  const bool along_steps = lies_along_steps ? may_lie_along_steps || !may_lie_along_channels
+                                            : may_lie_along_steps && !may_lie_along_channels;
+  return {params.dstate, 1, dtype, along_steps,
+          along_steps ? may_lie_along_steps : may_lie_along_channels};
+}
+
+bool is_arranged(const ScanParams& params, const Arrangement& arrangement, const ArrayView& view) {
+  if (view.dtype != arrangement.dtype) return false;
+  if (!arrangement.has_vectors) return true;
+  return arrangement.along_steps ? has_step_vectors(params, view, kVectorItems)
+                                 : has_channel_vectors(params, view, kVectorItems);
+}
+
+// --- what lies where ---
+
+/// An array (batch, channel, step) in scratch memory.
+struct DenseRows {
+  ArrayView view;
+  int64_t elements;
+
+  DenseRows(const ScanParams& params, const Arrangement& arrangement) {
+    const int64_t length =
+        round_up(arrangement.along_steps ? params.seqlen : params.dim, kVectorItems);
+    const int64_t lines = arrangement.along_steps ? params.dim : params.seqlen;
+    view.channel = arrangement.along_steps ? length : 1;
+    view.step = arrangement.along_steps ? 1 : length;
+    view.batch = length * lines;
+    elements = params.batch * view.batch;
+    // All arrays lie in memory with the scan, or all against it.
+    if (params.u.step < 0) view.step = -view.step;
+  }
+  ArrayView at(void* memory, DType dtype, int64_t seqlen) const {
+    ArrayView result = view;
+    result.dtype = dtype;
+    const int64_t first = view.step < 0 ? -(seqlen - 1) * view.step : 0;
+    result.data = static_cast<char*>(memory) + first * element_size(dtype);
+    return result;
+  }
+};
+
+void skip_states(ArrayView& view, int64_t states) {
+  if (!view.present()) return;
+  view.data = static_cast<char*>(view.data) + states * view.state * element_size(view.dtype);
+}
+void skip_states(ForwardParams& params, int64_t states) {
+  skip_states(params.last_state, states);
+}
+void skip_states(BackwardParams& params, int64_t states) {
+  for (ArrayView* view :
+       {&params.dlast_state, &params.dinitial_state, &params.dA, &params.dB, &params.dC}) {
+    skip_states(*view, states);
+  }
+}
+
+/// The call's part with `count` states from `first` on.
+template <class Params>
+Params slice_of(const Params& call, int64_t first, int64_t count) {
+  Params params = call;
+  params.dstate = count;
+  for (ArrayView* view : {&params.A, &params.B, &params.C, &params.initial_state}) {
+    skip_states(*view, first);
+  }
+  skip_states(params, first);
+  if (params.states != nullptr) {
+    const int64_t rows = num_saved_states(call.seqlen) * call.batch * call.dim;
+    const int64_t state_bytes = (call.is_double ? 8 : 4) * (call.is_complex ? 2 : 1);
+    params.states = static_cast<char*>(params.states) + first * rows * state_bytes;
+  }
+  if (first > 0) {  // the first slice has it all
+    params.D = {};
+    if constexpr (std::is_same_v<Params, BackwardParams>) params.dD = {};
+  }
+  return params;
+}
+
+/// An array that slices add to: where the call wants it, and where they leave their parts.
+template <class Params>
+struct SharedOutput {
+  ArrayView Params::* member;
+  RowSum sum;  // of the parts
+
+  ArrayView part(int slot) const {
+    ArrayView view = sum.source;
+    view.data = static_cast<char*>(view.data) + slot * sum.stride * element_size(sum.source.dtype);
+    return view;
+  }
+};
+
+PlanOf<ForwardParams> plan_pass(const ForwardParams& params, const Device& device,
+                                std::optional<Path> wanted) {
+  return plan_forward(params, device, wanted);
+}
+PlanOf<BackwardParams> plan_pass(const BackwardParams& params, const Device& device,
+                                 std::optional<Path> wanted) {
+  return plan_backward(params, device, wanted);
+}
+
+template <class Params>
+SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrangement,
+                                   const Device& device, std::optional<Path> wanted, void* memory) {
+  SlicedPlan<Params> plan;
+  ScratchLayout layout;
+  const bool has_one = arrangement.slices == 1;
+  const DenseRows rows(call, arrangement);
+  Params common = call;
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    if (!call.out.present()) common.z = {};
+  }
+  for (const auto member : RowsOf<Params>::kInputs) {
+    ArrayView& view = common.*member;
+    if (!view.present() || is_arranged(call, arrangement, view)) continue;
+    void* const copy = layout.take(true, rows.elements, element_size(arrangement.dtype)).in(memory);
+    const ArrayView target = rows.at(copy, arrangement.dtype, call.seqlen);
+    plan.copies.push_back({view, target, call.batch, call.dim, call.seqlen});
+    view = target;
+  }
+
+  std::vector<SharedOutput<Params>> outputs;
+  const int slots = static_cast<int>(std::min<int64_t>(arrangement.slices, kSlots));
+  for (const auto member : RowsOf<Params>::kOutputs) {
+    const ArrayView& view = call.*member;
+    if (!view.present() || (has_one && is_arranged(call, arrangement, view))) continue;
+    const DType dtype = has_one ? arrangement.dtype : DType::kFloat32;
+    void* const parts = layout.take(true, slots * rows.elements, element_size(dtype)).in(memory);
+    outputs.push_back({member,
+                       {rows.at(parts, dtype, call.seqlen), view, call.batch, call.dim, call.seqlen,
+                        rows.elements}});
+  }
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    if (call.ddelta_bias.present() && !has_one) {
+      const ScratchArray parts = layout.take(true, slots * call.dim, sizeof(float));
+      outputs.push_back({&BackwardParams::ddelta_bias,
+                         {{parts.in(memory), DType::kFloat32, 0, 1},
+                          call.ddelta_bias,
+                          1,
+                          call.dim,
+                          1,
+                          call.dim}});
+    }
+  }
+
+  int64_t scratch_bytes = 0;
+  int used = 0;
+  for (int64_t k = 0; k < arrangement.slices; ++k) {
+    const int64_t first = k * arrangement.slice_states;
+    auto& slice = plan.slices.emplace_back();
+    slice.params = slice_of(common, first, std::min(arrangement.slice_states, call.dstate - first));
+    for (const auto& output : outputs) slice.params.*output.member = output.part(used);
+    ++used;
+    slice.plan = plan_pass(slice.params, device, wanted);
+    scratch_bytes = std::max(scratch_bytes, slice.plan.scratch_bytes());
+    const bool is_last = k + 1 == arrangement.slices;
+    if (!is_last && used < slots) continue;
+    for (const auto& output : outputs) {
+      RowSum& sum = slice.sums.emplace_back(output.sum);
+      sum.count = used;
+      if (!is_last) sum.target = sum.source;
+    }
+    used = 1;
+  }
+  plan.scratch = layout.take(true, scratch_bytes, 1);
+  plan.bytes = layout.bytes;
+  return plan;
+}
+
+/// What rows would be copied to.
+template <class Params>
+std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Params>& plan,
+                                          bool is_of_one_dtype) {
+  // Of smaller arrays the launches of copies count, of larger ones their memory.
+  constexpr int64_t kFewestElements = int64_t{1} << 20;
+  constexpr int64_t kMostElements = int64_t{1} << 28;
+  const int64_t elements = num_elements(params);
+  if (elements < kFewestElements || elements > kMostElements || params.is_double) {
+    return std::nullopt;
+  }
+  if (plan.path() == Path::kGeneral) {
+    const bool is_of_one_kind = params.variable_B == params.variable_C;
+    const bool has_one_state = params.dstate == 1 && !params.is_complex;  // the general path's own
+    if (is_of_one_dtype || !is_of_one_kind || has_one_state) return std::nullopt;
+    return arrange(params, DType::kFloat32);
+  }
+  if (plan.path() == Path::kStreamed) {
+    const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
+    const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
+      return !row.present() || row.has_vectors;
+    });
+    const Arrangement arrangement = arrange(params, params.u.dtype);
+    if (!has_vectors && arrangement.has_vectors) return arrangement;
+  }
+  return std::nullopt;
+}
+
+template <class Params>
+std::optional<Arrangement> arrange_any_rows(const Params& params, const Device& device,
+                                            const PlanOf<Params>& plan, bool is_of_one_dtype) {
+  const auto arrangement = arrange_copies(params, plan, is_of_one_dtype);
+  if (!arrangement) return std::nullopt;
+  const auto sliced = plan_any_slices(params, *arrangement, device, std::nullopt, nowhere());
+  if (sliced.slices.front().plan.path() == Path::kGeneral) return std::nullopt;
+  return arrangement;
+}
+
+}  // namespace
+
+std::optional<Arrangement> arrange_states(const ScanParams& params) {
+  // Fewer elements are done before several launches have begun.
+  constexpr int64_t kFewestElements = int64_t{1} << 16;
+  constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
+  constexpr int64_t kOtherStates = 16;  // complex ones, or of constant B and C
+  const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
+  if (params.is_double || params.variable_B != params.variable_C || params.dstate <= most ||
+      num_elements(params) < kFewestElements) {
+    return std::nullopt;
+  }
+  Arrangement arrangement = arrange(params, DType::kFloat32);
+  arrangement.slice_states = most;
+  arrangement.slices = ceil_div(params.dstate, most);
+  return arrangement;
+}
+
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
+                                        const ForwardPlan& plan) {
+  return arrange_any_rows(params, device, plan, have_one_dtype(params, rows_of(params)));
+}
+
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
+                                        const BackwardPlan& plan) {
+  const auto is_wide = [](const ArrayView& view) { return element_size(view.dtype) > 2; };
+  // See the streamed path's refusals.
+  const bool has_wide_projections =
+      params.variable_B && !is_wide(params.u) && (is_wide(params.B) || is_wide(params.C));
+  return arrange_any_rows(params, device, plan,
+                          have_one_dtype(params, rows_of(params)) && !has_wide_projections);
+}
+
+SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
+                                      const Device& device, std::optional<Path> wanted,
+                                      void* memory) {
+  return plan_any_slices(params, arrangement, device, wanted, memory);
+}
+
+SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
+                                       const Device& device, std::optional<Path> wanted,
+                                       void* memory) {
+  return plan_any_slices(params, arrangement, device, wanted, memory);
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,72 @@
+// Calls that run as several, each with a slice of the states, or on copies of their rows.
+//
+// y is a sum over states, and what comes behind it is linear: so slices of the states, A, B, C and
+// their gradients run one after another by the kernels that hold them, and what they leave of out,
+// du, ddelta and dz is added up in fp32 and rounded once. Rows that kernels do not take, or slowly,
+// are copied to fp32 or to another layout first.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "../kit/row_sum.h"
+#include "plan.h"
+
+namespace selective_scan::cuda {
+
+/// How a call is arranged.
+struct Arrangement {
+  int64_t slice_states;  // the last slice may have fewer
+  int64_t slices;
+  // What rows are copied to that are not so already:
+  DType dtype;
+  bool along_steps;  // steps are neighbours in memory, else channels
+  bool has_vectors;  // rows must be aligned, and long enough, for vectors
+};
+
+template <class Params>
+using PlanOf = std::conditional_t<std::is_same_v<Params, ForwardParams>, ForwardPlan, BackwardPlan>;
+
+/// A call's part, and the sums that follow it.
+template <class Params>
+struct StateSlice {
+  Params params;
+  PlanOf<Params> plan;
+  std::vector<RowSum> sums;
+};
+
+template <class Params>
+struct SlicedPlan {
+  std::vector<RowSum> copies;  // in front of all
+  std::vector<StateSlice<Params>> slices;
+  ScratchArray scratch;  // of every slice in turn
+  int64_t bytes;
+};
+
+/// Whether a call runs in slices. Saved states are those of one slice behind those of another, so
+/// this follows from what both passes are given alike, and from nothing else.
+std::optional<Arrangement> arrange_states(const ScanParams& params);
+
+/// Whether a call that would run by `plan` is faster on copies of its rows.
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
+                                        const ForwardPlan& plan);
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
+                                        const BackwardPlan& plan);
+
+/// Where a plan has its scratch memory that nobody runs.
+inline void* nowhere() {
+  return reinterpret_cast<void*>(uintptr_t{256});
+}
+
+/// The plan of a call that has its scratch memory at `memory`, aligned to 256 bytes. How many bytes
+/// that are does not depend on where it is.
+SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
+                                      const Device& device, std::optional<Path> wanted,
+                                      void* memory);
+SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
+                                       const Device& device, std::optional<Path> wanted,
+                                       void* memory);
+
+}  // namespace selective_scan::cuda
