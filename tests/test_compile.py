@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from problem import TENSORS, Case, inputs_on
+from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
@@ -26,6 +26,7 @@ CASES = (
     SMALL.with_(seqlen=0),
     SMALL.with_(batch=0),
     SMALL.with_(seqlen=1, delta_softplus=True),
+    SMALL.with_(batch=1, cu_seqlens=(0, 33, 33, 70), reverse=True),
 )
 
 
@@ -48,7 +49,8 @@ def arguments(case, device, requires_grad):
         if tensor is not None:
             tensor.requires_grad_(requires_grad)
     initial_state = inputs.pop("initial_state")
-    return (*inputs.values(), case.delta_softplus, case.method, initial_state, case.reverse)
+    options = (case.delta_softplus, case.method, initial_state, case.reverse)
+    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"))
 
 
 def gradients(outputs, inputs):
