@@ -104,12 +104,12 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls take a shorter way to the kernels than the op's registered derivative."""
     inputs = arguments(case, device, True)
-    leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
-    *options, initial_state, _ = inputs[8:]
-    method = {"discretization_method": options[1], "initial_state": initial_state}
+    leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
+    names = ("discretization_method", "initial_state", "reverse", "cu_seqlens")
+    options = dict(zip(names, inputs[9:], strict=True))
 
     def by_function():
-        results = selective_scan_fn(*inputs[:8], options[0], return_last_state, **method)
+        results = selective_scan_fn(*inputs[:9], return_last_state, **options)
         return results if return_last_state else (results,)
 
     by_op = ops()[0](*inputs, True)[: 1 + return_last_state]

@@ -11,6 +11,7 @@
 #include "dstate1/kernels.h"
 #include "general/kernels.h"
 #include "kit/launch_tools.h"
+#include "kit/packed_edges.h"
 #include "plan/plan.h"
 #include "relay/kernels.h"
 #include "streamed/backward_kernels.h"
@@ -52,8 +53,10 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   using namespace dstate1;
   using namespace relay;
   using namespace streamed;
-  return std::visit([&](const auto& of_path) { return run(params, of_path, scratch, stream); },
-                    plan.of_path);
+  const cudaError_t result = std::visit(
+      [&](const auto& of_path) { return run(params, of_path, scratch, stream); }, plan.of_path);
+  if (result != cudaSuccess || !params.packed.present()) return result;
+  return write_packed_edges(params, stream);
 }
 
 }  // namespace

@@ -80,10 +80,12 @@ void clear_padding(const BackwardParams& packed) {
   for (const ArrayView& view : {packed.du, packed.ddelta, packed.dz}) {
     clear_padding(packed.packed, view, packed.dim, view.channel, 1, 0);
   }
-  for (const ArrayView& view : {packed.dB, packed.dC}) {
-    if (view.step == 0) continue;  // constant
+  const auto clear_projection = [&](const ArrayView& view, bool is_variable) {
+    if (!is_variable) return;
     clear_padding(packed.packed, view, packed.groups, view.group, packed.dstate, view.state);
-  }
+  };
+  clear_projection(packed.dB, packed.variable_B);
+  clear_projection(packed.dC, packed.variable_C);
 }
 
 }  // namespace selective_scan::cpu
