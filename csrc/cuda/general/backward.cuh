@@ -251,9 +251,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BackwardRows<T, kStates> rows(warp_shared, layout, geometry, role);
   const bool any_variable = params.variable_B || params.variable_C;
 
-  const auto scan_part = [&](const Part& part, int64_t channel, bool exists, int64_t segment_row,
-                             LaneGradients<T, kStates>& gradients) {
-    const WorkItem& item = part.item;
+  const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
+                             int64_t segment_row, LaneGradients<T, kStates>& gradients) {
+    const WorkItem item = part.steps_of(whole);
     const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
                                               channel, exists);
     const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
     if (is_packed ? part.is_last() : args.mode == BackwardMode::kWhole) {
-      carry = load_channel_states<T, kStates>(params.dlast_state, part.states, channel, exists,
-                                              role.first_state, params.dstate);
+      carry = load_channel_states<T, kStates>(params.dlast_state, part.states_of(item), channel,
+                                              exists, role.first_state, params.dstate);
     } else if (args.mode == BackwardMode::kResume && exists) {
       carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
                                     segment_row);
@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
       States start{};
       if (first == part.begin) {
-        start = load_channel_states<T, kStates>(params.initial_state, part.states, channel, exists,
-                                                role.first_state, params.dstate);
+        start = load_channel_states<T, kStates>(params.initial_state, part.states_of(item), channel,
+                                                exists, role.first_state, params.dstate);
       } else if (exists) {
         const int64_t saved = part.saved_behind(first - kChunk) * params.dim + channel;
         start =
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       if (exists && is_packed && part.is_last()) factor = no_factor<T, kStates>();
       if (exists) store_segment(args.workspace.segments, segment_row, factor, carry);
     } else if (exists && params.dinitial_state.present() && part.is_first()) {
-      store_channel_states(params.dinitial_state, part.states, channel, role.first_state,
+      store_channel_states(params.dinitial_state, part.states_of(item), channel, role.first_state,
                            params.dstate, carry);
     }
     __syncthreads();  // before the next work item writes to shared memory
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     for (; part >= parts.first(); --part) {
       const Part steps = parts[part];
       if (is_packed && !steps.exists()) continue;
-      scan_part(steps, channel, exists, segment_row, gradients);
+      scan_part(item, steps, channel, exists, segment_row, gradients);
     }
     if (!summarize) write_lane_gradients(args, item, role, channel, exists, gradients);
   }

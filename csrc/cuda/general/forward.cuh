@@ -150,8 +150,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   R* y_row = reinterpret_cast<R*>(warp_shared + layout.planes) +
              (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
 
-  const auto scan_part = [&](const Part& part, int64_t channel, bool exists, int64_t segment_row) {
-    const WorkItem& item = part.item;
+  const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
+                             int64_t segment_row) {
+    const WorkItem item = part.steps_of(whole);
     const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
                                               channel, exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
@@ -167,8 +168,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
     if (is_packed ? part.is_first() : args.mode == ForwardMode::kWhole) {
-      h = load_channel_states<T, kStates>(params.initial_state, part.states, channel, exists,
-                                          role.first_state, params.dstate);
+      h = load_channel_states<T, kStates>(params.initial_state, part.states_of(item), channel,
+                                          exists, role.first_state, params.dstate);
     } else if (args.mode == ForwardMode::kResume && exists) {
       h = load_pack<T, kStates>(static_cast<const T*>(args.segments.offsets) + segment_row);
     }
@@ -240,8 +241,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       if (exists && is_packed && part.is_first()) factor = no_factor<T, kStates>();
       if (exists) store_segment(args.segments, segment_row, factor, h);
     } else if (exists && params.last_state.present() && part.is_last()) {
-      store_channel_states(params.last_state, part.states, channel, role.first_state, params.dstate,
-                           h);
+      store_channel_states(params.last_state, part.states_of(item), channel, role.first_state,
+                           params.dstate, h);
     }
     __syncthreads();  // before the next work item writes to shared memory
   };
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
     for (; part < parts.behind(); ++part) {
       const Part steps = parts[part];
-      if (!is_packed || steps.exists()) scan_part(steps, channel, exists, segment_row);
+      if (!is_packed || steps.exists()) scan_part(item, steps, channel, exists, segment_row);
     }
   }
 }

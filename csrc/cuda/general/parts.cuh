@@ -8,20 +8,33 @@ namespace selective_scan::cuda::general {
 /// The steps of one sequence that a work item has. Chunks are counted from the sequence's first
 /// step on, and belong to the segment of time in which they begin.
 struct Part {
-  WorkItem item;    // whose steps are the part's, as are its batch's arrays with steps
-  WorkItem states;  // whose batch is the sequence, for arrays with states
-  int64_t begin;    // of the sequence
+  int64_t first_step;
+  int64_t end_step;
+  int64_t sequence;
+  int64_t begin;  // of the sequence
   int64_t end;
   int64_t saved;  // the row of its first saved state
 
-  __device__ bool exists() const { return item.begin < item.end; }
-  __device__ bool is_first() const { return item.begin == begin; }
-  __device__ bool is_last() const { return item.end == end; }
-  /// The saved state behind the chunk that begins with `step`, if there is one.
+  __device__ bool exists() const { return first_step < end_step; }
+  __device__ bool is_first() const { return first_step == begin; }
+  __device__ bool is_last() const { return end_step == end; }
+  /// Whether the state behind the chunk that begins with `step` is saved, and in which row.
   __device__ bool is_saved(int64_t step) const {
     return (step - begin) / kChunk < num_saved_states(end - begin);
   }
   __device__ int64_t saved_behind(int64_t step) const { return saved + (step - begin) / kChunk; }
+
+  /// A work item of these steps alone.
+  __device__ WorkItem steps_of(WorkItem item) const {
+    item.begin = first_step;
+    item.end = end_step;
+    return item;
+  }
+  /// A work item that stands where the sequence does in arrays of states.
+  __device__ WorkItem states_of(WorkItem item) const {
+    item.batch = sequence;
+    return item;
+  }
 };
 
 /// All parts of a work item, in the order of the scan. Without packed sequences that is one.
@@ -39,20 +52,20 @@ class Parts {
 
   /// It may be empty.
   __device__ Part operator[](int64_t index) const {
-    Part part{item_, item_, 0, params_.seqlen, 0};
     if (!params_.packed.present()) {
-      part.saved = item_.batch * num_saved_states(params_.seqlen);
-      return part;
+      const int64_t saved = item_.batch * num_saved_states(params_.seqlen);
+      return {item_.begin, item_.end, item_.batch, 0, params_.seqlen, saved};
     }
     const int64_t sequence = in_order(index);
-    part.states.batch = sequence;
-    part.begin = params_.packed.begin(sequence);
-    part.end = params_.packed.end(sequence);
-    part.saved = first_saved_state(part.begin);
-    part.item.begin = part.begin + chunks_before(item_.begin, part.begin);
-    const int64_t end = part.begin + chunks_before(item_.end, part.begin);
-    part.item.end = end < part.end ? end : part.end;
-    return part;
+    const int64_t begin = params_.packed.begin(sequence);
+    const int64_t end = params_.packed.end(sequence);
+    const int64_t last = begin + chunks_before(item_.end, begin);
+    return {begin + chunks_before(item_.begin, begin),
+            last < end ? last : end,
+            sequence,
+            begin,
+            end,
+            first_saved_state(begin)};
   }
 
   /// The last part, or the first one, that is not empty; negative where there is none.
