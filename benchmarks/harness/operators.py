@@ -244,7 +244,9 @@ class DiagonalScan(Scan):
     def backward(self, saved: Tensor, dout: Tensor | None = None) -> Tensors:
         dout = self.dout if dout is None else dout
         a = self.tensors["a"]
-        da, db, _ = torch.ops.selective_scan.diagonal_scan_bwd(dout, a, saved, None, False, False)
+        da, db, _ = torch.ops.selective_scan.diagonal_scan_bwd(
+            dout, a, saved, None, False, None, False
+        )
         return self.named((da, db))
 
     def reference(self, tensors: Tensors) -> Tensor:

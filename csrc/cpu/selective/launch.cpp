@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../calls.h"
 #include "../capability.h"
 #include "../tasks.h"
 #include "gradient_sums.h"
@@ -231,68 +232,6 @@ class Pass {
   const Scan& scan_;
 };
 
-/// The calls that a call is made of: itself, or one for each of packed sequences.
-template <class Params>
-class Calls {
- public:
-  Calls(const Params& params, const ThreadPool& pool) : params_(params), pool_(pool) {}
-
-  int64_t count() const { return is_packed() ? params_.packed.count : 1; }
-  Params operator[](int64_t index) const {
-    return is_packed() ? params_of(params_, index) : params_;
-  }
-
-  /// The memory for run(), where bytes(call, pool) are those for one of them.
-  template <class Bytes>
-  int64_t workspace_bytes(const Bytes& bytes) const {
-    int64_t for_all_threads = 0, for_one_thread = 0;
-    for (int64_t i = 0; i < count(); ++i) {
-      const Params call = (*this)[i];
-      int64_t& most = is_long(call) ? for_all_threads : for_one_thread;
-      most = std::max(most, bytes(call, is_long(call) ? pool_ : one_thread()));
-    }
-    return std::max(for_all_threads, pool_.num_threads * round_up(for_one_thread, kAlignment));
-  }
-
-  /// Calls run(index, call, workspace, pool) for all of them: the long ones one by one, each by all
-  /// threads; then others side by side, each by one thread. A call's bits are the same either way.
-  template <class Run>
-  void run(void* workspace, int64_t workspace_bytes, const Run& run) const {
-    int64_t num_short = 0;
-    for (int64_t i = 0; i < count(); ++i) {
-      const Params call = (*this)[i];
-      if (is_long(call)) {
-        run(i, call, workspace, pool_);
-      } else {
-        ++num_short;
-      }
-    }
-    if (num_short == 0) return;
-    const int64_t bytes = workspace_bytes / pool_.num_threads / kAlignment * kAlignment;
-    run_tasks(count(), is_parallel(params_, pool_) ? pool_.num_threads : 1, pool_,
-              [&](int64_t i, int64_t worker) {
-                const Params call = (*this)[i];
-                if (!is_long(call)) {
-                  run(i, call, static_cast<char*>(workspace) + worker * bytes, one_thread());
-                }
-              });
-  }
-
- private:
-  static constexpr int64_t kAlignment = Arena::kAlignment;
-
-  bool is_packed() const { return params_.packed.present(); }
-  /// Whether it would leave other threads without work at the end.
-  bool is_long(const Params& call) const {
-    constexpr int64_t kCallsOfThread = 4;
-    return !is_packed() || call.seqlen * kCallsOfThread * pool_.num_threads > params_.seqlen;
-  }
-  ThreadPool one_thread() const { return {pool_.parallel_for, 1}; }
-
-  const Params& params_;
-  const ThreadPool& pool_;
-};
-
 int64_t bytes_of_forward(const ForwardParams& call, const ThreadPool& pool) {
   return ForwardPlan(call, nullptr, pool).arena.bytes;
 }
@@ -310,7 +249,8 @@ struct BackwardSums {
   char* of_calls;
 
   BackwardSums(const BackwardParams& params, void* workspace, const ThreadPool& pool)
-      : calls(params, pool), arena{static_cast<char*>(workspace)} {
+      : calls(params, params_of, is_parallel(params, pool), pool),
+        arena{static_cast<char*>(workspace)} {
     // One more, for no memory at all would tell the sums over no calls that nobody wants them.
     first_rows = arena.take<int64_t>(calls.count() + 1);
     int64_t count = 0;
@@ -365,7 +305,8 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
 }  // namespace
 
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
-  return Calls(params, pool).workspace_bytes(bytes_of_forward);
+  return Calls(params, params_of, is_parallel(params, pool), pool)
+      .workspace_bytes(bytes_of_forward);
 }
 
 int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
@@ -374,7 +315,7 @@ int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool&
 
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   if (!params.packed.present()) return forward_call(params, workspace, pool);
-  const Calls calls(params, pool);
+  const Calls calls(params, params_of, is_parallel(params, pool), pool);
   calls.run(workspace, calls.workspace_bytes(bytes_of_forward),
             [&](int64_t, const ForwardParams& call, void* memory, const ThreadPool& threads) {
               forward_call(call, memory, threads);

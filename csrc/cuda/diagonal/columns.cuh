@@ -28,7 +28,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   __device__ ColumnChain(const Params& params, const Segmentation& split, int64_t row,
                          int64_t segment, bool active, typename MapExchange::Storage& maps)
       : Base(params, row, segment), active_(active), exchange_{maps} {
-    this->place(split, 0);
+    this->place(split, 0, 1);
   }
 
   /// The map of the whole chain; nothing is written.
@@ -100,7 +100,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
 
   __device__ void load_previous(int64_t round, T (&h)[kSteps]) const {
     const int64_t first = round + warp() * kSteps;
-    const int64_t last = this->params_.seqlen - 1;
+    const int64_t last = this->row_end_ - 1;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       h[i] = T{};
