@@ -34,6 +34,23 @@ F64 = torch.float64
 # Sequences of no step, one, less and more than a chunk; nothing between them.
 BOUNDS = (0, 30, 30, 31, 64, 130)
 BASE = Case(batch=1, seqlen=130, cu_seqlens=BOUNDS)
+# Short ones beside a long one, which has segments.
+LONG = Case(
+    batch=1,
+    dim=12,
+    groups=1,
+    seqlen=2600,
+    dstate=3,
+    step_shift=-3.0,
+    cu_seqlens=(0, 5, 70, 71, 2300, 2310, 2600),
+)
+BAD_BOUNDS = (
+    (0, 50, 40, 130),
+    (-9, 60),
+    (0, 900),
+    (90, -9, 90, 2**40),
+    (130, 100, 60, 30, 0),
+)
 
 
 def cases():
@@ -59,11 +76,7 @@ def cases():
     yield BASE.with_(cu_seqlens=(0, 130))
     yield BASE.with_(cu_seqlens=(0, 0, 130, 130), initial_state=False)
     yield BASE.with_(cu_seqlens=tuple(range(131)), dim=4, groups=1, dstate=1)
-    # Many short ones beside a long one, which has segments.
-    yield Case(
-        batch=1, dim=12, groups=1, seqlen=2600, dstate=3, step_shift=-3.0,
-        cu_seqlens=(0, 5, 70, 71, 2300, 2310, 2600),
-    )  # fmt: skip
+    yield LONG
     yield BASE.with_(dim=20, groups=20, reverse=True)  # lanes are groups
 
 
@@ -126,6 +139,22 @@ def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
             assert torch.equal(results[name][index : index + 1], alone[name]), name
 
 
+def test_what_is_not_finite_stays_in_its_sequence(device):
+    inputs, options = inputs_on(LONG, device), options_on(LONG, device)
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
+    inputs["u"][..., 100] = torch.nan
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+    du, dinitial_state = torch.autograd.grad(out.sum(), [inputs["u"], inputs["initial_state"]])
+    for steps in (slice(71), slice(2300, None)):
+        assert out[..., steps].isfinite().all()
+        assert du[..., steps].isfinite().all()
+    others = [0, 1, 2, 4, 5]
+    assert last[3].isnan().any()
+    assert last[others].isfinite().all()
+    assert dinitial_state[others].isfinite().all()
+
+
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -171,9 +200,7 @@ def test_boundaries_that_do_not_rise_are_refused(bounds):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(
-    "bounds", [(0, 50, 40, 130), (-9, 60), (0, 900), (90, -9, 90, 2**40), (130, 100, 60, 30, 0)]
-)
+@pytest.mark.parametrize("bounds", BAD_BOUNDS)
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, cuda_device):
     """What comes out has no meaning, but the call ends, and memory is left alone."""
     case = BASE.with_(cu_seqlens=bounds, reverse=reverse)
@@ -334,6 +361,17 @@ def test_mamba_inner(bidirectional, device):
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_it_does_not_synchronize(cuda_device):
+    """A synchronizing call inside would be an error in this mode."""
+    inputs, options = inputs_on(BASE, cuda_device), options_on(BASE, cuda_device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        selective_scan_fn(**inputs, **options).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.cuda
