@@ -241,8 +241,8 @@ def _choose_target(
         count = _count(argument, shapes[argument.name], target)
         if argument.name in mapped or (is_separate and argument.has_gradient):
             return count == 1
-        # Indices that are not the batch's may count its rows or its steps.
-        return count < 2 and (count == 1 or target != _BATCH or argument.has_gradient)
+        # Indices may count the rows of a batch or its steps, which joining the channels leaves.
+        return count < 2 and (count == 1 or target == _DIM or argument.has_gradient)
 
     for target in _TARGETS:
         if all(is_served(argument, target) for argument in present):

@@ -286,6 +286,19 @@ class BroadcastableTo:
             fail(f"{name} must be broadcastable to {self.other}, {tuple(wanted)}, got {tuple(got)}")
 
 
+def check_cu_seqlens(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, ("sequences+1",), call.sizes)
+    call.sizes["sequences"] = call.sizes["sequences+1"] - 1
+    if call.sizes["batch"] != 1:
+        shape = tuple(call[call.anchor].shape)
+        fail(f"{call.anchor} must have batch of 1 where {name} is given, got {shape}")
+
+
+CU_SEQLENS = TensorArgument(
+    "cu_seqlens", INTEGER, check_cu_seqlens, optional=True, dims=("sequences+1",)
+)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The dimensions of square matrices, whose last one has the size of `outer`; or a `block` that

@@ -41,6 +41,7 @@ class Layer:
     b_c_dt_rms_eps: float
     discretization_method: str
     bidirectional: bool
+    cu_seqlens: Tensor | None
     autocast_dtype: torch.dtype | None
 
     @property
@@ -64,7 +65,7 @@ class Layer:
 
     def convolution_arguments(self, rows: Tensor) -> tuple:
         x = rows[..., : self.dim].transpose(1, 2)
-        return x, self.conv1d_weight.squeeze(1), self.conv1d_bias, None, None, None
+        return x, self.conv1d_weight.squeeze(1), self.conv1d_bias, None, self.cu_seqlens, None
 
     def convolve(self, rows: Tensor) -> Tensor:
         arguments = self.convolution_arguments(rows)
@@ -102,7 +103,7 @@ class Layer:
         """Those of the scan's ops. Of two directions both are gated, and one has D."""
         u, delta, z = (x.transpose(1, 2) for x in (u, delta, rows[..., self.dim :]))
         D = None if reverse else self.D
-        options = (self.delta_softplus, self.discretization_method, None, reverse)
+        options = (self.delta_softplus, self.discretization_method, None, reverse, self.cu_seqlens)
         return u, delta, self.A, B, C, D, z, self.delta_bias, *options
 
 

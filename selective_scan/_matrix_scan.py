@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from torch import Tensor
 
-from ._checks import Call, TensorArgument
+from ._checks import INTEGER, Call, TensorArgument, fail
 from ._operator import Operator
 from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
 
@@ -23,11 +25,16 @@ def _flops(call: Call) -> tuple[int, int]:
     return 10 * entries, 22 * entries
 
 
+def _refuse_cu_seqlens(name: str, _tensor: Tensor, _call: Call) -> NoReturn:
+    fail(f"{name} must be None where A is (dim, dstate, dstate)")
+
+
 MATRIX_SCAN = scan_operator(
     "matrix_scan",
     TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
     ("bilinear",),
     _flops,
+    TensorArgument("cu_seqlens", INTEGER, _refuse_cu_seqlens, optional=True, dims=("sequences+1",)),
 )
 
 

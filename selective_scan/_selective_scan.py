@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ._checks import (
     COMPLEX,
+    CU_SEQLENS,
     REAL,
     SINGLE_OR_DOUBLE,
     Call,
@@ -24,7 +25,7 @@ from ._discretization import METHODS
 from ._operator import Operator, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
-_STATE = ("batch", "dim", "dstate")
+_STATE = ("sequences", "dim", "dstate")
 _POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
@@ -50,6 +51,17 @@ def _flops(call: Call) -> tuple[int, int]:
     return 7 * states, 22 * states
 
 
+def _check_u(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, _SEQUENCE, call.sizes)
+    call.sizes["sequences"] = call.sizes["batch"]
+
+
+def _check_state(name: str, tensor: Tensor, call: Call) -> None:
+    if "cu_seqlens" in call.tensors:  # which stands behind, and says how many there are
+        CU_SEQLENS.check_shape(call["cu_seqlens"], call)
+    check_dims(name, tensor, _STATE, call.sizes)
+
+
 def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
     method = call.options["discretization_method"]
     if tensor.dim() == 3 and method != "bilinear":
@@ -63,13 +75,14 @@ def scan_operator(
     A: TensorArgument,
     methods: tuple[str, ...],
     flops: Callable[[Call], tuple[int, int]],
+    cu_seqlens: TensorArgument = CU_SEQLENS,
     given_gradients: str = "",
 ) -> Operator:
     """The operator for this kind of A; the ops are called by `name`."""
     return Operator(
         name,
         Table(
-            TensorArgument("u", REAL, _SEQUENCE),
+            TensorArgument("u", REAL, _check_u, dims=_SEQUENCE),
             TensorArgument("delta", REAL, _SEQUENCE),
             A,
             TensorArgument("B", projection_dtypes, Projection(_POLES)),
@@ -79,8 +92,9 @@ def scan_operator(
             TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
             Option("delta_softplus"),
             Option("discretization_method", methods),
-            TensorArgument("initial_state", state_dtypes, _STATE, optional=True),
+            TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_STATE),
             Option("reverse"),
+            cu_seqlens,
             anchor="u",
             complex_by=("A",),
         ),
@@ -97,7 +111,7 @@ def scan_operator(
         ],
         backward=(
             "dout dlast_state u delta A B C D z delta_bias delta_softplus discretization_method "
-            "initial_state reverse states"
+            "initial_state reverse cu_seqlens states"
         ),
         flops=flops,
         given_gradients=given_gradients,

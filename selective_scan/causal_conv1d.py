@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._checks import (
+    CU_SEQLENS,
     INTEGER,
     REAL,
     BackendName,
@@ -34,13 +35,6 @@ def _check_weight(name: str, tensor: Tensor, call: Call) -> None:
         fail(f"conv_state must have state_len of at least width-1 = {history}, got {shape}")
 
 
-def _check_cu_seqlens(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("sequences+1",), call.sizes)
-    call.sizes["sequences"] = call.sizes["sequences+1"] - 1
-    if call.sizes["batch"] != 1:
-        fail(f"x must have batch of 1 where {name} is given, got {tuple(call['x'].shape)}")
-
-
 def _check_relations(call: Call) -> None:
     if "seq_idx" in call.tensors:
         for name in ("cu_seqlens", "initial_states"):
@@ -56,9 +50,6 @@ _X = TensorArgument("x", REAL, ("batch", "dim", "seqlen"))
 WEIGHT = TensorArgument("weight", REAL, _check_weight, dims=("dim", "width"))
 BIAS = TensorArgument("bias", REAL, ("dim",), optional=True)
 _SEQ_IDX = TensorArgument("seq_idx", INTEGER, ("batch", "seqlen"), optional=True)
-_CU_SEQLENS = TensorArgument(
-    "cu_seqlens", INTEGER, _check_cu_seqlens, optional=True, dims=("sequences+1",)
-)
 _INITIAL_STATES = TensorArgument("initial_states", REAL, _STATES, optional=True)
 _FINAL_STATES_OUT = TensorArgument("final_states_out", REAL, _STATES, optional=True)
 _RETURN_FINAL_STATES = Option("return_final_states")
@@ -75,7 +66,7 @@ def _flops(call: Call) -> tuple[int, int]:
     return products, 2 * products
 
 
-_TENSORS = (_X, WEIGHT, BIAS, _SEQ_IDX, _CU_SEQLENS, _INITIAL_STATES)
+_TENSORS = (_X, WEIGHT, BIAS, _SEQ_IDX, CU_SEQLENS, _INITIAL_STATES)
 _CAUSAL_CONV1D = Operator(
     "causal_conv1d",
     _arguments(*_TENSORS, _RETURN_FINAL_STATES, ACTIVATION),

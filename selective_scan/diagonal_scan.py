@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ._checks import (
     COMPLEX,
+    CU_SEQLENS,
+    ELLIPSIS,
     HALF,
     REAL,
     SINGLE_OR_DOUBLE,
@@ -19,9 +21,12 @@ from ._checks import (
     Option,
     Table,
     TensorArgument,
+    check_dims,
+    fail,
     state_dtypes,
 )
 from ._operator import Operator, Result
+from ._packed import PackedSequences
 
 
 def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:
@@ -35,12 +40,35 @@ def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:
     return dtypes
 
 
+def _check_steps(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, _SEQUENCE, call.sizes)
+    if "cu_seqlens" in call.tensors:
+        if tensor.dim() == 1:
+            shape = tuple(tensor.shape)
+            fail(f"{name} must be (1, ..., seqlen) where cu_seqlens is given, got {shape}")
+        call.sizes["batch"] = tensor.shape[0]
+        CU_SEQLENS.check_shape(call["cu_seqlens"], call)
+
+
+def _check_state(name: str, tensor: Tensor, call: Call) -> None:
+    if "cu_seqlens" not in call.tensors:
+        return check_dims(name, tensor, _ROWS, call.sizes)
+    wanted = (call.sizes["sequences"], *call.sizes[ELLIPSIS][1:])
+    if tuple(tensor.shape) != wanted:
+        fail(f"{name} must be (sequences, ...) = {wanted}, got {tuple(tensor.shape)}")
+
+
+_ROWS = (ELLIPSIS,)
+_SEQUENCE = (ELLIPSIS, "seqlen")
+
+
 def _arguments(b: str, *options: Option) -> Table:
     return Table(
         TensorArgument("a", _dtypes_beside(b), BroadcastableTo(b)),
-        TensorArgument(b, _dtypes_beside("a"), ("...", "seqlen")),
-        TensorArgument("initial_state", state_dtypes, ("...",), optional=True),
+        TensorArgument(b, _dtypes_beside("a"), _check_steps, dims=_SEQUENCE),
+        TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_ROWS),
         *options,
+        CU_SEQLENS,
         anchor=b,
         complex_by=("a", b),
     )
@@ -65,8 +93,8 @@ def _flops(call: Call) -> tuple[int, int]:
 _DIAGONAL_SCAN = Operator(
     "diagonal_scan",
     _arguments("b", Option("reverse")),
-    results=[Result("h", ("...", "seqlen"), _result_dtype, like="b")],
-    backward="dh a h initial_state reverse complex_b",
+    results=[Result("h", _SEQUENCE, _result_dtype, like="b")],
+    backward="dh a h initial_state reverse cu_seqlens complex_b",
     derived={"complex_b": lambda inputs: inputs[1].is_complex()},
     backward_arguments=_arguments("h"),
     gradient_like={"b": _allocate_db},
@@ -80,6 +108,7 @@ def diagonal_scan_ref(
     *,
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """The diagonal scan, step by step in plain PyTorch.
 
@@ -92,16 +121,21 @@ def diagonal_scan_ref(
         >>> diagonal_scan_ref(torch.tensor([0.5]), torch.ones(4))
         tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    dtype = _DIAGONAL_SCAN.check((a, b, initial_state, reverse, "auto")).state_dtype
-    seqlen = b.shape[-1]
+    call = _DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, "auto"))
+    dtype, seqlen = call.state_dtype, b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)
-    if initial_state is None:
-        h = torch.zeros(b.shape[:-1], dtype=dtype, device=b.device)
-    else:
-        h = initial_state.to(dtype)
+    zeros = torch.zeros(b.shape[:-1], dtype=dtype, device=b.device)
+    h = zeros if initial_state is None else initial_state.to(dtype)
+    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
+    if sequences is not None:
+        count = call.sizes["sequences"]
+        first_states = zeros.expand(count, *zeros.shape[1:]) if initial_state is None else h
+        h = zeros
     h_steps = []
     for t in reversed(range(seqlen)) if reverse else range(seqlen):
+        if sequences is not None:
+            h = sequences.enter(t, first_states, h)
         h = a_steps[t] * h + b_steps[t]
         h_steps.append(h)
     if reverse:
@@ -109,7 +143,8 @@ def diagonal_scan_ref(
     result_dtype = b.dtype.to_complex() if dtype.is_complex else b.dtype
     if not h_steps:
         return b.to(result_dtype, copy=True)
-    return torch.stack(h_steps, dim=-1).to(result_dtype)
+    result = torch.stack(h_steps, dim=-1).to(result_dtype)
+    return result if sequences is None else torch.where(sequences.are_none, 0, result)
 
 
 def diagonal_scan_fn(
@@ -118,6 +153,7 @@ def diagonal_scan_fn(
     *,
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     r"""Solves the linear recurrence of a diagonal state space model for all steps at once.
@@ -148,6 +184,11 @@ def diagonal_scan_fn(
         initial_state: the state before the first step, (...), float32 or float64; complex64 or
             complex128 where a or b is complex.
         reverse: scan from the last step to the first, h[t] = a[t]·h[t+1] + b[t].
+        cu_seqlens: (sequences + 1,), int32 or int64, on b's device, rising: b is (1, ..., seqlen),
+            and sequence i has the steps from cu_seqlens[i] to before cu_seqlens[i + 1], scanned by
+            itself from a state of its own, so that initial_state is (sequences, ...). h is 0 at
+            steps of no sequence. On CUDA the values are not read back to the host, and those out of
+            order or of range are moved to where they do no harm.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`diagonal_scan_ref`, on any device.
 
@@ -157,8 +198,9 @@ def diagonal_scan_fn(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
-            was expected and what came. Also a second differentiation.
+        RuntimeError: a wrong layout, device, dtype or shape, or, on a CPU, boundaries that do not
+            rise; the message names the argument, what was expected and what came. Also a second
+            differentiation.
         torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
             torch.compile made, it is a RuntimeError with the allocator's message.
         ImportError: the library for the tensors' device is missing.
@@ -181,7 +223,9 @@ def diagonal_scan_fn(
         >>> pole.grad.shape
         torch.Size([64])
     """
-    arguments = (a, b, initial_state, reverse)
+    arguments = (a, b, initial_state, reverse, cu_seqlens)
     if not _DIAGONAL_SCAN.has_kernels((*arguments, backend)):
-        return diagonal_scan_ref(a, b, initial_state=initial_state, reverse=reverse)
+        return diagonal_scan_ref(
+            a, b, initial_state=initial_state, reverse=reverse, cu_seqlens=cu_seqlens
+        )
     return _DIAGONAL_SCAN(*arguments)

@@ -28,6 +28,7 @@ def selective_scan_fn(
     discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor: ...
 
@@ -48,6 +49,7 @@ def selective_scan_fn(
     discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -68,6 +70,7 @@ def selective_scan_fn(
     discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
@@ -87,6 +90,7 @@ def selective_scan_fn(
     discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with an input-dependent diagonal state space model, as Mamba does.
@@ -154,20 +158,27 @@ def selective_scan_fn(
         return_last_state: whether to return (out, last_state).
         discretization_method: see the table.
         initial_state: (batch, dim, dstate), float32 or float64, complex64 or complex128 for complex
-            A.
+            A; with cu_seqlens (sequences, dim, dstate).
         reverse: scan from the last step to the first; last_state is then the state after step 0.
+        cu_seqlens: (sequences + 1,), int32 or int64, on u's device, rising: batch is 1, and
+            sequence i has the steps from cu_seqlens[i] to before cu_seqlens[i + 1], scanned by
+            itself from a state of its own, backwards if `reverse`. Out is 0 at steps of no
+            sequence. A sequence without steps keeps its state. On CUDA the values are not read back
+            to the host, and those out of order or of range are moved to where they do no harm. Not
+            with a matrix A.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`selective_scan_ref`, on any device.
 
     Returns:
-        out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, (batch, dim,
-        dstate), float32 or float64, complex where A is.
+        out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, of
+        initial_state's shape, float32 or float64, complex where A is.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, or a wrong layout, device, dtype or shape; the message
-            names the argument, what was expected and what came. Also a second differentiation.
+        RuntimeError: an unknown method, a wrong layout, device, dtype or shape, or, on a CPU,
+            boundaries that do not rise; the message names the argument, what was expected and what
+            came. Also a second differentiation.
         torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
             torch.compile made, it is a RuntimeError with the allocator's message.
         ImportError: the library for the tensors' device is missing; the message says why, and what
@@ -195,7 +206,7 @@ def selective_scan_fn(
         >>> u.grad.shape
         torch.Size([2, 64, 100])
     """
-    options = (delta_softplus, discretization_method, initial_state, reverse)
+    options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
     arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
     scan = operator_for(A, discretization_method)
     if not scan.has_kernels((*arguments, return_last_state, backend)):
@@ -205,6 +216,7 @@ def selective_scan_fn(
             discretization_method=discretization_method,
             initial_state=initial_state,
             reverse=reverse,
+            cu_seqlens=cu_seqlens,
         )
     out, last_state, _ = scan(*arguments)
     return (out, last_state) if return_last_state else out

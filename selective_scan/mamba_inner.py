@@ -11,6 +11,7 @@ from torch import Tensor
 from . import _mamba_inner, _pytorch
 from ._checks import (
     COMPLEX,
+    CU_SEQLENS,
     REAL,
     SINGLE_OR_DOUBLE,
     BackendName,
@@ -97,6 +98,7 @@ def _arguments(*own: Option) -> Table:
         Number("b_c_dt_rms_eps", 1e-6, low=0),
         Option("discretization_method", METHODS),
         Option("bidirectional"),
+        CU_SEQLENS,
         *own,
         anchor="xz",
         complex_by=("A",),
@@ -153,6 +155,7 @@ def _compose(
     b_c_dt_rms_eps: float,
     discretization_method: Method,
     bidirectional: bool,
+    cu_seqlens: Tensor | None,
 ) -> Tensor:
     """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch."""
     dtype = xz.dtype
@@ -161,7 +164,7 @@ def _compose(
     dstate = A.shape[1]
 
     x, z = xz.to(dtype).chunk(2, dim=1)
-    u = convolve(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
+    u = convolve(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu", cu_seqlens=cu_seqlens)
     x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
     rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
     dt, B_rows, C_rows = x_dbl.split(
@@ -188,6 +191,7 @@ def _compose(
         "delta_bias": delta_bias,
         "delta_softplus": delta_softplus,
         "discretization_method": discretization_method,
+        "cu_seqlens": cu_seqlens,
     }
     if bidirectional:
         y = scan(*scanned, D, **options)
@@ -224,6 +228,7 @@ def mamba_inner_ref(
     *,
     discretization_method: Method = "zoh",
     bidirectional: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     """The same as :func:`mamba_inner_fn`, of plain PyTorch's parts and the other references.
@@ -246,7 +251,7 @@ def mamba_inner_ref(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
         *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
         *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
-        *(b_c_dt_rms_eps, discretization_method, bidirectional),
+        *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
     )
     _MAMBA_INNER.check((*arguments, backend))
     return _compose(selective_scan_ref, causal_conv1d_ref, *arguments)
@@ -276,6 +281,7 @@ def mamba_inner_fn(
     *,
     discretization_method: Method = "zoh",
     bidirectional: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     r"""Computes what a Mamba layer does from its input projection to its output projection.
@@ -332,6 +338,8 @@ def mamba_inner_fn(
         discretization_method: see :func:`selective_scan_fn`.
         bidirectional: whether a second scan of the same inputs runs from the last step to the
             first, and both are added before the gate; D·x counts once.
+        cu_seqlens: the boundaries of packed sequences, as in :func:`selective_scan_fn`; batch is
+            then 1.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`mamba_inner_ref`, on any device.
 
@@ -374,13 +382,14 @@ def mamba_inner_fn(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
         *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
         *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
-        *(b_c_dt_rms_eps, discretization_method, bidirectional),
+        *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
     )
     if not _MAMBA_INNER.has_kernels((*arguments, backend)):
         return mamba_inner_ref(
-            *arguments[:-2],
+            *arguments[:-3],
             discretization_method=discretization_method,
             bidirectional=bidirectional,
+            cu_seqlens=cu_seqlens,
         )
     if not torch.compiler.is_compiling() and _pytorch.are_transforms_active():
         # The parts have batching rules, which their composition as one operator can not have.

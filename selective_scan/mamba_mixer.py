@@ -234,7 +234,9 @@ class MambaMixer(nn.Module):
             state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
             return MixerCache(conv_state.transpose(1, 2), state)
 
-    def forward(self, hidden: Tensor, *, cache: MixerCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
         """Runs the layer.
 
         Args:
@@ -242,20 +244,25 @@ class MambaMixer(nn.Module):
                 under torch.autocast.
             cache: what :meth:`allocate_cache` gave, for hidden's batch: the call goes on where it
                 is, with any number of steps, and changes it in place.
+            cu_seqlens: the boundaries of sequences that lie one behind the other, see
+                :func:`selective_scan_fn`; batch is then 1, and there is no cache.
 
         Returns:
             (batch, seqlen, d_model). Empty where seqlen is 0.
 
         Raises:
-            TypeError: hidden is not a tensor, or cache not a cache.
+            TypeError: hidden or cu_seqlens is not a tensor, or cache not a cache.
             ValueError: hidden has another shape, or the cache is for another batch, device or
-                layer, or the layer is bidirectional and there is a cache.
-            RuntimeError: there is a cache, and the call would need a gradient.
+                layer, or the layer is bidirectional and there is a cache, or there are a cache and
+                cu_seqlens, or cu_seqlens and a convolution wider than 8.
+            RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
+                refused by :func:`selective_scan_fn`.
         """
         hidden = checked_sequence("hidden", hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)
+            refuse_boundaries(cu_seqlens, "there is a cache")
             check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
             return self._go_on(hidden, cache)
         refuse_other_cache(cache, "MixerCache")
@@ -273,10 +280,11 @@ class MambaMixer(nn.Module):
                 D=self.D,
                 **self._scan_options(),
                 bidirectional=self.bidirectional,
+                cu_seqlens=cu_seqlens,
             )
         x, z = xz.chunk(2, dim=1)
-        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
-        y = self._scan(x, *self._project(x), z)
+        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+        y = self._scan(x, *self._project(x), z, cu_seqlens)
         return self.out_proj(y.transpose(1, 2))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -306,8 +314,16 @@ class MambaMixer(nn.Module):
             for module, kind in kinds.items()
         )
 
-    def _scan(self, x: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
-        A, options = poles(self.A_log), self._scan_options()
+    def _scan(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        B: Tensor,
+        C: Tensor,
+        z: Tensor,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        A, options = poles(self.A_log), {**self._scan_options(), "cu_seqlens": cu_seqlens}
         if not self.bidirectional:
             return selective_scan_fn(x, delta, A, B, C, self.D, z, **options)
         forward = selective_scan_fn(x, delta, A, B, C, self.D, **options)
@@ -467,12 +483,22 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
 
 
 @fx.wrap
-def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def causal_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None = None
+) -> Tensor:
     """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
     width = weight.shape[2]
     if width <= MAX_WIDTH:
-        return causal_conv1d_fn(x, weight.squeeze(1), bias, activation="silu")
+        return causal_conv1d_fn(
+            x, weight.squeeze(1), bias, activation="silu", cu_seqlens=cu_seqlens
+        )
+    refuse_boundaries(cu_seqlens, f"the convolution is wider than {MAX_WIDTH}")
     return convolve_widely(F.pad(x, (width - 1, 0)), weight, bias)
+
+
+def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
+    if cu_seqlens is not None:
+        refuse("cu_seqlens", f"None where {reason}", cu_seqlens)
 
 
 @fx.wrap

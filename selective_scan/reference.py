@@ -14,6 +14,7 @@ from torch import Tensor
 from ._checks import BackendName
 from ._discretization import DISCRETIZATIONS, Method
 from ._matrix_scan import operator_for
+from ._packed import PackedSequences
 from ._pytorch import are_transforms_active
 from ._typing import typed_as
 
@@ -37,6 +38,7 @@ def selective_scan_ref(
     discretization_method: Method = "zoh",
     initial_state: Tensor | None = None,
     reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan, step by step in plain PyTorch.
@@ -45,7 +47,7 @@ def selective_scan_ref(
     the other's place in any call; `backend` is checked as there, but chooses nothing here. It runs
     on any device and can be differentiated any number of times. Time and, with gradients, memory
     grow as batch·dim·dstate·seqlen; with a matrix A memory as that times dstate, and time as that
-    times dstate².
+    times dstate². Boundaries in cu_seqlens that are out of range are moved into it.
 
     Example:
         >>> import torch
@@ -55,11 +57,11 @@ def selective_scan_ref(
         >>> selective_scan_ref(u, delta, A, B, C).shape
         torch.Size([2, 8, 100])
     """
-    options = (delta_softplus, discretization_method, initial_state, reverse)
+    options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
     values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
     call = operator_for(A, discretization_method).check(values)
 
-    batch, dim, seqlen = u.shape
+    _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     discretize = DISCRETIZATIONS[discretization_method]
 
@@ -74,12 +76,17 @@ def selective_scan_ref(
     C_steps = _steps(C, dim, seqlen, h_dtype)
 
     if initial_state is None:
-        h = torch.zeros(batch, dim, A.shape[1], dtype=h_dtype, device=u.device)
+        h = torch.zeros(call.sizes["sequences"], dim, A.shape[1], dtype=h_dtype, device=u.device)
     else:
         h = initial_state.to(h_dtype, copy=True)
+    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
+    if sequences is not None:
+        first_states, h, h_steps = h, h.new_zeros(1, dim, A.shape[1]), []
     delta_steps, u_steps = delta.unbind(-1), x.unbind(-1)
     y_steps = []
     for t in reversed(range(seqlen)) if reverse else range(seqlen):
+        if sequences is not None:
+            h = sequences.enter(t, first_states, h)
         delta_t = delta_steps[t][..., None]  # (batch, dim, 1)
         if A.dim() == 3:
             h = _solve_step(h, delta_t, A, B_steps[t] * u_steps[t][..., None])
@@ -88,14 +95,20 @@ def selective_scan_ref(
             h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
         y = (C_steps[t] * h).sum(-1)
         y_steps.append(2 * y.real if y.is_complex() else y)
+        if sequences is not None:
+            h_steps.append(h)
 
     if reverse:
         y_steps.reverse()
+    if sequences is not None:
+        h = sequences.last_states(first_states, h_steps)
     y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
     if D is not None:
         y = y + D.to(dtype)[:, None] * x
     if z is not None:
         y = y * F.silu(z.to(dtype))
+    if sequences is not None:
+        y = torch.where(sequences.are_none, 0, y)
     # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
     # tensor into another.
     out = y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)

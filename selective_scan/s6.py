@@ -137,7 +137,9 @@ class S6(nn.Module):
         caches = (layer.allocate_cache(batch_size, dtype, device) for layer in self.layers)
         return S6Cache(tuple(caches))
 
-    def forward(self, x: Tensor, *, cache: S6Cache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, cache: S6Cache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
         """Runs all layers and the final norm.
 
         Args:
@@ -145,15 +147,20 @@ class S6(nn.Module):
                 torch.autocast.
             cache: what :meth:`allocate_cache` gave, for x's batch: the call goes on where it is,
                 with any number of steps, and changes it in place.
+            cu_seqlens: the boundaries of sequences that lie one behind the other, see
+                :func:`selective_scan_fn`; batch is then 1, and there is no cache. Each layer does
+                with every sequence what it does with it alone.
 
         Returns:
             (batch, seqlen, d_model). Empty where seqlen is 0.
 
         Raises:
-            TypeError: x is not a tensor, or cache not a cache.
+            TypeError: x or cu_seqlens is not a tensor, or cache not a cache.
             ValueError: x has another shape, or the cache is for another batch, device or model, or
-                the model is bidirectional and there is a cache.
-            RuntimeError: there is a cache, and the call would need a gradient.
+                the model is bidirectional and there is a cache, or there are a cache and
+                cu_seqlens, or cu_seqlens and a convolution wider than 8.
+            RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
+                refused by :func:`selective_scan_fn`.
         """
         x = checked_sequence("x", x, self.d_model)
         caches = [None] * self.depth
@@ -165,7 +172,7 @@ class S6(nn.Module):
         else:
             refuse_other_cache(cache, "S6Cache")
         for layer, part in zip(self.layers, caches, strict=True):
-            x = layer(x, cache=part)
+            x = layer(x, cache=part, cu_seqlens=cu_seqlens)
         return self.norm_f(x)
 
     @classmethod
@@ -252,8 +259,10 @@ class S6Layer(MambaMixer):
         self._modules = {"norm": norm, **self._modules}
         self.register_load_state_dict_pre_hook(_ignore_legacy_buffer)
 
-    def forward(self, hidden: Tensor, *, cache: MixerCache | None = None) -> Tensor:
-        return hidden + super().forward(self.norm(hidden), cache=cache)
+    def forward(
+        self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        return hidden + super().forward(self.norm(hidden), cache=cache, cu_seqlens=cu_seqlens)
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:

@@ -25,6 +25,7 @@ def good_call(is_complex=False):
         "delta_softplus": True,
         "discretization_method": "foh",
         "reverse": False,
+        "cu_seqlens": None,
     }
 
 
@@ -202,8 +203,38 @@ def wrong_shapes():
     for shape in ((b, d, n + 1), (b, n, d), (d, n), (1, d, n), (b, d, n, 1)):
         yield Bad(
             {"initial_state": Value(shape)},
-            f"initial_state must be (batch, dim, dstate) = ({b}, {d}, {n}), got {shape}",
+            f"initial_state must be (sequences, dim, dstate) = ({b}, {d}, {n}), got {shape}",
         )
+
+
+def wrong_sequences():
+    d, n, s = DIM, DSTATE, SEQLEN
+    packed = {name: Value((1, d, s)) for name in ("u", "delta", "z")}
+    packed |= {name: Value((1, GROUPS, n, s)) for name in ("B", "C")}
+    bounds = Value((4,), torch.int32, torch.zeros)
+    yield Bad({"cu_seqlens": [0, 6]}, "cu_seqlens must be a Tensor or None, got list", TypeError)
+    yield Bad({"cu_seqlens": Value((3,))}, "cu_seqlens must have dtype int32 or int64, got float32")
+    for shape in ((1, 2), ()):
+        yield Bad(
+            {**packed, "initial_state": None, "cu_seqlens": Value(shape, torch.int64)},
+            f"cu_seqlens must be (sequences+1,), got {shape}",
+        )
+    yield Bad(
+        {**packed, "cu_seqlens": Value((0,), torch.int64)},
+        "cu_seqlens must have sequences+1 of at least 1, got (0,)",
+    )
+    yield Bad(
+        {"cu_seqlens": bounds},
+        f"u must have batch of 1 where cu_seqlens is given, got ({BATCH}, {d}, {s})",
+    )
+    yield Bad(
+        {**packed, "cu_seqlens": bounds},
+        f"initial_state must be (sequences, dim, dstate) = (3, {d}, {n}), got ({BATCH}, {d}, {n})",
+    )
+    yield Bad(
+        {"cu_seqlens": Value((3,), torch.int32, on_meta)},
+        "cu_seqlens must be on the device of u, {u}, got meta",
+    )
 
 
 def to_csr(shape, dtype, device):
@@ -264,6 +295,7 @@ BAD_CALLS = [
     *wrong_methods(),
     *wrong_dtypes(),
     *wrong_shapes(),
+    *wrong_sequences(),
     *wrong_places(),
     *wrong_in_order(),
 ]

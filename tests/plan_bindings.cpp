@@ -36,6 +36,7 @@ struct Call {
   bool mixed = false;  // delta of another dtype
   bool z = true;
   int64_t padding = 0;              // elements behind every row
+  bool packed = false;              // sequences
   bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
   std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
 
@@ -106,6 +107,7 @@ ScanParams make_inputs(const Call& call) {
   params.D = {address(), DType::kFloat32, 0, 1};
   params.delta_bias = params.D;
   params.states = address();
+  if (call.packed) params.packed = {{address(), true, 0, 1}, 64, call.seqlen, call.reverse};
   return params;
 }
 
@@ -342,6 +344,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("mixed", &Call::mixed)
       .def_readwrite("z", &Call::z)
       .def_readwrite("padding", &Call::padding)
+      .def_readwrite("packed", &Call::packed)
       .def_readwrite("wider_rows", &Call::wider_rows)
       .def_readwrite("turned", &Call::turned);
   py::class_<Device>(m, "Device")

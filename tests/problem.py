@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import zlib
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Case:
     delta_softplus: bool = True
     initial_state: bool = True
     reverse: bool = False
+    cu_seqlens: tuple[int, ...] | None = None  # of a batch of 1
     layout: str = "contiguous"
     layout_of: tuple[str, ...] = TENSORS  # which tensors have that layout
     cotangents: tuple[str, ...] = ("out", "last_state")  # outputs that the loss depends on
@@ -78,7 +80,7 @@ class Case:
 
 def _short(value) -> str:
     if isinstance(value, tuple):
-        return "+".join(value)
+        return "+".join(map(str, value))
     return str(value).removeprefix("torch.")
 
 
@@ -123,7 +125,8 @@ def _make(case: Case) -> Problem:
         return torch.view_as_real(value).flatten(-2) if kind.startswith("packed") else value
 
     sequence = (case.batch, case.dim, case.seqlen)
-    state = (case.batch, case.dim, case.dstate)
+    sequences = case.batch if case.cu_seqlens is None else len(case.cu_seqlens) - 1
+    state = (sequences, case.dim, case.dstate)
     A = -case.decay * uniform(0.2, 2.0, case.dim, case.dstate)
     if case.complex:
         A = torch.complex(A, case.decay * uniform(-3.0, 3.0, case.dim, case.dstate))
@@ -176,6 +179,8 @@ def _make(case: Case) -> Problem:
         "discretization_method": case.method,
         "reverse": case.reverse,
     }
+    if case.cu_seqlens is not None:
+        options["cu_seqlens"] = torch.tensor(case.cu_seqlens)
     return Problem(tensors, options, cotangents)
 
 
@@ -239,13 +244,24 @@ def detached(inputs: dict) -> dict:
     return {name: None if value is None else value.detach() for name, value in inputs.items()}
 
 
+def options_on(case: Case, device: str | torch.device) -> dict:
+    options = make(case).options
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in options.items()
+    }
+
+
 # How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
-OP_ORDER = (*TENSORS[:-1], "delta_softplus", "discretization_method", TENSORS[-1], "reverse")
+OP_ORDER = (
+    *(*TENSORS[:-1], "delta_softplus", "discretization_method"),
+    *(TENSORS[-1], "reverse", "cu_seqlens"),
+)
 
 
 def op_arguments(case: Case, inputs: dict) -> tuple:
     """What both ops take, without gradients."""
-    arguments = detached(inputs) | make(case).options
+    arguments = {"cu_seqlens": None} | detached(inputs) | options_on(case, inputs["u"].device)
     return tuple(arguments[name] for name in OP_ORDER)
 
 
@@ -266,7 +282,7 @@ def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, tor
     problem = make(case)
     inputs = inputs_on(case, device)
     out, last_state = selective_scan_fn(
-        **inputs, **problem.options, return_last_state=True, backend=backend
+        **inputs, **options_on(case, device), return_last_state=True, backend=backend
     )
     outputs = {"out": out, "last_state": last_state}
     cotangents = {name: value.to(device) for name, value in problem.cotangents.items()}
@@ -308,10 +324,33 @@ def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor
         name: None if value is None else cast(value).detach().requires_grad_()
         for name, value in problem.tensors.items()
     }
-    out, last_state = scan(**inputs, **problem.options)
+    out, last_state = scan_sequences(scan, inputs, dict(problem.options))
     outputs = {"out": out, "last_state": last_state}
     cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
     return outputs | differentiate(outputs, inputs, cotangents)
+
+
+def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """`scan` of packed sequences one by one, which are to be the same; out is 0 between them."""
+    cu_seqlens = options.pop("cu_seqlens", None)
+    if cu_seqlens is None:
+        return scan(**inputs, **options)
+    seqlen, bounds = inputs["u"].shape[2], cu_seqlens.tolist()
+    outs, states = [torch.zeros_like(inputs["u"][..., : bounds[0]])], []
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        part = dict(inputs)
+        for name in ("u", "delta", "B", "C", "z"):
+            tensor = inputs[name]
+            if tensor is not None and tensor.dim() > 2:
+                per_step = tensor.shape[-1] // max(seqlen, 1)
+                part[name] = tensor[..., begin * per_step : end * per_step]
+        if inputs["initial_state"] is not None:
+            part["initial_state"] = inputs["initial_state"][index : index + 1]
+        out, last_state = scan(**part, **options)
+        outs.append(out)
+        states.append(last_state)
+    outs.append(torch.zeros_like(inputs["u"][..., bounds[-1] :]))
+    return torch.cat(outs, -1), torch.cat(states)
 
 
 def plain_results(case: Case) -> list[dict[str, torch.Tensor]]:

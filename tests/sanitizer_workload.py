@@ -8,6 +8,7 @@ vacuous. Operators: those of CHECKS; all without arguments.
 """
 
 import dataclasses
+import itertools
 import os
 import secrets
 import sys
@@ -23,6 +24,8 @@ import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
 import test_layouts as layouts
 import test_matrix_scan as matrix
+import test_packed as packed
+import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
 import test_selective_state_update as update
 import test_slices as slices
@@ -55,6 +58,7 @@ def selective_scan_cases():
     yield Case(complex=True, B="packed_grouped", C="packed_grouped", reverse=True, seqlen=65)
     yield Case(complex=True, B="packed", C="shared", groups=1, dtype=torch.float64)
     yield from special_cases()
+    yield from packed_cases()
 
 
 def special_cases():
@@ -109,6 +113,22 @@ def matrix_cases():
     yield from (case for case in matrix.CASES if not case.is_double)
 
 
+def packed_cases():
+    for base in (packed.BASE, packed.LONG):
+        yield base
+        yield base.with_(layout="channel_last", dtype=torch.bfloat16, reverse=True)
+        yield base.with_(complex=True, dstate=5)
+    yield packed.BASE.with_(cu_seqlens=(7, 40, 41, 100), B="constant")
+
+
+def check_boundaries() -> int:
+    for bounds, reverse in itertools.product(packed.BAD_BOUNDS, (False, True)):
+        packed.test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, "cuda")
+    for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
+        packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
+    return 4 * len(packed.BAD_BOUNDS)
+
+
 def check_selective_scan() -> int:
     count = 0
     for case in selective_scan_cases():
@@ -134,6 +154,8 @@ def check_all(check, cases) -> int:
 CHECKS = {
     "selective_scan": check_selective_scan,
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
+    "packed_diagonal": lambda: check_all(packed_diagonal.test_packed, packed_diagonal.CASES),
+    "boundaries": check_boundaries,
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
     "matrix": lambda: check_all(
         lambda case, device: matrix.check(case, device=device), matrix_cases()

@@ -319,6 +319,21 @@ def test_benchmark_of_a_layer(tmp_path):
     assert all(part["ms"] >= 0 for part in content["parts"])
 
 
+def test_benchmark_of_packed_sequences(tmp_path):
+    run_program(
+        "benchmark_packed.py", "--device", "cpu", "--sequences", "5", "--mean", "9",
+        "--longest", "40", "--dim", "8", "--dstate", "2", "--dtype", "float32", "--runs", "2",
+        "--json", tmp_path / "packed.json",
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "packed.json").read_text())["rows"]
+    assert len(rows) == 6
+    for row in rows:
+        assert_is_timing(row["time_ms"], 2)
+        assert (row["error"] is None) == (row["implementation"] != "packed")
+    steps = {row["implementation"]: row["steps"] for row in rows}
+    assert steps["packed"] <= steps["dense, as many steps"] < steps["padded to the longest"] == 200
+
+
 def test_benchmark_of_decoding(tmp_path):
     run_program(
         "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from problem import TENSORS, Case, inputs_on
+from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
@@ -26,6 +26,7 @@ CASES = (
     SMALL.with_(seqlen=0),
     SMALL.with_(batch=0),
     SMALL.with_(seqlen=1, delta_softplus=True),
+    SMALL.with_(batch=1, cu_seqlens=(0, 33, 33, 70), reverse=True),
 )
 
 
@@ -48,7 +49,8 @@ def arguments(case, device, requires_grad):
         if tensor is not None:
             tensor.requires_grad_(requires_grad)
     initial_state = inputs.pop("initial_state")
-    return (*inputs.values(), case.delta_softplus, case.method, initial_state, case.reverse)
+    options = (case.delta_softplus, case.method, initial_state, case.reverse)
+    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"))
 
 
 def gradients(outputs, inputs):
@@ -102,12 +104,12 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls take a shorter way to the kernels than the op's registered derivative."""
     inputs = arguments(case, device, True)
-    leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
-    *options, initial_state, _ = inputs[8:]
-    method = {"discretization_method": options[1], "initial_state": initial_state}
+    leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
+    names = ("discretization_method", "initial_state", "reverse", "cu_seqlens")
+    options = dict(zip(names, inputs[9:], strict=True))
 
     def by_function():
-        results = selective_scan_fn(*inputs[:8], options[0], return_last_state, **method)
+        results = selective_scan_fn(*inputs[:9], return_last_state, **options)
         return results if return_last_state else (results,)
 
     by_op = ops()[0](*inputs, True)[: 1 + return_last_state]

@@ -61,7 +61,7 @@ def test_forward_mode_of_ops_refuses(requires_grad, device):
     ops = torch.ops.selective_scan
     for op, others in (
         (ops.diagonal_scan_fwd, (b,)),
-        (ops.diagonal_scan_bwd, (a, b, None, False, False)),
+        (ops.diagonal_scan_bwd, (a, b, None, False, None, False)),
     ):
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(a, torch.ones_like(a))

@@ -342,7 +342,7 @@ def test_opcheck(case, device):
     arguments = (torch.randn_like(h), a.detach(), h)
     initial = None if initial_state is None else initial_state.detach()
     torch.library.opcheck(
-        ops.diagonal_scan_bwd, (*arguments, initial, case.reverse, b.is_complex())
+        ops.diagonal_scan_bwd, (*arguments, initial, case.reverse, None, b.is_complex())
     )
 
 
@@ -397,6 +397,27 @@ BAD_CALLS = [
     (
         {"b": ones(4, 2, 3), "initial_state": ones(2)},
         "initial_state must be (...) = (4, 2), got (2,)",
+    ),
+    (
+        {"a": ones(3), "b": ones(3), "cu_seqlens": ones(2, dtype=torch.int32)},
+        "b must be (1, ..., seqlen) where cu_seqlens is given, got (3,)",
+    ),
+    (
+        {"cu_seqlens": ones(2, dtype=torch.int32)},
+        "b must have batch of 1 where cu_seqlens is given, got (2, 3)",
+    ),
+    (
+        {"b": ones(1, 3), "a": ones(3), "cu_seqlens": ones(2)},
+        "cu_seqlens must have dtype int32 or int64, got float32",
+    ),
+    (
+        {
+            "b": ones(1, 4, 3),
+            "a": ones(3),
+            "initial_state": ones(1, 4),
+            "cu_seqlens": ones(3, dtype=torch.int64),
+        },
+        "initial_state must be (sequences, ...) = (2, 4), got (1, 4)",
     ),
     ({"a": ones(2, 3, device="meta")}, "a must be on the device of b, cpu, got meta"),
     (
@@ -461,7 +482,7 @@ def test_bad_backward_call(change, message):
     arguments = {name: ones(2, 3) for name in ("dh", "a", "h")} | change
     with pytest.raises(RuntimeError) as caught:
         torch.ops.selective_scan.diagonal_scan_bwd(
-            **arguments, initial_state=None, reverse=False, complex_b=False
+            **arguments, initial_state=None, reverse=False, cu_seqlens=None, complex_b=False
         )
     assert message in str(caught.value)
 

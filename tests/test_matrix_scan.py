@@ -357,7 +357,8 @@ def op_arguments(case, requires_grad, device="cpu"):
         for name, value in tensors_of(case).items()
     }
     initial_state = values.pop("initial_state")
-    return (*values.values(), case.delta_softplus, "bilinear", initial_state, case.reverse)
+    options = (case.delta_softplus, "bilinear", initial_state, case.reverse, None)
+    return (*values.values(), *options)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
@@ -473,7 +474,7 @@ BAD_CALLS = [
     Bad((4, 5, 5), "B must be (dim, dstate) = (4, 5), got (4, 3)"),
     Bad(
         (4, 3, 3),
-        "initial_state must be (batch, dim, dstate) = (2, 4, 3), got (2, 4, 3, 3)",
+        "initial_state must be (sequences, dim, dstate) = (2, 4, 3), got (2, 4, 3, 3)",
         changes={"initial_state": torch.ones(2, 4, 3, 3)},
     ),
     Bad(

@@ -36,6 +36,7 @@ class Call:
     padding: int = 0
     wider_rows: bool = False
     turned: tuple[str, ...] = ()
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,17 @@ TABLE = [
         Call(2, 1024, 800, 16, dtype="float64"),
         ("general", 16, 1, 0),
         ("general", 44, 1, 10125312),
+    ),
+    # Packed sequences, which the general kernels alone take; many channels need no segments.
+    (
+        Call(1, 1536, 40000, 16, channel_last=True, packed=True),
+        ("general", 96, 33, 6488064),
+        ("general", 96, 33, 92057600),
+    ),
+    (
+        Call(1, 8192, 40000, 16, packed=True),
+        ("general", 64, 1, 0),
+        ("general", 64, 1, 655949824),
     ),
     (Call(8, 1536, 2048, 65), ("general", 12, 1, 0), ("general", 12, 1, 543260672)),
     (
@@ -300,6 +312,9 @@ def refusal(path):
         ("dstate1", {}, "dstate must be 1, got 16"),
         ("dstate1", {"dstate": 1, "mixed": True}, "must have one dtype and the same strides"),
         ("streamed", {"dstate": 65}, "dstate must be at most 64"),
+        ("streamed", {"batch": 1, "packed": True}, "sequences are packed"),
+        ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
+        ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
         ("streamed", {"C": "constant"}, "both be variable or both be constant"),
         ("streamed", {"mixed": True}, "must have one dtype"),

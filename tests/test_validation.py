@@ -141,7 +141,11 @@ def test_the_backward_op_checks_its_gradients(fake, device):
         ("dout", Value((b, d)), f"be (batch, dim, seqlen) = ({b}, {d}, {s}), got (2, 4)"),
         ("dout", Value((b, d, s), torch.float64), "have dtype float32, got float64"),
         ("dout", Value((b, d, s), torch.int64), "have dtype float32, got int64"),
-        ("dlast_state", Value((b, d)), f"be (batch, dim, dstate) = ({b}, {d}, {n}), got (2, 4)"),
+        (
+            "dlast_state",
+            Value((b, d)),
+            f"be (sequences, dim, dstate) = ({b}, {d}, {n}), got (2, 4)",
+        ),
         ("dlast_state", Value((b, d, n), torch.float16), "have dtype float32, got float16"),
         ("dlast_state", Value((b, d, n), torch.complex64), "have dtype float32, got complex64"),
         (

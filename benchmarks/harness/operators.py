@@ -159,7 +159,7 @@ class SelectiveScan(Scan):
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, initial_state = self.arguments()
         return torch.ops.selective_scan.selective_scan_fwd(
-            *inputs, True, self._method, initial_state, self._reverse, save_states
+            *inputs, True, self._method, initial_state, self._reverse, None, save_states
         )
 
     def backward(self, saved: Tensor | None, dout: Tensor | None = None) -> Tensors:
@@ -167,7 +167,7 @@ class SelectiveScan(Scan):
         return self.named(
             torch.ops.selective_scan.selective_scan_bwd(
                 self.dout if dout is None else dout, None, *inputs, True, self._method,
-                initial_state, self._reverse, saved,
+                initial_state, self._reverse, None, saved,
             )
         )  # fmt: skip
 
@@ -244,7 +244,9 @@ class DiagonalScan(Scan):
     def backward(self, saved: Tensor, dout: Tensor | None = None) -> Tensors:
         dout = self.dout if dout is None else dout
         a = self.tensors["a"]
-        da, db, _ = torch.ops.selective_scan.diagonal_scan_bwd(dout, a, saved, None, False, False)
+        da, db, _ = torch.ops.selective_scan.diagonal_scan_bwd(
+            dout, a, saved, None, False, None, False
+        )
         return self.named((da, db))
 
     def reference(self, tensors: Tensors) -> Tensor:

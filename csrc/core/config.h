@@ -37,6 +37,12 @@ SELECTIVE_SCAN_HD int64_t num_saved_states(int64_t seqlen) {
   return seqlen > 0 ? (seqlen - 1) / kStateChunk : 0;
 }
 
+/// The number of a packed sequence's first saved state, of all those that num_saved_states() of all
+/// steps counts: sequences that lie behind one another have none in common.
+SELECTIVE_SCAN_HD int64_t first_saved_state(int64_t first_step) {
+  return first_step / kStateChunk;
+}
+
 /// As kStateChunk, for the adaptive unitary scan, whose angles are recomputed in slabs of whole
 /// chunks.
 constexpr int64_t kUnitaryStateChunk = 64;

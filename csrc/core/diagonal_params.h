@@ -21,15 +21,16 @@
 
 #include "config.h"
 #include "dtype.h"
+#include "index_array.h"
 
 namespace selective_scan {
 
 /// The most dimensions that rows may have after neighbouring ones were merged.
 constexpr int kMaxRowDims = 8;
 
-/// A strided array of rows of steps, or of rows alone. Strides count real components of `dtype`;
-/// the imaginary part lies `imag` components behind the real part, and imag = 0 says that the array
-/// is real.
+/// A strided array of rows of steps, or of rows alone, whose "steps" are the sequences. Strides
+/// count real components of `dtype`; the imaginary part lies `imag` components behind the real
+/// part, and imag = 0 says that the array is real.
 struct RowArray {
   void* data = nullptr;  // null: absent
   DType dtype = DType::kFloat32;
@@ -51,6 +52,8 @@ struct DiagonalScanParams {
 
   RowArray a;
   RowArray initial_state;  // without steps, optional
+
+  PackedSequences packed;  // of each row, where present, in the order of the pass
 
   /// Where `array` has the first step of a row, in components from its data.
   SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array, int64_t row) const {

@@ -28,22 +28,36 @@ struct IndexArray {
 /// [boundaries[i], boundaries[i + 1]). Steps before the first boundary or from the last one on
 /// belong to none. Boundaries out of range or of order are moved to where they do no harm: nothing
 /// here leads to a step or a sequence that does not exist.
+///
+/// A scan from the last step to the first counts steps from the last one on, as its arrays do; the
+/// sequences, which keep their numbers, then come from the last to the first.
 struct PackedSequences {
   static constexpr int64_t kNone = -1;
 
   IndexArray boundaries;  // (count + 1)
   int64_t count = 0;
   int64_t total = 0;
+  bool reversed = false;
+
+  SELECTIVE_SCAN_HD bool present() const { return boundaries.present(); }
 
   SELECTIVE_SCAN_HD int64_t begin(int64_t sequence) const {
-    return clamped(boundaries.at(sequence), 0, total);
+    return reversed ? total - last(sequence) : first(sequence);
   }
   /// No less than begin().
   SELECTIVE_SCAN_HD int64_t end(int64_t sequence) const {
-    return clamped(boundaries.at(sequence + 1), begin(sequence), total);
+    return reversed ? total - first(sequence) : last(sequence);
   }
 
-  /// The sequence that a step belongs to, or kNone.
+  /// Where the first and the last sequence in the order of the scan begin and end.
+  SELECTIVE_SCAN_HD int64_t first_begin() const {
+    return count == 0 ? total : begin(reversed ? count - 1 : 0);
+  }
+  SELECTIVE_SCAN_HD int64_t last_end() const {
+    return count == 0 ? total : end(reversed ? 0 : count - 1);
+  }
+
+  /// The sequence that a step belongs to, or kNone; not of a reversed scan.
   SELECTIVE_SCAN_HD int64_t sequence_of(int64_t step) const {
     int64_t low = 0,
             high = count;  // sequences before `low` end by then, those from `high` on later
@@ -59,6 +73,12 @@ struct PackedSequences {
   }
 
  private:
+  SELECTIVE_SCAN_HD int64_t first(int64_t sequence) const {
+    return clamped(boundaries.at(sequence), 0, total);
+  }
+  SELECTIVE_SCAN_HD int64_t last(int64_t sequence) const {
+    return clamped(boundaries.at(sequence + 1), first(sequence), total);
+  }
   static SELECTIVE_SCAN_HD int64_t clamped(int64_t value, int64_t low, int64_t high) {
     return value < low ? low : value > high ? high : value;
   }

@@ -13,6 +13,7 @@
 #include "config.h"
 #include "discretization/method.h"
 #include "dtype.h"
+#include "index_array.h"
 
 namespace selective_scan {
 
@@ -35,7 +36,7 @@ struct ArrayView {
 
 /// What both passes share: sizes, flags and inputs.
 struct ScanParams {
-  int64_t batch = 0;
+  int64_t batch = 0;  // 1 where sequences are packed
   int64_t dim = 0;
   int64_t groups = 1;  // channel d belongs to group d / (dim / groups)
   int64_t dstate = 0;
@@ -56,12 +57,18 @@ struct ScanParams {
   ArrayView D;              // (channel), optional
   ArrayView z;              // (batch, channel, step), optional
   ArrayView delta_bias;     // (channel), optional
-  ArrayView initial_state;  // (batch, channel, state), optional
+  ArrayView initial_state;  // (sequence, channel, state), optional
 
   /// States at the inner chunk boundaries, in the order of the scan: index (batch, chunk, channel,
   /// state), contiguous, of the compute type (complex interleaved). Written by the forward pass
-  /// when present, read by the backward pass. See num_saved_states().
+  /// when present, read by the backward pass. See num_saved_states(), first_saved_state().
   void* states = nullptr;
+
+  /// Where present, the steps are those of several sequences, whose states these are. Else every
+  /// batch entry is a sequence.
+  PackedSequences packed;
+
+  SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
 };
 
 struct ForwardParams : ScanParams {
@@ -69,7 +76,7 @@ struct ForwardParams : ScanParams {
   explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
 
   ArrayView out;         // (batch, channel, step); absent: only states are wanted
-  ArrayView last_state;  // (batch, channel, state), of the compute type, optional
+  ArrayView last_state;  // (sequence, channel, state), of the compute type, optional
 };
 
 /// Every gradient of a present input is present, has its input's indices and dtype and strides of
@@ -79,7 +86,7 @@ struct BackwardParams : ScanParams {
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
 
   ArrayView dout;         // (batch, channel, step), optional: absent means zero
-  ArrayView dlast_state;  // (batch, channel, state), optional
+  ArrayView dlast_state;  // (sequence, channel, state), optional
 
   ArrayView du;
   ArrayView ddelta;

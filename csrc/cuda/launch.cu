@@ -11,6 +11,7 @@
 #include "dstate1/kernels.h"
 #include "general/kernels.h"
 #include "kit/launch_tools.h"
+#include "kit/packed_edges.h"
 #include "kit/row_sums.h"
 #include "plan/plan.h"
 #include "plan/slices.h"
@@ -76,18 +77,21 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  if (const auto arrangement = arrange_states(params)) {
+  const bool is_packed = params.packed.present();
+  if (const auto arrangement = arrange_states(params); arrangement && !is_packed) {
     return run_slices(params, *arrangement, device, memory, stream);
   }
   const auto plan = make_plan(params, device, wanted_path());
-  if (!wanted_path()) {
+  if (!wanted_path() && !is_packed) {
     if (const auto arrangement = arrange_rows(params, device, plan)) {
       return run_slices(params, *arrangement, device, memory, stream);
     }
   }
   const int64_t bytes = plan.scratch_bytes();
   void* const scratch = bytes > 0 ? memory(bytes) : nullptr;
-  return run_plan(params, plan, scratch, stream);
+  const cudaError_t result = run_plan(params, plan, scratch, stream);
+  if (result != cudaSuccess || !is_packed) return result;
+  return write_packed_edges(params, stream);
 }
 
 }  // namespace

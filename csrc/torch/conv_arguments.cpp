@@ -3,8 +3,6 @@
 namespace selective_scan::op {
 namespace {
 
-constexpr std::initializer_list<ScalarType> kIndexDtypes = {ScalarType::Int, ScalarType::Long};
-
 bool parse_activation(const std::optional<std::string>& name) {
   if (!name) return false;
   if (*name != "silu" && *name != "swish") {
@@ -60,15 +58,7 @@ void check_shapes(const ConvArguments& args, ConvParams& params) {
     check_shape("seq_idx", *args.seq_idx, {{"batch", params.batch}, {"seqlen", params.seqlen}});
   }
   if (args.cu_seqlens) {
-    const Tensor& cu_seqlens = *args.cu_seqlens;
-    check_shape("cu_seqlens", cu_seqlens, {{"sequences+1"}});
-    params.sequences = cu_seqlens.size(0) - 1;
-    if (params.sequences < 0) {
-      fail("cu_seqlens must have sequences+1 of at least 1, got ", shape_text(cu_seqlens));
-    }
-    if (params.batch != 1) {
-      fail("x must have batch of 1 where cu_seqlens is given, got ", shape_text(args.x));
-    }
+    params.sequences = packed_sequences(*args.cu_seqlens, "x", args.x).count;
   }
   if (args.initial_states) {
     check_states_shape("initial_states", *args.initial_states, params);
@@ -213,16 +203,6 @@ ArrayView taps_view(const Tensor& tensor) {
   ArrayView view = view_of(tensor);
   view.channel = tensor.stride(0);
   if (tensor.dim() == 2) view.step = tensor.stride(1);
-  return view;
-}
-
-IndexArray index_view(const Tensor& tensor) {
-  IndexArray view;
-  view.data = tensor.const_data_ptr();
-  view.is_wide = dtype_of(tensor) == ScalarType::Long;
-  const int64_t last = tensor.dim() - 1;
-  if (last == 1) view.batch = tensor.stride(0);
-  view.step = tensor.stride(last);
   return view;
 }
 

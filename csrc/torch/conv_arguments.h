@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../core/conv_params.h"
+#include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
@@ -51,7 +52,5 @@ ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args);
 ArrayView conv_view(const Tensor& tensor);
 /// (dim, width) or (dim,)
 ArrayView taps_view(const Tensor& tensor);
-/// (batch, seqlen), or an index for each sequence
-IndexArray index_view(const Tensor& tensor);
 
 }  // namespace selective_scan::op

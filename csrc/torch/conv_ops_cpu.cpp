@@ -10,19 +10,7 @@ namespace {
 struct CpuBackend {
   explicit CpuBackend(const Tensor&) {}
 
-  void check(const ConvParams& params) const {
-    const IndexArray& boundaries = params.cu_seqlens;
-    if (!boundaries.present()) return;
-    int64_t before = 0;
-    for (int64_t i = 0; i <= params.sequences; ++i) {
-      const int64_t boundary = boundaries.at(i);
-      if (boundary < before || boundary > params.seqlen) {
-        fail("cu_seqlens must rise from 0 to at most seqlen = ", params.seqlen, ", got ", boundary,
-             " behind ", before);
-      }
-      before = boundary;
-    }
-  }
+  void check(const ConvParams& params) const { check_boundaries(params.packed()); }
   void check(const ConvUpdateParams& params) const {
     const IndexArray& indices = params.conv_state_indices;
     if (!indices.present()) return;

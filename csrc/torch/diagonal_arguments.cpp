@@ -36,24 +36,32 @@ void check_dtypes(const Tensor& a, const char* b_name, const Tensor& b,
   }
 }
 
-std::string row_shape_text(const Tensor& b) {
+/// With `first` in place of the first size.
+std::string row_shape_text(const Tensor& b, int64_t first) {
   const auto sizes = b.sizes();
   std::string text = "(";
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
+    text += (i > 0 ? ", " : "") + std::to_string(i > 0 ? sizes[i] : first);
   }
   return text + (sizes.size() == 2 ? ",)" : ")");
 }
 
 void check_shapes(const Tensor& a, const char* b_name, const Tensor& b,
-                  const OptionalTensor& initial_state) {
+                  const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
   if (b.dim() == 0) fail(b_name, " must be (..., seqlen), got ", shape_text(b));
+  const bool is_packed = cu_seqlens.has_value();
+  if (is_packed && b.dim() == 1) {
+    fail(b_name, " must be (1, ..., seqlen) where cu_seqlens is given, got ", shape_text(b));
+  }
+  const int64_t sequences = is_packed ? packed_sequences(*cu_seqlens, b_name, b).count : 0;
   bool matches = !initial_state || initial_state->dim() == b.dim() - 1;
   for (int64_t i = 0; initial_state && matches && i < initial_state->dim(); ++i) {
-    matches = initial_state->size(i) == b.size(i);
+    matches = initial_state->size(i) == (is_packed && i == 0 ? sequences : b.size(i));
   }
   if (!matches) {
-    fail("initial_state must be (...) = ", row_shape_text(b), ", got ", shape_text(*initial_state));
+    fail("initial_state must be ", is_packed ? "(sequences, ...)" : "(...)", " = ",
+         row_shape_text(b, is_packed ? sequences : b.size(0)), ", got ",
+         shape_text(*initial_state));
   }
   bool fits = a.dim() <= b.dim();
   for (int64_t i = 1; fits && i <= a.dim(); ++i) {
@@ -68,14 +76,17 @@ void check_shapes(const Tensor& a, const char* b_name, const Tensor& b,
 }  // namespace
 
 void check_diagonal_scan(const Tensor& a, const char* b_name, const Tensor& b,
-                         const OptionalTensor& initial_state) {
+                         const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
   check_dense("a", a);
   check_dense(b_name, b);
   if (initial_state) check_dense("initial_state", *initial_state);
+  if (cu_seqlens) check_dense("cu_seqlens", *cu_seqlens);
   check_same_device("a", a, b_name, b);
   if (initial_state) check_same_device("initial_state", *initial_state, b_name, b);
+  if (cu_seqlens) check_same_device("cu_seqlens", *cu_seqlens, b_name, b);
   check_dtypes(a, b_name, b, initial_state);
-  check_shapes(a, b_name, b, initial_state);
+  if (cu_seqlens) check_dtype("cu_seqlens", *cu_seqlens, kIndexDtypes);
+  check_shapes(a, b_name, b, initial_state, cu_seqlens);
 }
 
 bool is_broadcast(const Tensor& a, const Tensor& b) {
@@ -128,7 +139,10 @@ void RowLayout::add_steps(RowArray& array, const Tensor& tensor) {
 }
 
 void RowLayout::add_rows(RowArray& array, const Tensor& tensor) {
-  add(array, tensor, tensor.dim());
+  Entry& entry = add(array, tensor, tensor.dim());
+  if (!params_.packed.present()) return;
+  entry.strides[0] = 0;
+  array.step = tensor.stride(0) * components(tensor);
 }
 
 bool RowLayout::finish() {

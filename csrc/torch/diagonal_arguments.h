@@ -5,13 +5,14 @@
 #include <vector>
 
 #include "../core/diagonal_params.h"
+#include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
 /// Refuses whatever no kernel may see. In the backward op h stands where the forward op has b.
 void check_diagonal_scan(const Tensor& a, const char* b_name, const Tensor& b,
-                         const OptionalTensor& initial_state);
+                         const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens);
 
 /// Whether a is smaller than b in some dimension, and in time.
 bool is_broadcast(const Tensor& a, const Tensor& b);
@@ -28,7 +29,7 @@ class RowLayout {
 
   /// (..., seqlen), or what is broadcast to that.
   void add_steps(RowArray& array, const Tensor& tensor);
-  /// (...)
+  /// (...), or (sequences, ...) in place of a batch of 1 where sequences are packed.
   void add_rows(RowArray& array, const Tensor& tensor);
 
   /// False if the rows still have more than kMaxRowDims dimensions.

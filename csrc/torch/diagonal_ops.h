@@ -4,6 +4,8 @@
 //
 //   explicit Backend(const Tensor& b)
 //       Selects the device of b.
+//   void check(const PackedSequences& packed) const
+//       Refuses boundaries that do not rise, where they can be looked at.
 //   int64_t num_segments(const DiagonalScanParams& params) const
 //       Into how many segments of time the kernels split every row.
 //   int64_t workspace_bytes(const DiagonalScanParams& params) const
@@ -49,18 +51,22 @@ inline ScalarType result_dtype(const DiagonalScanParams& params, const Tensor& b
 
 template <class Backend>
 Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor& initial_state,
-                         bool reverse) {
-  check_diagonal_scan(a, "b", b, initial_state);
+                         bool reverse, const OptionalTensor& cu_seqlens) {
+  check_diagonal_scan(a, "b", b, initial_state, cu_seqlens);
   const Backend backend(b);
 
   DiagonalForwardParams params;
   set_types(params, a, b, initial_state);
+  if (cu_seqlens) params.packed = packed_sequences(*cu_seqlens, "b", b);
+  params.packed.reversed = reverse;
+  backend.check(params.packed);
   // With more row dimensions than kernels take, contiguous copies, whose rows are one dimension.
   for (const bool compact : {false, true}) {
     const Tensor a_rows = compact ? expanded_copy(a, b) : a;
     const Tensor b_rows = compact ? as_contiguous(b) : b;
-    const Tensor h = empty_like(b_rows, result_dtype(params, b));
+    Tensor h = empty_like(b_rows, result_dtype(params, b));
     if (h.numel() == 0) return h;
+    if (cu_seqlens) torch::stable::zero_(h);  // steps of no sequence
 
     RowLayout layout(b, params);
     layout.add_steps(params.a, a_rows);
@@ -114,20 +120,25 @@ template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Tensor& a,
                                                      const Tensor& h,
                                                      const OptionalTensor& initial_state,
-                                                     bool reverse, bool complex_b) {
-  check_diagonal_scan(a, "h", h, initial_state);
+                                                     bool reverse, const OptionalTensor& cu_seqlens,
+                                                     bool complex_b) {
+  check_diagonal_scan(a, "h", h, initial_state, cu_seqlens);
   check_dh(dh, h);
   const Backend backend(h);
 
   DiagonalBackwardParams params;
   set_types(params, a, h, initial_state);
+  if (cu_seqlens) params.packed = packed_sequences(*cu_seqlens, "h", h);
+  params.packed.reversed = !reverse;
+  backend.check(params.packed);
   if (!params.is_complex && complex_b)
     fail("h must be complex where b is, got ", dtype_name(h.scalar_type()));
   const ScalarType db_dtype = params.is_complex && !complex_b
                                   ? float_dtype(is_double_dtype(h.scalar_type()), false)
                                   : h.scalar_type();
   const bool sums_da = is_broadcast(a, h);
-  params.sum_da = is_broadcast_in_time(a, h);
+  // Of packed sequences the sum over time is left to PyTorch.
+  params.sum_da = is_broadcast_in_time(a, h) && !cu_seqlens;
 
   for (const bool compact : {false, true}) {
     const auto rows_of = [&](const Tensor& tensor) {
@@ -158,9 +169,13 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
       layout.add_rows(params.initial_state, initial_rows);
       layout.add_rows(params.dinitial_state, dinitial_state);
     }
-    const Tensor da_values =
+    Tensor da_values =
         sums_da ? new_da_values(params, a, h, params.sum_da, backend.num_segments(params))
                 : allocate_like(a_rows);
+    if (cu_seqlens) {  // steps of no sequence
+      torch::stable::zero_(da_values);
+      torch::stable::zero_(db);
+    }
     layout.add_steps(params.da, da_values);
     if (!layout.finish()) continue;
 

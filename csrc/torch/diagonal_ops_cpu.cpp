@@ -11,8 +11,10 @@ struct CpuBackend {
   explicit CpuBackend(const Tensor&) {}
 
   int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
-  int64_t workspace_bytes(const DiagonalScanParams& params) const {
-    return cpu::workspace_bytes(params);
+  void check(const PackedSequences& packed) const { check_boundaries(packed); }
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cpu::workspace_bytes(params, torch_thread_pool());
   }
   void launch(const DiagonalForwardParams& params, void* workspace) const {
     cpu::diagonal_scan_forward(params, workspace, torch_thread_pool());
@@ -26,11 +28,11 @@ struct CpuBackend {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def(
-      "diagonal_scan_fwd(Tensor a, Tensor b, Tensor? initial_state=None, bool reverse=False) "
-      "-> Tensor h");
+      "diagonal_scan_fwd(Tensor a, Tensor b, Tensor? initial_state=None, bool reverse=False, "
+      "Tensor? cu_seqlens=None) -> Tensor h");
   m.def(
       "diagonal_scan_bwd(Tensor dh, Tensor a, Tensor h, Tensor? initial_state, bool reverse, "
-      "bool complex_b) -> (Tensor da, Tensor db, Tensor dinitial_state)");
+      "Tensor? cu_seqlens, bool complex_b) -> (Tensor da, Tensor db, Tensor dinitial_state)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {

@@ -18,6 +18,7 @@ struct CudaBackend : MatrixA {
   void launch(const MatrixBackwardParams& params, const cuda::ScratchMemory& memory) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
+  void check(const PackedSequences&) const {}
   void zero(void* data, int64_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
   }

@@ -23,6 +23,7 @@ struct CpuBackend : DiagonalA {
   void launch(const BackwardParams& params, const auto& memory) const {
     cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
+  void check(const PackedSequences& packed) const { check_boundaries(packed); }
   void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 
   cpu::ThreadPool pool = torch_thread_pool();
@@ -47,17 +48,20 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
       "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
       "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
       "str discretization_method=\"zoh\", Tensor? initial_state=None, bool reverse=False, "
-      "bool save_states=False) -> (Tensor out, Tensor last_state, Tensor states)");
+      "Tensor? cu_seqlens=None, bool save_states=False) -> (Tensor out, Tensor last_state, Tensor "
+      "states)");
   m.def(
       "selective_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
       "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states) -> "
+      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? cu_seqlens, Tensor? "
+      "states) -> "
       "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
       "Tensor ddelta_bias, Tensor dinitial_state)");
   m.def(
       "selective_scan_bwd_out(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
       "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? states, "
+      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? cu_seqlens, Tensor? "
+      "states, "
       "*, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, Tensor(e!)? dz) -> "
       "(Tensor dA, Tensor dD, Tensor ddelta_bias, Tensor dinitial_state)");
   m.def("state_chunk() -> int");

@@ -18,6 +18,7 @@ void for_each_tensor(const ScanArguments& args, const Visit& visit) {
   if (args.z) visit("z", *args.z);
   if (args.delta_bias) visit("delta_bias", *args.delta_bias);
   if (args.initial_state) visit("initial_state", *args.initial_state);
+  if (args.cu_seqlens) visit("cu_seqlens", *args.cu_seqlens);
 }
 
 bool is_variable(const Tensor& projection) {
@@ -54,6 +55,7 @@ void check_dtypes(const ScanArguments& args, bool is_complex) {
   } else if (args.initial_state) {
     check_dtype("initial_state", *args.initial_state, {ScalarType::Float, ScalarType::Double});
   }
+  if (args.cu_seqlens) check_dtype("cu_seqlens", *args.cu_seqlens, kIndexDtypes);
 }
 
 void check_A(const ScanArguments& args, const ScanParams& params) {
@@ -108,10 +110,12 @@ void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dst
   if (args.D) check_channels("D", *args.D);
   if (args.z) check_sequence("z", *args.z);
   if (args.delta_bias) check_channels("delta_bias", *args.delta_bias);
-  if (args.initial_state) {
-    check_shape("initial_state", *args.initial_state,
-                {{"batch", params.batch}, {"dim", params.dim}, {"dstate", params.dstate}});
+  if (args.cu_seqlens) {
+    if (args.is_matrix_A) fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
+    params.packed = packed_sequences(*args.cu_seqlens, "u", args.u);
+    params.packed.reversed = args.reverse;
   }
+  if (args.initial_state) check_state_shape("initial_state", *args.initial_state, params);
 }
 
 /// A view whose strides count components: `stride(i)` is the tensor's i-th.
@@ -167,6 +171,11 @@ Method parse_method(const std::string& name) {
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
+}
+
+void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
+  check_shape(name, tensor,
+              {{"sequences", params.sequences()}, {"dim", params.dim}, {"dstate", params.dstate}});
 }
 
 Method parse_matrix_method(const std::string& name) {

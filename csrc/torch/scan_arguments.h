@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../core/params.h"
+#include "packed_sequences.h"
 #include "tensor_checks.h"
 
 namespace selective_scan::op {
@@ -23,6 +24,7 @@ struct ScanArguments {
   Method method;
   const std::optional<Tensor>& initial_state;
   bool reverse;
+  const std::optional<Tensor>& cu_seqlens;
   bool is_matrix_A = false;  // A is (dim, dstate, dstate), not (dim, dstate)
 };
 
@@ -38,6 +40,9 @@ Method parse_matrix_method(const std::string& name);
 /// `max_dstate` is the backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
 
+/// Checks a tensor of one state for each sequence.
+void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params);
+
 /// The dtype of states: float32 or float64, as that of arithmetic, and complex where A is.
 ScalarType state_dtype(const ScanParams& params);
 
@@ -50,7 +55,7 @@ ArrayView sequence_view(const Tensor& tensor, bool reverse);
 ArrayView channel_view(const Tensor& tensor);
 /// (dim, dstate)
 ArrayView pole_view(const Tensor& tensor);
-/// (batch, dim, dstate)
+/// (sequences, dim, dstate)
 ArrayView state_view(const Tensor& tensor);
 /// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
 /// dimension twice as long where a real tensor interleaves complex values.

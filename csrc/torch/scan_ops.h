@@ -9,6 +9,8 @@
 //       The largest dstate; 0 says that there is no limit.
 //   explicit Backend(const Tensor& u)
 //       Selects the device of u.
+//   void check(const PackedSequences& packed) const
+//       Refuses boundaries that do not rise, where they can be looked at.
 //   void launch(const Forward& params, const auto& memory) const
 //   void launch(const Backward& params, const auto& memory) const
 //       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
@@ -79,7 +81,9 @@ struct Problem {
   Backend backend;
 
   explicit Problem(const ScanArguments& args)
-      : args(args), params(make_scan_params(args, Backend::kMaxDstate)), backend(args.u) {}
+      : args(args), params(make_scan_params(args, Backend::kMaxDstate)), backend(args.u) {
+    backend.check(params.packed);
+  }
 
   /// The parameters of a pass, but for its results.
   template <class Params>
@@ -100,13 +104,14 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
     const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& delta_bias,
     bool delta_softplus, const std::string& discretization_method,
-    const OptionalTensor& initial_state, bool reverse, bool save_states) {
+    const OptionalTensor& initial_state, bool reverse, const OptionalTensor& cu_seqlens,
+    bool save_states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
                                   parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, Backend::kIsMatrixA});
+                                  reverse, cu_seqlens, Backend::kIsMatrixA});
   const Backend& backend = problem.backend;
   auto params = problem.template inputs<typename Backend::Forward>();
-  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+  const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
@@ -135,19 +140,23 @@ Tensor recompute_states(const Problem<Backend>& problem) {
 
 inline void check_gradients(const ScanParams& params, const Tensor& u, const OptionalTensor& dout,
                             const OptionalTensor& dlast_state, const OptionalTensor& states) {
-  const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype, Dims dims) {
+  const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype) {
     check_dense(name, tensor);
     check_same_device(name, tensor, "u", u);
     check_dtype(name, tensor, {dtype});
-    check_shape(name, tensor, dims);
   };
-  const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, dstate{"dstate", params.dstate};
-  if (dout) check("dout", *dout, dtype_of(u), {batch, dim, {"seqlen", params.seqlen}});
+  if (dout) {
+    check("dout", *dout, dtype_of(u));
+    check_shape("dout", *dout,
+                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
+  }
   if (dlast_state) {
-    check("dlast_state", *dlast_state, state_dtype(params), {batch, dim, dstate});
+    check("dlast_state", *dlast_state, state_dtype(params));
+    check_state_shape("dlast_state", *dlast_state, params);
   }
   if (states && states->numel() > 0) {
-    check("states", *states, state_dtype(params), {{"saved values", num_saved_values(params)}});
+    check("states", *states, state_dtype(params));
+    check_shape("states", *states, {{"saved values", num_saved_values(params)}});
   }
 }
 
@@ -217,10 +226,10 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
                    const OptionalTensor& D, const OptionalTensor& z,
                    const OptionalTensor& delta_bias, bool delta_softplus,
                    const std::string& discretization_method, const OptionalTensor& initial_state,
-                   bool reverse, const OptionalTensor& states) {
+                   bool reverse, const OptionalTensor& cu_seqlens, const OptionalTensor& states) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
                                   parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, Backend::kIsMatrixA});
+                                  reverse, cu_seqlens, Backend::kIsMatrixA});
   check_gradients(problem.params, u, dout, dlast_state, states);
   const Gradients made{allocate_like(u), allocate_like(delta),     allocate_like(A),
                        allocate_like(B), allocate_like(C),         new_gradient(D),
@@ -247,11 +256,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
     const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C, const OptionalTensor& D,
     const OptionalTensor& z, const OptionalTensor& delta_bias, bool delta_softplus,
     const std::string& discretization_method, const OptionalTensor& initial_state, bool reverse,
-    const OptionalTensor& states, const Tensor& du, const Tensor& ddelta, const Tensor& dB,
-    const Tensor& dC, const OptionalTensor& dz) {
+    const OptionalTensor& cu_seqlens, const OptionalTensor& states, const Tensor& du,
+    const Tensor& ddelta, const Tensor& dB, const Tensor& dC, const OptionalTensor& dz) {
   const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
                                   parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, Backend::kIsMatrixA});
+                                  reverse, cu_seqlens, Backend::kIsMatrixA});
   check_gradients(problem.params, u, dout, dlast_state, states);
   check_given_gradient("du", du, "u", u);
   check_given_gradient("ddelta", ddelta, "delta", delta);

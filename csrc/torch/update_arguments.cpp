@@ -5,7 +5,6 @@ namespace {
 
 constexpr std::initializer_list<ScalarType> kComplexDtypes = {ScalarType::ComplexFloat,
                                                               ScalarType::ComplexDouble};
-constexpr std::initializer_list<ScalarType> kIndexDtypes = {ScalarType::Int, ScalarType::Long};
 
 /// Calls visit(name, tensor) for every tensor that is there, in schema order.
 template <class Visit>

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../core/update_params.h"
+#include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {

@@ -7,9 +7,12 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <type_traits>
 
 #include "../../core/affine_map.h"
 #include "../../core/element.h"
+#include "../calls.h"
 #include "../capability.h"
 
 namespace selective_scan::cpu {
@@ -95,8 +98,52 @@ void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
   parallel_for(pool, tasks, [&](int64_t task) { pass.scan(params, split, task, workspace); });
 }
 
+void advance(RowArray& array, int64_t index) {
+  if (!array.present()) return;
+  array.data = static_cast<char*>(array.data) + index * array.step * element_size(array.dtype);
+}
+
+/// Where each of packed sequences has its steps, and its states.
+template <class Params>
+Params params_of(const Params& packed, int64_t sequence,
+                 std::type_identity_t<std::initializer_list<RowArray Params::*>> steps,
+                 std::type_identity_t<std::initializer_list<RowArray Params::*>> states) {
+  Params params = packed;
+  const int64_t begin = packed.packed.begin(sequence);
+  params.packed = {};
+  params.seqlen = packed.packed.end(sequence) - begin;
+  for (RowArray Params::* array : steps) advance(params.*array, begin);
+  for (RowArray Params::* array : states) advance(params.*array, sequence);
+  return params;
+}
+DiagonalForwardParams params_of(const DiagonalForwardParams& packed, int64_t sequence) {
+  using P = DiagonalForwardParams;
+  return params_of(packed, sequence, {&P::a, &P::b, &P::h}, {&P::initial_state});
+}
+DiagonalBackwardParams params_of(const DiagonalBackwardParams& packed, int64_t sequence) {
+  using P = DiagonalBackwardParams;
+  return params_of(packed, sequence, {&P::a, &P::dh, &P::h_previous, &P::db, &P::da},
+                   {&P::initial_state, &P::dinitial_state});
+}
+
 const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
   return chosen_capability().diagonal[params.is_double][params.is_complex];
+}
+
+int64_t bytes_of_call(const DiagonalScanParams& call, const ThreadPool&) {
+  const int64_t segments = num_segments(call);
+  const int64_t value = (call.is_double ? 8 : 4) * (call.is_complex ? 2 : 1);
+  return segments == 1 ? 0 : call.rows * segments * 2 * value;
+}
+
+template <class Params, class Run>
+void run_calls(const Params& params, void* workspace, const ThreadPool& pool, const Run& run) {
+  if (!params.packed.present()) return run(params, workspace, pool);
+  const Calls calls(params, params_of, true, pool);
+  calls.run(workspace, calls.workspace_bytes(bytes_of_call),
+            [&](int64_t, const Params& call, void* memory, const ThreadPool& threads) {
+              run(call, memory, threads);
+            });
 }
 
 }  // namespace
@@ -110,23 +157,31 @@ int64_t num_segments(const DiagonalScanParams& params) {
   return steps == 0 ? 1 : ceil_div(params.seqlen, steps);
 }
 
-int64_t workspace_bytes(const DiagonalScanParams& params) {
-  const int64_t segments = num_segments(params);
-  const int64_t value = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-  return segments == 1 ? 0 : params.rows * segments * 2 * value;
+int64_t workspace_bytes(const DiagonalForwardParams& params, const ThreadPool& pool) {
+  return Calls(params, params_of, true, pool).workspace_bytes(bytes_of_call);
+}
+
+int64_t workspace_bytes(const DiagonalBackwardParams& params, const ThreadPool& pool) {
+  return Calls(params, params_of, true, pool).workspace_bytes(bytes_of_call);
 }
 
 void diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
                            const ThreadPool& pool) {
   const DiagonalKernels& kernels = kernels_for(params);
-  run(params, kernels.lanes, kernels.forward, params.initial_state, workspace, pool);
+  run_calls(params, workspace, pool,
+            [&](const DiagonalForwardParams& call, void* memory, const ThreadPool& threads) {
+              run(call, kernels.lanes, kernels.forward, call.initial_state, memory, threads);
+            });
 }
 
 void diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
                             const ThreadPool& pool) {
   const DiagonalKernels& kernels = kernels_for(params);
-  // From nothing: the gradient after the last step is part of dh.
-  run(params, kernels.lanes, kernels.backward, RowArray(), workspace, pool);
+  run_calls(params, workspace, pool,
+            [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {
+              // From nothing: the gradient after the last step is part of dh.
+              run(call, kernels.lanes, kernels.backward, RowArray(), memory, threads);
+            });
 }
 
 }  // namespace selective_scan::cpu

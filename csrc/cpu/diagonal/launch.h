@@ -8,10 +8,12 @@
 
 namespace selective_scan::cpu {
 
-/// Into how many segments of time the kernels split every row; a function of the shape alone.
+/// Into how many segments of time the kernels split every row, unless sequences are packed; a
+/// function of the shape alone.
 int64_t num_segments(const DiagonalScanParams& params);
 
-int64_t workspace_bytes(const DiagonalScanParams& params);
+int64_t workspace_bytes(const DiagonalForwardParams& params, const ThreadPool& pool);
+int64_t workspace_bytes(const DiagonalBackwardParams& params, const ThreadPool& pool);
 
 /// The workspace is aligned to 64 bytes and its content does not matter. Results do not depend on
 /// pool.num_threads.

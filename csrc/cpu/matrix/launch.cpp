@@ -79,11 +79,12 @@ struct BackwardPlan : Plan {
 
   BackwardPlan(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool)
       : Plan(params, workspace, pool),
-        partials(take_partials(params, partition, arena)),
+        partials(take_rows(params, params.batch, arena)),
         dH(arena.take<char>(partition.chains() * matrix_bytes)),
         scratch(
             arena, workers,
             std::max(kernels.basis_scratch_bytes(params), kernels.backward_scratch_bytes(params))) {
+    take_blocks(params, partition, arena, partials);
   }
 };
 
@@ -119,7 +120,8 @@ void scan_backward(const MatrixBackwardParams& params, void* workspace, const Th
     plan.kernels.finish(params, plan.channels.block(task, 0), plan.bases, plan.dH,
                         plan.scratch.of(worker));
   });
-  sum_partials(params, plan.partials, plan.workers, pool);
+  sum_rows(params, plan.partials, plan.workers, pool);
+  sum_blocks(params, plan.partials, plan.workers, pool);
 }
 
 }  // namespace selective_scan::cpu

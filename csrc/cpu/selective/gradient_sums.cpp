@@ -7,6 +7,15 @@
 namespace selective_scan::cpu {
 namespace {
 
+int64_t element_bytes(const ScanParams& params) {
+  return params.is_double ? 8 : 4;
+}
+
+/// Of a row of states.
+int64_t state_values(const ScanParams& params) {
+  return params.dim * params.dstate * (params.is_complex ? 2 : 1);
+}
+
 /// Σ over the rows of `values` (row, `per_row`) at `index`.
 template <class T>
 T row_sum(const void* values, int64_t rows, int64_t per_row, int64_t index) {
@@ -51,8 +60,9 @@ void sum_over_rows_of(const BackwardParams& params, const BackwardPartials& part
 }
 
 template <class T>
-void sum_blocks(const BackwardParams& params, const BackwardPartials& partials, const void* blocks,
-                const ArrayView& gradient, int64_t batch, int64_t group, int64_t chunk) {
+void sum_blocks_of(const BackwardParams& params, const BackwardPartials& partials,
+                   const void* blocks, const ArrayView& gradient, int64_t batch, int64_t group,
+                   int64_t chunk) {
   const int64_t components = params.is_complex ? 2 : 1;
   const int64_t tile = components * params.dstate * kStateChunk;
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
@@ -81,15 +91,15 @@ template <class T>
 void sum_over_blocks_of(const BackwardParams& params, const BackwardPartials& partials,
                         int64_t batch, int64_t group, int64_t chunk) {
   if (partials.dB_blocks) {
-    sum_blocks<T>(params, partials, partials.dB_blocks, params.dB, batch, group, chunk);
+    sum_blocks_of<T>(params, partials, partials.dB_blocks, params.dB, batch, group, chunk);
   }
   if (partials.dC_blocks) {
-    sum_blocks<T>(params, partials, partials.dC_blocks, params.dC, batch, group, chunk);
+    sum_blocks_of<T>(params, partials, partials.dC_blocks, params.dC, batch, group, chunk);
   }
 }
 
-/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the batch and, where
-/// sequences are segmented, over the sets of segments.
+/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the sequences and,
+/// where these are segmented, over the sets of segments.
 void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
                    int64_t channel) {
   const auto sum = params.is_double ? &sum_over_rows_of<double> : &sum_over_rows_of<float>;
@@ -105,36 +115,53 @@ void sum_over_blocks(const BackwardParams& params, const BackwardPartials& parti
 
 }  // namespace
 
-BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
-                               Arena& arena) {
-  const int64_t components = params.is_complex ? 2 : 1;
-  const int64_t element = params.is_double ? 8 : 4;
-  const auto take = [&](bool wanted, int64_t count) -> void* {
-    return wanted ? arena.take<char>(count * element) : nullptr;
+BackwardPartials take_rows(const BackwardParams& params, int64_t rows, Arena& arena) {
+  const auto take = [&](bool wanted, int64_t values) -> void* {
+    return wanted ? arena.take<char>(rows * values * element_bytes(params)) : nullptr;
   };
-  const int64_t rows = params.batch * partition.segmentation.parts();
-  const int64_t channels = rows * params.dim;
-  const int64_t states = channels * params.dstate * components;
-  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-  const int64_t blocks = partition.chains() * chunks * components * params.dstate * kStateChunk;
-  const bool several = partition.blocks_per_group > 1;
-
+  const int64_t states = state_values(params);
   BackwardPartials partials;
   partials.rows = rows;
   partials.dB = take(!params.variable_B, states);
   partials.dC = take(!params.variable_C, states);
-  partials.dD = take(params.D.present(), channels);
-  partials.ddelta_bias = take(params.delta_bias.present(), channels);
-  partials.dB_blocks = take(params.variable_B && several, blocks);
-  partials.dC_blocks = take(params.variable_C && several, blocks);
-  partials.blocks_per_group = partition.blocks_per_group;
+  partials.dD = take(params.D.present(), params.dim);
+  partials.ddelta_bias = take(params.delta_bias.present(), params.dim);
   return partials;
 }
 
-void sum_partials(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
-                  const ThreadPool& pool) {
+void take_blocks(const BackwardParams& params, const Partition& partition, Arena& arena,
+                 BackwardPartials& partials) {
+  const int64_t components = params.is_complex ? 2 : 1;
+  const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
+  const int64_t values = partition.chains() * chunks * components * params.dstate * kStateChunk;
+  const auto take = [&](bool wanted) -> void* {
+    return wanted ? arena.take<char>(values * element_bytes(params)) : nullptr;
+  };
+  const bool several = partition.blocks_per_group > 1;
+  partials.dB_blocks = take(params.variable_B && several);
+  partials.dC_blocks = take(params.variable_C && several);
+  partials.blocks_per_group = partition.blocks_per_group;
+}
+
+BackwardPartials rows_from(const BackwardParams& params, BackwardPartials partials, int64_t row) {
+  const auto advance = [&](void*& rows, int64_t values) {
+    if (rows) rows = static_cast<char*>(rows) + row * values * element_bytes(params);
+  };
+  const int64_t states = state_values(params);
+  for (void** rows : {&partials.dA, &partials.dB, &partials.dC}) advance(*rows, states);
+  for (void** rows : {&partials.dD, &partials.ddelta_bias}) advance(*rows, params.dim);
+  partials.rows -= row;
+  return partials;
+}
+
+void sum_rows(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+              const ThreadPool& pool) {
   run_tasks(params.dim, workers, pool,
             [&](int64_t channel, int64_t) { sum_over_rows(params, partials, channel); });
+}
+
+void sum_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+                const ThreadPool& pool) {
   if (!partials.dB_blocks && !partials.dC_blocks) return;
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
   run_tasks(params.batch * params.groups * chunks, workers, pool, [&](int64_t task, int64_t) {

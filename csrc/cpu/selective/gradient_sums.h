@@ -10,12 +10,20 @@
 
 namespace selective_scan::cpu {
 
-/// Memory for what the blocks of a partition contribute, dA aside.
-BackwardPartials take_partials(const BackwardParams& params, const Partition& partition,
-                               Arena& arena);
+/// Memory for rows of what tasks contribute to the gradients that have no steps, dA aside.
+BackwardPartials take_rows(const BackwardParams& params, int64_t rows, Arena& arena);
+/// Memory for what the blocks of a partition contribute to dB and dC.
+void take_blocks(const BackwardParams& params, const Partition& partition, Arena& arena,
+                 BackwardPartials& partials);
 
-/// Writes the gradients of which there are partial sums.
-void sum_partials(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
-                  const ThreadPool& pool);
+/// Those from row `row` on.
+BackwardPartials rows_from(const BackwardParams& params, BackwardPartials partials, int64_t row);
+
+/// Writes the gradients of which there are rows.
+void sum_rows(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+              const ThreadPool& pool);
+/// Writes dB and dC where blocks contribute to them.
+void sum_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
+                const ThreadPool& pool);
 
 }  // namespace selective_scan::cpu

@@ -11,7 +11,7 @@ namespace selective_scan::cpu {
 /// Gradients that more than one task contributes to, as the tasks leave them: in the compute type
 /// (complex interleaved), to be added up afterwards in a fixed order.
 struct BackwardPartials {
-  int64_t rows = 0;    // a row for every batch entry and set of segments
+  int64_t rows = 0;    // a row for every sequence and set of its segments
   void* dA = nullptr;  // (row, channel, state)
   void* dB = nullptr;  // constant B: (row, channel, state)
   void* dC = nullptr;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../calls.h"
 #include "../capability.h"
 #include "../tasks.h"
 #include "gradient_sums.h"
 #include "kernels.h"
+#include "packed.h"
 #include "segments.h"
 
 namespace selective_scan::cpu {
@@ -107,7 +109,7 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
   return kernels.map_scratch_bytes(params, partition.block(0, 0));
 }
 
-/// How a pass is run, and its memory; over a null workspace it only measures.
+/// How a pass over one call is run, and its memory; over a null workspace it only measures.
 struct ForwardPlan {
   const Kernels& kernels;
   Arena arena;
@@ -134,7 +136,7 @@ struct BackwardPlan {
   Partition partition;
   Runs runs;
   int64_t workers;
-  BackwardPartials partials;
+  BackwardPartials blocks;
   WorkerScratch scratch;
 
   BackwardPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
@@ -144,13 +146,9 @@ struct BackwardPlan {
                             kSmallestBackwardBlock, arena)),
         runs(params, partition, pool),
         workers(workers_for(params, partition.chains() * runs.parts, pool)),
-        partials(take_partials(params, partition, arena)),
-        scratch(arena, workers,
+        scratch((take_blocks(params, partition, arena, blocks), arena), workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
-                         kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {
-    partials.dA = arena.take<char>(partials.rows * params.dim * params.dstate *
-                                   (params.is_complex ? 2 : 1) * (params.is_double ? 8 : 4));
-  }
+                         kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
 /// A pass: maps(block, scratch) finds the affine maps of a block's segments, and scan(block,
@@ -234,17 +232,49 @@ class Pass {
   const Scan& scan_;
 };
 
-}  // namespace
-
-int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
-  return ForwardPlan(params, nullptr, pool).arena.bytes;
+int64_t bytes_of_forward(const ForwardParams& call, const ThreadPool& pool) {
+  return ForwardPlan(call, nullptr, pool).arena.bytes;
+}
+int64_t bytes_of_backward(const BackwardParams& call, const ThreadPool& pool) {
+  return BackwardPlan(call, nullptr, pool).arena.bytes;
 }
 
-int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
-  return BackwardPlan(params, nullptr, pool).arena.bytes;
-}
+/// The sums over the calls, and the memory for each of these.
+struct BackwardSums {
+  Calls<BackwardParams> calls;
+  Arena arena;
+  BackwardPartials rows;
+  int64_t* first_rows;  // of each call
+  int64_t bytes_of_calls;
+  char* of_calls;
 
-void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+  BackwardSums(const BackwardParams& params, void* workspace, const ThreadPool& pool)
+      : calls(params, params_of, is_parallel(params, pool), pool),
+        arena{static_cast<char*>(workspace)} {
+    // One more, for no memory at all would tell the sums over no calls that nobody wants them.
+    first_rows = arena.take<int64_t>(calls.count() + 1);
+    int64_t count = 0;
+    for (int64_t i = 0; i < calls.count(); ++i) {
+      if (workspace) first_rows[i] = count;
+      count += rows_of(calls[i]);
+    }
+    rows = take_rows(params, count, arena);
+    rows.dA = arena.take<char>(count * params.dim * params.dstate * (params.is_complex ? 2 : 1) *
+                               (params.is_double ? 8 : 4));
+    bytes_of_calls = calls.workspace_bytes(bytes_of_backward);
+    of_calls = arena.take<char>(bytes_of_calls);
+  }
+
+  static int64_t rows_of(const BackwardParams& call) {
+    const Kernels& kernels = kernels_for(call);
+    const Partition partition = backward_partition(call, kernels.lanes);
+    const Segmentation segmentation =
+        segmentation_of(call, partition, kernels.lanes, kSmallestBackwardBlock);
+    return call.batch * segmentation.parts();
+  }
+};
+
+void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   const ForwardPlan plan(params, workspace, pool);
   const auto maps = [&](const Block& block, void* scratch) {
     plan.kernels.forward_maps(params, block, scratch);
@@ -255,16 +285,53 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
   Pass(plan, params, pool, maps, scan).run();
 }
 
-void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+void backward_call(const BackwardParams& params, const BackwardPartials& rows, void* workspace,
+                   const ThreadPool& pool) {
   const BackwardPlan plan(params, workspace, pool);
+  BackwardPartials partials = rows;
+  partials.dB_blocks = plan.blocks.dB_blocks;
+  partials.dC_blocks = plan.blocks.dC_blocks;
+  partials.blocks_per_group = plan.blocks.blocks_per_group;
   const auto maps = [&](const Block& block, void* scratch) {
     plan.kernels.backward_maps(params, block, scratch);
   };
   const auto scan = [&](const Block& block, void* scratch) {
-    plan.kernels.backward(params, block, plan.partials, scratch);
+    plan.kernels.backward(params, block, partials, scratch);
   };
   Pass(plan, params, pool, maps, scan).run();
-  sum_partials(params, plan.partials, plan.workers, pool);
+  sum_blocks(params, partials, plan.workers, pool);
+}
+
+}  // namespace
+
+int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
+  return Calls(params, params_of, is_parallel(params, pool), pool)
+      .workspace_bytes(bytes_of_forward);
+}
+
+int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
+  return BackwardSums(params, nullptr, pool).arena.bytes;
+}
+
+void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+  if (!params.packed.present()) return forward_call(params, workspace, pool);
+  const Calls calls(params, params_of, is_parallel(params, pool), pool);
+  calls.run(workspace, calls.workspace_bytes(bytes_of_forward),
+            [&](int64_t, const ForwardParams& call, void* memory, const ThreadPool& threads) {
+              forward_call(call, memory, threads);
+            });
+  clear_padding(params);
+}
+
+void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+  const BackwardSums sums(params, workspace, pool);
+  sums.calls.run(
+      sums.of_calls, sums.bytes_of_calls,
+      [&](int64_t i, const BackwardParams& call, void* memory, const ThreadPool& threads) {
+        backward_call(call, rows_from(params, sums.rows, sums.first_rows[i]), memory, threads);
+      });
+  sum_rows(params, sums.rows, is_parallel(params, pool) ? pool.num_threads : 1, pool);
+  if (params.packed.present()) clear_padding(params);
 }
 
 }  // namespace selective_scan::cpu

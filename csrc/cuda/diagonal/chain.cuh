@@ -15,9 +15,9 @@ constexpr bool kIsKnown<AnyStorage> = false;
 
 /// How rows are divided among threads and, where they are few, into segments of time.
 struct Segmentation {
-  bool is_columns;  // time is not the contiguous dimension
-  int64_t segments;
-  int64_t steps;  // of a segment
+  bool is_columns;   // time is not the contiguous dimension
+  int64_t segments;  // or packed sequences, which are not divided further
+  int64_t steps;     // of a segment
 };
 
 /// value / divisor; a division of 64 bits takes four times as many instructions.
@@ -66,8 +66,16 @@ class Chain {
   __device__ T start() const { return Step::kBackward ? T{} : load_initial_state(); }
 
  protected:
-  /// Where the chain begins and ends, given how many steps before it its first tile begins.
-  __device__ void place(const Segmentation& split, int shift) {
+  /// Where the chain begins and ends, given how many steps before the row its first tile begins,
+  /// and that tiles begin at every so many steps.
+  __device__ void place(const Segmentation& split, int shift, int items) {
+    if (params_.packed.present()) {
+      begin_ = params_.packed.begin(segment_);
+      end_ = row_end_ = params_.packed.end(segment_);
+      origin_ = begin_ - (begin_ + shift) % items;
+      return;
+    }
+    row_end_ = params_.seqlen;
     origin_ = segment_ * split.steps - shift;
     begin_ = origin_ < 0 ? 0 : origin_;
     const int64_t end = origin_ + split.steps;
@@ -78,15 +86,15 @@ class Chain {
 
   __device__ T load_initial_state() const {
     if (!params_.initial_state.present()) return T{};
-    return Access<T, AnyStorage>::load(cursor_of(params_.initial_state), 0);
+    return Access<T, AnyStorage>::load(cursor_of(params_.initial_state), sequence());
   }
 
   /// Called once for every chain of the backward pass.
   __device__ void finish(T state, T da_sum) const {
     if (params_.sum_da) Access<T, AnyStorage>::store(da_, segment_, da_sum);
-    const bool is_last = end_ == params_.seqlen && begin_ < end_;
+    const bool is_last = params_.packed.present() || (end_ == row_end_ && begin_ < end_);
     if (params_.dinitial_state.present() && is_last) {
-      Access<T, AnyStorage>::store(cursor_of(params_.dinitial_state), 0, state);
+      Access<T, AnyStorage>::store(cursor_of(params_.dinitial_state), sequence(), state);
     }
   }
 
@@ -101,8 +109,12 @@ class Chain {
   int64_t origin_;   // where the first tile begins, perhaps before begin_
   int64_t begin_;
   int64_t end_;
+  int64_t row_end_;  // or the sequence's
 
  private:
+  /// Of a row, which states are there for.
+  __device__ int64_t sequence() const { return params_.packed.present() ? segment_ : 0; }
+
   /// An array without steps.
   __device__ Cursor cursor_of(const RowArray& array) const {
     Cursor cursor(array);

@@ -33,7 +33,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   __device__ ColumnChain(const Params& params, const Segmentation& split, int64_t row,
                          int64_t segment, bool active, typename MapExchange::Storage& maps)
       : Base(params, row, segment), active_(active), exchange_{maps} {
-    this->place(split, 0);
+    this->place(split, 0, 1);
   }
 
   /// The map of the whole chain; nothing is written.
@@ -66,7 +66,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
     for (int64_t round = this->begin_; round < this->end_; round += kRound) {
       if constexpr (!kFetchesAhead) fetch_inputs(round);
       [[maybe_unused]] Raw raw_h[kSteps];
-      if constexpr (Step::kBackward) fetch(this->previous_, round, this->params_.seqlen - 2, raw_h);
+      if constexpr (Step::kBackward) fetch(this->previous_, round, this->row_end_ - 2, raw_h);
       T a[kSteps], x[kSteps];
       to_values(raw_a, round, one<T>(), a);
       to_values(raw_x, round, T{}, x);
@@ -133,7 +133,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
 
   __device__ void to_previous(const Raw (&raw)[kSteps], int64_t round, T (&h)[kSteps]) const {
     const int64_t first = round + warp() * kSteps;
-    const int64_t last = this->params_.seqlen - 1;
+    const int64_t last = this->row_end_ - 1;
     to_values(raw, round, T{}, h);
     if (first > last || first + kSteps <= last) return;
     const T initial = this->load_initial_state();

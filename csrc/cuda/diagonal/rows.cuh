@@ -60,7 +60,7 @@ class RowChain : public Chain<Step, Params, Storage> {
       : Base(params, row, segment), lane_(lane) {
     const int shift = common_shift();
     vectorised_ = shift >= 0;
-    this->place(split, vectorised_ ? shift : 0);
+    this->place(split, vectorised_ ? shift : 0, vectorised_ ? kItems : 1);
   }
 
   /// The map of the whole chain; nothing is written.
@@ -189,7 +189,7 @@ class RowChain : public Chain<Step, Params, Storage> {
   /// The states before the steps: where they can be read as vectors, the states after them, moved
   /// on by one.
   __device__ void load_previous_group(int64_t first, Items (&h)[kGroup]) const {
-    const int64_t last = this->params_.seqlen - 1;
+    const int64_t last = this->row_end_ - 1;
     const Cursor now = states_now();
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {

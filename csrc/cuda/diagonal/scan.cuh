@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Chains<Step, Params, Storage, kRowLanes>::kThr
                 const AffineMap<typename Step::Value>* maps) {
   Chains<Step, Params, Storage, kRowLanes>::visit(
       params, split, [&](auto chain, int64_t index, bool) {
-        chain.scan(split.segments == 1 ? chain.start() : maps[index].offset);
+        chain.scan(maps == nullptr ? chain.start() : maps[index].offset);
       });
 }
 
@@ -141,7 +141,8 @@ cudaError_t launch_chains(const Params& params, const Segmentation& split, void*
   using Kind = Chains<Step, Params, Storage, kRowLanes>;
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
   const auto blocks = static_cast<unsigned>(Kind::num_blocks(params, split));
-  if (split.segments > 1) {
+  if (blocks == 0) return cudaSuccess;  // there is no sequence
+  if (maps != nullptr) {
     const int64_t start_blocks = ceil_div(params.rows * kWarpSize, kRowThreads);
     map_kernel<Step, Params, Storage, kRowLanes>
         <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
@@ -181,7 +182,7 @@ cudaError_t launch(const Params& params, const Segmentation& split, void* worksp
     if (split.is_columns) {
       return launch_chains<Step<T>, Params, Storage, 0>(params, split, workspace, stream);
     }
-    if (params.seqlen <= kShortRow) {
+    if (params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1)) {
       return launch_chains<Step<T>, Params, Storage, kFewLanes>(params, split, workspace, stream);
     }
     return launch_chains<Step<T>, Params, Storage, kWarpSize>(params, split, workspace, stream);
@@ -223,6 +224,10 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Ro
 
   Segmentation split;
   split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
+  if (params.packed.present()) {
+    split.segments = params.packed.count;
+    return split;
+  }
   const int64_t warps =
       split.is_columns ? ceil_div(params.rows, kWarpSize) * kColumnWarps : params.rows;
   const int64_t wanted = device.multiprocessors * kWantedWarps / warps;
@@ -238,7 +243,8 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Ro
 
 inline int64_t workspace_bytes(const DiagonalScanParams& params, const Segmentation& split) {
   const int64_t value = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-  return split.segments == 1 ? 0 : params.rows * split.segments * 2 * value;
+  return params.packed.present() || split.segments == 1 ? 0
+                                                        : params.rows * split.segments * 2 * value;
 }
 
 }  // namespace selective_scan::cuda::diagonal

@@ -241,6 +241,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   layout.row_set = geometry.warp_channels() * kRowStride;
   const int sum_steps = steps_between_sums(geometry);
   const bool summarize = args.mode == BackwardMode::kSummarize;
+  const bool is_packed = params.packed.present();
   const int padded_states = geometry.padded_states(kStates);
   const int pieces = kChunk / geometry.piece_steps;
   const int piece_blocks = geometry.piece_steps / kBlockSteps;  // a power of two
@@ -250,13 +251,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BackwardRows<T, kStates> rows(warp_shared, layout, geometry, role);
   const bool any_variable = params.variable_B || params.variable_C;
 
-  const int64_t work_items = geometry.work_items * geometry.tiles_per_sum;
-  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
-    const WorkItem item = any_work_item(params, geometry, index);
-    if (item.channels <= 0) continue;
-    if (summarize && item.segment == 0) continue;  // nothing comes before it
-    const int64_t channel = item.first_channel + role.channel_in_tile;
-    const bool exists = role.channel_in_tile < item.channels;
+  const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
+                             int64_t segment_row, LaneGradients<T, kStates>& gradients) {
+    const WorkItem item = part.steps_of(whole);
     const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
                                               channel, exists);
     const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
@@ -266,20 +263,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     Pole<T> poles[kStates];
     load_poles<T>(params, channel, exists, role.first_state, poles);
 
-    const int64_t segment_row =
-        ((item.segment * params.batch + item.batch) * params.dim + channel) * padded_states +
-        role.first_state;
-    const SegmentStates& segments = args.workspace.segments;
-    LaneGradients<T, kStates> gradients;
     States carry{};
     States factor;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
-    if (args.mode == BackwardMode::kWhole) {
-      carry = load_channel_states<T, kStates>(params.dlast_state, item, channel, exists,
-                                              role.first_state, params.dstate);
+    if (is_packed ? part.is_last() : args.mode == BackwardMode::kWhole) {
+      carry = load_channel_states<T, kStates>(params.dlast_state, part.states_of(item), channel,
+                                              exists, role.first_state, params.dstate);
     } else if (args.mode == BackwardMode::kResume && exists) {
-      carry = load_pack<T, kStates>(static_cast<const T*>(segments.offsets) + segment_row);
+      carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
+                                    segment_row);
     }
 
     const auto stage_piece = [&](int64_t first) {
@@ -305,13 +298,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       }
 
       States start{};
-      if (first == 0) {
-        start = load_channel_states<T, kStates>(params.initial_state, item, channel, exists,
-                                                role.first_state, params.dstate);
+      if (first == part.begin) {
+        start = load_channel_states<T, kStates>(params.initial_state, part.states_of(item), channel,
+                                                exists, role.first_state, params.dstate);
       } else if (exists) {
-        const int64_t saved =
-            (item.batch * num_saved_states(params.seqlen) + first / kChunk - 1) * params.dim +
-            channel;
+        const int64_t saved = part.saved_behind(first - kChunk) * params.dim + channel;
         start =
             load_states<T, kStates>(static_cast<const T*>(params.states) + saved * params.dstate,
                                     role.first_state, params.dstate);
@@ -384,18 +375,44 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
 
     if (summarize) {
-      if (exists) {
-        store_pack(static_cast<T*>(segments.factors) + segment_row, factor);
-        store_pack(static_cast<T*>(segments.offsets) + segment_row, carry);
-      }
-    } else {
-      if (exists && params.dinitial_state.present() && item.begin == 0) {
-        store_channel_states(params.dinitial_state, item, channel, role.first_state, params.dstate,
-                             carry);
-      }
-      write_lane_gradients(args, item, role, channel, exists, gradients);
+      if (exists && is_packed && part.is_last()) factor = no_factor<T, kStates>();
+      if (exists) store_segment(args.workspace.segments, segment_row, factor, carry);
+    } else if (exists && params.dinitial_state.present() && part.is_first()) {
+      store_channel_states(params.dinitial_state, part.states_of(item), channel, role.first_state,
+                           params.dstate, carry);
     }
     __syncthreads();  // before the next work item writes to shared memory
+  };
+
+  const int64_t work_items = geometry.work_items * geometry.tiles_per_sum;
+  for (int64_t index = blockIdx.x; index < work_items; index += gridDim.x) {
+    const WorkItem item = any_work_item(params, geometry, index);
+    if (item.channels <= 0) continue;
+    if (summarize && item.segment == 0) continue;  // nothing comes before it
+    const Parts parts(params, item);
+    const int64_t channel = item.first_channel + role.channel_in_tile;
+    const bool exists = role.channel_in_tile < item.channels;
+    const int64_t segment_row =
+        ((item.segment * params.batch + item.batch) * params.dim + channel) * padded_states +
+        role.first_state;
+    int64_t part = parts.behind() - 1;
+    if (summarize && is_packed) {
+      part = parts.first_one();
+      // Nothing goes back to before the segment; see the forward scan.
+      if (part < 0 || parts[part].is_first()) {
+        if (exists) {
+          store_segment(args.workspace.segments, segment_row, no_factor<T, kStates>(), States{});
+        }
+        continue;
+      }
+    }
+    LaneGradients<T, kStates> gradients;
+    for (; part >= parts.first(); --part) {
+      const Part steps = parts[part];
+      if (is_packed && !steps.exists()) continue;
+      scan_part(item, steps, channel, exists, segment_row, gradients);
+    }
+    if (!summarize) write_lane_gradients(args, item, role, channel, exists, gradients);
   }
 }
 
@@ -410,10 +427,10 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
                     geometry,
                     plan.layout,
                     make_input_plans(params, geometry),
-                    make_row_plan(params.dout, params.groups, geometry),
-                    make_row_plan(params.du, params.groups, geometry),
-                    make_row_plan(params.ddelta, params.groups, geometry),
-                    make_row_plan(params.dz, params.groups, geometry),
+                    make_row_plan(params.dout, params, geometry),
+                    make_row_plan(params.du, params, geometry),
+                    make_row_plan(params.ddelta, params, geometry),
+                    make_row_plan(params.dz, params, geometry),
                     BackwardMode::kWhole,
                     workspace};
   if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);

@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const bool summarize = args.mode == ForwardMode::kSummarize;
   const bool has_output = params.out.present() && !summarize;
   const bool has_gate = params.z.present() && has_output;
+  const bool is_packed = params.packed.present();
   const int padded_states = geometry.padded_states(kStates);
   const ThreadRole role = thread_role<kStates>(geometry);
 
@@ -149,10 +150,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   R* y_row = reinterpret_cast<R*>(warp_shared + layout.planes) +
              (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
 
-  for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
-    const WorkItem item = any_work_item(params, geometry, index);
-    const int64_t channel = item.first_channel + role.channel_in_tile;
-    const bool exists = role.channel_in_tile < item.channels;
+  const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
+                             int64_t segment_row) {
+    const WorkItem item = part.steps_of(whole);
     const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
                                               channel, exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
@@ -163,16 +163,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     stage_channels(params, item, tile, D, delta_bias);
     Pole<T> poles[kStates];
     load_poles<T>(params, channel, exists, role.first_state, poles);
-    const int64_t segment_row =
-        ((item.segment * params.batch + item.batch) * params.dim + channel) * padded_states +
-        role.first_state;
     States h{};
     States factor;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
-    if (args.mode == ForwardMode::kWhole) {
-      h = load_channel_states<T, kStates>(params.initial_state, item, channel, exists,
-                                          role.first_state, params.dstate);
+    if (is_packed ? part.is_first() : args.mode == ForwardMode::kWhole) {
+      h = load_channel_states<T, kStates>(params.initial_state, part.states_of(item), channel,
+                                          exists, role.first_state, params.dstate);
     } else if (args.mode == ForwardMode::kResume && exists) {
       h = load_pack<T, kStates>(static_cast<const T*>(args.segments.offsets) + segment_row);
     }
@@ -207,10 +204,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         buffer ^= 1;
       }
       if (next > item.begin && !summarize && (new_chunk || !more)) {  // the chunk is complete
-        const int64_t chunk = tile.first_step / kChunk;
-        if (params.states != nullptr && exists && chunk < num_saved_states(params.seqlen)) {
-          const int64_t saved =
-              (item.batch * num_saved_states(params.seqlen) + chunk) * params.dim + channel;
+        if (params.states != nullptr && exists && part.is_saved(tile.first_step)) {
+          const int64_t saved = part.saved_behind(tile.first_step) * params.dim + channel;
           store_states(static_cast<T*>(params.states) + saved * params.dstate, role.first_state,
                        params.dstate, h);
         }
@@ -243,14 +238,37 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
 
     if (summarize) {
-      if (exists) {
-        store_pack(static_cast<T*>(args.segments.factors) + segment_row, factor);
-        store_pack(static_cast<T*>(args.segments.offsets) + segment_row, h);
-      }
-    } else if (exists && params.last_state.present() && item.end == params.seqlen) {
-      store_channel_states(params.last_state, item, channel, role.first_state, params.dstate, h);
+      if (exists && is_packed && part.is_first()) factor = no_factor<T, kStates>();
+      if (exists) store_segment(args.segments, segment_row, factor, h);
+    } else if (exists && params.last_state.present() && part.is_last()) {
+      store_channel_states(params.last_state, part.states_of(item), channel, role.first_state,
+                           params.dstate, h);
     }
     __syncthreads();  // before the next work item writes to shared memory
+  };
+
+  for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
+    const WorkItem item = any_work_item(params, geometry, index);
+    const Parts parts(params, item);
+    const int64_t channel = item.first_channel + role.channel_in_tile;
+    const bool exists = role.channel_in_tile < item.channels;
+    const int64_t segment_row =
+        ((item.segment * params.batch + item.batch) * params.dim + channel) * padded_states +
+        role.first_state;
+    int64_t part = parts.first();
+    if (summarize && is_packed) {
+      part = parts.last_one();
+      // Nothing goes on behind the segment, for which what is not finite in it must be nothing,
+      // too.
+      if (part < 0 || parts[part].is_last()) {
+        if (exists) store_segment(args.segments, segment_row, no_factor<T, kStates>(), States{});
+        continue;
+      }
+    }
+    for (; part < parts.behind(); ++part) {
+      const Part steps = parts[part];
+      if (!is_packed || steps.exists()) scan_part(item, steps, channel, exists, segment_row);
+    }
   }
 }
 
@@ -265,7 +283,7 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& p
                    geometry,
                    plan.layout,
                    make_input_plans(params, geometry),
-                   make_row_plan(params.out, params.groups, geometry),
+                   make_row_plan(params.out, params, geometry),
                    ForwardMode::kWhole,
                    segments};
   if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);

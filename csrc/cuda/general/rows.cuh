@@ -31,7 +31,8 @@ SELECTIVE_SCAN_HD int copy_bytes(int bytes) {
   return bytes < 16 ? bytes : 16;
 }
 
-inline RowPlan make_row_plan(const ArrayView& view, int64_t groups, const Geometry& geometry) {
+inline RowPlan make_row_plan(const ArrayView& view, const ScanParams& params,
+                             const Geometry& geometry) {
   RowPlan plan;
   if (!view.present()) return plan;
   const int64_t size = element_size(view.dtype);
@@ -40,7 +41,8 @@ inline RowPlan make_row_plan(const ArrayView& view, int64_t groups, const Geomet
   if (view.step == 1 || view.step == -1) {
     const int64_t bytes = copy_bytes(static_cast<int>(kBlockSteps * size));
     plan.reversed = view.step == -1;
-    if (aligned(plan.reversed ? address + size : address, bytes) &&
+    // A packed sequence may begin anywhere.
+    if (!params.packed.present() && aligned(plan.reversed ? address + size : address, bytes) &&
         aligned(view.channel * size, bytes) && aligned(view.batch * size, bytes)) {
       plan.mode = RowMode::kSteps;
     }
@@ -48,7 +50,7 @@ inline RowPlan make_row_plan(const ArrayView& view, int64_t groups, const Geomet
     const int64_t bytes = copy_bytes(static_cast<int>(geometry.warp_channels() * size));
     if (bytes >= 4 && aligned(address, bytes) && aligned(view.step * size, bytes) &&
         aligned(view.batch * size, bytes) &&
-        (groups == 1 || aligned(geometry.group_channels * size, bytes))) {
+        (params.groups == 1 || aligned(geometry.group_channels * size, bytes))) {
       plan.mode = RowMode::kChannels;
     }
   }

@@ -26,11 +26,10 @@ struct ProjectionPlan {
 /// Elements of four steps, or four states, that a thread moves at a time.
 constexpr int kQuad = 4;
 
-template <class View>
-ProjectionPlan make_projection_plan(const View& view, bool is_complex, int64_t dstate) {
+inline ProjectionPlan make_projection_plan(const ArrayView& view, const ScanParams& params) {
   ProjectionPlan plan;
-  const int64_t components = is_complex ? 2 : 1;
-  if (is_complex && view.imag != 1) return plan;
+  const int64_t components = params.is_complex ? 2 : 1;
+  if (params.is_complex && view.imag != 1) return plan;
   const int64_t size = element_size(view.dtype);
   const int64_t bytes = copy_bytes(static_cast<int>(kQuad * components * size));
   const auto aligned = [&](int64_t offset) { return offset % bytes == 0; };
@@ -39,8 +38,11 @@ ProjectionPlan make_projection_plan(const View& view, bool is_complex, int64_t d
   if (view.step == components || view.step == -components) {
     plan.reversed = view.step < 0;
     const int64_t first = plan.reversed ? address + components * size : address;
-    if (aligned(first) && aligned(view.state * size)) plan.mode = ProjectionMode::kSteps;
-  } else if (view.state == components && dstate % kQuad == 0) {
+    // A packed sequence may begin anywhere.
+    const bool may_have = !params.packed.present();
+    if (may_have && aligned(first) && aligned(view.state * size))
+      plan.mode = ProjectionMode::kSteps;
+  } else if (view.state == components && params.dstate % kQuad == 0) {
     if (aligned(address) && aligned(view.step * size)) plan.mode = ProjectionMode::kStates;
   }
   return plan;

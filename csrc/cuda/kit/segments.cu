@@ -10,6 +10,16 @@ namespace {
 constexpr int kCombined = 16;        // segments that a thread loads at a time
 constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
 
+/// A factor that is none stands for a segment that leaves its offset, whatever enters it.
+template <class R>
+__device__ bool is_number(R value) {
+  return value == value;
+}
+template <class R>
+__device__ bool is_number(Complex<R> value) {
+  return value.re == value.re;
+}
+
 /// A thread follows one (batch, channel, state) through the segments.
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -44,7 +54,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       for (int k = 0; k < kCombined; ++k) {
         if (first + k >= segments) continue;
         offsets[at(first + k)] = value;
-        value = apply_map(factor[k], offset[k], value);
+        value = is_number(factor[k]) ? apply_map(factor[k], offset[k], value) : offset[k];
       }
     }
   }
@@ -59,7 +69,8 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
   const int64_t count = params.batch * params.dim * padded_states;
   const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
   combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
-      params, initial, geometry.segments, padded_states, backwards, segments);
+      params, params.packed.present() ? ArrayView() : initial, geometry.segments, padded_states,
+      backwards, segments);
   return cudaGetLastError();
 }
 

@@ -23,7 +23,7 @@ inline SegmentStates segment_states(const ForwardScratch& scratch, void* memory)
 }
 
 /// Turns the summaries of the segments into what enters each: `initial` enters the first one, or
-/// the last one if `backwards`.
+/// the last one if `backwards`; into packed sequences their own states enter.
 template <class T>
 cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,

@@ -107,6 +107,7 @@ bool is_preferred(const BackwardParams& params, const Device&, const StreamedBac
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
+  if (params.packed.present() && kPath != Path::kGeneral) return {"sequences are packed"};
   auto& plan = any.of_path.template emplace<static_cast<size_t>(kPath)>();
   if constexpr (kPath == Path::kGeneral) return plan_general(params, device, plan);
   if constexpr (kPath == Path::kDstate1) return plan_dstate1(params, device, plan);

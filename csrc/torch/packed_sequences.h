@@ -1,0 +1,20 @@
+// cu_seqlens: the boundaries of sequences that lie one behind the other.
+#pragma once
+
+#include "../core/index_array.h"
+#include "tensor_checks.h"
+
+namespace selective_scan::op {
+
+constexpr std::initializer_list<ScalarType> kIndexDtypes = {ScalarType::Int, ScalarType::Long};
+
+/// (batch, seqlen), or an index for each sequence
+IndexArray index_view(const Tensor& tensor);
+
+/// Checks the shape of cu_seqlens, where `packed`, called `name`, is (batch, dim, seqlen).
+PackedSequences packed_sequences(const Tensor& cu_seqlens, const char* name, const Tensor& packed);
+
+/// Refuses boundaries that do not rise; they must be the host's to read.
+void check_boundaries(const PackedSequences& packed);
+
+}  // namespace selective_scan::op

@@ -1,0 +1,399 @@
+"""Packed sequences of the selective scan: the same as one by one."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.func import vmap
+
+from problem import (
+    COMPLEX_KINDS,
+    LAYOUTS,
+    METHODS,
+    REAL_KINDS,
+    Case,
+    check,
+    differentiate,
+    generator,
+    inputs_on,
+    make,
+    options_on,
+)
+from selective_scan import (
+    S6,
+    mamba_inner_fn,
+    mamba_inner_ref,
+    selective_scan_fn,
+    selective_scan_ref,
+)
+
+F64 = torch.float64
+
+# Sequences of no step, one, less and more than a chunk; nothing between them.
+BOUNDS = (0, 30, 30, 31, 64, 130)
+BASE = Case(batch=1, seqlen=130, cu_seqlens=BOUNDS)
+# Short ones beside a long one, which has segments.
+LONG = Case(
+    batch=1,
+    dim=12,
+    groups=1,
+    seqlen=2600,
+    dstate=3,
+    step_shift=-3.0,
+    cu_seqlens=(0, 5, 70, 71, 2300, 2310, 2600),
+)
+BAD_BOUNDS = (
+    (0, 50, 40, 130),
+    (-9, 60),
+    (0, 900),
+    (90, -9, 90, 2**40),
+    (130, 100, 60, 30, 0),
+)
+
+
+def cases():
+    for method in METHODS:
+        for is_complex in (False, True):
+            yield BASE.with_(method=method, complex=is_complex, dstate=3, reverse=is_complex)
+    yield BASE.with_(reverse=True, dim=70, groups=1)
+    for layout in LAYOUTS:
+        yield BASE.with_(layout=layout, dtype=torch.bfloat16, reverse=layout == "channel_last")
+    for dtype in (torch.float16, torch.float64):
+        yield BASE.with_(dtype=dtype, layout="channel_last")
+    for B, C in itertools.product(REAL_KINDS, REAL_KINDS):
+        if (B, C) != ("grouped", "grouped"):
+            yield BASE.with_(B=B, C=C, dstate=5, groups=1 if "shared" in (B, C) else 2)
+    for kind in COMPLEX_KINDS:
+        yield BASE.with_(B=kind, C=kind, complex=True, groups=1, dstate=2, reverse=True)
+    for absent in ("D", "z", "delta_bias", "delta_softplus", "initial_state"):
+        yield BASE.with_(**{absent: False})
+    for cotangents in (("out",), ("last_state",)):
+        yield BASE.with_(cotangents=cotangents)
+    yield BASE.with_(cu_seqlens=(7, 40, 41, 100))  # steps of no sequence around them
+    yield BASE.with_(cu_seqlens=(7, 40, 41, 100), reverse=True, B="constant", layout="channel_last")
+    yield BASE.with_(cu_seqlens=(0, 130))
+    yield BASE.with_(cu_seqlens=(0, 0, 130, 130), initial_state=False)
+    yield BASE.with_(cu_seqlens=tuple(range(131)), dim=4, groups=1, dstate=1)
+    yield LONG
+    yield BASE.with_(dim=20, groups=20, reverse=True)  # lanes are groups
+
+
+@pytest.mark.parametrize("case", [*cases()], ids=str)
+def test_packed(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize(("seqlen", "bounds"), [(0, (0, 0, 0)), (130, (50,)), (40, (9, 9))])
+def test_no_steps_of_any_sequence(seqlen, bounds, device):
+    case = BASE.with_(seqlen=seqlen, cu_seqlens=bounds)
+    inputs, options = inputs_on(case, device), options_on(case, device)
+    out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+    assert out.shape == inputs["u"].shape
+    assert not out.any()
+    assert torch.equal(last, inputs["initial_state"])
+    gradients = torch.autograd.grad(out.sum() + last.sum(), list(inputs.values()))
+    for gradient, (name, tensor) in zip(gradients, inputs.items(), strict=True):
+        wanted = torch.ones_like if name == "initial_state" else torch.zeros_like
+        assert torch.equal(gradient, wanted(tensor)), name
+
+
+def one_by_one(inputs: dict, case: Case, cotangents: dict):
+    """Outputs and gradients of u of every sequence alone."""
+    bounds = case.cu_seqlens
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        part = {
+            name: tensor[..., begin:end] if name in ("u", "delta", "B", "C", "z") else tensor
+            for name, tensor in inputs.items()
+        }
+        part["initial_state"] = inputs["initial_state"][index : index + 1]
+        part = {name: tensor.detach().requires_grad_() for name, tensor in part.items()}
+        options = {key: value for key, value in make(case).options.items() if key != "cu_seqlens"}
+        out, last = selective_scan_fn(**part, **options, return_last_state=True)
+        given = {
+            "out": cotangents["out"][..., begin:end],
+            "last_state": cotangents["last_state"][index : index + 1],
+        }
+        outputs = {"out": out, "last_state": last}
+        yield index, slice(begin, end), outputs | differentiate(outputs, part, given)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(70, 1), (3, 1), (20, 20)], ids=str)
+def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
+    """On a CPU, where the same kernel runs for any length."""
+    bounds = (0, 33, 40, 40, 500, 1900, 1932)
+    dim, groups = shape
+    case = Case(
+        batch=1, dim=dim, groups=groups, dstate=4, seqlen=1932, cu_seqlens=bounds, reverse=reverse
+    )
+    inputs, problem = inputs_on(case, "cpu"), make(case)
+    out, last = selective_scan_fn(**inputs, **problem.options, return_last_state=True)
+    outputs = {"out": out, "last_state": last}
+    results = outputs | differentiate(outputs, inputs, problem.cotangents)
+    for index, steps, alone in one_by_one(inputs, case, problem.cotangents):
+        for name in ("out", "du", "ddelta", "dB", "dC", "dz"):
+            assert torch.equal(results[name][..., steps], alone[name]), name
+        for name in ("last_state", "dinitial_state"):
+            assert torch.equal(results[name][index : index + 1], alone[name]), name
+
+
+def test_what_is_not_finite_stays_in_its_sequence(device):
+    inputs, options = inputs_on(LONG, device), options_on(LONG, device)
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
+    inputs["u"][..., 100] = torch.nan
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+    du, dinitial_state = torch.autograd.grad(out.sum(), [inputs["u"], inputs["initial_state"]])
+    for steps in (slice(71), slice(2300, None)):
+        assert out[..., steps].isfinite().all()
+        assert du[..., steps].isfinite().all()
+    others = [0, 1, 2, 4, 5]
+    assert last[3].isnan().any()
+    assert last[others].isfinite().all()
+    assert dinitial_state[others].isfinite().all()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 31, 32, 33, 64, 65, 100]), max_size=12),
+    ends=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    reverse=st.booleans(),
+    layout=st.sampled_from(["contiguous", "channel_last", "offset"]),
+    is_wide=st.booleans(),
+    dim=st.sampled_from([1, 5, 40]),
+)
+def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device):
+    bounds = tuple(itertools.accumulate(lengths, initial=ends[0]))
+    case = Case(
+        batch=1, dim=dim, groups=1, dstate=2, seqlen=bounds[-1] + ends[1], cu_seqlens=bounds,
+        reverse=reverse, layout=layout, dtype=F64,
+    )  # fmt: skip
+    inputs, options = inputs_on(case, device), options_on(case, device)
+    if not is_wide:
+        options["cu_seqlens"] = options["cu_seqlens"].int()
+    results = []
+    for scan in (selective_scan_fn, selective_scan_ref):
+        out, last = scan(**inputs, **options, return_last_state=True)
+        loss = out.square().sum() + last.square().sum()
+        gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
+        gradients = [
+            torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in zip(inputs.values(), gradients, strict=True)
+        ]
+        results.append([out, last, *gradients])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+
+
+# --- bad boundaries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 131), (2**40,)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    case = BASE.with_(cu_seqlens=bounds, initial_state=False)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        selective_scan_fn(**inputs_on(case, "cpu"), **make(case).options)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bounds", BAD_BOUNDS)
+def test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, cuda_device):
+    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    case = BASE.with_(cu_seqlens=bounds, reverse=reverse)
+    inputs = inputs_on(case, cuda_device)
+    out = selective_scan_fn(**inputs, **options_on(case, cuda_device))
+    torch.autograd.grad(out.sum(), list(inputs.values()))
+    torch.cuda.synchronize()
+
+
+def test_a_matrix_takes_none():
+    u, B = torch.randn(1, 2, 6), torch.randn(2, 3)
+    for backend in ("auto", "reference"):
+        with pytest.raises(RuntimeError, match="cu_seqlens must be None where A is"):
+            selective_scan_fn(
+                *(u, u, torch.randn(2, 3, 3), B, B),
+                discretization_method="bilinear",
+                cu_seqlens=torch.tensor([0, 6]),
+                backend=backend,
+            )
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+SMALL = Case(batch=1, dim=2, groups=1, dstate=2, seqlen=7, cu_seqlens=(0, 3, 3, 6), dtype=F64)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradcheck(reverse, device):
+    case = SMALL.with_(reverse=reverse, complex=reverse)
+    inputs, options = inputs_on(case, device), options_on(case, device)
+
+    def scan(*values):
+        given = dict(zip(inputs, values, strict=True))
+        return selective_scan_fn(**given, **options, return_last_state=True)
+
+    assert torch.autograd.gradcheck(scan, tuple(inputs.values()))
+
+
+def test_other_boundaries_do_not_compile_again(device):
+    torch._dynamo.reset()
+    compilations = []
+
+    def backend(graph, _inputs):
+        compilations.append(graph)
+        return graph
+
+    case = BASE.with_(dim=4, dstate=2)
+    inputs = inputs_on(case, device)
+    options = options_on(case, device)
+
+    def loss(cu_seqlens):
+        given = inputs | options | {"cu_seqlens": cu_seqlens}
+        return selective_scan_fn(**given).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    leaves = list(inputs.values())
+    for bounds in (BOUNDS, (0, 1, 2, 3, 4, 5), (3, 3, 3, 90, 91, 130)):
+        cu_seqlens = torch.tensor(bounds, device=device)
+        actual, expected = (
+            torch.autograd.grad(function(cu_seqlens), leaves) for function in (compiled, loss)
+        )
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert len(compilations) == 1
+
+
+def test_vmap(device):
+    case = SMALL.with_(seqlen=40, cu_seqlens=(0, 3, 33, 40), groups=2)
+    inputs, options = inputs_on(case, device), options_on(case, device)
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
+    cu_seqlens = torch.stack([options.pop("cu_seqlens"), torch.tensor([0, 10, 20, 35]).to(device)])
+
+    def results(u, initial_state, cu_seqlens):
+        given = inputs | {"u": u, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+        return selective_scan_fn(**given, **options, return_last_state=True)
+
+    def gradients(*values):
+        return torch.func.grad(lambda *x: results(*x)[0].square().sum(), (0, 1))(*values)
+
+    values = (
+        torch.stack([inputs["u"], -inputs["u"]]),
+        torch.stack([inputs["initial_state"], 2 * inputs["initial_state"]]),
+    )
+    for function in (results, gradients):
+        for bounds, dim in ((cu_seqlens[0], None), (cu_seqlens, 0)):
+            actual = vmap(function, (0, 0, dim))(*values, bounds)
+            each = [bounds, bounds] if dim is None else bounds
+            expected = [function(*given) for given in zip(*values, each, strict=True)]
+            expected = tuple(map(torch.stack, zip(*expected, strict=True)))
+            torch.testing.assert_close(actual, expected)
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("d_conv", [4, 1])
+def test_a_packed_batch_trains_as_separate_sequences_do(d_conv, bidirectional, device):
+    model = S6(8, d_state=4, d_conv=d_conv, depth=2, bidirectional=bidirectional, dtype=F64)
+    model.to(device)
+    parameters = [*model.parameters()]
+    bounds = (0, 3, 40, 40, 41, 80)
+    x, cotangent = torch.randn(2, 1, 80, 8, dtype=F64, device=device)
+    x.requires_grad_()
+    packed = model(x, cu_seqlens=torch.tensor(bounds, device=device))
+    alone = torch.cat([model(x[:, a:b]) for a, b in itertools.pairwise(bounds)], 1)
+    torch.testing.assert_close(packed, alone)
+    torch.testing.assert_close(
+        torch.autograd.grad(packed, [x, *parameters], cotangent),
+        torch.autograd.grad(alone, [x, *parameters], cotangent),
+    )
+
+
+def test_what_takes_no_packed_sequences():
+    x, cu_seqlens = torch.randn(1, 6, 8), torch.tensor([0, 2, 6])
+    model = S6(8)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="cu_seqlens must be None where there is a cache"),
+    ):
+        model(x, cache=model.allocate_cache(1), cu_seqlens=cu_seqlens)
+    with pytest.raises(ValueError, match="None where the convolution is wider than 8, got"):
+        S6(8, d_conv=9)(x, cu_seqlens=cu_seqlens)
+    with pytest.raises(RuntimeError, match="xz must have batch of 1 where cu_seqlens is given"):
+        model(x.expand(2, 6, 8), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_mamba_inner(bidirectional, device):
+    dim, rank, dstate, d_model = 6, 2, 3, 5
+    shapes = {
+        "xz": (1, 2 * dim, 50),
+        "conv1d_weight": (dim, 1, 4),
+        "conv1d_bias": (dim,),
+        "x_proj_weight": (rank + 2 * dstate, dim),
+        "delta_proj_weight": (dim, rank),
+        "out_proj_weight": (d_model, dim),
+        "out_proj_bias": (d_model,),
+        "A": (dim, dstate),
+    }
+    tensors = {
+        name: torch.randn(shape, dtype=F64, device=device).requires_grad_()
+        for name, shape in shapes.items()
+    }
+    tensors["A"] = (-tensors["A"].detach().abs()).requires_grad_()
+    options = {
+        "cu_seqlens": torch.tensor([2, 9, 9, 45], device=device, dtype=torch.int32),
+        "bidirectional": bidirectional,
+    }
+    actual, expected = (
+        function(**tensors, **options) for function in (mamba_inner_fn, mamba_inner_ref)
+    )
+    torch.testing.assert_close(actual, expected)
+    cotangent = torch.randn_like(actual)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, [*tensors.values()], cotangent),
+        torch.autograd.grad(expected, [*tensors.values()], cotangent),
+    )
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_it_does_not_synchronize(cuda_device):
+    """A synchronizing call inside would be an error in this mode."""
+    inputs, options = inputs_on(BASE, cuda_device), options_on(BASE, cuda_device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        selective_scan_fn(**inputs, **options).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+def test_a_captured_graph_takes_other_boundaries(cuda_device):
+    case = BASE.with_(seqlen=600, dim=40, cu_seqlens=(0, 30, 300, 301, 600))
+    inputs, options = inputs_on(case, cuda_device), options_on(case, cuda_device)
+    cotangent = torch.randn(inputs["u"].shape, generator=generator(case)).to(cuda_device)
+
+    def step():
+        out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+        return out, last, *torch.autograd.grad(out, list(inputs.values()), cotangent)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for bounds in ((0, 30, 300, 301, 600), (0, 0, 599, 600, 600), (5, 6, 7, 8, 90)):
+        options["cu_seqlens"].copy_(torch.tensor(bounds))
+        graph.replay()
+        for actual, wanted in zip(captured, step(), strict=True):
+            assert torch.equal(actual, wanted)
