@@ -112,6 +112,11 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   /// Starts to load the warp's steps of a round, of which those behind the position `last` come
   /// from there: without a branch, behind which all would be waited for.
   __device__ void fetch(Cursor cursor, int64_t round, int64_t last, Raw (&raw)[kSteps]) const {
+    if (last < 0) {  // of the states before the only step
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) raw[i] = Raw{};
+      return;
+    }
     const int64_t first = round + warp() * kSteps;
     const int left = steps_left(round, last);
     const int64_t stride = cursor.step * Elements::bytes(cursor);
