@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cuda/dstate1/layout.h"
+#include "cuda/plan/conv.h"
 #include "cuda/plan/plan.h"
 #include "cuda/plan/slices.h"
 #include "cuda/plan/update.h"
@@ -322,6 +323,37 @@ py::dict plan_update(const Call& call, const std::string& state_dtype) {
   return result;
 }
 
+/// Of a convolution: its sizes and layout are those of the call's u.
+py::dict plan_conv(const Call& call, const cuda::Device& device, int64_t width, bool is_backward) {
+  using namespace cuda::conv;
+  ConvBackwardParams params;
+  params.batch = call.batch;
+  params.dim = call.dim;
+  params.seqlen = call.seqlen;
+  params.width = width;
+  params.sequences = call.batch;
+  params.is_double = call.dtype == "float64";
+  params.x = params.dout = params.dx = make_view(call, "u", call.element(), call.dim);
+  if (call.packed) params.cu_seqlens.data = address();
+  ConvForwardParams forward(params);
+  forward.out = params.x;
+  const ConvPlan plan =
+      is_backward ? cuda::conv::plan_conv(params, device) : cuda::conv::plan_conv(forward, device);
+  constexpr const char* kNames[] = {"none", "columns", "rows", "any strides"};
+  py::dict result;
+  result["kernels"] = kNames[static_cast<int>(plan.kernels)];
+  result["is_whole"] = plan.is_whole;
+  result["steps"] = plan.columns.steps;
+  result["tile_steps"] = plan.columns.tile_steps();
+  result["tiles"] = plan.columns.tiles;
+  result["lanes"] = plan.kernels == Kernels::kRows ? plan.rows.lanes() : plan.columns.lanes();
+  result["segments"] = plan.rows.segments;
+  result["rounds"] = plan.rows.rounds;
+  result["blocks"] = plan.shape.blocks;
+  result["part_rows"] = plan.part_rows;
+  return result;
+}
+
 }  // namespace
 }  // namespace selective_scan
 
@@ -362,5 +394,7 @@ PYBIND11_MODULE(plan_bindings, m) {
         py::arg("wanted") = py::none());
   m.def("forward_slices", &selective_scan::forward_slices, py::arg("call"), py::arg("device"));
   m.def("backward_slices", &selective_scan::backward_slices, py::arg("call"), py::arg("device"));
+  m.def("plan_conv", &selective_scan::plan_conv, py::arg("call"), py::arg("device"),
+        py::arg("width"), py::arg("is_backward"));
   m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("state_dtype"));
 }

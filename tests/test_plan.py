@@ -429,6 +429,62 @@ def test_random_slices(plan):
                 assert it["sums"][-1] > 0
 
 
+# --- the causal convolution ---
+
+LAST = {"channel_last": True}
+# A call, its width and pass: which kernels run it, whether batch entries are runs each; of columns
+# a thread's steps, of rows the lanes, segments and rounds of a row; and the blocks.
+CONVOLUTIONS = [
+    (Call(8, 1536, 2048, 1, **LAST), 4, False, ("columns", True, 48, 1056)),
+    (Call(8, 1536, 2048, 1, **LAST), 4, True, ("columns", True, 128, 768)),
+    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, False, ("columns", True, 80, 1344)),
+    (Call(2, 1536, 512, 1, **LAST), 4, False, ("columns", True, 16, 192)),
+    (Call(2, 1536, 512, 1, **LAST), 4, True, ("columns", True, 16, 384)),
+    (Call(1, 1536, 40000, 1, packed=True, **LAST), 4, False, ("columns", False, 80, 1500)),
+    (Call(1, 24, 1, 1, **LAST), 3, False, ("columns", True, 8, 1)),
+    (Call(8, 1536, 2048, 1), 4, False, ("rows", True, (32, 1, 8), 3072)),
+    (Call(8, 1536, 2048, 1), 4, True, ("rows", True, (32, 1, 8), 3072)),
+    (Call(1, 64, 65536, 1), 4, False, ("rows", True, (32, 64, 4), 1024)),
+    (Call(64, 384, 197, 1), 4, False, ("any strides", True, 32, 4096)),
+    (Call(8, 1536, 2048, 1, dtype="float64"), 4, False, ("any strides", True, 128, 49152)),
+    (Call(8, 1535, 2048, 1, **LAST), 4, False, ("any strides", True, 128, 1536)),
+    (Call(8, 1536, 0, 1), 4, False, ("none", False, 0, 1)),
+]
+
+
+@pytest.mark.parametrize(("call", "width", "is_backward", "expected"), CONVOLUTIONS, ids=str)
+def test_convolutions(bindings, call, width, is_backward, expected):
+    device = fill(bindings.Device(), H200)
+    made = bindings.plan_conv(fill(bindings.Call(), call), device, width, is_backward)
+    shape = made["steps"]
+    if made["kernels"] == "rows":
+        shape = (made["lanes"], made["segments"], made["rounds"])
+    assert (made["kernels"], made["is_whole"], shape, made["blocks"]) == expected
+
+
+@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+def test_convolutions_cover_all_steps(bindings, device):
+    rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
+    for _ in range(300):
+        batch, dim, seqlen = (int(2 ** rng.uniform(0, most)) for most in (6, 13, 16))
+        call = Call(
+            batch, dim, seqlen, 1, channel_last=rng.random() < 0.5, packed=rng.random() < 0.2,
+            dtype=rng.choice(["float32", "bfloat16", "float64"]), padding=rng.choice([0, 1]),
+        )  # fmt: skip
+        is_backward = rng.random() < 0.5
+        arguments = fill(bindings.Call(), call), fill(bindings.Device(), device)
+        made = bindings.plan_conv(*arguments, rng.randint(1, 8), is_backward)
+        if made["kernels"] == "rows":
+            positions = made["segments"] * made["rounds"] * made["lanes"] * 16
+            assert positions >= seqlen
+            assert made["part_rows"] == batch * made["segments"]
+        else:
+            tiles = made["tiles"]
+            assert (tiles - 1) * made["tile_steps"] < seqlen <= tiles * made["tile_steps"]
+            assert made["part_rows"] == batch * tiles
+            assert made["blocks"] % (batch * tiles) == 0
+
+
 # --- the state update -----------------------------------------------------------------------------
 
 # A call of as many steps as seqlen says, its groups being heads, and the states' dtype: whether the
