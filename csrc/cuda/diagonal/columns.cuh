@@ -58,9 +58,11 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   __device__ void scan(T state) {
     T da_sum{};
     Raw raw_a[kSteps], raw_x[kSteps];
+    // A packed sequence without steps may end where the row begins.
+    const int64_t last = this->end_ > 0 ? this->end_ - 1 : 0;
     const auto fetch_inputs = [&](int64_t round) {
-      fetch(this->a_, round, this->end_ - 1, raw_a);
-      fetch(this->x_, round, this->end_ - 1, raw_x);
+      fetch(this->a_, round, last, raw_a);
+      fetch(this->x_, round, last, raw_x);
     };
     if constexpr (kFetchesAhead) fetch_inputs(this->begin_);
     for (int64_t round = this->begin_; round < this->end_; round += kRound) {
