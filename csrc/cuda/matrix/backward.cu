@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto parts_at = [&](void* parts, int64_t steps, int64_t step) {
     return static_cast<T*>(parts) + (index * steps + step) * order;
   };
-  const R D = load_component<R>(params.D, row.channel * params.D.channel);
+  const R D = load_real<R>(params.D, row.channel * params.D.channel);
   for (int r = warp_index(); r < order; r += kWarps) {
     for_own<kOwn>(order, [&](int, int n) { dH[r * order + n] = T{}; });
   }
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kThreads)
         const int now = t - 1;
         const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
         const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, now), B);
-        h = system.step(delta_at(now), h, input, shared.factors[now % 2]).after;
+        h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
         row.store_values(states(t), h);
       } else if (warp_index() == 1 && t < steps) {
-        system.factor(R(0.5) * delta_at(t), shared.factors[t % 2]);
+        system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
       } else if (warp_index() == 2 && t % kGroup == 0 && t < steps) {
         row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, [&](int s) {
           return first + t + s;
@@ -96,12 +96,12 @@ __global__ void __launch_bounds__(kThreads)
         const int now = t + 1;
         const Vector C = row.load_values(row.at_position(shared.C, position - 1, kRing));
         const Vector g = moved(carry, scaled_dy_at(now), conjugate(C));
-        const auto step = system.adjoint_step(delta_at(now), g, shared.factors[now % 2]);
+        const auto step = system.adjoint_step(delta_at(now), g, shared.factors_at(now));
         carry = step.after;
         row.store_values(lambdas(now), step.middle);
         row.store_values(products(now), step.product);
       } else if (warp_index() == 1 && t >= 0) {
-        system.factor(R(0.5) * delta_at(t), shared.factors[t % 2]);
+        system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
       } else if (warp_index() == 2 && position % kGroup == 0 && t >= 0) {
         row.store_group(shared.C, position, row.template C_in_basis<kGroup>(params, [&](int s) {
           return t >= s ? first + t - s : -1;

@@ -22,64 +22,55 @@ __global__ void __launch_bounds__(kThreads)
   const System<T, kOwn> system(row.order, shared.H);
   row.copy_H(shared.H);
 
-  // Each is the business of one warp, which alone gives meaning to its variables.
+  // Each is the business of one warp.
   const auto project = [&](int64_t t) {
     const auto step_of = [&](int s) { return t + s; };
     row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, step_of));
     row.store_group(shared.C, t, row.template C_in_basis<kGroup>(params, step_of));
   };
-  R delta = R(0), u = R(0), z = R(0), y = R(0);  // of this lane's step in the warp's chunk
-  const auto factor = [&](int64_t t) {
-    const int in_chunk = static_cast<int>(t % kChunk);
-    if (in_chunk == 0) delta = row.load_delta(params, t);
-    system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors[t % 2]);
-  };
-  Vector h = warp_index() == 0 ? row.load_state(params.initial_state) : Vector{};
-  const auto advance = [&](int64_t t) {
-    const int in_chunk = static_cast<int>(t % kChunk);
-    if (in_chunk == 0) {
-      delta = row.load_delta(params, t);
-      u = row.load_steps(params.u, t);
-    }
+  R delta = R(0), u = R(0), y = R(0);  // of this lane's step in the chunk where the warp is
+  Vector h = row.load_state(params.initial_state);
+  const auto advance = [&](int64_t t, int in_chunk) {
     const Vector B = row.load_values(row.at_position(shared.B, t, kRing));
     const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, in_chunk), B);
-    h = system.step(shuffle<kWarpSize>(delta, in_chunk), h, input, shared.factors[t % 2]).after;
+    h = system.step(shuffle<kWarpSize>(delta, in_chunk), h, input, shared.factors_at(t)).after;
     row.store_values(row.at_position(shared.states, t, 2), h);
     if (params.states && in_chunk == kChunk - 1 && t + 1 < params.seqlen) {
       row.store_values(row.saved(params, t / kChunk), h);
     }
   };
-  const auto output = [&](int64_t t) {
-    const int in_chunk = static_cast<int>(t % kChunk);
-    const int64_t first = t - in_chunk;
-    if (in_chunk == 0) {
-      u = row.load_steps(params.u, first);
-      z = row.load_steps(params.z, first);
-    }
+  const auto output = [&](int64_t t, int in_chunk) {
     const R sum = real_product(row.load_values(row.at_position(shared.C, t, kRing)),
                                row.load_values(row.at_position(shared.states, t, 2)));
     if (lane_index() == in_chunk) y = sum;
     if (in_chunk < kChunk - 1 && t + 1 < params.seqlen) return;
+    const int64_t first = t - in_chunk;
     R out = R(kOutputScale<T>) * y;
-    out += load_component<R>(params.D, row.channel * params.D.channel) * u;
-    if (params.z.present()) out *= silu<DeviceMath>(z);
+    out += load_real<R>(params.D, row.channel * params.D.channel) * u;
+    if (params.z.present()) out *= silu<DeviceMath>(row.load_steps(params.z, first));
     row.store_steps(params.out, first, out);
   };
 
-  const bool has_steps_of_projections = params.variable_B || params.variable_C;
-  if (warp_index() == 2 && !has_steps_of_projections) {
-    project(0);
-    project(kGroup);
-  }
+  const bool has_variable = params.variable_B || params.variable_C;
+  const int lag = warp_index() == 1 ? 0 : warp_index() == 0 ? 1 : 2;
   __syncthreads();
-  for (int64_t t = 0; t < params.seqlen + 2; ++t) {
-    if (warp_index() == 0) {
-      if (t >= 1 && t - 1 < params.seqlen) advance(t - 1);
-    } else if (warp_index() == 1) {
-      if (t < params.seqlen) factor(t);
-    } else {
-      if (has_steps_of_projections && t % kGroup == 0 && t < params.seqlen) project(t);
-      if (params.out.present() && t >= 2) output(t - 2);
+  for (int64_t position = 0; position < params.seqlen + 2; ++position) {
+    const bool is_needed = position < (has_variable ? params.seqlen : kRing);
+    if (warp_index() == 2 && position % kGroup == 0 && is_needed) project(position);
+    const int64_t t = position - lag;
+    if (t >= 0 && t < params.seqlen) {
+      const int in_chunk = static_cast<int>(t % kChunk);
+      if (in_chunk == 0) {
+        delta = row.load_delta(params, t);
+        u = row.load_steps(params.u, t);
+      }
+      if (warp_index() == 0) {
+        advance(t, in_chunk);
+      } else if (warp_index() == 1) {
+        system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors_at(t));
+      } else if (params.out.present()) {
+        output(t, in_chunk);
+      }
     }
     __syncthreads();
   }

@@ -26,10 +26,11 @@ constexpr int kRing = 2 * kGroup;
 template <class T>
 struct Shared {
   T* H = nullptr;
-  Factors<T> factors[2];  // of even and of odd positions
-  T* B = nullptr;         // (position % kRing, state)
+  Factors<T> factors;  // of even positions; those of odd ones lie factors_bytes behind
+  T* B = nullptr;      // (position % kRing, state)
   T* C = nullptr;
   T* states = nullptr;  // (position % 2, state)
+  int factors_bytes = 0;
   int bytes = 0;
 
   SELECTIVE_SCAN_HD Shared(char* base, int order) {
@@ -39,16 +40,45 @@ struct Shared {
       bytes += round_up(count * static_cast<int>(sizeof(Part)), 16);
     };
     take(H, matrix_values(order));
-    for (Factors<T>& each : factors) {
-      take(each.U, matrix_values(order));
-      take(each.inverse, order);
-      take(each.eliminations, order);
-    }
+    factors_bytes = -bytes;
+    take(factors.U, matrix_values(order));
+    take(factors.inverse, order);
+    take(factors.eliminations, order);
+    factors_bytes += bytes;
+    bytes += factors_bytes;
     take(B, kRing * order);
     take(C, kRing * order);
     take(states, 2 * order);
   }
+
+  __device__ Factors<T> factors_at(int64_t position) const {
+    const int distance = position % 2 ? factors_bytes : 0;
+    const auto moved = [&](auto* part) {
+      return reinterpret_cast<decltype(part)>(reinterpret_cast<char*>(part) + distance);
+    };
+    return {moved(factors.U), moved(factors.inverse), moved(factors.eliminations)};
+  }
 };
+
+/// Entries of an array, a state each. Of all dtypes, so not inlined at every use.
+template <class T, int kOwn>
+__device__ __noinline__ Entries<T, kOwn> load_entries(ArrayView view, int64_t offset, int order) {
+  Entries<T, kOwn> x{};
+  for_own<kOwn>(order,
+                [&](int i, int n) { x.v[i] = load_component<T>(view, offset + n * view.state); });
+  return x;
+}
+template <class T, int kOwn>
+__device__ __noinline__ void store_entries(ArrayView view, int64_t offset, int order,
+                                           Entries<T, kOwn> x) {
+  for_own<kOwn>(order,
+                [&](int i, int n) { store_component(view, offset + n * view.state, x.v[i]); });
+}
+/// An element of a sequence or of D or the like.
+template <class R>
+__device__ __noinline__ R load_real(ArrayView view, int64_t offset) {
+  return load_component<R>(view, offset);
+}
 
 /// A channel of a batch entry, and the basis of the channel: A = Q·H·Q^H.
 template <class T, int kOwn>
@@ -90,22 +120,11 @@ struct Row {
   __device__ int64_t offset(const ArrayView& view) const {
     return batch * view.batch + channel * view.channel;
   }
-  __device__ Vector load(const ArrayView& view, int64_t offset) const {
-    Vector x{};
-    for_own<kOwn>(order,
-                  [&](int i, int n) { x.v[i] = load_component<T>(view, offset + n * view.state); });
-    return x;
-  }
-  __device__ void store(const ArrayView& view, int64_t offset, const Vector& x) const {
-    for_own<kOwn>(order,
-                  [&](int i, int n) { store_component(view, offset + n * view.state, x.v[i]); });
-  }
-
   /// Element of this lane of a sequence, in the chunk that starts with step `first`, of the compute
   /// type; 0 beyond the end.
   __device__ R load_steps(const ArrayView& view, int64_t first) const {
     const int64_t step = first + lane_index();
-    return step < seqlen ? load_component<R>(view, offset(view) + step * view.step) : R(0);
+    return step < seqlen ? load_real<R>(view, offset(view) + step * view.step) : R(0);
   }
   __device__ void store_steps(const ArrayView& view, int64_t first, R value) const {
     const int64_t step = first + lane_index();
@@ -113,7 +132,7 @@ struct Row {
   }
   __device__ R load_raw_delta(const ScanParams& params, int64_t first) const {
     return load_steps(params.delta, first) +
-           load_component<R>(params.delta_bias, channel * params.delta_bias.channel);
+           load_real<R>(params.delta_bias, channel * params.delta_bias.channel);
   }
   __device__ R load_delta(const ScanParams& params, int64_t first) const {
     const R raw = load_raw_delta(params, first);
@@ -147,9 +166,10 @@ struct Row {
     for (int s = 0; s < kCount; ++s) {
       const int64_t step = step_of(s);
       if (!is_variable) {
-        x.v[s] = load(view, channel * view.channel);
+        x.v[s] = load_entries<T, kOwn>(view, channel * view.channel, order);
       } else if (step >= 0 && step < seqlen) {
-        x.v[s] = load(view, batch * view.batch + group * view.group + step * view.step);
+        x.v[s] = load_entries<T, kOwn>(
+            view, batch * view.batch + group * view.group + step * view.step, order);
       }
     }
     return x;
@@ -173,11 +193,11 @@ struct Row {
 
   /// A state in the basis; as it is where there are no steps.
   __device__ Vector load_state(const ArrayView& view) const {
-    const Vector x = load(view, offset(view));
+    const Vector x = load_entries<T, kOwn>(view, offset(view), order);
     return seqlen > 0 ? by_adjoint_Q(Vectors<1>{{x}}).v[0] : x;
   }
   __device__ void store_state(const ArrayView& view, const Vector& x) const {
-    store(view, offset(view), seqlen > 0 ? by_Q(x) : x);
+    store_entries(view, offset(view), order, seqlen > 0 ? by_Q(x) : x);
   }
   /// Saved states, of the boundary behind `chunk`.
   __device__ T* saved(const ScanParams& params, int64_t chunk) const {
