@@ -28,13 +28,14 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kUpdate = sizeof(T) > 8 ? 4 : 8;  // steps that are added to dH at once
   using Group = typename Row<T, kOwn>::template Vectors<kGroup>;
   extern __shared__ __align__(16) char memory[];
+  const int warp = warp_index();
   __shared__ StepSums<R> sums;
   const int64_t index = blockIdx.x;
   const Row<T, kOwn> row(params, workspace, index);
   const int order = row.order;
   const Shared<T> shared(memory, order);
   const System<T, kOwn> system(order, shared.H);
-  row.copy_H(shared.H);
+  row.copy_H(warp, shared.H);
   T* const kept = static_cast<T*>(workspace.kept) + kKept * index * (kChunk + 1) * order;
   const auto states = [&](int t) { return kept + kKept * t * order; };  // before step t
   const auto lambdas = [&](int t) { return states(t) + order; };
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
     return static_cast<T*>(parts) + (index * steps + step) * order;
   };
   const R D = load_real<R>(params.D, row.channel * params.D.channel);
-  for (int r = warp_index(); r < order; r += kWarps) {
+  for (int r = warp; r < order; r += kWarps) {
     for_own<kOwn>(order, [&](int, int n) { dH[r * order + n] = T{}; });
   }
   Vector carry = row.load_state(params.dlast_state);
@@ -66,22 +67,22 @@ __global__ void __launch_bounds__(kThreads)
 
     // --- forward through the chunk
     Vector h{};
-    if (warp_index() == 0) {
+    if (warp == 0) {
       h = chunk > 0 ? row.load_values(row.saved(params, chunk - 1))
                     : row.load_state(params.initial_state);
       row.store_values(states(0), h);
     }
     __syncthreads();
     for (int t = 0; t < steps + 1; ++t) {
-      if (warp_index() == 0 && t > 0) {
+      if (warp == 0 && t > 0) {
         const int now = t - 1;
         const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
         const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, now), B);
         h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
         row.store_values(states(t), h);
-      } else if (warp_index() == 1 && t < steps) {
+      } else if (warp == 1 && t < steps) {
         system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
-      } else if (warp_index() == 2 && t % kGroup == 0 && t < steps) {
+      } else if (warp == 2 && t % kGroup == 0 && t < steps) {
         row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, [&](int s) {
           return first + t + s;
         }));
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
     // --- and back, position 0 being the last step
     for (int position = 0; position < steps + 1; ++position) {
       const int t = steps - 1 - position;
-      if (warp_index() == 0 && position > 0) {
+      if (warp == 0 && position > 0) {
         const int now = t + 1;
         const Vector C = row.load_values(row.at_position(shared.C, position - 1, kRing));
         const Vector g = moved(carry, scaled_dy_at(now), conjugate(C));
@@ -100,9 +101,9 @@ __global__ void __launch_bounds__(kThreads)
         carry = step.after;
         row.store_values(lambdas(now), step.middle);
         row.store_values(products(now), step.product);
-      } else if (warp_index() == 1 && t >= 0) {
+      } else if (warp == 1 && t >= 0) {
         system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
-      } else if (warp_index() == 2 && position % kGroup == 0 && t >= 0) {
+      } else if (warp == 2 && position % kGroup == 0 && t >= 0) {
         row.store_group(shared.C, position, row.template C_in_basis<kGroup>(params, [&](int s) {
           return t >= s ? first + t - s : -1;
         }));
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 
     // --- what the gradients gain: of B, C, u and Δ by groups of steps
-    for (int start = warp_index() * kGroup; start < steps; start += kWarps * kGroup) {
+    for (int start = warp * kGroup; start < steps; start += kWarps * kGroup) {
       const auto step_of = [&](int s) { return start + s < steps ? first + start + s : -1; };
       const Group B = row.template B_in_basis<kGroup>(params, step_of);
       Group C{};
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kThreads)
         middles[s] = moved(row.load_values(states(t)), R(1), row.load_values(states(t + 1)));
         middles[s] = moved(Vector{}, half, conjugate(middles[s]));
       }
-      for (int r = warp_index(); r < order; r += kWarps) {
+      for (int r = warp; r < order; r += kWarps) {
         T factors[kUpdate];
 #pragma unroll
         for (int s = 0; s < kUpdate; ++s) {
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
 
-    if (warp_index() == 0) {
+    if (warp == 0) {
       const int lane = lane_index();
       const bool has_step = lane < steps;
       const R raw = row.load_raw_delta(params, first);
@@ -200,14 +201,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   // --- what was added up over all steps
-  if (!params.variable_B) row.store_values(row.at_position(shared.B, warp_index(), kRing), dB);
-  if (!params.variable_C) row.store_values(row.at_position(shared.C, warp_index(), kRing), dC);
+  if (!params.variable_B) row.store_values(row.at_position(shared.B, warp, kRing), dB);
+  if (!params.variable_C) row.store_values(row.at_position(shared.C, warp, kRing), dC);
   __syncthreads();
-  if (warp_index() > 0) return;
+  if (warp > 0) return;
   const auto sum_of_warps = [&](T* parts) {
     Vector sum{};
-    for (int warp = 0; warp < kWarps; ++warp) {
-      sum = moved(sum, R(1), row.load_values(row.at_position(parts, warp, kRing)));
+    for (int part = 0; part < kWarps; ++part) {
+      sum = moved(sum, R(1), row.load_values(row.at_position(parts, part, kRing)));
     }
     return row.by_Q(sum);
   };

@@ -17,10 +17,11 @@ __global__ void __launch_bounds__(kThreads)
   using R = real_t<T>;
   using Vector = Entries<T, kOwn>;
   extern __shared__ __align__(16) char memory[];
+  const int warp = warp_index();
   const Row<T, kOwn> row(params, workspace, blockIdx.x);
   const Shared<T> shared(memory, row.order);
   const System<T, kOwn> system(row.order, shared.H);
-  row.copy_H(shared.H);
+  row.copy_H(warp, shared.H);
 
   // Each is the business of one warp.
   const auto project = [&](int64_t t) {
@@ -52,11 +53,11 @@ __global__ void __launch_bounds__(kThreads)
   };
 
   const bool has_variable = params.variable_B || params.variable_C;
-  const int lag = warp_index() == 1 ? 0 : warp_index() == 0 ? 1 : 2;
+  const int lag = warp == 1 ? 0 : warp == 0 ? 1 : 2;
   __syncthreads();
   for (int64_t position = 0; position < params.seqlen + 2; ++position) {
     const bool is_needed = position < (has_variable ? params.seqlen : kRing);
-    if (warp_index() == 2 && position % kGroup == 0 && is_needed) project(position);
+    if (warp == 2 && position % kGroup == 0 && is_needed) project(position);
     const int64_t t = position - lag;
     if (t >= 0 && t < params.seqlen) {
       const int in_chunk = static_cast<int>(t % kChunk);
@@ -64,9 +65,9 @@ __global__ void __launch_bounds__(kThreads)
         delta = row.load_delta(params, t);
         u = row.load_steps(params.u, t);
       }
-      if (warp_index() == 0) {
+      if (warp == 0) {
         advance(t, in_chunk);
-      } else if (warp_index() == 1) {
+      } else if (warp == 1) {
         system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors_at(t));
       } else if (params.out.present()) {
         output(t, in_chunk);
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
   }
-  if (warp_index() == 0 && params.last_state.present()) row.store_state(params.last_state, h);
+  if (warp == 0 && params.last_state.present()) row.store_state(params.last_state, h);
 }
 
 }  // namespace matrix

@@ -13,8 +13,9 @@ namespace selective_scan::cuda::matrix {
 constexpr int kWarps = 3;
 constexpr int kThreads = kWarps * kWarpSize;
 
+/// Of the block. Taken from a lane, so that the compiler knows that lanes branch alike on it.
 __device__ inline int warp_index() {
-  return static_cast<int>(threadIdx.x) / kWarpSize;
+  return shuffle<kWarpSize>(static_cast<int>(threadIdx.x) / kWarpSize, 0);
 }
 
 /// Steps whose B or C go into the basis together: an entry of Q that is read serves all of them.
@@ -36,7 +37,7 @@ struct Shared {
   SELECTIVE_SCAN_HD Shared(char* base, int order) {
     const auto take = [&](auto*& part, int count) {
       using Part = std::remove_reference_t<decltype(*part)>;
-      part = base ? reinterpret_cast<Part*>(base + bytes) : nullptr;
+      part = reinterpret_cast<Part*>(base + bytes);
       bytes += round_up(count * static_cast<int>(sizeof(Part)), 16);
     };
     take(H, matrix_values(order));
@@ -110,8 +111,8 @@ struct Row {
         Q_transposed(Q + order * order) {}
 
   /// The block copies H to shared memory.
-  __device__ void copy_H(T* target) const {
-    for (int row = warp_index(); row < order; row += kWarps) {
+  __device__ void copy_H(int warp, T* target) const {
+    for (int row = warp; row < order; row += kWarps) {
       for_own<kOwn>(order,
                     [&](int, int n) { target[row * pitch_of(order) + n] = H[row * order + n]; });
     }
