@@ -1,44 +1,55 @@
 // The backward scan with full state matrices on the GPU; csrc/cpu/matrix/backward.h has the
 // formulas.
 //
-// As forward, a warp has a channel of a batch entry. From the state saved before a chunk it takes
-// the steps again, and keeps states and slopes in memory; on the way back it factors each step
-// anew. dH is in shared memory beside H and the factors. What several warps contribute to one
-// gradient they leave apart; basis.cu adds it up.
+// As forward, a block has a channel of a batch entry, and its warps are a pipeline. From the state
+// saved before a chunk it takes the steps again and keeps the states; on the way back it factors
+// each step anew and keeps λ. What the gradients gain from a chunk is added up when all of that is
+// there, by all warps. What several blocks contribute to one gradient they leave apart; basis.cu
+// adds it up.
 #include "../launch.h"
 #include "basis.h"
-#include "system.cuh"
+#include "row.cuh"
 
 namespace selective_scan::cuda {
 namespace matrix {
 
+template <class R>
+struct StepSums {
+  R y[kChunk];
+  R through_u[kChunk];
+  R through_delta[kChunk];
+};
+
 template <class T, int kOwn>
-__global__ void __launch_bounds__(kWarpSize)
+__global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ MatrixBackwardParams params, Workspace workspace) {
   using R = real_t<T>;
   using Vector = Entries<T, kOwn>;
-  using LaneSystem = System<T, kOwn>;
-  extern __shared__ __align__(16) char shared[];
+  constexpr int kUpdate = sizeof(T) > 8 ? 4 : 8;  // steps that are added to dH at once
+  using Group = typename Row<T, kOwn>::template Vectors<kGroup>;
+  extern __shared__ __align__(16) char memory[];
+  const int warp = warp_index();
+  __shared__ StepSums<R> sums;
   const int64_t index = blockIdx.x;
   const Row<T, kOwn> row(params, workspace, index);
-  const int order = row.order, pitch = pitch_of(order);
-  T* matrices = reinterpret_cast<T*>(shared);
-  T* dH = matrices + 2 * matrix_values(order);
-  LaneSystem system(order, row.H, matrices, matrices + matrix_values(order));
-  for (int i = 0; i < order; ++i) {
-    for_own<kOwn>(order, [&](int, int n) { dH[i * pitch + n] = T{}; });
-  }
-  T* const states = static_cast<T*>(workspace.kept) + 2 * index * (kChunk + 1) * order;
-  T* const slopes = states + (kChunk + 1) * order;
+  const int order = row.order;
+  const Shared<T> shared(memory, order);
+  const System<T, kOwn> system(order, shared.H);
+  row.copy_H(warp, shared.H);
+  T* const kept = static_cast<T*>(workspace.kept) + kKept * index * (kChunk + 1) * order;
+  const auto states = [&](int t) { return kept + kKept * t * order; };  // before step t
+  const auto lambdas = [&](int t) { return states(t) + order; };
+  const auto products = [&](int t) { return states(t) + 2 * order; };
+  T* const dH = static_cast<T*>(workspace.dH) + index * order * order;
   const auto parts_at = [&](void* parts, int64_t steps, int64_t step) {
     return static_cast<T*>(parts) + (index * steps + step) * order;
   };
-  const R D = load_component<R>(params.D, row.channel * params.D.channel);
-  const R bias = load_component<R>(params.delta_bias, row.channel * params.delta_bias.channel);
-  Vector B = row.by_adjoint_Q(row.projection(params.B, params.variable_B, 0));
-  Vector C = row.by_transposed_Q(row.projection(params.C, params.variable_C, 0));
-  Vector carry = row.load_state(params, params.dlast_state);
-  Vector dB{}, dC{};  // of constant B and C, in the basis
+  const R D = load_real<R>(params.D, row.channel * params.D.channel);
+  for (int r = warp; r < order; r += kWarps) {
+    for_own<kOwn>(order, [&](int, int n) { dH[r * order + n] = T{}; });
+  }
+  Vector carry = row.load_state(params.dlast_state);
+  Vector dB{}, dC{};  // of constant B and C, in the basis, of this warp's steps
   R dD = R(0), ddelta_bias = R(0);
 
   const int64_t chunks = ceil_div(params.seqlen, int64_t{kChunk});
@@ -46,119 +57,174 @@ __global__ void __launch_bounds__(kWarpSize)
     const int64_t first = chunk * kChunk;
     const int64_t left = params.seqlen - first;
     const int steps = left < kChunk ? static_cast<int>(left) : kChunk;
-    const auto load = [&](const ArrayView& view) {
-      return load_step<R>(view, row.offset(view), first, params.seqlen);
-    };
-    const auto store = [&](const ArrayView& view, R value) {
-      store_step(view, row.offset(view), first, params.seqlen, value);
-    };
-    const R raw = load(params.delta) + bias;
-    const R delta = params.delta_softplus ? softplus<DeviceMath>(raw) : raw;
-    const R u = load(params.u), z = load(params.z), dout = load(params.dout);
+    const R delta = row.load_delta(params, first);
+    const R u = row.load_steps(params.u, first), z = row.load_steps(params.z, first);
+    const R dout = row.load_steps(params.dout, first);
     const R gate = params.z.present() ? sigmoid<DeviceMath>(z) : R(1);
     const R dy = params.z.present() ? dout * (z * gate) : dout;
+    const auto delta_at = [&](int t) { return shuffle<kWarpSize>(delta, t); };
+    const auto scaled_dy_at = [&](int t) { return R(kOutputScale<T>) * shuffle<kWarpSize>(dy, t); };
 
     // --- forward through the chunk
-    Vector h = chunk > 0 ? row.load_values(row.saved(params, chunk - 1))
-                         : row.load_state(params, params.initial_state);
-    row.store_values(states, h);
-    R y = R(0);
-    for (int t = 0; t < steps; ++t) {
-      if (params.variable_B) {
-        B = row.by_adjoint_Q(row.projection(params.B, true, first + t));
+    Vector h{};
+    if (warp == 0) {
+      h = chunk > 0 ? row.load_values(row.saved(params, chunk - 1))
+                    : row.load_state(params.initial_state);
+      row.store_values(states(0), h);
+    }
+    __syncthreads();
+    for (int t = 0; t < steps + 1; ++t) {
+      if (warp == 0 && t > 0) {
+        const int now = t - 1;
+        const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
+        const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, now), B);
+        h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
+        row.store_values(states(t), h);
+      } else if (warp == 1 && t < steps) {
+        system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
+      } else if (warp == 2 && t % kGroup == 0 && t < steps) {
+        row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, [&](int s) {
+          return first + t + s;
+        }));
       }
-      const R delta_now = shuffle<kWarpSize>(delta, t);
-      const Vector input = LaneSystem::moved(Vector{}, shuffle<kWarpSize>(u, t), B);
-      const Vector slope = system.slope(delta_now, h, input);
-      h = LaneSystem::moved(h, delta_now, slope);
-      row.store_values(slopes + t * order, slope);
-      row.store_values(states + (t + 1) * order, h);
+      __syncthreads();
     }
 
-    // --- and back
-    R du = D * dy, ddelta = R(0);
-    for (int t = steps - 1; t >= 0; --t) {
-      if (params.variable_B) {
-        B = row.by_adjoint_Q(row.projection(params.B, true, first + t));
+    // --- and back, position 0 being the last step
+    for (int position = 0; position < steps + 1; ++position) {
+      const int t = steps - 1 - position;
+      if (warp == 0 && position > 0) {
+        const int now = t + 1;
+        const Vector C = row.load_values(row.at_position(shared.C, position - 1, kRing));
+        const Vector g = moved(carry, scaled_dy_at(now), conjugate(C));
+        const auto step = system.adjoint_step(delta_at(now), g, shared.factors_at(now));
+        carry = step.after;
+        row.store_values(lambdas(now), step.middle);
+        row.store_values(products(now), step.product);
+      } else if (warp == 1 && t >= 0) {
+        system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
+      } else if (warp == 2 && position % kGroup == 0 && t >= 0) {
+        row.store_group(shared.C, position, row.template C_in_basis<kGroup>(params, [&](int s) {
+          return t >= s ? first + t - s : -1;
+        }));
       }
-      if (params.variable_C) {
-        C = row.by_transposed_Q(row.projection(params.C, true, first + t));
-      }
-      const R delta_now = shuffle<kWarpSize>(delta, t);
-      const R u_now = shuffle<kWarpSize>(u, t);
-      const R dy_now = R(kOutputScale<T>) * shuffle<kWarpSize>(dy, t);
-      const Vector after = row.load_values(states + (t + 1) * order);
-      const Vector before = row.load_values(states + t * order);
-      const Vector slope = row.load_values(slopes + t * order);
-      const R output = real_product(C, after);
-      Vector g;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) g.v[i] = carry.v[i] + dy_now * conj(C.v[i]);
-      const Vector back = system.adjoint_slope(delta_now, g);
-      const Vector lambda = LaneSystem::moved(g, R(0.5) * delta_now, back);
-      carry = LaneSystem::moved(g, delta_now, back);
+      __syncthreads();
+    }
 
-      const R through_delta = real_inner_product(lambda, slope);
-      const R through_u = delta_now * real_inner_product(lambda, B);
-      if (threadIdx.x == t) {
-        y = output;
-        du += through_u;
-        ddelta = through_delta;
-      }
-      Vector middle;
+    // --- what the gradients gain: of B, C, u and Δ by groups of steps
+    for (int start = warp * kGroup; start < steps; start += kWarps * kGroup) {
+      const auto step_of = [&](int s) { return start + s < steps ? first + start + s : -1; };
+      const Group B = row.template B_in_basis<kGroup>(params, step_of);
+      Group C{};
+      if (params.z.present()) C = row.template C_in_basis<kGroup>(params, step_of);
+      Group dB_now{}, dC_now{};
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        middle.v[i] = (R(0.5) * delta_now) * conj(after.v[i] + before.v[i]);
+      for (int s = 0; s < kGroup; ++s) {
+        const int t = start + s;
+        if (t >= steps) break;
+        const Vector lambda = row.load_values(lambdas(t)), after = row.load_values(states(t + 1));
+        const Vector both = moved(after, R(1), row.load_values(states(t)));
+        const R u_now = shuffle<kWarpSize>(u, t), delta_now = delta_at(t);
+        const R through_input = real_inner_product(lambda, B.v[s]);
+        const R through_H = R(0.5) * real_inner_product(row.load_values(products(t)), both);
+        const R y = params.z.present() ? real_product(C.v[s], after) : R(0);
+        if (lane_index() == 0) {
+          sums.y[t] = y;
+          sums.through_u[t] = delta_now * through_input;
+          sums.through_delta[t] = through_H + u_now * through_input;
+        }
+        dB_now.v[s] = moved(Vector{}, delta_now * u_now, lambda);
+        dC_now.v[s] = moved(Vector{}, scaled_dy_at(t), after);
+        if (!params.variable_B) dB = moved(dB, R(1), dB_now.v[s]);
+        if (!params.variable_C) dC = moved(dC, R(1), dC_now.v[s]);
       }
-      for (int r = 0; r < order; ++r) {
-        const T value = lambda.at(r);
+      if (params.variable_B) dB_now = row.by_Q(dB_now);
+      if (params.variable_C) dC_now = row.by_Q(dC_now);
+#pragma unroll
+      for (int s = 0; s < kGroup; ++s) {
+        const int64_t step = first + start + s;
+        if (start + s >= steps) break;
+        if (params.variable_B) {
+          row.store_values(parts_at(workspace.dB_parts, params.seqlen, step), dB_now.v[s]);
+        }
+        if (params.variable_C) {
+          row.store_values(parts_at(workspace.dC_parts, params.seqlen, step),
+                           conjugate(dC_now.v[s]));
+        }
+      }
+    }
+
+    // --- of H: Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
+    for (int start = 0; start < steps; start += kUpdate) {
+      Vector middles[kUpdate];
+#pragma unroll
+      for (int s = 0; s < kUpdate; ++s) {
+        const int t = start + s < steps ? start + s : steps - 1;
+        const R half = start + s < steps ? R(0.5) * delta_at(t) : R(0);
+        middles[s] = moved(row.load_values(states(t)), R(1), row.load_values(states(t + 1)));
+        middles[s] = moved(Vector{}, half, conjugate(middles[s]));
+      }
+      for (int r = warp; r < order; r += kWarps) {
+        T factors[kUpdate];
+#pragma unroll
+        for (int s = 0; s < kUpdate; ++s) {
+          factors[s] = lambdas(start + s < steps ? start + s : steps - 1)[r];
+        }
         for_own<kOwn>(order, [&](int i, int n) {
-          dH[r * pitch + n] = multiply_add(value, middle.v[i], dH[r * pitch + n]);
+          T sum = dH[r * order + n];
+#pragma unroll
+          for (int s = 0; s < kUpdate; ++s) {
+            sum = multiply_add(factors[s], middles[s].v[i], sum);
+          }
+          dH[r * order + n] = sum;
         });
       }
-      const Vector dB_now = LaneSystem::moved(Vector{}, delta_now * u_now, lambda);
-      if (params.variable_B) {
-        row.store_values(parts_at(workspace.dB_parts, params.seqlen, first + t), row.by_Q(dB_now));
-      } else {
-        dB = LaneSystem::moved(dB, R(1), dB_now);
-      }
-      const Vector dC_now = LaneSystem::moved(Vector{}, dy_now, after);
-      if (params.variable_C) {
-        row.store_values(parts_at(workspace.dC_parts, params.seqlen, first + t),
-                         conjugate(row.by_Q(dC_now)));
-      } else {
-        dC = LaneSystem::moved(dC, R(1), dC_now);
-      }
     }
+    __syncthreads();
 
-    if (params.delta_softplus && raw <= R(kSoftplusThreshold)) ddelta *= sigmoid<DeviceMath>(raw);
-    dD += dy * u;
-    if (static_cast<int>(threadIdx.x) < steps) ddelta_bias += ddelta;
-    if (params.z.present()) {
-      const R sum = R(kOutputScale<T>) * y + D * u;
-      store(params.dz, dout * sum * silu_derivative(z, gate));
+    if (warp == 0) {
+      const int lane = lane_index();
+      const bool has_step = lane < steps;
+      const R raw = row.load_raw_delta(params, first);
+      R ddelta = has_step ? sums.through_delta[lane] : R(0);
+      if (params.delta_softplus && raw <= R(kSoftplusThreshold)) ddelta *= sigmoid<DeviceMath>(raw);
+      dD += dy * u;
+      ddelta_bias += ddelta;
+      if (params.z.present() && has_step) {
+        const R out = R(kOutputScale<T>) * sums.y[lane] + D * u;
+        row.store_steps(params.dz, first, dout * out * silu_derivative(z, gate));
+      }
+      if (has_step) row.store_steps(params.du, first, D * dy + sums.through_u[lane]);
+      row.store_steps(params.ddelta, first, ddelta);
     }
-    store(params.du, du);
-    store(params.ddelta, ddelta);
-    __syncwarp();  // the next chunk writes over the kept states
+    __syncthreads();  // the next chunk writes over what was kept of this one
   }
 
-  for (int i = 0; i < order; ++i) {
-    for_own<kOwn>(order, [&](int, int n) {
-      static_cast<T*>(workspace.dH)[(index * order + i) * order + n] = dH[i * pitch + n];
-    });
+  // --- what was added up over all steps
+  if (!params.variable_B) row.store_values(row.at_position(shared.B, warp, kRing), dB);
+  if (!params.variable_C) row.store_values(row.at_position(shared.C, warp, kRing), dC);
+  __syncthreads();
+  if (warp > 0) return;
+  const auto sum_of_warps = [&](T* parts) {
+    Vector sum{};
+    for (int part = 0; part < kWarps; ++part) {
+      sum = moved(sum, R(1), row.load_values(row.at_position(parts, part, kRing)));
+    }
+    return row.by_Q(sum);
+  };
+  if (!params.variable_B) {
+    row.store_values(parts_at(workspace.dB_parts, 1, 0), sum_of_warps(shared.B));
   }
-  if (!params.variable_B) row.store_values(parts_at(workspace.dB_parts, 1, 0), row.by_Q(dB));
   if (!params.variable_C) {
-    row.store_values(parts_at(workspace.dC_parts, 1, 0), conjugate(row.by_Q(dC)));
+    row.store_values(parts_at(workspace.dC_parts, 1, 0), conjugate(sum_of_warps(shared.C)));
   }
   dD = sum_over_warp(dD);
   ddelta_bias = sum_over_warp(ddelta_bias);
-  if (threadIdx.x == 0) {
+  if (lane_index() == 0) {
     static_cast<R*>(workspace.dD_parts)[index] = dD;
     static_cast<R*>(workspace.ddelta_bias_parts)[index] = ddelta_bias;
   }
-  if (params.initial_state.present()) row.store_state(params, params.dinitial_state, carry);
+  if (params.initial_state.present()) row.store_state(params.dinitial_state, carry);
 }
 
 }  // namespace matrix
@@ -173,12 +239,8 @@ cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemor
   if (error != cudaSuccess) return error;
   error = matrix::with_types(params, [&](auto* type, auto own) {
     using T = std::remove_pointer_t<decltype(type)>;
-    LaunchShape shape;
-    shape.blocks = params.batch * params.dim;
-    shape.threads = kWarpSize;
-    shape.shared_bytes =
-        static_cast<int>(3 * matrix::matrix_values(static_cast<int>(params.dstate)) * sizeof(T));
-    return launch_kernel(matrix::backward_kernel<T, own>, shape, stream, params, workspace);
+    return launch_kernel(matrix::backward_kernel<T, own>, matrix::shape_of_rows<T>(params), stream,
+                         params, workspace);
   });
   return error == cudaSuccess ? matrix::finish(params, workspace, stream) : error;
 }

@@ -1,6 +1,6 @@
 #include "basis.h"
 
-#include "system.cuh"
+#include "row.cuh"
 
 namespace selective_scan::cuda::matrix {
 namespace {

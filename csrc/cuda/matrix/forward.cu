@@ -1,64 +1,81 @@
 // The forward scan with full state matrices on the GPU.
 //
-// A warp has a channel of a batch entry and walks its steps; H and the factors of a step are in
-// shared memory, vectors are spread over the lanes. A chunk's steps are read by the lanes, one
-// each. Bound by the latency of elimination and substitution, a shuffle and a few operations per
-// row.
+// A block has a channel of a batch entry, and walks its steps as a pipeline of three warps, each of
+// which is at another position: the factors of a step and B and C in the basis depend on no state,
+// and are there when the state gets to the step. Bound by the chain of eliminations and
+// substitutions that the state goes through.
 #include "../launch.h"
 #include "basis.h"
-#include "system.cuh"
+#include "row.cuh"
 
 namespace selective_scan::cuda {
 namespace matrix {
 
 template <class T, int kOwn>
-__global__ void __launch_bounds__(kWarpSize)
+__global__ void __launch_bounds__(kThreads)
     forward_kernel(const __grid_constant__ MatrixForwardParams params, Workspace workspace) {
   using R = real_t<T>;
   using Vector = Entries<T, kOwn>;
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(16) char memory[];
+  const int warp = warp_index();
   const Row<T, kOwn> row(params, workspace, blockIdx.x);
-  T* matrices = reinterpret_cast<T*>(shared);
-  System<T, kOwn> system(row.order, row.H, matrices, matrices + matrix_values(row.order));
-  const R D = load_component<R>(params.D, row.channel * params.D.channel);
-  const R bias = load_component<R>(params.delta_bias, row.channel * params.delta_bias.channel);
-  Vector B = row.by_adjoint_Q(row.projection(params.B, params.variable_B, 0));
-  Vector C = row.by_transposed_Q(row.projection(params.C, params.variable_C, 0));
-  Vector h = row.load_state(params, params.initial_state);
+  const Shared<T> shared(memory, row.order);
+  const System<T, kOwn> system(row.order, shared.H);
+  row.copy_H(warp, shared.H);
 
-  for (int64_t first = 0; first < params.seqlen; first += kChunk) {
-    const auto load = [&](const ArrayView& view) {
-      return load_step<R>(view, row.offset(view), first, params.seqlen);
-    };
-    const R raw = load(params.delta) + bias;
-    const R delta = params.delta_softplus ? softplus<DeviceMath>(raw) : raw;
-    const R u = load(params.u);
-    const int64_t left = params.seqlen - first;
-    const int steps = left < kChunk ? static_cast<int>(left) : kChunk;
-    R y = R(0);
-    for (int t = 0; t < steps; ++t) {
-      if (params.variable_B) {
-        B = row.by_adjoint_Q(row.projection(params.B, true, first + t));
+  // Each is the business of one warp.
+  const auto project = [&](int64_t t) {
+    const auto step_of = [&](int s) { return t + s; };
+    row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, step_of));
+    row.store_group(shared.C, t, row.template C_in_basis<kGroup>(params, step_of));
+  };
+  R delta = R(0), u = R(0), y = R(0);  // of this lane's step in the chunk where the warp is
+  Vector h = row.load_state(params.initial_state);
+  const auto advance = [&](int64_t t, int in_chunk) {
+    const Vector B = row.load_values(row.at_position(shared.B, t, kRing));
+    const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, in_chunk), B);
+    h = system.step(shuffle<kWarpSize>(delta, in_chunk), h, input, shared.factors_at(t)).after;
+    row.store_values(row.at_position(shared.states, t, 2), h);
+    if (params.states && in_chunk == kChunk - 1 && t + 1 < params.seqlen) {
+      row.store_values(row.saved(params, t / kChunk), h);
+    }
+  };
+  const auto output = [&](int64_t t, int in_chunk) {
+    const R sum = real_product(row.load_values(row.at_position(shared.C, t, kRing)),
+                               row.load_values(row.at_position(shared.states, t, 2)));
+    if (lane_index() == in_chunk) y = sum;
+    if (in_chunk < kChunk - 1 && t + 1 < params.seqlen) return;
+    const int64_t first = t - in_chunk;
+    R out = R(kOutputScale<T>) * y;
+    out += load_real<R>(params.D, row.channel * params.D.channel) * u;
+    if (params.z.present()) out *= silu<DeviceMath>(row.load_steps(params.z, first));
+    row.store_steps(params.out, first, out);
+  };
+
+  const bool has_variable = params.variable_B || params.variable_C;
+  const int lag = warp == 1 ? 0 : warp == 0 ? 1 : 2;
+  __syncthreads();
+  for (int64_t position = 0; position < params.seqlen + 2; ++position) {
+    const bool is_needed = position < (has_variable ? params.seqlen : kRing);
+    if (warp == 2 && position % kGroup == 0 && is_needed) project(position);
+    const int64_t t = position - lag;
+    if (t >= 0 && t < params.seqlen) {
+      const int in_chunk = static_cast<int>(t % kChunk);
+      if (in_chunk == 0) {
+        delta = row.load_delta(params, t);
+        u = row.load_steps(params.u, t);
       }
-      if (params.variable_C) {
-        C = row.by_transposed_Q(row.projection(params.C, true, first + t));
+      if (warp == 0) {
+        advance(t, in_chunk);
+      } else if (warp == 1) {
+        system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors_at(t));
+      } else if (params.out.present()) {
+        output(t, in_chunk);
       }
-      const R delta_now = shuffle<kWarpSize>(delta, t);
-      const Vector input = System<T, kOwn>::moved(Vector{}, shuffle<kWarpSize>(u, t), B);
-      h = System<T, kOwn>::moved(h, delta_now, system.slope(delta_now, h, input));
-      const R sum = real_product(C, h);
-      if (threadIdx.x == t) y = sum;
     }
-    if (params.out.present()) {
-      R out = R(kOutputScale<T>) * y + D * u;
-      if (params.z.present()) out *= silu<DeviceMath>(load(params.z));
-      store_step(params.out, row.offset(params.out), first, params.seqlen, out);
-    }
-    if (params.states && first + kChunk < params.seqlen) {
-      row.store_values(row.saved(params, first / kChunk), h);
-    }
+    __syncthreads();
   }
-  if (params.last_state.present()) row.store_state(params, params.last_state, h);
+  if (warp == 0 && params.last_state.present()) row.store_state(params.last_state, h);
 }
 
 }  // namespace matrix
@@ -71,12 +88,8 @@ cudaError_t scan_forward(const MatrixForwardParams& params, const ScratchMemory&
   if (error != cudaSuccess) return error;
   return matrix::with_types(params, [&](auto* type, auto own) {
     using T = std::remove_pointer_t<decltype(type)>;
-    LaunchShape shape;
-    shape.blocks = params.batch * params.dim;
-    shape.threads = kWarpSize;
-    shape.shared_bytes =
-        static_cast<int>(2 * matrix::matrix_values(static_cast<int>(params.dstate)) * sizeof(T));
-    return launch_kernel(matrix::forward_kernel<T, own>, shape, stream, params, workspace);
+    return launch_kernel(matrix::forward_kernel<T, own>, matrix::shape_of_rows<T>(params), stream,
+                         params, workspace);
   });
 }
 

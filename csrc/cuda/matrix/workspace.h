@@ -7,10 +7,13 @@
 
 namespace selective_scan::cuda::matrix {
 
+/// Vectors that the backward pass keeps of each step of a chunk.
+constexpr int64_t kKept = 3;
+
 /// Parts of a pass's memory, all of the compute type; null where not needed.
 struct Workspace {
   void* bases = nullptr;  // (channel, H or Q or the transposed Q, row, column)
-  void* kept = nullptr;   // (batch, channel, h or slope, step and one more, state)
+  void* kept = nullptr;   // of a chunk: (batch, channel, step and one more, h or λ or H^H·λ, state)
   void* dH = nullptr;     // (batch, channel, row, column)
   void* dB_parts =
       nullptr;  // variable: (batch, channel, step, state); else (batch, channel, state)
@@ -30,7 +33,7 @@ class WorkspaceLayout {
     const int64_t rows = params.batch * params.dim;
     workspace.bases = take(3 * params.dim * order * order, value_bytes_);
     if (!is_backward) return;
-    workspace.kept = take(2 * rows * (kStateChunk + 1) * order, value_bytes_);
+    workspace.kept = take(kKept * rows * (kStateChunk + 1) * order, value_bytes_);
     workspace.dH = take(rows * order * order, value_bytes_);
     workspace.dB_parts = take(rows * order * (params.variable_B ? params.seqlen : 1), value_bytes_);
     workspace.dC_parts = take(rows * order * (params.variable_C ? params.seqlen : 1), value_bytes_);
