@@ -205,11 +205,11 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
     x, z = layer.halves()
     convolution = layer.convolution_arguments(x)
     dout = _matrix(dout)
-    dout_proj_weight = dout.t() @ _matrix(y)
+    dout_proj_weight = torch.mm(dout.t(), _matrix(y))
     dout_proj_bias = None
     if layer.out_proj_bias is not None:
         dout_proj_bias = dout.sum(0, dtype=_at_least_single(dout.dtype))
-    dy = (dout @ layer.out_proj_weight.to(dtype)).view(y.shape).transpose(1, 2)
+    dy = torch.mm(dout, layer.out_proj_weight.to(dtype)).view(y.shape).transpose(1, 2)
     dt, *parts = layer.parts(x_dbl)
     if rows is None:
         u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*convolution, False, "silu")
@@ -260,9 +260,9 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
 
     dsteps, dx_dbl, total = _matrix(dsteps), _matrix(dx_dbl), _matrix(drows)
     torch.mm(dsteps, layer.delta_proj_weight.to(dtype), out=_matrix(ddt))
-    ddelta_proj_weight = dsteps.t() @ _matrix(dt)
+    ddelta_proj_weight = torch.mm(dsteps.t(), _matrix(dt))
     total.addmm_(dx_dbl, layer.x_proj_weight.to(dtype))
-    dx_proj_weight = dx_dbl.t() @ _matrix(rows)
+    dx_proj_weight = torch.mm(dx_dbl.t(), _matrix(rows))
     dconv1d_weight, dconv1d_bias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
         du, None, *convolution, "silu", dx=dx
     )
