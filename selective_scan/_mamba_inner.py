@@ -58,38 +58,34 @@ class Layer:
         is_double = self.xz.dtype == torch.float64
         return self.xz.dtype if self.autocast_dtype is None or is_double else self.autocast_dtype
 
-    def rows(self) -> Tensor:
-        """xz, whose channels are neighbours in memory."""
-        rows = self.xz.to(self.dtype).transpose(1, 2)
-        return rows if rows.stride(2) == 1 else rows.contiguous()
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """x and z, whose channels are neighbours in memory."""
+        xz = self.xz.to(self.dtype)
+        if xz.stride(1) != 1:
+            xz = xz.transpose(1, 2).contiguous().transpose(1, 2)
+        return xz.chunk(2, dim=1)
 
-    def convolution_arguments(self, rows: Tensor) -> tuple:
-        x = rows[..., : self.dim].transpose(1, 2)
+    def convolution_arguments(self, x: Tensor) -> tuple:
         return x, self.conv1d_weight.squeeze(1), self.conv1d_bias, None, self.cu_seqlens, None
-
-    def convolve(self, rows: Tensor) -> Tensor:
-        arguments = self.convolution_arguments(rows)
-        u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*arguments, False, "silu")
-        return u.transpose(1, 2).contiguous()
 
     def parts(self, x_dbl: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt, B and C as they lie in x_dbl, or in its gradient; of no channels where given."""
         states = self.A.shape[1] * (2 if self.A.is_complex() else 1)
-        channels = [self.rank, *(0 if given is not None else states for given in (self.B, self.C))]
-        return x_dbl.split(channels, dim=-1)
+        in_B, in_C = (0 if given is not None else states for given in (self.B, self.C))
+        return x_dbl.split_with_sizes([self.rank, in_B, in_C], -1)
 
-    def projections(self, x_dbl: Tensor) -> list[Projection]:
-        _, B, C = self.parts(x_dbl)
+    def projections(self, B: Tensor, C: Tensor) -> list[Projection]:
+        """Those of which these are the parts of x_dbl."""
         is_complex, eps = self.A.is_complex(), self.b_c_dt_rms_eps
         return [
             Projection(self.B, B, self.B_proj_bias, self.b_rms_weight, eps, is_complex),
             Projection(self.C, C, self.C_proj_bias, self.c_rms_weight, eps, is_complex),
         ]
 
-    def steps(self, x_dbl: Tensor) -> Tensor:
+    def steps(self, dt: Tensor) -> Tensor:
         """delta before its norm."""
-        dt = self.parts(x_dbl)[0]  # as a matrix, or PyTorch makes a product of each batch entry
-        steps = _matrix(dt) @ self.delta_proj_weight.to(self.dtype).t()
+        # Of a matrix, or PyTorch makes a product of each batch entry.
+        steps = F.linear(_matrix(dt), self.delta_proj_weight.to(self.dtype))
         return steps.view(*dt.shape[:2], self.dim)
 
     def normed_steps(self, steps: Tensor) -> Tensor:
@@ -98,10 +94,9 @@ class Layer:
         return rms_norm(steps, self.dt_rms_weight, self.b_c_dt_rms_eps)
 
     def scan_arguments(
-        self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, rows: Tensor, reverse: bool
+        self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor, reverse: bool
     ) -> tuple:
         """Those of the scan's ops. Of two directions both are gated, and one has D."""
-        u, delta, z = (x.transpose(1, 2) for x in (u, delta, rows[..., self.dim :]))
         D = None if reverse else self.D
         options = (self.delta_softplus, self.discretization_method, None, reverse, self.cu_seqlens)
         return u, delta, self.A, B, C, D, z, self.delta_bias, *options
@@ -131,12 +126,12 @@ class Projection:
         if self.is_complex:
             rows = rows.to(_at_least_single(rows.dtype)).unflatten(-1, (-1, 2))
             rows = torch.view_as_complex(rows.contiguous())
-        return rows.transpose(1, 2).unsqueeze(1)
+        return rows.transpose(1, 2)
 
     def gradient(self, value: Tensor, part: Tensor) -> Tensor:
         """What the scan is to write the gradient into: if that can be, `part` of x_dbl's."""
         if self.given is None and self.rms_weight is None and not self.is_complex:
-            return part.transpose(1, 2).unsqueeze(1)
+            return part.transpose(1, 2)
         return torch.empty_like(value)
 
     def backward(
@@ -147,7 +142,7 @@ class Projection:
             return gradient, None, None
         dbias = drms_weight = None
         if self.is_complex or self.rms_weight is not None:
-            rows = gradient.squeeze(1).transpose(1, 2)
+            rows = gradient.transpose(1, 2)
             if self.is_complex:
                 rows = torch.view_as_real(rows).flatten(-2)
             if self.rms_weight is not None:
@@ -169,15 +164,20 @@ def forward(*arguments) -> tuple[Tensor | None, ...]:
     """out, and for the backward pass x_dbl, y, u, delta, states and those of the reverse scan."""
     *arguments, saves = arguments
     layer = Layer(*arguments)
-    rows = layer.rows()
-    u = layer.convolve(rows)
-    x_dbl = F.linear(u, layer.x_proj_weight.to(layer.dtype))
-    steps = layer.steps(x_dbl)
-    delta = layer.normed_steps(steps)
-    B, C = (projection.value() for projection in layer.projections(x_dbl))
+    dtype = layer.dtype
+    x, z = layer.halves()
+    u, _ = torch.ops.selective_scan.causal_conv1d_fwd(
+        *layer.convolution_arguments(x), False, "silu"
+    )
+    rows = u.transpose(1, 2).contiguous()
+    x_dbl = F.linear(rows, layer.x_proj_weight.to(dtype))
+    dt, *parts = layer.parts(x_dbl)
+    steps = layer.steps(dt)
+    delta = layer.normed_steps(steps).transpose(1, 2)
+    B, C = (projection.value() for projection in layer.projections(*parts))
 
     def scan(reverse: bool) -> tuple[Tensor, Tensor | None]:
-        scan_arguments = layer.scan_arguments(u, delta, B, C, rows, reverse)
+        scan_arguments = layer.scan_arguments(u, delta, B, C, z, reverse)
         y, _, states = torch.ops.selective_scan.selective_scan_fwd(*scan_arguments, saves)
         return y.transpose(1, 2), states
 
@@ -187,14 +187,12 @@ def forward(*arguments) -> tuple[Tensor | None, ...]:
         reverse_y, reverse_states = scan(reverse=True)
         y.add_(reverse_y)
     bias = layer.out_proj_bias
-    out = F.linear(
-        y, layer.out_proj_weight.to(layer.dtype), None if bias is None else bias.to(layer.dtype)
-    )
+    out = F.linear(y, layer.out_proj_weight.to(dtype), None if bias is None else bias.to(dtype))
     if not saves:
         return out, None, None, None, None, None, None
     if layer.checkpoint_lvl == 1:
-        u = steps = None
-    return out, x_dbl, y, u, steps, states, reverse_states
+        rows = steps = None
+    return out, x_dbl, y, rows, steps, states, reverse_states
 
 
 def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
@@ -202,44 +200,48 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
     arguments, kept = arguments[:_NUM_ARGUMENTS], arguments[_NUM_ARGUMENTS:]
     if kept[0] is None:  # the forward op was not asked to keep anything
         _, *kept = forward(*arguments, True)
-    x_dbl, y, u, steps, states, reverse_states = kept
+    x_dbl, y, rows, steps, states, reverse_states = kept
     layer = Layer(*arguments)
-    rows = layer.rows()
-    dout_rows = _matrix(dout)
-    dout_proj_weight = dout_rows.t() @ _matrix(y)
+    dtype = layer.dtype
+    x, z = layer.halves()
+    convolution = layer.convolution_arguments(x)
+    dout = _matrix(dout)
+    dout_proj_weight = torch.mm(dout.t(), _matrix(y))
     dout_proj_bias = None
     if layer.out_proj_bias is not None:
-        dout_proj_bias = dout_rows.sum(0, dtype=_at_least_single(dout.dtype))
-    dy = (dout_rows @ layer.out_proj_weight.to(layer.dtype)).view(y.shape)
-    if u is None:
-        u, steps = layer.convolve(rows), layer.steps(x_dbl)
-    delta = layer.normed_steps(steps)
+        dout_proj_bias = dout.sum(0, dtype=_at_least_single(dout.dtype))
+    dy = torch.mm(dout, layer.out_proj_weight.to(dtype)).view(y.shape).transpose(1, 2)
+    dt, *parts = layer.parts(x_dbl)
+    if rows is None:
+        u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*convolution, False, "silu")
+        rows, steps = u.transpose(1, 2).contiguous(), layer.steps(dt)
+    else:
+        u = rows.transpose(1, 2)
+    delta = layer.normed_steps(steps).transpose(1, 2)
 
-    dxz = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dx, dz = (part.transpose(1, 2) for part in dxz.chunk(2, dim=-1))
-    dx_dbl = torch.empty_like(x_dbl)
-    ddt, *parts = layer.parts(dx_dbl)
-    projections = layer.projections(x_dbl)
+    dxz = x.new_empty(*rows.shape[:2], 2 * layer.dim).transpose(1, 2)
+    dx, dz = dxz.chunk(2, dim=1)
+    dx_dbl, drows, dsteps = torch.empty_like(x_dbl), torch.empty_like(rows), torch.empty_like(rows)
+    du, ddelta = drows.transpose(1, 2), dsteps.transpose(1, 2)
+    ddt, *dparts = layer.parts(dx_dbl)
+    projections = layer.projections(*parts)
     B, C = (projection.value() for projection in projections)
-    du, ddelta = torch.empty_like(u), torch.empty_like(delta)
     dB, dC = (
         projection.gradient(value, part)
-        for projection, value, part in zip(projections, (B, C), parts, strict=True)
+        for projection, value, part in zip(projections, (B, C), dparts, strict=True)
     )
-    to_scan = {
-        "du": du.transpose(1, 2),
-        "ddelta": ddelta.transpose(1, 2),
-        "dB": dB,
-        "dC": dC,
-        "dz": dz,
-    }
-    dA, dD, ddelta_bias = _scan_backward(
-        layer.scan_arguments(u, delta, B, C, rows, False), dy, states, to_scan
+    to_scan = {"du": du, "ddelta": ddelta, "dB": dB, "dC": dC, "dz": dz}
+    dA, dD, ddelta_bias, _ = torch.ops.selective_scan.selective_scan_bwd_out(
+        dy, None, *layer.scan_arguments(u, delta, B, C, z, False), states, **to_scan
     )
     if layer.bidirectional:
         to_reverse = {name: torch.empty_like(total) for name, total in to_scan.items()}
-        reverse_dA, _, reverse_ddelta_bias = _scan_backward(
-            layer.scan_arguments(u, delta, B, C, rows, True), dy, reverse_states, to_reverse
+        reverse_dA, _, reverse_ddelta_bias, _ = torch.ops.selective_scan.selective_scan_bwd_out(
+            dy,
+            None,
+            *layer.scan_arguments(u, delta, B, C, z, True),
+            reverse_states,
+            **to_reverse,
         )
         sums, terms = [*to_scan.values(), dA], [*to_reverse.values(), reverse_dA]
         if ddelta_bias is not None:
@@ -249,24 +251,24 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
             total.add_(term)
     (dB, dB_proj_bias, db_rms_weight), (dC, dC_proj_bias, dc_rms_weight) = (
         projection.backward(gradient, part)
-        for projection, gradient, part in zip(projections, (dB, dC), parts, strict=True)
+        for projection, gradient, part in zip(projections, (dB, dC), dparts, strict=True)
     )
     ddt_rms_weight = None
     if layer.dt_rms_weight is not None:
-        ddelta, ddt_rms_weight = rms_norm_backward(
-            ddelta, steps, layer.dt_rms_weight, layer.b_c_dt_rms_eps
+        dsteps, ddt_rms_weight = rms_norm_backward(
+            dsteps, steps, layer.dt_rms_weight, layer.b_c_dt_rms_eps
         )
 
-    torch.mm(_matrix(ddelta), layer.delta_proj_weight.to(layer.dtype), out=_matrix(ddt))
-    ddelta_proj_weight = _matrix(ddelta).t() @ _matrix(layer.parts(x_dbl)[0])
-    total = _matrix(du)
-    torch.addmm(total, _matrix(dx_dbl), layer.x_proj_weight.to(layer.dtype), out=total)
-    dx_proj_weight = _matrix(dx_dbl).t() @ _matrix(u)
+    dsteps, dx_dbl, total = _matrix(dsteps), _matrix(dx_dbl), _matrix(drows)
+    torch.mm(dsteps, layer.delta_proj_weight.to(dtype), out=_matrix(ddt))
+    ddelta_proj_weight = torch.mm(dsteps.t(), _matrix(dt))
+    total.addmm_(dx_dbl, layer.x_proj_weight.to(dtype))
+    dx_proj_weight = torch.mm(dx_dbl.t(), _matrix(rows))
     dconv1d_weight, dconv1d_bias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
-        du.transpose(1, 2), None, *layer.convolution_arguments(rows), "silu", dx=dx
+        du, None, *convolution, "silu", dx=dx
     )
     return (
-        dxz.transpose(1, 2).to(layer.xz.dtype),
+        dxz.to(layer.xz.dtype),
         dconv1d_weight.unsqueeze(1),
         dconv1d_bias,
         dx_proj_weight.to(layer.x_proj_weight.dtype),
@@ -284,16 +286,6 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
         dc_rms_weight,
         ddt_rms_weight,
     )
-
-
-def _scan_backward(
-    arguments: tuple, dy: Tensor, states: Tensor, gradients: dict[str, Tensor]
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dA, dD and ddelta_bias; fills the gradients of u, delta, B, C and z."""
-    dA, dD, ddelta_bias, _ = torch.ops.selective_scan.selective_scan_bwd_out(
-        dy.transpose(1, 2), None, *arguments, states, **gradients
-    )
-    return dA, dD, ddelta_bias
 
 
 def _matrix(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import MAX_WIDTH
+from ._checks import HALF, MAX_WIDTH
 from ._discretization import METHODS, Method
 from ._module_arguments import (
     check_choice,
@@ -268,14 +268,15 @@ class MambaMixer(nn.Module):
         refuse_other_cache(cache, "MixerCache")
         xz = self.in_proj(hidden).transpose(1, 2)
         if self._is_plain():
+            conv1d, out_proj = self.conv1d, self.out_proj  # looked up once: that is slow
             return mamba_inner_fn(
                 xz,
-                self.conv1d.weight,
-                self.conv1d.bias,
+                conv1d.weight,
+                conv1d.bias,
                 self.x_proj.weight,
                 self.dt_proj.weight,
-                self.out_proj.weight,
-                self.out_proj.bias,
+                out_proj.weight,
+                out_proj.bias,
                 poles(self.A_log),
                 D=self.D,
                 **self._scan_options(),
@@ -302,16 +303,16 @@ class MambaMixer(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels)."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
-        dt, B, C = self.x_proj(_across(x)).split(sizes, dim=-1)
+        dt, B, C = self.x_proj(_across(x)).split_with_sizes(sizes, -1)
         return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
         """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
-        kinds = {self.x_proj: nn.Linear, self.dt_proj: StepProjection, self.out_proj: nn.Linear}
-        hooks = ("forward_pre", "forward", "backward_pre", "backward")
-        return self.conv1d.kernel_size[0] <= MAX_WIDTH and all(
-            type(module) is kind and not any(getattr(module, f"_{name}_hooks") for name in hooks)
-            for module, kind in kinds.items()
+        return (
+            self.conv1d.kernel_size[0] <= MAX_WIDTH
+            and _is_only(nn.Linear, self.x_proj)
+            and _is_only(StepProjection, self.dt_proj)
+            and _is_only(nn.Linear, self.out_proj)
         )
 
     def _scan(
@@ -470,6 +471,16 @@ class StepProjection(nn.Linear):
         return f"{super().extra_repr()}, softplus={self.softplus}"
 
 
+def _is_only(kind: type[nn.Module], module: nn.Module) -> bool:
+    """Whether it is a module of that kind, and has no hooks."""
+    return type(module) is kind and not (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+    )
+
+
 @fx.wrap
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     if not isinstance(tensor, Tensor):
@@ -509,7 +520,7 @@ def _across(tensor: Tensor) -> Tensor:
 
 @fx.wrap
 def poles(A_log: Tensor) -> Tensor:
-    return -torch.exp(A_log.to(at_least_single(A_log.dtype)))
+    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
