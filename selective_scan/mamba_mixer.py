@@ -306,12 +306,9 @@ class MambaMixer(nn.Module):
         return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
-        """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
         kinds = {self.x_proj: nn.Linear, self.dt_proj: StepProjection, self.out_proj: nn.Linear}
-        hooks = ("forward_pre", "forward", "backward_pre", "backward")
         return self.conv1d.kernel_size[0] <= MAX_WIDTH and all(
-            type(module) is kind and not any(getattr(module, f"_{name}_hooks") for name in hooks)
-            for module, kind in kinds.items()
+            has_plain_weights(module, kind) for module, kind in kinds.items()
         )
 
     def _scan(
@@ -508,6 +505,16 @@ def _across(tensor: Tensor) -> Tensor:
 
 
 @fx.wrap
+def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
+    hooks = ("forward_pre", "forward", "backward_pre", "backward")
+    return (
+        type(module) is kind
+        and "forward" not in vars(module)  # accelerate replaces it where it moves weights
+        and not any(getattr(module, f"_{name}_hooks") for name in hooks)
+    )
+
+
 def poles(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.to(at_least_single(A_log.dtype)))
 
