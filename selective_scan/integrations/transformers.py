@@ -295,6 +295,7 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
         TypeError: `models` is a string, or `fix_continuation` no bool.
 
     Example:
+        >>> import torch
         >>> import selective_scan.integrations.transformers as integration
         >>> from transformers import MambaConfig, MambaForCausalLM
         >>> model = MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=2))
@@ -386,8 +387,8 @@ def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
     """The scan, the convolution and their updates, as the package kernels takes them.
 
     They are for ``kernels.register_kernel_mapping``, for CPU and CUDA, in all modes, and run in
-    models that are kernelized afterwards, with ``from_pretrained(..., use_kernels=True)`` or
-    ``model.set_use_kernels(True)``. Without that package :func:`enable` does the same and more.
+    models that ``kernels.kernelize`` is given afterwards. Without that package :func:`enable` does
+    the same and more.
 
     Returns:
         By the kernel's name and the type of the device.
