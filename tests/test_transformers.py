@@ -138,7 +138,8 @@ def test_compiled_model(kind, device):
     model, inputs = make(kind, device).train(), draw(device)
     with integration.enable():
         expected = solve(model, inputs)
-        model.compile(backend="aot_eager")
+        # The hybrids' experts and attention masks have breaks of their own.
+        model.compile(backend="aot_eager", fullgraph=kind in ("mamba", "falcon_mamba"))
         assert_near(solve(model, inputs), expected)
 
 

@@ -270,14 +270,15 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
 
     What their files call at each step is replaced: the selective scan, its state update, the causal
     convolution and its update, and the layer's forward method. Models that exist already change,
-    too, unless accelerate has put its hooks on their layers before. Nothing is changed if
-    anything is not as expected. Models that are enabled already stay as they are.
+    too; where accelerate has put its hooks on a layer before, that keeps its forward method.
+    Nothing is changed if anything is not as expected. Models that are enabled already stay as they
+    are.
 
     Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
     where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
-    :func:`mamba_inner_fn` runs a Mamba layer where there is neither mask nor cache, and no adapter
-    or hook on its projections. Steps that need a gradient, other activations than SiLU, and
-    packed sequences are left to transformers' functions.
+    :func:`selective_scan.mamba_inner_fn` runs a Mamba layer where there is neither mask nor cache,
+    and no adapter or hook on its projections. Steps that need a gradient, other activations than
+    SiLU, and packed sequences are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
@@ -291,8 +292,9 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
     Raises:
         ImportError: transformers is missing, or its version has other functions; the message says
             which.
-        ValueError: an unknown model, or one that is enabled with another `fix_continuation`.
-        TypeError: `models` is a string, or `fix_continuation` no bool.
+        ValueError: an unknown model, or one that is enabled with another `fix_continuation`, or
+            that is no bool.
+        TypeError: `models` is a string.
 
     Example:
         >>> import torch
