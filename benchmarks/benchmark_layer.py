@@ -1,10 +1,11 @@
 """Times a Mamba layer: whole models of it, their matrix products alone, and the parts of a layer.
 
 A model is S6: norm, mixer and residual, some layers of it, and a last norm. It is set against its
-matrix products alone, and against mamba_ssm's layer where that imports. bfloat16 means
-torch.autocast over float32 parameters. On CUDA a model is also timed as a CUDA graph, and the
-memory is taken that a step needs beyond parameters and input. A model's times include what the GPU
-waits for the host; those of parts are the GPU's alone.
+matrix products alone, against mamba_ssm's layer where that imports, and with --transformers against
+transformers' layers that the integration runs. bfloat16 means torch.autocast over float32
+parameters. On CUDA a model is also timed as a CUDA graph, and the memory is taken that a step needs
+beyond parameters and input. A model's times include what the GPU waits for the host; those of parts
+are the GPU's alone.
 
 Example:
     python benchmarks/benchmark_layer.py --device cpu --threads 2 --json layer.json --plot layer.png
@@ -28,6 +29,7 @@ from harness.arguments import add_device, make_parser, parse, positive
 from harness.checks import relative_l2
 from harness.timing import Timing, keep_freed_memory, measure, peak_mebibytes
 from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
+from selective_scan.integrations.transformers import enable
 
 _PASSES = ("forward", "forward + backward")
 _DTYPES = ("float32", "bfloat16")
@@ -76,6 +78,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
              "(default: all on CUDA, 2,512,768,2 on a CPU)")
     add("--dtypes", nargs="+", choices=_DTYPES, help="default: bfloat16 on CUDA, both on a CPU")
     add("--compile", action="store_true", help="also time the model under torch.compile")
+    add("--transformers", action="store_true", help="also time transformers' layers")
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--runs", type=positive, default=20)
     add("--budget", type=float, default=60, metavar="SECONDS",
@@ -99,6 +102,20 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.layer(self.norm(x))
+
+
+def transformers_layers(shape: LayerShape) -> nn.Module:
+    from transformers import MambaConfig, MambaModel
+
+    class Layers(MambaModel):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(inputs_embeds=x, use_cache=False).last_hidden_state
+
+    enable(["mamba"])
+    config = MambaConfig(hidden_size=shape.d_model, num_hidden_layers=shape.layers)
+    model = Layers(config)
+    del model.embeddings
+    return model
 
 
 def make_models(shape: LayerShape, device: torch.device) -> dict[str, nn.Module]:
@@ -348,6 +365,8 @@ def main(arguments: list[str] | None = None) -> None:
     for shape in shapes:
         for dtype in dtypes:
             models = make_models(shape, options.device)
+            if options.transformers:
+                models["transformers"] = transformers_layers(shape).to(options.device)
             sizes = (shape.batch, shape.seqlen, shape.d_model)
             x = torch.randn(sizes, device=options.device).requires_grad_()
             own = measure_models(options, shape, dtype, models, x)

@@ -1,10 +1,10 @@
-"""Times transformers' MambaForCausalLM with its own scan and with selective_scan_fn in its place.
+"""Times transformers' MambaForCausalLM by its own functions and by selective_scan's integration.
 
-The model keeps everything else: projections, convolution, normalisation, and the head, which takes
-more time than its layers where these are few; so the backbone is timed without it too. A third path
-has next to nothing in the scan's place: its time bounds what any scan can gain. The paths run in
-turn in one process; logits and the first layer's gradient of the first runs must agree. Its own
-path takes minutes for a backward pass, so runs are few. Needs transformers ≥ 5.
+The model keeps its projections, norms, and the head, which takes more time than its layers where
+these are few; so the backbone is timed without it too. A third path has next to nothing in the
+place of scan and convolution: its time bounds what any can gain. The paths run in turn in one
+process; logits and the first layer's gradient of the first runs must agree, and so must the tokens
+that follow the given ones. Its own path takes minutes for a backward pass, so runs are few.
 
 Example:
     pip install transformers
@@ -30,7 +30,7 @@ from harness.arguments import add_device, make_parser, parse, positive
 from harness.checks import relative_l2
 from harness.problems import DTYPES
 from harness.timing import Timing
-from selective_scan import selective_scan_fn
+from selective_scan.integrations.transformers import enable
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 try:
@@ -38,10 +38,8 @@ try:
     from transformers.models.mamba import modeling_mamba
 except ImportError:
     sys.exit("compare_transformers.py needs transformers: pip install 'transformers>=5'")
-if not hasattr(modeling_mamba, "mamba_selective_scan"):
-    sys.exit(f"transformers {transformers.__version__} has no mamba_selective_scan to replace")
 
-_PASSES = ("forward", "backbone forward", "forward + backward")
+_PASSES = ("forward", "backbone forward", "forward + backward", "64 new tokens")
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
@@ -68,23 +66,27 @@ def parse_arguments() -> argparse.Namespace:
 
 def no_scan(u, delta, A, B, C, D=None, z=None, return_last_state=False, **_: object) -> object:
     """A result that depends on all that passes through layers, so that nothing else is spared."""
-    out = u + delta + (B + C).sum(1, keepdim=True)
-    out = out if z is None else out + z
-    return (out, torch.zeros(*delta.shape[:2], A.shape[-1])) if return_last_state else out
+    out = u + delta + (B + C).sum(1, keepdim=True) + z
+    return (out, u.new_zeros(*u.shape[:2], A.shape[-1])) if return_last_state else out
+
+
+def no_update(state, u, delta, A, B, C, D=None, z=None, **_: object) -> torch.Tensor:
+    return u + delta + (B + C).sum(1, keepdim=True) + z
+
+
+def no_convolution(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return x
 
 
 @contextlib.contextmanager
-def replaced_scan(scan: Callable[..., object]) -> Iterator[None]:
-    """`scan` in the place of transformers' function, whose switches between its own ways do not
-    apply."""
-    names = ("D", "z", "delta_bias", "delta_softplus", "return_last_state")
-
-    def replacement(hidden_states, dt, A, B, C, *others: object, **keywords: object) -> object:
-        given = dict(zip(names, others, strict=False)) | keywords
-        given = {name: given[name] for name in names if name in given}
-        return scan(hidden_states, dt, A, B, C, **given)
-
-    with unittest.mock.patch.object(modeling_mamba, "mamba_selective_scan", replacement):
+def next_to_nothing() -> Iterator[None]:
+    nothing = {
+        "mamba_selective_scan": no_scan,
+        "mamba_selective_state_update": no_update,
+        "causal_conv1d_fn": no_convolution,
+        "causal_conv1d_update": no_convolution,
+    }
+    with unittest.mock.patch.multiple(modeling_mamba, **nothing):
         yield
 
 
@@ -94,8 +96,8 @@ def time_in_turn(
     """How far the results of the two scans' first runs are apart, and the times of all paths."""
     paths = {
         "transformers": contextlib.nullcontext,
-        "selective_scan": lambda: replaced_scan(selective_scan_fn),
-        "no_scan": lambda: replaced_scan(no_scan),
+        "selective_scan": lambda: enable(["mamba"]),
+        "no_scan": next_to_nothing,
     }
     samples: dict[str, list[float]] = {name: [] for name in paths}
     first: dict[str, torch.Tensor] = {}
@@ -111,7 +113,7 @@ def time_in_turn(
                     torch.cuda.synchronize(result.device)
                 samples[name].append((time.perf_counter() - begin) * 1e3)
             first.setdefault(name, result.clone())
-    error = relative_l2(first["selective_scan"], first["transformers"])
+    error = relative_l2(first["selective_scan"].double(), first["transformers"].double())
     return error, {name: Timing.of(values) for name, values in samples.items()}
 
 
@@ -123,7 +125,7 @@ def main() -> int:
         num_hidden_layers=options.layers, hidden_size=options.hidden, use_cache=False
     )
     dtype = DTYPES[options.dtype]
-    model = transformers.MambaForCausalLM(config).to(options.device, dtype).train()
+    model = transformers.MambaForCausalLM(config).to(options.device, dtype)
     size = (options.batch, options.seqlen)
     tokens = torch.randint(config.vocab_size, size, device=options.device)
 
@@ -141,11 +143,17 @@ def main() -> int:
         # What every gradient of the first layer has passed through.
         return model.backbone.layers[0].mixer.in_proj.weight.grad
 
-    calls = dict(zip(_PASSES, (forward, backbone_forward, forward_backward), strict=True))
+    def generate() -> torch.Tensor:
+        length = {"min_new_tokens": 64, "max_new_tokens": 64}
+        return model.generate(tokens, do_sample=False, use_cache=True, **length)
+
+    functions = (forward, backbone_forward, forward_backward, generate)
+    calls = dict(zip(_PASSES, functions, strict=True))
     rows = []
     for which in options.passes:
         call = calls[which]
-        with replaced_scan(selective_scan_fn):
+        model.train(which == "forward + backward")
+        with enable(["mamba"]):
             call()  # threads, allocations, caches
         error, times = time_in_turn(call, options.runs, options.budget)
         if not error <= _TOLERANCE[options.dtype]:

@@ -307,12 +307,11 @@ class MambaMixer(nn.Module):
         return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
-        """Whether the modules' weights tell what they do: no adapter, hook or parametrization."""
         return (
             self.conv1d.kernel_size[0] <= MAX_WIDTH
-            and _is_only(nn.Linear, self.x_proj)
-            and _is_only(StepProjection, self.dt_proj)
-            and _is_only(nn.Linear, self.out_proj)
+            and has_plain_weights(self.x_proj, nn.Linear)
+            and has_plain_weights(self.dt_proj, StepProjection)
+            and has_plain_weights(self.out_proj, nn.Linear)
         )
 
     def _scan(
@@ -471,16 +470,6 @@ class StepProjection(nn.Linear):
         return f"{super().extra_repr()}, softplus={self.softplus}"
 
 
-def _is_only(kind: type[nn.Module], module: nn.Module) -> bool:
-    """Whether it is a module of that kind, and has no hooks."""
-    return type(module) is kind and not (
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-    )
-
-
 @fx.wrap
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     if not isinstance(tensor, Tensor):
@@ -519,6 +508,18 @@ def _across(tensor: Tensor) -> Tensor:
 
 
 @fx.wrap
+def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
+    return (
+        type(module) is kind
+        and "forward" not in vars(module)  # accelerate replaces it where it moves weights
+        and not module._forward_pre_hooks
+        and not module._forward_hooks
+        and not module._backward_pre_hooks
+        and not module._backward_hooks
+    )
+
+
 def poles(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)
 

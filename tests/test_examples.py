@@ -1,4 +1,4 @@
-"""The demonstration runs, reports what it measured and draws its picture."""
+"""The examples run and report what they measured; the demonstration draws its picture."""
 
 import re
 import runpy
@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPT = EXAMPLES / "train_digits.py"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *arguments]
+def run(*arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def needs_the_libraries_of_the_demo():
     for name in ("matplotlib", "sklearn", "tqdm"):
         pytest.importorskip(name)
 
 
+@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 def test_digits_learns_and_draws(tmp_path):
     picture = tmp_path / "digits.png"
     small = ["--epochs", "4", "--d-model", "32", "--depth", "1", "--batch-size", "32"]
@@ -37,6 +39,7 @@ def test_digits_learns_and_draws(tmp_path):
     assert all(float(loss) > 0 for loss in re.findall(r"loss=([^\]]+)", result.stderr))
 
 
+@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 def test_weight_decay_leaves_poles_and_skips_alone():
     example = runpy.run_path(str(SCRIPT))
     model = example["DigitClassifier"](8, 2)
@@ -48,6 +51,7 @@ def test_weight_decay_leaves_poles_and_skips_alone():
     assert set(decaying["params"]) == set(names)
 
 
+@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [(("--epochs", "0"), "--epochs must be at least 1"), (("--d-model", "x"), "invalid int")],
@@ -56,3 +60,18 @@ def test_digits_refuses_bad_arguments(arguments, expected):
     result = run(*arguments)
     assert result.returncode == 2
     assert expected in result.stderr
+
+
+def test_speed_up_transformers_measures_each_pass(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    transformers.FalconMambaConfig(
+        hidden_size=32, num_hidden_layers=1, vocab_size=50
+    ).save_pretrained(tmp_path)
+    small = ["--seqlen", "8", "--new-tokens", "3", "--runs", "1", "--config", str(tmp_path)]
+    result = run(*small, script=EXAMPLES / "speed_up_transformers.py")
+    assert result.returncode == 0, result.stderr
+    title, header, *rows = [line.split() for line in result.stdout.splitlines()]
+    assert title[0] == "FalconMambaForCausalLM,"
+    assert header[:3] == ["milliseconds", "transformers", "selective_scan"]
+    assert [row[0] for row in rows] == ["forward", "train", "generate"]
+    assert all(float(number) > 0 for row in rows for number in row[1:])

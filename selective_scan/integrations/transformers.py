@@ -1,0 +1,427 @@
+"""Mamba, FalconMamba, Jamba and Zamba of the package transformers, run by selective_scan's kernels.
+
+    enable           rebinds what the models call; returns a Handle
+    kernel_mapping   the same for the package kernels
+
+A modelling file of transformers looks its functions up at each call, so that models that exist
+change too. What a kernel can not take is left to the function that was there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._checks import MAX_WIDTH
+from .._module_arguments import check_choice, check_flag, refuse
+from ..causal_conv1d import causal_conv1d_fn
+from ..causal_conv1d_update import causal_conv1d_update
+from ..functional import selective_scan_fn
+from ..mamba_inner import mamba_inner_fn
+from ..mamba_mixer import has_plain_weights, poles
+from ..selective_state_update import selective_state_update
+
+__all__ = ["Handle", "enable", "kernel_mapping"]
+
+_TRIED = "tried with transformers 5.17.0 and 5.23.0"
+_MIXERS = {
+    "mamba": "MambaMixer",
+    "falcon_mamba": "FalconMambaMixer",
+    "jamba": "JambaMambaMixer",
+    "zamba": "ZambaMambaMixer",
+}
+_ACTIVATIONS = (None, "silu", "swish")
+
+
+# --- in the place of transformers' functions ------------------------------------------------------
+
+
+class _Continuation(threading.local):
+    """The states from which the scans of the layer that is running start; None is zeros."""
+
+    states: Iterator[Tensor] | None = None
+
+
+_continuation = _Continuation()
+
+
+@contextlib.contextmanager
+def _starting_from(state: Tensor) -> Iterator[None]:
+    """Hands on the state of a layer, (batch, dim, dstate), or one with heads as a second
+    dimension, each of which has a scan."""
+    _continuation.states = iter(state.unbind(1) if state.dim() == 4 else (state,))
+    try:
+        yield
+    finally:
+        _continuation.states = None
+
+
+def _scan(own: Callable[..., Any]) -> Callable[..., Any]:
+    def selective_scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **ways: object,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        # `ways` choose among transformers' own.
+        states = _continuation.states
+        return selective_scan_fn(
+            *(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state),
+            initial_state=None if states is None else next(states),
+        )
+
+    return selective_scan
+
+
+def _update(own: Callable[..., Any]) -> Callable[..., Any]:
+    def update(
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **others: object,
+    ) -> Tensor:
+        if _needs_gradient(state, hidden_states, dt, A, B, C, D, dt_bias, z):
+            return own(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z, **others)
+        return selective_state_update(
+            state, hidden_states, dt, A, B, C, D, z, dt_bias=dt_bias, dt_softplus=dt_softplus
+        )
+
+    return update
+
+
+def _convolve(own: Callable[..., Any]) -> Callable[..., Any]:
+    def convolve(
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **others: object,
+    ) -> Tensor:
+        # Packed sequences among them, which the scan would not keep apart.
+        has_others = any(other is not None for other in others.values())
+        if has_others or not _is_convolution_ours(weight, activation):
+            return own(hidden_states, weight, bias, activation, **others)
+        return causal_conv1d_fn(hidden_states, weight, bias, activation=activation)
+
+    return convolve
+
+
+def _convolve_step(own: Callable[..., Any]) -> Callable[..., Any]:
+    def convolve_step(
+        hidden_states: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        tensors = (hidden_states, conv_state, weight, bias)
+        if _needs_gradient(*tensors) or not _is_convolution_ours(weight, activation):
+            return own(*tensors, activation)
+        return causal_conv1d_update(*tensors, activation)
+
+    return convolve_step
+
+
+def _go_by_parts(*arguments: object, **options: object) -> None:
+    """Stands for the operator of a whole layer: None sends that on to its parts, which see a mask
+    and norms as transformers' own code has them."""
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _is_convolution_ours(weight: Tensor, activation: str | None) -> bool:
+    return activation in _ACTIVATIONS and weight.shape[1] <= MAX_WIDTH
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """What makes a function to stand for transformers' own, which it is given; the arguments by
+    which that one is called; its name for the package kernels."""
+
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    arguments: str
+    kernel: str
+
+
+_REPLACEMENTS = {
+    "mamba_selective_scan": _Replacement(
+        _scan,
+        "hidden_states dt A B C D z delta_bias delta_softplus return_last_state",
+        "selective_scan_fn",
+    ),
+    "mamba_selective_state_update": _Replacement(
+        _update, "state hidden_states dt A B C D dt_bias dt_softplus z", "selective_state_update"
+    ),
+    "causal_conv1d_fn": _Replacement(
+        _convolve, "hidden_states weight bias activation", "causal_conv1d_fn"
+    ),
+    "causal_conv1d_update": _Replacement(
+        _convolve_step, "hidden_states conv_state weight bias activation", "causal_conv1d_update"
+    ),
+}
+
+
+# --- in the place of the layers' forward methods --------------------------------------------------
+
+
+def _is_one_operator(mixer: nn.Module) -> bool:
+    """Whether mamba_inner_fn computes what follows the input projection of a Mamba layer."""
+    projections = (mixer.x_proj, mixer.dt_proj, mixer.out_proj)
+    return (
+        mixer.activation in ("silu", "swish")
+        and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
+        and has_plain_weights(mixer.conv1d, nn.Conv1d)
+        and all(has_plain_weights(projection, nn.Linear) for projection in projections)
+    )
+
+
+def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callable[..., Any]:
+    """A layer's forward method: by one operator, where `may_be_one` says that there may be such;
+    `goes_on` hands on the cache's state. For all else it is `own`."""
+
+    @functools.wraps(own)
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        has_cache = cache_params is not None
+        if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
+            return mamba_inner_fn(
+                self.in_proj(hidden_states).transpose(1, 2),
+                *(self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight),
+                *(self.out_proj.weight, self.out_proj.bias, poles(self.A_log), None, None),
+                *(self.D, self.dt_proj.bias),
+            )
+        if goes_on and has_cache and cache_params.has_previous_state(self.layer_idx):
+            state = cache_params.layers[self.layer_idx].recurrent_states[0]
+            with _starting_from(state):
+                return own(self, hidden_states, cache_params, attention_mask, **options)
+        return own(self, hidden_states, cache_params, attention_mask, **options)
+
+    return forward
+
+
+# --- enable ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Enabled:
+    """Of a model: what was bound before, by owner and name, and how it was enabled."""
+
+    before: list[tuple[Any, str, Any]]
+    fix_continuation: bool
+
+
+_ENABLED: dict[str, _Enabled] = {}
+
+
+@dataclass(frozen=True)
+class Handle(contextlib.AbstractContextManager["Handle"]):
+    """What one call of :func:`enable` did; as a context manager it undoes that at its end.
+
+    Attributes:
+        models: the models that the call changed, none that was enabled before.
+    """
+
+    models: tuple[str, ...]
+
+    def disable(self) -> None:
+        """Puts back transformers' functions for these models, as far as they are enabled."""
+        for model in self.models:
+            if model in _ENABLED:
+                for owner, name, value in _ENABLED.pop(model).before:
+                    setattr(owner, name, value)
+
+    def __exit__(self, *_: object) -> None:
+        self.disable()
+
+
+def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = False) -> Handle:
+    """Has models of transformers run by selective_scan's kernels, on CPU and on CUDA.
+
+    What their files call at each step is replaced: the selective scan, its state update, the causal
+    convolution and its update, and the layer's forward method. Models that exist already change,
+    too; where accelerate has put its hooks on a layer before, that keeps its forward method.
+    Nothing is changed if anything is not as expected. Models that are enabled already stay as they
+    are.
+
+    Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
+    where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
+    :func:`selective_scan.mamba_inner_fn` runs a Mamba layer where there is neither mask nor cache,
+    and no adapter or hook on its projections. Steps that need a gradient, other activations than
+    SiLU, and packed sequences are left to transformers' functions.
+
+    Args:
+        models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
+        fix_continuation: whether a call of several tokens with a cache goes on from the cache's
+            scan states. transformers starts it from zeros, and so forgets what came before but for
+            the convolution's last steps.
+
+    Returns:
+        A handle, whose `disable` undoes what this call did, and which is a context manager.
+
+    Raises:
+        ImportError: transformers is missing, or its version has other functions; the message says
+            which.
+        ValueError: an unknown model, or one that is enabled with another `fix_continuation`, or
+            that is no bool.
+        TypeError: `models` is a string.
+
+    Example:
+        >>> import torch
+        >>> import selective_scan.integrations.transformers as integration
+        >>> from transformers import MambaConfig, MambaForCausalLM
+        >>> model = MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=2))
+        >>> with integration.enable():
+        ...     tokens = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5)
+    """
+    check_flag("fix_continuation", fix_continuation)
+    if isinstance(models, str):
+        raise TypeError(f"selective_scan: models must be names, as a tuple, got {models!r}")
+    models = tuple(dict.fromkeys(models))
+    for model in models:
+        check_choice("models", model, tuple(_MIXERS))
+        if model in _ENABLED and _ENABLED[model].fix_continuation != fix_continuation:
+            refuse("fix_continuation", f"as {model} was enabled, until disable()", fix_continuation)
+    changes = {m: _changes(m, fix_continuation) for m in models if m not in _ENABLED}
+    for model, bindings in changes.items():
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in bindings]
+        _ENABLED[model] = _Enabled(before, fix_continuation)
+        for owner, name, value in bindings:
+            setattr(owner, name, value)
+    return Handle(tuple(changes))
+
+
+def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
+    """What is to be bound, by owner and name."""
+    module = _import(model)
+    changes: list[tuple[Any, str, Any]] = []
+    for name, replacement in _REPLACEMENTS.items():
+        own = _found(module, name, replacement.arguments)
+        changes.append((module, name, replacement.make(own)))
+    if hasattr(module, "mamba_inner_fn"):
+        changes.append((module, "mamba_inner_fn", _go_by_parts))
+    mixer = getattr(module, _MIXERS[model], module)
+    own = _found(mixer, "forward", "self hidden_states cache_params attention_mask")
+    changes.append((mixer, "forward", _forward(own, model == "mamba", fix_continuation)))
+    return changes
+
+
+def _import(model: str) -> ModuleType:
+    name = f"transformers.models.{model}.modeling_{model}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"selective_scan needs {name}; {_TRIED}") from error
+
+
+def _found(owner: Any, name: str, arguments: str) -> Callable[..., Any]:
+    """The attribute, if it takes these arguments first, in this order, and others are optional."""
+    own, wanted = getattr(owner, name, None), arguments.split()
+    got = "is missing"
+    if own is not None:
+        signature = _signature(own)
+        parameters = list(signature.parameters.values())
+        names = [parameter.name for parameter in parameters[: len(wanted)]]
+        if names == wanted and all(map(_is_optional, parameters[len(wanted) :])):
+            return own
+        got = f"takes {signature}"
+    version = importlib.import_module("transformers").__version__
+    raise ImportError(
+        f"selective_scan: {owner.__name__}.{name} of transformers {version} {got}, expected "
+        f"({', '.join(wanted)}); {_TRIED}"
+    )
+
+
+def _signature(own: Any) -> inspect.Signature:
+    # The package kernels makes modules of functions.
+    return inspect.signature(own.forward if isinstance(own, nn.Module) else own)
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    variadic = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.kind in variadic or parameter.default is not parameter.empty
+
+
+# --- the package kernels --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Repository:
+    """Stands for a repository of kernels, and gives a layer that is here."""
+
+    layer: type[nn.Module]
+
+    def load(self) -> type[nn.Module]:
+        return self.layer
+
+
+def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
+    """The scan, the convolution and their updates, as the package kernels takes them.
+
+    They are for ``kernels.register_kernel_mapping``, for CPU and CUDA, in all modes, and run in
+    models that ``kernels.kernelize`` is given afterwards. Without that package :func:`enable` does
+    the same and more.
+
+    Returns:
+        By the kernel's name and the type of the device.
+
+    Raises:
+        ImportError: kernels or transformers is missing, or the latter has other functions.
+    """
+    Mode = importlib.import_module("kernels").Mode
+    modes = [Mode.INFERENCE, Mode.TRAINING]
+    modes += [mode | Mode.TORCH_COMPILE for mode in modes]
+    module = _import("mamba")
+    mapping = {}
+    for name, replacement in _REPLACEMENTS.items():
+        layer = _as_layer(replacement, _found(module, name, replacement.arguments))
+        by_mode = dict.fromkeys(modes, _Repository(layer))
+        mapping[replacement.kernel] = dict.fromkeys(("cpu", "cuda"), by_mode)
+    return mapping
+
+
+def _as_layer(replacement: _Replacement, own: Callable[..., Any]) -> type[nn.Module]:
+    """A class of modules that has nothing but its forward method, as kernels demands."""
+    signature = _signature(own)
+    # Not the module itself, whose forward method is to be replaced by this one.
+    function = replacement.make(
+        functools.partial(type(own).forward, own) if isinstance(own, nn.Module) else own
+    )
+
+    def forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [itself, *signature.parameters.values()]
+    forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return type(replacement.kernel, (nn.Module,), {"forward": forward, "can_torch_compile": True})

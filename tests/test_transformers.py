@@ -1,0 +1,370 @@
+"""transformers' models by our kernels: the same loss, gradients, logits and tokens as by its own
+functions, on small random models."""
+
+import copy
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers", reason="needs the package transformers")
+
+import transformers
+
+import selective_scan.integrations.transformers as integration
+
+transformers.logging.set_verbosity_error()
+KINDS = tuple(integration._MIXERS)
+SIZES = {"hidden_size": 32, "vocab_size": 64, "pad_token_id": 0, "eos_token_id": None}
+PLAIN = {**SIZES, "state_size": 8, "num_hidden_layers": 2}
+HYBRID = {
+    **SIZES,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 4,
+    "num_hidden_layers": 4,
+}
+JAMBA = {"attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 2}
+CONFIGS = {
+    "mamba": ("Mamba", PLAIN),
+    "falcon_mamba": ("FalconMamba", PLAIN),
+    "jamba": ("Jamba", HYBRID | JAMBA | {"experts_implementation": "eager"}),
+    "zamba": ("Zamba", HYBRID | {"attn_layer_period": 1, "attn_layer_offset": 0}),
+}
+
+
+def make(kind, device, dtype=torch.float32, **changes):
+    """A model whose weights are large enough for every part of it to matter."""
+    name, options = CONFIGS[kind]
+    config = getattr(transformers, f"{name}Config")(**options | changes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.5)
+            elif parameter.dim() > 1 and "A_log" not in name:
+                parameter.normal_(std=0.7 * parameter.shape[-1] ** -0.5)
+    return model.to(device, dtype).eval()
+
+
+def draw(device, batch=2, seqlen=20, padding=0):
+    """Tokens, and a mask of `padding` steps in front of all rows but the first; None without."""
+    tokens = torch.randint(1, SIZES["vocab_size"], (batch, seqlen), device=device)
+    if padding == 0:
+        return {"input_ids": tokens}
+    mask = torch.ones_like(tokens)
+    mask[1:, :padding] = 0
+    return {"input_ids": tokens * mask, "attention_mask": mask}
+
+
+def solve(model, inputs):
+    """Loss, logits of tokens that are no padding, and every gradient."""
+    model.zero_grad()
+    tokens, mask = inputs["input_ids"], inputs.get("attention_mask")
+    is_token = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    result = model(**inputs, labels=tokens.where(is_token, -100), use_cache=False)
+    result.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"loss": result.loss.detach(), "logits": result.logits.detach()[is_token], **gradients}
+
+
+def errors(actual, expected):
+    assert actual.keys() == expected.keys()
+    return {
+        name: ((actual[name].double() - value.double()).norm() / value.double().norm()).item()
+        for name, value in expected.items()
+        if value.any()
+    }
+
+
+def assert_as_exact(actual, own, exact, rounding):
+    """As near to what float64 gives as transformers' own, a rounding and a factor apart."""
+    limits = errors(own, exact)
+    for name, error in errors(actual, exact).items():
+        assert error <= rounding + 3 * limits[name], (name, error, limits[name])
+
+
+def assert_near(actual, expected, rounding=1e-5):
+    for name, error in errors(actual, expected).items():
+        assert error <= rounding, (name, error)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    assert not integration._ENABLED
+
+
+# --- one pass -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_logits_and_gradients(kind, is_training, padding, device):
+    model, inputs = make(kind, device).train(is_training), draw(device, padding=padding)
+    exact, own = solve(copy.deepcopy(model).double(), inputs), solve(model, inputs)
+    with integration.enable():
+        assert_as_exact(solve(model, inputs), own, exact, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16(kind, device):
+    model, inputs = make(kind, device, torch.bfloat16), draw(device, padding=5)
+    if kind == "jamba":  # rounding may send a token to another expert
+        model.config.num_experts_per_tok = model.config.num_experts
+    exact, own = solve(copy.deepcopy(model).double(), inputs), solve(model, inputs)
+    with integration.enable():
+        assert_as_exact(solve(model, inputs), own, exact, 0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing(kind, device):
+    model, inputs = make(kind, device).train(), draw(device)
+    with integration.enable():
+        expected = solve(model, inputs)
+        model.gradient_checkpointing_enable()
+        assert_near(solve(model, inputs), expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
+def test_compiled_model(kind, device):
+    model, inputs = make(kind, device).train(), draw(device)
+    with integration.enable():
+        expected = solve(model, inputs)
+        # The hybrids' experts and attention masks have breaks of their own.
+        model.compile(backend="aot_eager", fullgraph=kind in ("mamba", "falcon_mamba"))
+        assert_near(solve(model, inputs), expected)
+
+
+def test_other_activations_are_left_to_transformers(device):
+    model, inputs = make("mamba", device, hidden_act="gelu").train(), draw(device)
+    expected = solve(model, inputs)
+    with integration.enable():
+        assert_near(solve(model, inputs), expected)
+        generated = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    assert torch.equal(generated, model.generate(**inputs, max_new_tokens=4, do_sample=False))
+
+
+def test_what_hooks_and_adapters_do_counts(device):
+    class Doubled(nn.Linear):
+        def forward(self, rows):
+            return 2 * super().forward(rows)
+
+    model, inputs = make("mamba", device).train(), draw(device)
+    first, second = (layer.mixer for layer in model.backbone.layers)
+    first.out_proj.__class__ = Doubled
+    second.x_proj.register_forward_hook(lambda module, arguments, result: 3 * result)
+    expected = solve(model, inputs)
+    with integration.enable():
+        assert_near(solve(model, inputs), expected)
+
+
+# --- caches and generation ------------------------------------------------------------------------
+
+
+def states(cache):
+    """Of each layer that has some, what it convolves next and its scan's state."""
+    layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
+    return {
+        f"{number}.{name}": getattr(layer, name)[0]
+        for number, layer in enumerate(layers)
+        for name in ("conv_states", "recurrent_states")
+    }
+
+
+def advance(model, chunks, **inputs):
+    """The logits of tokens that come in chunks, with a cache, and the cache's states."""
+    cache = transformers.DynamicCache(config=model.config)
+    name = (
+        "cache_params"
+        if "amba" in type(model).__name__[:11] and hasattr(model, "backbone")
+        else "past_key_values"
+    )
+    with torch.no_grad():
+        logits = [model(chunk, use_cache=True, **{name: cache}).logits for chunk in chunks]
+    return {"logits": torch.cat(logits, 1), **states(cache)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_after_a_prompt(kind, device):
+    model, tokens = make(kind, device), draw(device, seqlen=16)["input_ids"]
+    chunks = tokens.split([12, 1, 1, 1, 1], dim=1)
+    expected = advance(model, chunks)
+    with integration.enable():
+        assert_near(advance(model, chunks), expected)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_continuation_of_several_tokens(kind, is_fixed, device):
+    model, tokens = make(kind, device), draw(device, seqlen=20)["input_ids"]
+    chunks = tokens.split([9, 7, 1, 3], dim=1)
+    own, whole = advance(model, chunks), advance(model, [tokens])
+    with integration.enable(fix_continuation=is_fixed):
+        assert_near(advance(model, chunks), whole if is_fixed else own)
+    assert errors(own, whole)["logits"] > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_generation(kind, device):
+    model, inputs = make(kind, device), draw(device, seqlen=12, padding=5)
+    options = {"max_new_tokens": 64, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    with integration.enable():
+        assert torch.equal(model.generate(**inputs, **options), expected)
+    assert expected.shape[1] == 12 + 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beam_search(kind, device):
+    model, inputs = make(kind, device), draw(device, seqlen=8, padding=3)
+    options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    with integration.enable():
+        assert torch.equal(model.generate(**inputs, **options), expected)
+
+
+def test_steps_outside_of_no_grad(device):
+    model, tokens = make("mamba", device), draw(device, seqlen=12)["input_ids"]
+    with integration.enable(), torch.no_grad():
+        expected = model(tokens, use_cache=False).logits[:, -2:]
+    with integration.enable():
+        cache = model(tokens[:, :-2], use_cache=True).cache_params
+        logits = [
+            model(t, cache_params=cache, use_cache=True).logits for t in tokens[:, -2:].split(1, 1)
+        ]
+    assert logits[-1].requires_grad
+    assert_near({"logits": torch.cat(logits, 1).detach()}, {"logits": expected})
+
+
+def test_trainer(tmp_path, device):
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    model = make("mamba", device)
+    rows = [
+        {**row, "labels": row["input_ids"]}
+        for row in (
+            {name: value[0].cpu() for name, value in draw("cpu", 1).items()} for _ in range(20)
+        )
+    ]
+
+    def losses(model):
+        options = transformers.TrainingArguments(
+            tmp_path, max_steps=10, logging_steps=1, per_device_train_batch_size=2, seed=1,
+            learning_rate=1e-3, report_to="none", save_strategy="no", use_cpu=device == "cpu",
+            disable_tqdm=True, dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, options, train_dataset=rows)
+        trainer.train()
+        return torch.tensor([entry["loss"] for entry in trainer.state.log_history[:-1]])
+
+    expected = losses(copy.deepcopy(model))
+    with integration.enable():
+        actual = losses(model)
+    assert actual.shape == (10,)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=0)
+
+
+# --- enable and disable ---------------------------------------------------------------------------
+
+
+def bindings():
+    """All that enable may change."""
+    found = {}
+    for model, mixer in integration._MIXERS.items():
+        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+        names = (*integration._REPLACEMENTS, "mamba_inner_fn")
+        found |= {(model, name): getattr(module, name, None) for name in names}
+        found[model, "forward"] = getattr(module, mixer).forward
+    return found
+
+
+def changed(before):
+    return {
+        model for (model, name), value in bindings().items() if value is not before[model, name]
+    }
+
+
+def test_handles():
+    before = bindings()
+    with integration.enable(["jamba"]) as outer:
+        assert (outer.models, changed(before)) == (("jamba",), {"jamba"})
+        inner = integration.enable()
+        assert set(inner.models) == set(KINDS) - {"jamba"}
+        assert integration.enable().models == ()
+        assert changed(before) == set(KINDS)
+        inner.disable()
+        inner.disable()
+        assert changed(before) == {"jamba"}
+    assert not changed(before)
+
+
+def remove(monkeypatch, module):
+    monkeypatch.delattr(module, "causal_conv1d_update")
+
+
+def reorder(monkeypatch, module):
+    monkeypatch.setattr(module, "mamba_selective_scan", lambda dt, hidden_states, A: None)
+
+
+def demand(monkeypatch, module):
+    class Mixer:
+        def forward(self, hidden_states, cache_params, attention_mask, states):
+            pass
+
+    monkeypatch.setattr(module, "ZambaMambaMixer", Mixer)
+
+
+def uninstall(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module.__name__, None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected"),
+    [
+        (remove, f"causal_conv1d_update of transformers {transformers.__version__} is missing"),
+        (
+            reorder,
+            "mamba_selective_scan .* takes .dt, hidden_states, A., expected .hidden_states, dt",
+        ),
+        (
+            demand,
+            "Mixer.forward .* takes .self, hidden_states, cache_params, attention_mask, states",
+        ),
+        (uninstall, "needs transformers.models.zamba.modeling_zamba; tried with transformers 5"),
+    ],
+)
+def test_what_is_not_as_expected_changes_nothing(monkeypatch, break_it, expected):
+    break_it(monkeypatch, importlib.import_module("transformers.models.zamba.modeling_zamba"))
+    before = bindings() if break_it is not uninstall else None
+    with pytest.raises(ImportError, match=expected):
+        integration.enable()
+    assert before is None or not changed(before)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"models must be one of mamba, .*got 'mamba2'"):
+        integration.enable(["mamba", "mamba2"])
+    with pytest.raises(TypeError, match="models must be names"):
+        integration.enable("mamba")
+    with pytest.raises(ValueError, match="fix_continuation must be a bool, got 1"):
+        integration.enable(fix_continuation=1)
+    with integration.enable(["zamba"]), pytest.raises(ValueError, match="as zamba was enabled"):
+        integration.enable(fix_continuation=True)
+
+
+def test_kernel_mapping(device):
+    kernels = pytest.importorskip("kernels", reason="needs the package kernels")
+    model, inputs = make("jamba", device), draw(device)
+    expected = solve(model, inputs)
+    with kernels.use_kernel_mapping(integration.kernel_mapping(), inherit_mapping=False):
+        kernels.kernelize(model, mode=kernels.Mode.TRAINING, device=device)
+        with torch.profiler.profile() as profile:
+            assert_near(solve(model, inputs), expected)
+    assert "selective_scan::selective_scan_fwd" in {event.name for event in profile.events()}
