@@ -299,7 +299,9 @@ def op_arguments(case, device="cpu", requires_grad=True, **changes):
         if isinstance(tensor, torch.Tensor):
             tensors[name] = tensor.detach().requires_grad_(requires_grad)
     names, defaults = _MAMBA_INNER.arguments.names, _MAMBA_INNER.arguments.defaults
-    return tuple((dict(zip(names, defaults, strict=True)) | tensors)[name] for name in names)
+    # Without softplus steps may be negative, with which states grow without bound.
+    given = dict(zip(names, defaults, strict=True)) | {"delta_softplus": True} | tensors
+    return tuple(given[name] for name in names)
 
 
 QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
