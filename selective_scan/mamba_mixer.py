@@ -507,7 +507,6 @@ def _across(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
 
 
-@fx.wrap
 def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
     return (
@@ -520,6 +519,7 @@ def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
+@fx.wrap
 def poles(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)
 
