@@ -190,9 +190,7 @@ class ChannelSums {
     for (int kind = 0; kind < 2; ++kind) {
       const Pack<float, 4>& now = states[kind];
       const Pack<float, 4>& behind = block.states[kind];
-      if (kCutsInput || kind == 1) {
-        add_pairs(block, kind, now, behind, tf32_rest(own[kind]), tf32_rest(block.weights[kind]));
-      }
+      add_pairs(block, kind, now, behind, tf32_rest(own[kind]), tf32_rest(block.weights[kind]));
       add_pairs(block, kind, tf32_rests(now), tf32_rests(behind), own[kind], block.weights[kind]);
     }
   }
