@@ -22,7 +22,6 @@ struct BackwardArgs {
   int64_t sequence_bytes;   // of one (batch, group) of these
   int split_tiles;          // see BlockOrder, also of
   int* done;                // flags of blocks that others wait for; null where there are none
-  int keeps_rests;          // whether dB or dC need all digits: see ChannelSums
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
 };

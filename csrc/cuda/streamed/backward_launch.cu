@@ -76,8 +76,7 @@ cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, 
                        static_cast<const char*>(packed_bc),
                        PackedBC(params, plan.padded_states).sequence_bytes(),
                        plan.split_tiles,
-                       scratch.flags.in<int>(memory),
-                       params.B.dtype == DType::kFloat16 || params.C.dtype == DType::kFloat16};
+                       scratch.flags.in<int>(memory)};
   args.workspace.slices = plan.team_warps;
   std::copy(plan.rows.begin(), plan.rows.end(), std::begin(args.rows));
   const auto run_type = [&](auto type) {

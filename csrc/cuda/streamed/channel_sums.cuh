@@ -137,7 +137,7 @@ class ChannelSums {
   /// a chunk, the tile's are added to what is there. `keeps_rests`: also of what is weighted.
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
                                          int warps, float* target, int steps, int first_added,
-                                         bool has_z, int keeps_rests)
+                                         bool has_z, bool keeps_rests)
       : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         warp_(warp),
@@ -185,7 +185,7 @@ class ChannelSums {
         add_pairs(block, kind, states[kind], block.states[kind], own[kind], block.weights[kind]);
       }
     }
-    if (j % 2 != 0 || keeps_rests_ == 0) return;
+    if (j % 2 != 0 || !keeps_rests_) return;
 #pragma unroll
     for (int kind = 0; kind < 2; ++kind) {
       const Pack<float, 4>& now = states[kind];
@@ -283,7 +283,7 @@ class ChannelSums {
   static constexpr float kCutCorrection = kExact ? 1.0f : 1.000352f;
   /// dout itself, which is what dC is weighted with where there is no z, is not cut.
   __device__ __forceinline__ float cut_correction(int kind) const {
-    if (kWeighted && keeps_rests_ != 0) return 1.0f;
+    if (kWeighted && keeps_rests_) return 1.0f;
     const bool cuts_weights = kind == 0 ? kCutsInput : has_z_;
     return kWeighted && cuts_weights ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
@@ -405,7 +405,7 @@ class ChannelSums {
   int steps_;
   int first_added_;
   bool has_z_;
-  int keeps_rests_;
+  bool keeps_rests_;
   unsigned count_ = 0;  // of groups
   int own_;             // where this lane's sums go in the first slot
   int turns_to_wait_;
