@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       *reinterpret_cast<SumBarriers*>(shared_memory() + sizeof(RingBarriers<kBackwardRingSlots>)),
       layout.sums, work.warp, warps,
       static_cast<float*>(args.workspace.dBC_partials) + target_row * kStepFloats, work.steps,
-      first_added, has_z, params.B.dtype == DType::kFloat16 || params.C.dtype == DType::kFloat16);
+      first_added, has_z);
   rows.keep_channel_values();
   States start = fetch_start(work.chunks - 1);
   const float D = rows.D(work.channel_in_warp);

@@ -14,9 +14,8 @@
 // apart, those of the lanes with n % 2 as their bit 2. Of all columns a lane provides its own; so
 // of eight channels half of the results, those of rows and columns of unlike bits, are of no use.
 //
-// mma reads tf32: it cuts what it multiplies to 11 bits. That is enough for bf16 gradients; what it
-// loses on average is given back. Of fp16 gradients, which have as many bits, more mma take what is
-// cut off of the states and of the weights. For fp32 gradients what is cut off of the products goes
+// mma reads tf32: it cuts what it multiplies to 11 bits. That is enough for 2-byte gradients; what
+// it loses on average is given back. For fp32 gradients what is cut off of the products goes
 // through a second mma, which leaves an error of 2^-22.
 //
 // The third bit of eight channels, bit 2 of the lane, says which of dB and dC a lane keeps, and
@@ -53,11 +52,6 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], flo
 /// The part of x that mma reads.
 __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
-}
-
-/// The part that it cuts off.
-__device__ __forceinline__ float tf32_rest(float x) {
-  return x - tf32_part(x);
 }
 
 /// Adds to 16 bytes in global memory, without waiting for what is there.
@@ -134,10 +128,10 @@ class ChannelSums {
 
   /// To be called by all threads of the block. `warp` is one of `warps` that have the same states.
   /// `target` is the tile's row of partial sums of step 0; from step `first_added` on, the first of
-  /// a chunk, the tile's are added to what is there. `keeps_rests`: also of what is weighted.
+  /// a chunk, the tile's are added to what is there.
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
                                          int warps, float* target, int steps, int first_added,
-                                         bool has_z, bool keeps_rests)
+                                         bool has_z)
       : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
         slots_(slots),
         warp_(warp),
@@ -146,7 +140,6 @@ class ChannelSums {
         steps_(steps),
         first_added_(first_added),
         has_z_(has_z),
-        keeps_rests_(keeps_rests),
         own_(slots + warp * Shape::kSumBytes + static_cast<int>(threadIdx.x) % kWarpSize * 16),
         turns_to_wait_(warp + static_cast<int>(kDelay) * kGroupTurns) {
     const int lane = threadIdx.x % kWarpSize;
@@ -173,25 +166,22 @@ class ChannelSums {
   __device__ __forceinline__ void add_weighted(Block& block, int j, const float (&weights)[2],
                                                const Pack<float, 4> (&states)[2]) const {
     static_assert(kWeighted);
-    float own[2];
 #pragma unroll
     for (int kind = 0; kind < 2; ++kind) {
       const uint32_t mask = select_[kHalves ? j : 2 * j + kind];
-      own[kind] = bit_cast<float>(bit_cast<uint32_t>(weights[kind]) & mask);
+      const float own = bit_cast<float>(bit_cast<uint32_t>(weights[kind]) & mask);
       if (j % 2 != 0) {
         block.states[kind] = states[kind];
-        block.weights[kind] = own[kind];
-      } else {
-        add_pairs(block, kind, states[kind], block.states[kind], own[kind], block.weights[kind]);
+        block.weights[kind] = own;
+        continue;
       }
-    }
-    if (j % 2 != 0 || !keeps_rests_) return;
-#pragma unroll
-    for (int kind = 0; kind < 2; ++kind) {
       const Pack<float, 4>& now = states[kind];
       const Pack<float, 4>& behind = block.states[kind];
-      add_pairs(block, kind, now, behind, tf32_rest(own[kind]), tf32_rest(block.weights[kind]));
-      add_pairs(block, kind, tf32_rests(now), tf32_rests(behind), own[kind], block.weights[kind]);
+#pragma unroll
+      for (int s = 0; s < 4; s += 2) {
+        const float a[4] = {now.v[s], now.v[s + 1], behind.v[s], behind.v[s + 1]};
+        mma_tf32(block.sums[kHalves ? kind : 0][s / 2], a, own, block.weights[kind]);
+      }
     }
   }
 
@@ -208,7 +198,7 @@ class ChannelSums {
     if constexpr (kExact) {
       float rest[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rest[i] = tf32_rest(a[i]);
+      for (int i = 0; i < 4; ++i) rest[i] = a[i] - tf32_part(a[i]);
       mma_tf32(kHasRests ? block.rests[kind] : sums, rest, selected(0), selected(1));
     }
     mma_tf32(sums, a, selected(0), selected(1));
@@ -258,24 +248,6 @@ class ChannelSums {
   }
 
  private:
-  static __device__ __forceinline__ Pack<float, 4> tf32_rests(const Pack<float, 4>& states) {
-    Pack<float, 4> rests;
-#pragma unroll
-    for (int s = 0; s < 4; ++s) rests.v[s] = tf32_rest(states.v[s]);
-    return rests;
-  }
-  /// Of a step and the one behind it.
-  static __device__ __forceinline__ void add_pairs(Block& block, int kind,
-                                                   const Pack<float, 4>& now,
-                                                   const Pack<float, 4>& behind, float weight,
-                                                   float weight_behind) {
-#pragma unroll
-    for (int s = 0; s < 4; s += 2) {
-      const float a[4] = {now.v[s], now.v[s + 1], behind.v[s], behind.v[s + 1]};
-      mma_tf32(block.sums[kHalves ? kind : 0][s / 2], a, weight, weight_behind);
-    }
-  }
-
   static constexpr int kVectorBytes = kWarpSize * 16;
   static constexpr int kStepFloats = Shape::kRow / static_cast<int>(sizeof(float));
   static constexpr int kHalfFloats = kStepFloats / 2;
@@ -283,7 +255,6 @@ class ChannelSums {
   static constexpr float kCutCorrection = kExact ? 1.0f : 1.000352f;
   /// dout itself, which is what dC is weighted with where there is no z, is not cut.
   __device__ __forceinline__ float cut_correction(int kind) const {
-    if (kWeighted && keeps_rests_) return 1.0f;
     const bool cuts_weights = kind == 0 ? kCutsInput : has_z_;
     return kWeighted && cuts_weights ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
@@ -405,7 +376,6 @@ class ChannelSums {
   int steps_;
   int first_added_;
   bool has_z_;
-  bool keeps_rests_;
   unsigned count_ = 0;  // of groups
   int own_;             // where this lane's sums go in the first slot
   int turns_to_wait_;

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                       work.slice * static_cast<int>(sizeof(SumBarriers))),
       layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
       static_cast<float*>(args.workspace.dBC_partials) + target_row * Shape::kRow / 4, work.steps,
-      first_added, has_z, params.B.dtype == DType::kFloat16 || params.C.dtype == DType::kFloat16);
+      first_added, has_z);
   // What lies behind the last step is added up, if not used, and has to be numbers.
   for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
        at += kWarpSize * 16) {
