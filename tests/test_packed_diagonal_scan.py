@@ -126,7 +126,7 @@ def test_packed(case, device):
                 assert exact is None or not exact.any(), name
                 assert actual is None or not actual.any(), name
                 continue
-            error = Error.of(actual.cpu().to(exact.dtype), exact)
+            error = Error.of(actual.cpu().to(exact.dtype), exact.cpu())
             # The gradient of a carries h's rounding.
             assert error.relative_l2 < 10 * allowed, f"{name}: {error}"
 
