@@ -9,6 +9,9 @@
 namespace selective_scan::cuda {
 namespace {
 
+constexpr int64_t kManyBlocks = 1536;
+constexpr int64_t kMostRows = 4;
+
 /// Bytes of a state in memory that suit the arithmetic: those of 16 bits may be read as they are,
 /// all others count as the compute type.
 int state_bytes(const UpdateParams& params) {
@@ -34,31 +37,40 @@ bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
   const auto is_input = [&](const ArrayView& view) {
     return !view.present() || view.dtype == input;
   };
-  // There are 32 bits for offsets in bytes, channels and rows.
-  constexpr double kLimit = 0x1p30;
-  const auto is_near = [&](const ArrayView& view, int64_t rows) {
-    const double last = static_cast<double>(rows - 1) * view.batch +
-                        static_cast<double>(params.heads - 1) * view.group +
-                        static_cast<double>(params.dim - 1) * view.channel +
-                        static_cast<double>(params.dstate) * view.state;
-    return view.batch >= 0 && view.group >= 0 && view.channel >= 0 &&
-           last * element_size(view.dtype) < kLimit;
+  // The heads' channels are as one head's.
+  const auto is_flat = [&](const ArrayView& view) {
+    return !view.present() || params.heads == 1 || view.group == params.dim * view.channel;
   };
-  const ArrayView* const of_rows[] = {&params.x,   &params.dt, &params.z,
-                                      &params.out, &params.B,  &params.C};
-  const ArrayView* const of_channels[] = {&params.state, &params.A, &params.D, &params.dt_bias};
-  const auto all_near = [&](const auto& views, int64_t rows) {
-    return std::all_of(std::begin(views), std::end(views),
-                       [&](const ArrayView* view) { return is_near(*view, rows); });
+  const auto is_dense = [&](const ArrayView& view) {
+    return !view.present() || (view.channel == 1 && is_flat(view));
   };
+  const auto is_parameter = [&](const ArrayView& view) {
+    return is_dense(view) && (is_input(view) || view.dtype == DType::kFloat32);
+  };
+  const ArrayView* const inputs[] = {&params.x, &params.dt, &params.z, &params.out};
+  // Offsets in bytes have 32 bits, but for those of slots.
+  constexpr double kLimit = 0x1p31;
+  const auto is_near = [&](const ArrayView& view, int64_t count, int64_t stride, int64_t rows) {
+    const double last =
+        static_cast<double>(count) * stride + static_cast<double>(rows) * view.batch;
+    return stride >= 0 && view.batch >= 0 && last * element_size(view.dtype) < kLimit;
+  };
+  const int64_t channels = params.heads * params.dim;
   return !params.is_complex && !params.is_double && params.steps == 1 && !plan.many_packs &&
-         vectors.state && vectors.B && vectors.C && params.A.state >= 0 &&
-         params.A.dtype == DType::kFloat32 && is_input(params.dt) && is_input(params.z) &&
-         is_input(params.B) && is_input(params.C) && is_input(params.out) &&
+         vectors.state && vectors.A && vectors.B && vectors.C &&
+         params.A.dtype == DType::kFloat32 && is_input(params.B) && is_input(params.C) &&
          (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
-         static_cast<double>(params.heads) * params.dim < kLimit && params.batch < kLimit &&
-         all_near(of_rows, params.batch) && all_near(of_channels, 1) && params.slots < kLimit &&
-         params.state.batch * element_size(params.state.dtype) < kLimit;
+         std::all_of(std::begin(inputs), std::end(inputs),
+                     [&](const ArrayView* view) {
+                       return is_input(*view) && is_dense(*view) &&
+                              is_near(*view, channels, view->channel, params.batch);
+                     }) &&
+         is_flat(params.state) && is_flat(params.A) && is_parameter(params.D) &&
+         is_parameter(params.dt_bias) && is_near(params.state, channels, params.state.channel, 1) &&
+         is_near(params.A, channels, params.A.channel, 1) &&
+         is_near(params.B, params.groups, params.B.group, params.batch) &&
+         is_near(params.C, params.groups, params.C.group, params.batch) && params.slots > 0 &&
+         params.slots < kLimit && params.batch <= kMaxRows;
 }
 
 }  // namespace
@@ -71,13 +83,16 @@ UpdatePlan plan_update(const UpdateParams& params) {
   const auto lanes = std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize)));
   plan.lane_bits = std::countr_zero(lanes);
   plan.tiles = ceil_div(params.heads * params.dim, int64_t{kUpdateThreads} >> plan.lane_bits);
+  // One, unless there are more blocks than a device has at work at once.
+  plan.rows = std::max(std::clamp<int64_t>(plan.tiles * params.batch / kManyBlocks, 1, kMostRows),
+                       ceil_div(params.batch, kMaxRows));
   plan.vectors = {has_vectors(params.state, params, plan.lane_states),
                   has_vectors(params.A, params, plan.lane_states),
                   has_vectors(params.B, params, plan.lane_states),
                   has_vectors(params.C, params, plan.lane_states)};
   plan.is_plain = is_plain(params, plan);
   plan.shape.blocks = plan.tiles;
-  plan.shape.rows = std::min(params.batch, kMaxRows);
+  plan.shape.rows = plan.is_plain ? params.batch : ceil_div(params.batch, plan.rows);
   plan.shape.threads = kUpdateThreads;
   plan.shape.is_dependent = true;
   return plan;

@@ -56,7 +56,9 @@ class RowUpdates {
   }
 
   __device__ __forceinline__ void run() {
-    for (int64_t row = blockIdx.y; row < params_.batch; row += gridDim.y) {
+    const int64_t begin = blockIdx.y * plan_.rows;
+    const int64_t end = begin + plan_.rows < params_.batch ? begin + plan_.rows : params_.batch;
+    for (int64_t row = begin; row < end; ++row) {
       const int64_t source = params_.source(row);
       FetchedStates fetched[kPacks];
       Inputs inputs;
