@@ -1,6 +1,7 @@
 # Everything a user or developer runs. Each target sets up what it needs in $(ENV), once.
 #
 #   make demo         train a classifier of handwritten digits (DEVICE=cuda ARGS="--epochs 3" ...)
+#   make generate     train a language model of bytes on Python's sources, and let it write
 #   make test         the tests of every day; make test-all adds the exhaustive ones
 #   make help         all targets
 
@@ -26,12 +27,13 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
+.PHONY: help demo generate test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
   check-abi asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo        train examples/train_digits.py (DEVICE=cpu|cuda, ARGS=...)"
+	@echo "make generate    run examples/generate_text.py (DEVICE=cpu|cuda, ARGS=...)"
 	@echo "make test        run the tests, without the slow ones"
 	@echo "make test-all    run all tests"
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
@@ -50,6 +52,9 @@ help:
 
 demo: build
 	$(BIN)/python examples/train_digits.py --device $(DEVICE) $(ARGS)
+
+generate: build
+	$(BIN)/python examples/generate_text.py --device $(DEVICE) $(ARGS)
 
 test: build
 	$(PYTEST) -m "not slow" $(ARGS)

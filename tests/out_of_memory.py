@@ -45,9 +45,10 @@ def limit_of_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     taken = []
-    with contextlib.suppress(torch.OutOfMemoryError):
-        while True:  # what lies free beside tensors
-            taken.append(torch.empty(SLACK, dtype=torch.uint8, device=device))
+    for size in (SLACK, SLACK // 8):  # what lies free beside tensors, and then between them
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(size, dtype=torch.uint8, device=device))
     try:
         yield
     finally:

@@ -75,3 +75,33 @@ def test_speed_up_transformers_measures_each_pass(tmp_path):
     assert header[:3] == ["milliseconds", "transformers", "selective_scan"]
     assert [row[0] for row in rows] == ["forward", "train", "generate"]
     assert all(float(number) > 0 for row in rows for number in row[1:])
+
+
+def test_text_is_learned_and_written(tmp_path):
+    picture = tmp_path / "text.png"
+    small = ["--steps", "25", "--tokens", "1024", "--d-model", "32", "--depth", "1"]
+    few = ["--held-out", "3", "--length", "20", "--prompt", "import ", "--output", str(picture)]
+    result = run(*small, *few, script=EXAMPLES / "generate_text.py")
+    assert result.returncode == 0, result.stderr
+    bits = {
+        name: float(re.search(rf"^  {name} +([\d.]+)$", result.stdout, re.MULTILINE)[1])
+        for name in ("S6", "zlib -9", "byte bigrams")
+    }
+    assert 0 < bits["zlib -9"] < bits["byte bigrams"] < 8
+    assert 0 < bits["S6"] < 7  # 8 without learning
+    assert re.search(r"from the cache, \d+ bytes a second:\n\nimport ", result.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "bits per byte" in result.stderr  # the progress bar
+
+
+def test_packing_of_text():
+    example = runpy.run_path(str(EXAMPLES / "generate_text.py"))
+    inputs, targets, boundaries = example["pack"]([b"ab", b"c", b"def"])
+    assert inputs.tolist() == [[256, 97, 256, 256, 100, 101]]
+    assert bytes(targets[0].tolist()) == b"abcdef"
+    assert boundaries.tolist() == [0, 2, 3, 6]
+    batches = example["batches"]([b"x" * 100, b"y" * 7], tokens=50, longest=30)
+    for _ in range(5):
+        pieces = next(batches)
+        assert sum(map(len, pieces)) == 50
+        assert max(map(len, pieces)) <= 30

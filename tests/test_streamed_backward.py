@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import METHODS, Case, Error, check, check_repeatable, make, reference, run
+from problem import METHODS, Case, Error, check, check_repeatable, make, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Tiles of 96 channels and a part of one; the last warp of a group is not full.

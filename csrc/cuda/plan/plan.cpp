@@ -77,9 +77,8 @@ bool pays_padding(const ForwardParams& params) {
   constexpr int64_t kFewElements = int64_t{1} << 22;
   // By increments foh loses the digits of an abar that is small beside 1.
   if (params.is_complex && params.dstate == 1) return params.method != Method::kFoh;
-  return params.dstate > 1 ||
-         (!has_enough_channels(params) &&
-          params.batch * params.dim * params.seqlen <= kFewElements);
+  return params.dstate > 1 || (!has_enough_channels(params) &&
+                               params.batch * params.dim * params.seqlen <= kFewElements);
 }
 bool pays_padding(const BackwardParams& params) {
   return params.dstate > 1 || params.is_complex;
