@@ -219,6 +219,17 @@ def compiled(*records: str) -> Table:
     ]
 
 
+def cliffs(*records: str) -> Table:
+    """The flagged ratios, the largest first."""
+    flagged = sorted(select(*records, flag="cliff"), key=lambda row: -row["ratio"])
+    header = ("axis", "value", "batch, dim, seqlen, dstate, groups", "pass", "ms", "neighbour's ms")
+    return (*header, "ratio"), [
+        [row["axis"], str(row["value"]), ", ".join(map(str, row["sizes"])), row["which"],
+         figure(row["time"]["median"]), figure(row["neighbour_ms"]), f"{row['ratio']:.2f}"]
+        for row in flagged
+    ]  # fmt: skip
+
+
 # By name: what makes the table, and the records that it is from.
 TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "speed": (functools.partial(by_shape, shapes=_README_SHAPES), ("h200",)),
@@ -233,6 +244,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "memory": (memory, ("h200",)),
     "host": (host, ("h200_host",)),
     "siblings": (siblings, ("h200_siblings",)),
+    "cliffs": (cliffs, ("h200_cliffs",)),
     "cpu": (cpu, ("cpu", "cpu_ipex")),
     "cpu methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
