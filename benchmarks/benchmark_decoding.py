@@ -50,19 +50,6 @@ def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
     return lambda: [layer(rows[layer.in_features]) for layer in linear]
 
 
-def as_graph(call: Callable[[], object]) -> Callable[[], object]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def measure(options: argparse.Namespace) -> list[records.Row]:
     device = options.device
     is_cuda = device.type == "cuda"
@@ -84,8 +71,8 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
         compiled = torch.compile(model, fullgraph=True)
         calls["token, compiled"] = lambda: compiled(token, cache)
     if is_cuda:
-        calls["token, CUDA graph"] = as_graph(calls["token"])
-        calls["its products, CUDA graph"] = as_graph(products)
+        calls["token, CUDA graph"] = timing.in_graph(calls["token"])
+        calls["its products, CUDA graph"] = timing.in_graph(products)
     times = timing.measure(
         calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
     )

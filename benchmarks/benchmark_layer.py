@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from harness import plots, records, report
 from harness.arguments import add_device, make_parser, parse, positive
 from harness.checks import relative_l2
-from harness.timing import Timing, keep_freed_memory, measure, peak_mebibytes
+from harness.timing import Timing, in_graph, keep_freed_memory, measure, peak_mebibytes
 from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
 from selective_scan.integrations.transformers import enable
 
@@ -179,19 +178,6 @@ def products_step(layer: MambaMixer, x: Tensor, layers: int, dtype: torch.dtype)
     return Step(lambda: [F.linear(*pair) for _ in range(layers) for pair in operands], leaves)
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-    return functools.partial(lambda graph, kept: graph.replay(), graph, kept)
-
-
 def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, dict[str, Callable]]:
     """The parts of one layer as it calls them, by name: forward, and backward alone."""
     ops = torch.ops.selective_scan
@@ -297,7 +283,7 @@ def measure_models(
     }
     memory = {key: peak_mebibytes(call, device) for key, call in calls.items()}
     if device.type == "cuda":
-        calls |= {("S6 as a CUDA graph", which): graphed(calls["S6", which]) for which in _PASSES}
+        calls |= {("S6 as a CUDA graph", which): in_graph(calls["S6", which]) for which in _PASSES}
     times = measure(
         calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
     )

@@ -85,20 +85,6 @@ def mamba_ssm_step() -> Callable[..., Tensor] | None:
     return module.selective_state_update
 
 
-def in_graph(call: Callable[[], object]) -> Callable[[], object]:
-    """The replay of a CUDA graph with some calls."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles what is compiled at the first call
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_GRAPH_CALLS):
-            call()
-    return graph.replay
-
-
 def measure(
     problem: UpdateProblem,
     threads: int,
@@ -121,7 +107,11 @@ def measure(
     if other is not None:
         calls["mamba_ssm"] = lambda: other(*positional, True)
     is_cuda = device.type == "cuda"
-    timed = {name: in_graph(call) for name, call in calls.items()} if is_cuda else calls
+    timed = (
+        {name: timing.in_graph(call, _GRAPH_CALLS) for name, call in calls.items()}
+        if is_cuda
+        else calls
+    )
     times = timing.sample(timed, device, warmup=3, runs=options.runs, budget=options.budget)
     per_call = _GRAPH_CALLS if is_cuda else 1
     rows = []

@@ -9,8 +9,9 @@
 namespace selective_scan::cuda {
 namespace {
 
+/// About as many as a large device has at work at once.
 constexpr int64_t kManyBlocks = 1536;
-constexpr int64_t kMostRows = 4;
+constexpr int64_t kMostRows = 4;  // of a block
 
 /// Bytes of a state in memory that suit the arithmetic: those of 16 bits may be read as they are,
 /// all others count as the compute type.

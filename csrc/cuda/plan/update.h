@@ -7,8 +7,8 @@
 namespace selective_scan::cuda {
 
 /// Lanes of a warp share a channel, each with 16 bytes of its states at a time, so that a warp
-/// reads and writes whole lines. A block takes channels of a few rows of the batch, one behind the
-/// other: what belongs to channels alone, A above all, it reads once.
+/// reads and writes whole lines. A block of the plain kernel takes channels of one row of the
+/// batch, others take them of a few rows, one behind the other.
 struct UpdatePlan {
   /// Whether a lane's states are moved together, or one by one.
   struct Vectors {
@@ -23,7 +23,7 @@ struct UpdatePlan {
   bool many_packs;  // a lane has more than one such pack of states
   int lane_bits;    // log2 of the lanes that share a channel
   int64_t tiles;    // blocks that it takes for all channels: the grid's first dimension
-  int64_t rows;     // of the batch that a block takes: the second goes along these
+  int64_t rows;     // of the batch that a block takes where it is not the plain kernel's
   Vectors vectors;
   LaunchShape shape;
 };
