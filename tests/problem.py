@@ -296,37 +296,52 @@ def reference(case: Case) -> dict[str, torch.Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _reference(case: Case) -> dict[str, torch.Tensor]:
-    return _solve(case, torch.float64, lambda tensor: tensor, oracle.scan)
+    return _solve(case, moved(make(case).tensors, torch.float64))
+
+
+def moved(tensors: dict, dtype: torch.dtype, nudge: int = 0) -> dict:
+    """The tensors in `dtype`, as leaves on the CPU that require grad. `nudge` seeds a random move
+    of every value by up to one rounding error of `dtype`; 0 moves none."""
+    random = generator(f"nudge {nudge}")
+
+    def move(tensor):
+        value = tensor.detach().cpu()
+        if nudge:
+            noise = 2 * torch.rand(value.shape, generator=random, dtype=torch.float64) - 1
+            value = value * (1 + torch.finfo(dtype).eps * noise)
+        return value.to(_counterpart(dtype, value.is_complex()), copy=True).requires_grad_()
+
+    return {name: None if tensor is None else move(tensor) for name, tensor in tensors.items()}
+
+
+def plain_solutions(solve, tensors: dict, is_double: bool = False) -> list:
+    """What `solve`, in plain arithmetic, makes of the tensors in the precision of the kernels, and
+    of tensors within a rounding error of them.
+
+    Where terms cancel, in a gradient summed over batch and steps for example, one result may be
+    accurate by chance; several show how well conditioned the problem is.
+    """
+    dtype = torch.float64 if is_double else torch.float32
+    return [solve(moved(tensors, dtype, nudge)) for nudge in range(4)]
 
 
 @functools.lru_cache(maxsize=16)
-def _plain_result(case: Case, nudge: int) -> dict[str, torch.Tensor]:
-    """What plain loops over time give in the precision of the kernels. `nudge` seeds a random
-    move of every input by up to one rounding error."""
-    random = generator(f"nudge {nudge} {case}")
-    dtype = torch.float64 if case.is_double else torch.float32
-
-    def move(tensor):
-        noise = 2 * torch.rand(tensor.shape, generator=random, dtype=torch.float64) - 1
-        return tensor * (1 + torch.finfo(dtype).eps * noise) if nudge else tensor
-
-    return _solve(case, dtype, move, oracle.scan)
+def plain_results(case: Case) -> list[dict[str, torch.Tensor]]:
+    return plain_solutions(
+        functools.partial(_solve, case), make(case).tensors, is_double=case.is_double
+    )
 
 
-def _solve(case: Case, dtype: torch.dtype, move, scan) -> dict[str, torch.Tensor]:
-    """Outputs and gradients of `scan` for the case's values, moved and then cast to `dtype`."""
+def _solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
+    """Outputs and gradients of plain loops over time, in the dtype of the inputs."""
     problem = make(case)
-
-    def cast(tensor):
-        return move(tensor).to(_counterpart(dtype, tensor.is_complex()))
-
-    inputs = {
-        name: None if value is None else cast(value).detach().requires_grad_()
-        for name, value in problem.tensors.items()
-    }
-    out, last_state = scan_sequences(scan, inputs, dict(problem.options))
+    dtype = inputs["u"].dtype
+    out, last_state = scan_sequences(oracle.scan, inputs, dict(problem.options))
     outputs = {"out": out, "last_state": last_state}
-    cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
+    cotangents = {
+        name: value.to(_counterpart(dtype, value.is_complex()))
+        for name, value in problem.cotangents.items()
+    }
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
@@ -351,15 +366,6 @@ def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, tor
         states.append(last_state)
     outs.append(torch.zeros_like(inputs["u"][..., bounds[-1] :]))
     return torch.cat(outs, -1), torch.cat(states)
-
-
-def plain_results(case: Case) -> list[dict[str, torch.Tensor]]:
-    """What plain arithmetic makes of the case, and of inputs within a rounding error of it.
-
-    Where terms cancel, in a gradient summed over batch and steps for example, one result may be
-    accurate by chance; several show how well conditioned the problem is.
-    """
-    return [_plain_result(case.data, nudge) for nudge in range(4)]
 
 
 @dataclass(frozen=True)
@@ -417,6 +423,11 @@ def tolerance(name: str, dtype: torch.dtype, is_double: bool, device: str = "cpu
     if real == (torch.float64 if is_double else torch.float32):
         return Tolerance(arithmetic)
     return Tolerance(arithmetic, info.eps / 2, info.smallest_normal * info.eps / 2)
+
+
+def worst_error(results: list[dict], exact: dict, name: str) -> float:
+    """The largest relative L2 error of a result by that name."""
+    return max(Error.of(r[name].to(exact[name].dtype), exact[name]).relative_l2 for r in results)
 
 
 def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
@@ -479,7 +490,7 @@ def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
         tol = tolerance(name, value.dtype, case.is_double, device)
         reason = complaint(value, expected, tol)
         if reason:
-            plain = [result[name] for result in plain_results(case)]
+            plain = [result[name] for result in plain_results(case.data)]
             reason = complaint(value, expected, tol, plain)
         if reason:
             failures.append(f"{name}: {reason}")

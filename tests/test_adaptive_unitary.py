@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problem import Error, generator, lay_out
+from problem import Error, generator, lay_out, moved, plain_solutions, worst_error
 from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -96,10 +96,6 @@ def differentiate(scan, inputs, cotangents):
     return results | {f"d{name}": g for name, g in zip(given, gradients, strict=True)}
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().to(C128 if tensor.is_complex() else F64).requires_grad_()
-
-
 def make_cotangents(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     random = generator((case, "cotangents"))
     state = (case.batch, case.dim, case.dstate)
@@ -112,8 +108,11 @@ def make_cotangents(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
     cotangents = make_cotangents(case)
-    exact_inputs = {name: None if t is None else wide(t) for name, t in inputs.items()}
-    exact = differentiate(adaptive_unitary_scan_ref, exact_inputs, cotangents)
+
+    def solve(plain_inputs):
+        return differentiate(adaptive_unitary_scan_ref, plain_inputs, cotangents)
+
+    exact = solve(moved(inputs, F64))
     actual = differentiate(
         adaptive_unitary_scan_fn, inputs, [cotangent.to(device) for cotangent in cotangents]
     )
@@ -128,7 +127,11 @@ def check(case: Case, device: str) -> None:
         assert value.dtype == expected_dtype, name
         real = value.dtype.to_real() if value.dtype.is_complex else value.dtype
         error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
-        assert error.relative_l2 < compute + torch.finfo(real).eps, f"{name}: {error}"
+        allowed = compute
+        if error.relative_l2 >= allowed + torch.finfo(real).eps:  # terms may cancel
+            plain = plain_solutions(solve, inputs, is_double)
+            allowed = max(allowed, 8 * worst_error(plain, exact, name))
+        assert error.relative_l2 < allowed + torch.finfo(real).eps, f"{name}: {error}"
 
 
 def case_list():
@@ -201,9 +204,8 @@ def long_inputs(seqlen: int, dim: int = 8, dstate: int = 4) -> dict[str, torch.T
 
 def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
     """The last state in fp64, theta and the rotation rounded to fp32 at every step if asked."""
-    u, dt, x, x_bias, B = (
-        wide(inputs[n]).detach().numpy() for n in ("u", "dt", "x", "x_bias", "B")
-    )
+    wide = moved(inputs, F64)
+    u, dt, x, x_bias, B = (wide[n].detach().numpy() for n in ("u", "dt", "x", "x_bias", "B"))
     theta = np.einsum("dnr,brt->tbdn", x, u) + x_bias
     if round_rotation:
         theta = theta.astype(np.float32).astype(np.float64)
@@ -232,7 +234,7 @@ def test_phases_do_not_drift(dim, dstate, factor, device):
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         return adaptive_unitary_scan_fn(**tensors, return_last_state=True)[1].cpu().numpy()
 
-    double = {name: wide(tensor).detach() for name, tensor in inputs.items()}
+    double = {name: tensor.detach() for name, tensor in moved(inputs, F64).items()}
     assert error(last_state(double)) < 1e-9
     assert error(last_state(inputs)) < factor * error(scan_in_numpy(inputs, round_rotation=True))
 

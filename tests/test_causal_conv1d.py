@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problem import Error, generator, lay_out
+from problem import Error, generator, lay_out, moved, plain_solutions, worst_error
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -107,23 +108,22 @@ def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:
     return outputs | {f"d{name}": g for name, g in zip(tensors, gradients, strict=True)}
 
 
-def exact_results(problem: Problem) -> dict[str, torch.Tensor]:
-    def cast(tensor):
-        return tensor.detach().cpu().to(F64)
-
-    tensors = {name: cast(value).requires_grad_() for name, value in problem.tensors.items()}
+def solve(problem: Problem, inputs: dict) -> dict[str, torch.Tensor]:
+    """What plain arithmetic makes of inputs on the CPU, in their dtype."""
     options = {
         name: value.cpu() if isinstance(value, torch.Tensor) else value
         for name, value in problem.options.items()
     }
-    cotangents = {name: cast(value) for name, value in problem.cotangents.items()}
-    return run(causal_conv1d_ref, tensors, options, cotangents)
+    cotangents = {
+        name: value.detach().to(inputs["x"]) for name, value in problem.cotangents.items()
+    }
+    return run(causal_conv1d_ref, inputs, options, cotangents)
 
 
 def check(case: Case, device: str) -> None:
     problem = make(case, device)
     actual = run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
-    exact = exact_results(problem)
+    exact = solve(problem, moved(problem.tensors, F64))
     x = problem.tensors["x"]
     if case.layout in ("contiguous", "channel_last", "dim_first"):
         assert actual["out"].stride() == x.stride()
@@ -138,11 +138,12 @@ def check(case: Case, device: str) -> None:
         assert value.shape == exact[name].shape, name
         if value.numel() == 0:
             continue
-        # A sum over all steps may cancel; by a hundred terms' worth at most, where it is random.
-        cancellation = 20 if name in ("dweight", "dbias") else 1
         error = Error.of(value.detach().cpu().double(), exact[name].detach())
-        allowed = 4 * compute * cancellation + torch.finfo(value.dtype).eps
-        assert error.relative_l2 < allowed, f"{name}: {error}"
+        allowed, rounding = 4 * compute, torch.finfo(value.dtype).eps
+        if error.relative_l2 >= allowed + rounding:  # terms may cancel
+            plain = plain_solutions(partial(solve, problem), problem.tensors, is_double)
+            allowed = max(allowed, 8 * worst_error(plain, exact, name))
+        assert error.relative_l2 < allowed + rounding, f"{name}: {error}"
 
 
 def case_list():

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from problem import Error, generator, lay_out
+from problem import Error, generator, lay_out, plain_solutions, worst_error
 from selective_scan import S6, mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan._mamba_inner import rms_norm, rms_norm_backward
@@ -137,7 +138,13 @@ def check(case, device, tolerance, **changes):
         if exact.numel() == 0:
             continue
         error = Error.of(value.detach().cpu().to(exact.dtype), exact.detach())
-        assert error.relative_l2 <= tolerance, f"{name}: {error}"
+        allowed = tolerance
+        if error.relative_l2 > allowed:  # terms may cancel
+            plain = plain_solutions(
+                partial(run, mamba_inner_ref, case), tensors_of(case), case.dtype == torch.float64
+            )
+            allowed = max(allowed, 8 * worst_error(plain, expected, name))
+        assert error.relative_l2 <= allowed, f"{name}: {error}"
     for name, tensor in tensors_of(case).items():
         if tensor is not None:
             assert actual[f"d{name}"].dtype == tensor.dtype, name

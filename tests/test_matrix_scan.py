@@ -4,6 +4,7 @@ matrix exponential, and against what a matrix is known to do."""
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import scipy.linalg
@@ -18,7 +19,10 @@ from problem import (
     is_zero,
     lay_out,
     make,
+    moved,
+    plain_solutions,
     tolerance,
+    worst_error,
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
 
@@ -47,40 +51,31 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor | None]:
     return tensors | {"A": matrix.to(tensors["A"].dtype)}
 
 
-def run(case: Case, tensors, dtype=None, scan=selective_scan_fn, device="cpu"):
-    """Outputs and gradients; of plain tensors of `dtype` where that is given."""
-    inputs = {}
-    for index, (name, value) in enumerate(tensors.items()):
-        if value is not None:
-            if dtype is not None:
-                value = value.to(dtype.to_complex() if value.is_complex() else dtype)
-            elif name in case.layout_of:
-                value = lay_out(value.to(device), case.layout, index)
-            value = value.detach().clone() if dtype else value.detach()
-            value = value.requires_grad_()
-        inputs[name] = value
+def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor]:
+    """Outputs and gradients."""
     out, last_state = scan(**inputs, **make(case).options, return_last_state=True)
     outputs = {"out": out, "last_state": last_state}
-    cotangents = {
-        name: value.to(outputs[name].dtype).to(device)
-        for name, value in make(case).cotangents.items()
-    }
+    cotangents = {name: value.to(outputs[name]) for name, value in make(case).cotangents.items()}
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
-def plain_results(case, tensors, dtype=F32) -> list[dict[str, torch.Tensor]]:
-    """The reference in `dtype`, and of inputs that are moved by a rounding error: one result alone
-    may be accurate by chance where terms cancel."""
+def run(case: Case, tensors, device="cpu"):
+    """What the kernels give."""
+    inputs = {}
+    for index, (name, value) in enumerate(tensors.items()):
+        if value is not None:
+            layout = case.layout if name in case.layout_of else "contiguous"
+            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
+        inputs[name] = value
+    return solve(case, inputs, selective_scan_fn)
 
-    def move(value, nudge):
-        noise = 2 * torch.rand(value.shape, generator=generator(("move", nudge)), dtype=F64) - 1
-        return value * (1 + nudge * torch.finfo(dtype).eps * noise)
 
-    results = []
-    for nudge in (0, 1, -1):
-        moved = {name: None if v is None else move(v, nudge) for name, v in tensors.items()}
-        results.append(run(case, moved, dtype, selective_scan_ref))
-    return results
+def exact_results(case: Case, tensors):
+    return solve(case, moved(tensors, F64))
+
+
+def plain_results(case: Case, tensors) -> list[dict[str, torch.Tensor]]:
+    return plain_solutions(partial(solve, case), tensors, case.is_double)
 
 
 def check(case: Case, tensors=None, device="cpu") -> None:
@@ -90,8 +85,8 @@ def check(case: Case, tensors=None, device="cpu") -> None:
             name: value if value is None else lay_out(value, "expanded", index).contiguous()
             for index, (name, value) in enumerate(tensors.items())
         }
-    exact = run(case, tensors, F64, selective_scan_ref)
-    actual = run(case, tensors, device=device)
+    exact = exact_results(case, tensors)
+    actual = run(case, tensors, device)
     plain = None
     failures = []
     for name, expected in exact.items():
@@ -105,7 +100,7 @@ def check(case: Case, tensors=None, device="cpu") -> None:
         tol = tolerance(name, value.dtype, case.is_double, device)
         reason = complaint(value, expected, tol)
         if reason:
-            plain = plain or plain_results(case, tensors, F64 if case.is_double else F32)
+            plain = plain or plain_results(case, tensors)
             reason = complaint(value, expected, tol, [result[name] for result in plain])
         if reason:
             failures.append(f"{name}: {reason}")
@@ -196,11 +191,11 @@ def test_matrices_that_are_not_normal_or_defective(kind, n, device):
     case = BASE.with_(dstate=n, dim=3, groups=1, batch=1)
     tensors = tensors_of(case)
     tensors["A"] = matrix.expand(3, n, n).to(F32)
-    exact = run(case, tensors, F64, selective_scan_ref)
+    exact = exact_results(case, tensors)
     plain = plain_results(case, tensors)
-    for name, value in run(case, tensors, device=device).items():
+    for name, value in run(case, tensors, device).items():
         own = Error.of(value.double().cpu(), exact[name]).relative_l2
-        reference = max(Error.of(p[name].double(), exact[name]).relative_l2 for p in plain)
+        reference = worst_error(plain, exact, name)
         assert own <= max(4 * reference, 3e-7), (name, own, reference)
 
 
@@ -215,9 +210,9 @@ def test_large_steps_exchange_rows(is_complex, device):
     tensors["A"][:2] = permutation(6).to(tensors["A"].dtype)
     tensors["delta"] = torch.full_like(tensors["delta"], 2.0)
     tensors["delta"][:, 2:] = 5.0
-    exact = run(case, tensors, F64, selective_scan_ref)
+    exact = exact_results(case, tensors)
     plain = plain_results(case, tensors)
-    for name, value in run(case, tensors, device=device).items():
+    for name, value in run(case, tensors, device).items():
         tol = tolerance(name, F32, False)
         reason = complaint(value, exact[name], tol, [result[name] for result in plain])
         assert not reason, f"{name}: {reason}"
@@ -227,9 +222,9 @@ def test_large_steps_exchange_rows(is_complex, device):
 def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, device):
     case = BASE.with_(complex=is_complex)
     tensors = make(case).tensors
-    exact = run(case, tensors, F64, selective_scan_ref)
+    exact = exact_results(case, tensors)
     plain = plain_results(case, tensors)
-    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()}, device=device)
+    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()}, device)
     for name, value in matrix.items():
         if name == "dA":
             value = value.diagonal(dim1=1, dim2=2)
@@ -302,11 +297,11 @@ def test_a_singular_step_stays_in_its_channel(is_complex, device):
     """And nothing else changes, not by a bit: lanes do not meet."""
     case = BASE.with_(complex=is_complex, dim=6, groups=1, delta_softplus=False, delta_bias=False)
     tensors = tensors_of(case)
-    good = run(case, tensors, device=device)
+    good = run(case, tensors, device)
     tensors["A"][3] = torch.eye(case.dstate)
     delta = tensors["delta"].clone()
     delta[:, 3, 40] = 2.0
-    bad = run(case, tensors | {"delta": delta}, device=device)
+    bad = run(case, tensors | {"delta": delta}, device)
     others = [0, 1, 2, 4, 5]
     for name in ("out", "last_state", "du", "ddelta", "dz", "dinitial_state"):
         assert torch.equal(bad[name][:, others], good[name][:, others]), name
@@ -322,10 +317,10 @@ def test_the_same_bits(is_complex, set_threads, device):
     case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
     tensors = tensors_of(case)
     set_threads(1)
-    first = run(case, tensors, device=device)
+    first = run(case, tensors, device)
     for threads in (1, 2, 3):
         set_threads(threads)
-        for name, value in run(case, tensors, device=device).items():
+        for name, value in run(case, tensors, device).items():
             assert torch.equal(value, first[name]), name
 
 
