@@ -177,59 +177,20 @@ __device__ __forceinline__ float softplus_by_series(float x, float v) {
   return fmaf(series, v, fmaxf(x, 0.0f));
 }
 
-/// log1p(v) where x < kSmallSoftplus: v is at most 1/4, and a shorter polynomial is as close.
-constexpr float kSmallSoftplus = -1.39f;
-__device__ __forceinline__ float small_log1p(float v) {
-  float series = -0.09234821051359177f;
-  series = fmaf(series, v, 0.18170911073684692f);
-  series = fmaf(series, v, -0.2477811723947525f);
-  series = fmaf(series, v, 0.33320826292037964f);
-  series = fmaf(series, v, -0.4999973773956299f);
-  series = fmaf(series, v, 1.0f);
-  return series * v;
-}
-
-/// Of the values of all lanes.
-template <class Values>
-__device__ __forceinline__ bool all_are_small(const Values& values) {
-  float largest = values.v[0];
-  for (const float value : values.v) largest = fmaxf(largest, value);
-  return __all_sync(kFullMask, largest < kSmallSoftplus);
-}
-
-/// By whichever polynomial suits x, so that a step's bits are its own.
-__device__ __forceinline__ float softplus_by_size(float x, float v) {
-  return x < kSmallSoftplus ? small_log1p(v) : softplus_by_series(x, v);
-}
-
-/// Values of all lanes, which become softplus of themselves. Most steps of most models are small.
 template <int kSize, class Values>
 __device__ __forceinline__ void softplus_in_place(Values& values) {
-  if (all_are_small(values)) {
-    for (float& value : values.v) value = small_log1p(decay_of<kSize>(value));
-  } else {
-    for (float& value : values.v) value = softplus_by_size(value, decay_of<kSize>(value));
-  }
+  for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
 }
 
 /// The same, with the derivatives.
 template <int kSize, class Values>
 __device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes) {
   constexpr int kCount = sizeof(values.v) / sizeof(float);
-  if (all_are_small(values)) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float v = decay_of<kSize>(values.v[i]);
-      slopes.v[i] = v * reciprocal(1.0f + v);
-      values.v[i] = small_log1p(v);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float v = decay_of<kSize>(values.v[i]);
-      slopes.v[i] = softplus_slope(values.v[i], v);
-      values.v[i] = softplus_by_size(values.v[i], v);
-    }
+  for (int i = 0; i < kCount; ++i) {
+    const float v = decay_of<kSize>(values.v[i]);
+    slopes.v[i] = softplus_slope(values.v[i], v);
+    values.v[i] = softplus_by_series(values.v[i], v);
   }
 }
 

@@ -186,7 +186,7 @@ class WarpRows {
       }
     };
     for_missing([&](int i) {
-      delta.v[i] = dy.v[i] = z.v[i] = 0;
+      dy.v[i] = z.v[i] = 0;
       if constexpr (kGradients) u.v[i] = 0;
     });
 #pragma unroll
