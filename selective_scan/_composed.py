@@ -44,7 +44,8 @@ class ComposedOperator(Operator):
 
     Args:
         name, arguments, backward: see Operator. Schemas follow from them, and have no defaults.
-        results: those of the forward op: a differentiable one, and what is kept.
+        results: those of the forward op: the differentiable ones, and what is kept. The backward op
+            may be given None for a gradient where there are several.
         forward_kernel: from the forward op's arguments to its results.
         backward_kernel: from the backward op's arguments to the gradients.
         function_arguments: see Operator.
@@ -105,14 +106,15 @@ class ComposedOperator(Operator):
         given = dict(zip(self._backward_names, arguments, strict=True))
         call = self._backward_arguments.check(given)
         for result in self._results:
-            if result.is_differentiable:
+            if result.is_differentiable and given[f"d{result.name}"] is not None:
                 check_dims(f"d{result.name}", given[f"d{result.name}"], result.dims, call.sizes)
         return self._backward_kernel(*arguments)
 
     def _define(self) -> None:
         types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
         types |= {result.name: "Tensor?" for result in self._results}
-        types |= {f"d{result.name}": "Tensor" for result in self._results}
+        cotangent = "Tensor" if self._num_cotangents == 1 else "Tensor?"
+        types |= {f"d{result.name}": cotangent for result in self._results}
         kernels = {
             "fwd": (
                 self._forward_fake,

@@ -31,6 +31,12 @@ is_tracing = _optional("_C._is_tracing") or torch.jit.is_tracing
 below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullcontext
 # The dispatch keys below autograd's.
 below_autograd_keys = _optional("_C._after_autograd_keyset")
+# The group of ranks that has this name.
+resolve_process_group = _optional("distributed.distributed_c10d._resolve_process_group")
+# Collectives that return their result, which the others have no fake kernels for.
+functional_all_gather = _optional("ops._c10d_functional.all_gather_into_tensor")
+functional_all_reduce = _optional("ops._c10d_functional.all_reduce")
+functional_wait = _optional("ops._c10d_functional.wait_tensor")
 _unwrap_if_dead = _optional("_C._functorch.unwrap_if_dead")
 _SingleLevelFunction = _optional("autograd.function._SingleLevelFunction")
 

@@ -26,14 +26,14 @@ from ._operator import Operator, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("sequences", "dim", "dstate")
-_POLES = ("dim", "dstate")
+POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
 
 def projection_dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
     if not call.is_complex:
         return REAL, ""
-    if tensor.dim() == len(_POLES):
+    if tensor.dim() == len(POLES):
         return COMPLEX, " (complex A, constant B and C)"
     return (*COMPLEX, *REAL), ""
 
@@ -67,7 +67,32 @@ def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
     if tensor.dim() == 3 and method != "bilinear":
         shape = tuple(tensor.shape)
         fail(f"{name} of shape {shape} needs discretization_method bilinear, got '{method}'")
-    check_dims(name, tensor, _POLES, call.sizes)
+    check_dims(name, tensor, POLES, call.sizes)
+
+
+def scan_arguments(
+    A: TensorArgument,
+    methods: tuple[str, ...],
+    *others: TensorArgument | Option,
+) -> Table:
+    """The table of the scan's arguments, with others behind them."""
+    return Table(
+        TensorArgument("u", REAL, _check_u, dims=_SEQUENCE),
+        TensorArgument("delta", REAL, _SEQUENCE),
+        A,
+        TensorArgument("B", projection_dtypes, Projection(POLES)),
+        TensorArgument("C", projection_dtypes, Projection(POLES)),
+        TensorArgument("D", REAL, _CHANNELS, optional=True),
+        TensorArgument("z", REAL, _SEQUENCE, optional=True),
+        TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
+        Option("delta_softplus"),
+        Option("discretization_method", methods),
+        TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_STATE),
+        Option("reverse"),
+        *others,
+        anchor="u",
+        complex_by=("A",),
+    )
 
 
 def scan_operator(
@@ -81,23 +106,7 @@ def scan_operator(
     """The operator for this kind of A; the ops are called by `name`."""
     return Operator(
         name,
-        Table(
-            TensorArgument("u", REAL, _check_u, dims=_SEQUENCE),
-            TensorArgument("delta", REAL, _SEQUENCE),
-            A,
-            TensorArgument("B", projection_dtypes, Projection(_POLES)),
-            TensorArgument("C", projection_dtypes, Projection(_POLES)),
-            TensorArgument("D", REAL, _CHANNELS, optional=True),
-            TensorArgument("z", REAL, _SEQUENCE, optional=True),
-            TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
-            Option("delta_softplus"),
-            Option("discretization_method", methods),
-            TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_STATE),
-            Option("reverse"),
-            cu_seqlens,
-            anchor="u",
-            complex_by=("A",),
-        ),
+        scan_arguments(A, methods, cu_seqlens),
         results=[
             Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
             Result("last_state", _STATE, lambda call: call.state_dtype),
@@ -120,10 +129,17 @@ def scan_operator(
 
 
 POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
+_POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, _check_poles, dims=POLES)
 SELECTIVE_SCAN = scan_operator(
-    "selective_scan",
-    TensorArgument("A", POLE_DTYPES, _check_poles, dims=_POLES),
-    METHODS,
-    _flops,
-    given_gradients="u delta B C z",
+    "selective_scan", _POLES_OF_METHODS, METHODS, _flops, given_gradients="u delta B C z"
+)
+# Of the gradients that of the state before the first step alone, where none comes of the last one.
+STATE_GRADIENT = Operator(
+    "selective_scan_state_gradient",
+    scan_arguments(
+        _POLES_OF_METHODS,
+        METHODS,
+        TensorArgument("dout", lambda _, call: ((call["u"].dtype,), ""), _SEQUENCE),
+    ),
+    results=[Result("dinitial_state", _STATE, lambda call: call.state_dtype)],
 )

@@ -284,7 +284,7 @@ class MambaMixer(nn.Module):
                 cu_seqlens=cu_seqlens,
             )
         x, z = xz.chunk(2, dim=1)
-        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+        x = self._convolve(x, cu_seqlens)
         y = self._scan(x, *self._project(x), z, cu_seqlens)
         return self.out_proj(y.transpose(1, 2))
 
@@ -325,10 +325,18 @@ class MambaMixer(nn.Module):
     ) -> Tensor:
         A, options = poles(self.A_log), {**self._scan_options(), "cu_seqlens": cu_seqlens}
         if not self.bidirectional:
-            return selective_scan_fn(x, delta, A, B, C, self.D, z, **options)
-        forward = selective_scan_fn(x, delta, A, B, C, self.D, **options)
-        backward = selective_scan_fn(x, delta, A, B, C, **options, reverse=True)
+            return self._scan_steps(x, delta, A, B, C, self.D, z, **options)
+        forward = self._scan_steps(x, delta, A, B, C, self.D, **options)
+        backward = self._scan_steps(x, delta, A, B, C, **options, reverse=True)
         return (forward + backward) * F.silu(z)
+
+    # What looks at other steps, for layers whose steps lie elsewhere.
+
+    def _convolve(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        return causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+
+    def _scan_steps(self, *arguments: Tensor, **options: object) -> Tensor:
+        return selective_scan_fn(*arguments, **options)
 
     def _scan_options(self) -> dict[str, object]:
         return {

@@ -66,6 +66,21 @@ def cuda_device() -> str:
     return "cuda"
 
 
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def ranks(request, tmp_path_factory):
+    """Processes of a process group, on the CPU with gloo or each with a GPU with NCCL."""
+    from ranks import Ranks
+
+    count = 4
+    if request.param == "cuda":
+        count = min(count, torch.cuda.device_count())
+        if count < 2:
+            pytest.skip(f"needs two GPUs, there are {count}")
+    ranks = Ranks(count, tmp_path_factory.mktemp("ranks"), request.param)
+    yield ranks
+    ranks.close()
+
+
 @pytest.fixture(autouse=True)
 def seeded(request):
     """Seeds torch from the run's seed and the test's name, so that a test repeats alone."""

@@ -128,7 +128,10 @@ def test_a_failing_self_check_is_reported(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "module",
-    ["functional", "reference", "_library", "s6", "diagonal_scan", "adaptive_unitary"],
+    [
+        *("functional", "reference", "_library", "s6", "diagonal_scan", "adaptive_unitary"),
+        *("distributed.selective_scan", "distributed.causal_conv1d", "distributed.parallel"),
+    ],
 )
 def test_docstring_examples(module):
     module = importlib.import_module(f"selective_scan.{module}")

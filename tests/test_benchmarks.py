@@ -376,6 +376,32 @@ def test_help_has_an_example(name):
     assert f"python benchmarks/{name} " in printed.partition("example:")[2]
 
 
+def test_ranks_are_set_against_one_of_them(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    program, record = BENCHMARKS / "benchmark_distributed.py", tmp_path / "rows.json"
+    sizes = ("--device", "cpu", "--shape", "1,16,101,4", "--runs", "2", "--json", record)
+    package = str(Path(selective_scan.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [*torchrun, str(program), *map(str, sizes)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, (1, 16, 101, 4), float32, zoh" in done.stdout
+    rows = {row["what"]: row for row in json.loads(record.read_text())["rows"]}
+    for row in rows.values():
+        assert_is_timing(row["time"], 2)
+    for name in ("forward", "forward + backward", "layer"):
+        ours, alone = (
+            rows[f"{who}, {name}"]["time"]["median"] for who in ("all ranks", "one rank")
+        )
+        assert rows[f"all ranks, {name}"]["ratio"] == pytest.approx(ours / alone)
+    assert rows["all ranks, forward"]["error"] < 1e-5
+
+
 def test_profile_of_the_discretizations(tmp_path):
     done = run_program(
         "profile_discretization.py", "--device", "cpu", "--batch", "1", "--dim", "8", "--seqlen",

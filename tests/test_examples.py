@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
+LONG = EXAMPLES / "train_long.py"
 
 
 def run(*arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess:
@@ -105,3 +107,55 @@ def test_packing_of_text():
         pieces = next(batches)
         assert sum(map(len, pieces)) == 50
         assert max(map(len, pieces)) <= 30
+
+
+SMALL = ("--device", "cpu", "--seqlen", "501", "--d-model", "8", "--depth", "1")
+
+
+def test_long_sequences_over_two_processes_give_the_losses_of_one():
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *torchrun, str(LONG), *SMALL, "--check", "--steps", "3"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "the same"
+    assert len(re.findall(r"^ +\d  +\d\.\d+  \d\.\d+$", result.stdout, re.MULTILINE)) == 3
+    assert "tokens_per_s" in result.stderr
+
+
+def last_loss(output: str) -> float:
+    return float(re.search(r"loss of step 9: ([\d.]+)$", output, re.MULTILINE)[1])
+
+
+# Runs a program, and kills it while it writes its third checkpoint.
+KILLED = """
+import os, pathlib, runpy, signal, sys, torch
+saved, save = [], torch.save
+def save_or_die(state, path):
+    saved.append(path)
+    if len(saved) == 3:
+        pathlib.Path(path).write_bytes(b"half of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(state, path)
+torch.save = save_or_die
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_long_training_goes_on_after_it_was_killed(tmp_path):
+    def train(*python: str) -> subprocess.CompletedProcess:
+        options = ("--steps", "9", "--save-every", "2", "--checkpoint", str(tmp_path / "saved.pt"))
+        command = [sys.executable, *python, str(LONG), *SMALL, *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    killed = train("-c", KILLED)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = train()
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on behind step 4" in resumed.stdout
+    (tmp_path / "saved.pt").unlink()
+    whole = train()
+    assert whole.returncode == 0, whole.stderr
+    assert "going on" not in whole.stdout
+    assert last_loss(resumed.stdout) == pytest.approx(last_loss(whole.stdout), rel=1e-4)

@@ -80,7 +80,8 @@ struct ForwardParams : ScanParams {
 };
 
 /// Every gradient of a present input is present, has its input's indices and dtype and strides of
-/// its own, and is written in full (never accumulated into).
+/// its own, and is written in full (never accumulated into). Or dinitial_state is the only one,
+/// contiguous and of the compute type: then dout is present, and dlast_state is not.
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
@@ -97,6 +98,8 @@ struct BackwardParams : ScanParams {
   ArrayView dz;
   ArrayView ddelta_bias;
   ArrayView dinitial_state;
+
+  SELECTIVE_SCAN_HD bool wants_state_alone() const { return !dA.present(); }
 };
 
 }  // namespace selective_scan

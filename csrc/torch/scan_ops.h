@@ -239,6 +239,29 @@ selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state
           made.ddelta_bias, made.dinitial_state};
 }
 
+/// The gradient of the state before the first step alone, where none comes of the last state.
+template <class Backend>
+Tensor selective_scan_state_gradient(const Tensor& u, const Tensor& delta, const Tensor& A,
+                                     const Tensor& B, const Tensor& C, const OptionalTensor& D,
+                                     const OptionalTensor& z, const OptionalTensor& delta_bias,
+                                     bool delta_softplus, const std::string& discretization_method,
+                                     const OptionalTensor& initial_state, bool reverse,
+                                     const Tensor& dout) {
+  const OptionalTensor no_cu_seqlens;
+  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
+                                  parse_method_of<Backend>(discretization_method), initial_state,
+                                  reverse, no_cu_seqlens, Backend::kIsMatrixA});
+  check_gradients(problem.params, u, dout, std::nullopt, std::nullopt);
+  auto params = problem.template inputs<BackwardParams>();
+  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+  Tensor gradient = allocate(u, shape, state_dtype(params));
+  if (is_empty(params) || params.seqlen == 0) return torch::stable::zero_(gradient);
+  params.dout = sequence_view(dout, reverse);
+  params.dinitial_state = state_view(gradient);
+  launch_with_workspace(problem.backend, u, params);
+  return gradient;
+}
+
 /// What the gradient of an optional input is to be written into is there where the input is.
 inline void check_given_gradient(const char* name, const OptionalTensor& gradient,
                                  const char* input_name, const OptionalTensor& input) {

@@ -151,6 +151,38 @@ struct BackwardPlan {
                          kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
+/// The maps of the gradients alone, of one segment at least.
+struct StateGradientPlan {
+  const Kernels& kernels;
+  Arena arena;
+  Partition partition;
+  int64_t workers;
+  WorkerScratch scratch;
+
+  StateGradientPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
+      : kernels(kernels_for(params)),
+        arena{static_cast<char*>(workspace)},
+        partition(in_one_segment_at_least(params, arena, pool)),
+        workers(workers_for(params, tasks(), pool)),
+        scratch(arena, workers, map_scratch_bytes(params, partition, kernels)) {}
+
+  int64_t tasks() const { return partition.chains() * partition.segmentation.parts(); }
+
+ private:
+  Partition in_one_segment_at_least(const BackwardParams& params, Arena& arena,
+                                    const ThreadPool& pool) const {
+    Partition partition = forward_partition(params, kernels.lanes, pool);
+    Segmentation& segmentation = partition.segmentation;
+    segmentation = segmentation_of(params, partition, kernels.lanes, kSmallestForwardBlock);
+    if (!segmentation.present()) {
+      segmentation.steps = round_up(params.seqlen, kStateChunk);
+      segmentation.count = 1;
+    }
+    take_arrays(segmentation, params, arena);
+    return partition;
+  }
+};
+
 /// A pass: maps(block, scratch) finds the affine maps of a block's segments, and scan(block,
 /// scratch) scans it. Parts and segments count in the order of the scan.
 template <class Plan, class Params, class Maps, class Scan>
@@ -302,6 +334,19 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
   sum_blocks(params, partials, plan.workers, pool);
 }
 
+void find_state_gradient(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+  const StateGradientPlan plan(params, workspace, pool);
+  const Partition& partition = plan.partition;
+  run_tasks(plan.tasks(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    const Block block = partition.block(task % partition.chains(), task / partition.chains());
+    plan.kernels.backward_maps(params, block, plan.scratch.of(worker));
+  });
+  run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t row, int64_t) {
+    join_segments(params, partition.segmentation, row / params.dim, row % params.dim, 0,
+                  partition.segmentation.count);
+  });
+}
+
 }  // namespace
 
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
@@ -310,7 +355,8 @@ int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& p
 }
 
 int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
-  return BackwardSums(params, nullptr, pool).arena.bytes;
+  return params.wants_state_alone() ? StateGradientPlan(params, nullptr, pool).arena.bytes
+                                    : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
@@ -324,6 +370,7 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
 }
 
 void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+  if (params.wants_state_alone()) return find_state_gradient(params, workspace, pool);
   const BackwardSums sums(params, workspace, pool);
   sums.calls.run(
       sums.of_calls, sums.bytes_of_calls,

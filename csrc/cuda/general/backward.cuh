@@ -19,6 +19,7 @@
 #pragma once
 
 #include "../kit/launch_tools.h"
+#include "../plan/segments.h"
 #include "kernels.h"
 #include "sweeps.cuh"
 
@@ -423,11 +424,13 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
                                                            cudaStream_t stream) {
   const Geometry& geometry = plan.geometry;
   const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod>;
-  BackwardArgs args{params,
+  const bool wants_state_alone = params.wants_state_alone();
+  const BackwardParams steps = wants_state_alone ? behind_front_segment(params, geometry) : params;
+  BackwardArgs args{steps,
                     geometry,
                     plan.layout,
-                    make_input_plans(params, geometry),
-                    make_row_plan(params.dout, params, geometry),
+                    make_input_plans(steps, geometry),
+                    make_row_plan(steps.dout, params, geometry),
                     make_row_plan(params.du, params, geometry),
                     make_row_plan(params.ddelta, params, geometry),
                     make_row_plan(params.dz, params, geometry),
@@ -441,6 +444,10 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams&
   error = combine_segments<T>(params, params.dlast_state, geometry, geometry.padded_states(kStates),
                               true, workspace.segments, stream);
   if (error != cudaSuccess) return error;
+  if (wants_state_alone) {
+    return copy_state_gradient<T>(params, geometry.padded_states(kStates), workspace.segments,
+                                  stream);
+  }
   args.mode = BackwardMode::kResume;
   return launch_kernel(kernel, plan.shape, stream, args);
 }

@@ -56,7 +56,7 @@ cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, v
   workspace.channel_parts = plan.geometry.state_warps;
   const cudaError_t error =
       variant.launches[params.method].backward(params, plan, workspace, stream);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess || params.wants_state_alone()) return error;
   return variant.reduce(params, plan.geometry, plan.geometry.padded_states(plan.sizes.states),
                         workspace, stream);
 }

@@ -29,4 +29,15 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream);
 
+/// Where the gradient of the initial state alone is wanted, it is what comes back to the segment in
+/// front: see put_segment_in_front().
+template <class T>
+cudaError_t copy_state_gradient(const BackwardParams& params, int padded_states,
+                                const SegmentStates& segments, cudaStream_t stream) {
+  const size_t width = params.dstate * sizeof(T);
+  return cudaMemcpy2DAsync(params.dinitial_state.data, width, segments.offsets,
+                           padded_states * sizeof(T), width, params.batch * params.dim,
+                           cudaMemcpyDeviceToDevice, stream);
+}
+
 }  // namespace selective_scan::cuda

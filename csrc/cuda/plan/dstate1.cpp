@@ -65,6 +65,7 @@ Refusal plan_dstate1(const ForwardParams& params, const Device&, Dstate1ForwardP
 
 /// A tile has kMinBackwardTile channels or, if that is less, those of a group.
 Refusal plan_dstate1(const BackwardParams& params, const Device&, Dstate1BackwardPlan& plan) {
+  if (params.wants_state_alone()) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));

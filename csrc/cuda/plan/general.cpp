@@ -168,7 +168,7 @@ Refusal plan_general(const ForwardParams& params, const Device& device, GeneralF
 
 Refusal plan_general(const BackwardParams& params, const Device& device,
                      GeneralBackwardPlan& plan) {
-  const bool any_variable = params.variable_B || params.variable_C;
+  const bool any_variable = (params.variable_B || params.variable_C) && !params.wants_state_alone();
   const Refusal refusal = plan_pass(params, device, any_variable ? kMinBackwardTile : 1, plan);
   if (refusal) return refusal;
   Geometry& geometry = plan.geometry;
@@ -183,8 +183,12 @@ Refusal plan_general(const BackwardParams& params, const Device& device,
       any_variable && params.seqlen > 0,
       geometry.sums_per_group * params.batch * params.groups * params.seqlen * 2 * padded,
       plan.sizes.state_bytes);
-  scratch.take_sums(params, channels * padded, plan.sizes.state_bytes,
-                    channels * geometry.state_warps, plan.sizes.real_bytes);
+  if (params.wants_state_alone()) {
+    put_segment_in_front(params.seqlen, geometry);
+  } else {
+    scratch.take_sums(params, channels * padded, plan.sizes.state_bytes,
+                      channels * geometry.state_warps, plan.sizes.real_bytes);
+  }
   set_launch(params, plan);
   return {};
 }

@@ -200,6 +200,7 @@ Refusal plan_relay(const ForwardParams& params, const Device& device, RelayForwa
 }
 
 Refusal plan_relay(const BackwardParams& params, const Device& device, RelayBackwardPlan& plan) {
+  if (params.wants_state_alone()) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<OneState>(params, kMaxRelayWarps);
   // Blocks that share a multiprocessor share the warps it has room for.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../../core/params.h"
 #include "../kit/geometry.h"
 
 namespace selective_scan::cuda {
@@ -21,6 +22,26 @@ inline void cut_time(int64_t seqlen, int64_t wanted, Geometry& geometry) {
   geometry.segment_steps = round_up(ceil_div(seqlen, segments), kChunk);
   geometry.segments = ceil_div(seqlen, geometry.segment_steps);
   geometry.work_items *= geometry.segments;
+}
+
+/// Nothing comes before the first segment, so that kernels make no summary of it; and the gradient
+/// of the initial state is what leaves it. Where that alone is wanted, another one goes in front.
+inline void put_segment_in_front(int64_t seqlen, Geometry& geometry) {
+  if (geometry.segments == 1) geometry.segment_steps = round_up(seqlen, kChunk);
+  geometry.work_items += geometry.work_items / geometry.segments;
+  ++geometry.segments;
+}
+
+/// The steps behind that segment: arrays begin so much before their memory, where nothing is read.
+inline BackwardParams behind_front_segment(BackwardParams params, const Geometry& geometry) {
+  params.seqlen += geometry.segment_steps;
+  for (ArrayView* array :
+       {&params.u, &params.delta, &params.B, &params.C, &params.z, &params.dout}) {
+    if (!array->present()) continue;
+    array->data = static_cast<char*>(array->data) -
+                  geometry.segment_steps * array->step * element_size(array->dtype);
+  }
+  return params;
 }
 
 }  // namespace selective_scan::cuda

@@ -212,6 +212,9 @@ void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
   const int64_t channel_states = channels * plan.padded_states;
   scratch.packed_bc =
       scratch.take(params.variable_B, PackedBC(params, plan.padded_states).bytes(params), 1);
+  if (params.wants_state_alone()) {
+    return scratch.take_segments(true, channel_states, state_bytes);
+  }
   scratch.dBC_partials = scratch.take(params.variable_B,
                                       geometry.sums_per_group * params.batch * params.groups *
                                           params.seqlen * 2 * plan.padded_states,
@@ -231,7 +234,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
   using namespace streamed;
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
-  const auto views = rows_of(params);
+  auto views = rows_of(params);
   if (!plan_rows(params, variant->row_channels, views, plan.map, plan.rows) ||
       !std::all_of(plan.rows.begin(), plan.rows.end(), &fits_lanes)) {
     return {"strides of channels and steps must be less than 16 MiB"};
@@ -240,6 +243,10 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
+  if (params.wants_state_alone()) {
+    put_segment_in_front(params.seqlen, geometry);
+    views = rows_of(behind_front_segment(params, geometry));
+  }
   // Every warp moves the rows of all its channels where it finds out what a segment does.
   if (geometry.segments > 1 &&
       !plan_rows(params, geometry.warp_channels(), views, plan.summary_map, plan.summary_rows)) {

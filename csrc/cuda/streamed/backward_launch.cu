@@ -6,6 +6,7 @@
 #include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
+#include "../plan/segments.h"
 #include "backward_kernels.h"
 
 namespace selective_scan::cuda::streamed {
@@ -59,6 +60,18 @@ const KernelTables& tables_for(const ScanParams& params, int team_warps) {
   return params.variable_B ? tables<float, 2, true>() : tables<float, 2, false>();
 }
 
+/// The arguments of a summary run for the gradient of the initial state alone; plan.summary_rows
+/// are what they must be already.
+void begin_behind_front_segment(const BackwardParams& params, const StreamedBackwardPlan& plan,
+                                BackwardArgs& summary) {
+  summary.params = behind_front_segment(params, plan.geometry);
+  // As where the last state has a gradient, the summary is then of dout·C.
+  summary.params.dlast_state = params.dinitial_state;
+  if (summary.projections == nullptr) return;
+  const int chunk_bytes = PackedBC(params, plan.padded_states).chunk_bytes;
+  summary.projections -= plan.geometry.segment_steps / kChunk * chunk_bytes;
+}
+
 }  // namespace
 
 cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, void* memory,
@@ -91,10 +104,14 @@ cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, 
     if (error == cudaSuccess && plan.geometry.segments > 1) {
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
+      if (params.wants_state_alone()) begin_behind_front_segment(params, plan, summary);
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       if (error != cudaSuccess) return error;
       error = combine_segments<T>(params, params.dlast_state, plan.geometry, plan.padded_states,
                                   true, args.workspace.segments, stream);
+    }
+    if (error == cudaSuccess && params.wants_state_alone()) {
+      return copy_state_gradient<T>(params, plan.padded_states, args.workspace.segments, stream);
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
     if (error != cudaSuccess) return error;

@@ -1,0 +1,19 @@
+"""Sequences that are split over the ranks of torch.distributed.
+
+    selective_scan_fn   the scan of a sequence whose steps lie on several ranks
+    causal_conv1d_fn    the convolution that stands before it
+    parallelize         an S6 for such sequences
+
+Nothing of the package imports this module; a program that wants it does.
+"""
+
+import torch
+
+if not torch.distributed.is_available():
+    raise ImportError("selective_scan.distributed needs a PyTorch that has torch.distributed")
+
+from .causal_conv1d import causal_conv1d_fn
+from .parallel import parallelize
+from .selective_scan import selective_scan_fn
+
+__all__ = ["causal_conv1d_fn", "parallelize", "selective_scan_fn"]

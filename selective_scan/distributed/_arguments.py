@@ -1,0 +1,58 @@
+"""The arguments of the scan over several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class ScanArguments:
+    """Those of the forward op."""
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    delta_bias: Tensor | None
+    delta_softplus: bool
+    discretization_method: str
+    initial_state: Tensor | None
+    reverse: bool
+    return_last_state: bool
+    reduce_gradients: bool
+    group: str
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        tensors = (getattr(self, name) for name in self.__slots__)
+        dtypes = [tensor.dtype for tensor in tensors if isinstance(tensor, Tensor)]
+        is_double = torch.float64 in dtypes or torch.complex128 in dtypes
+        real = torch.float64 if is_double else torch.float32
+        return real.to_complex() if self.A.is_complex() else real
+
+    def new_state(self, value: int) -> Tensor:
+        shape = (self.u.shape[0], *self.A.shape)
+        return self.u.new_full(shape, value, dtype=self.state_dtype)
+
+    def options(self, initial_state: Tensor | None) -> tuple:
+        """The last arguments of the ops of one device."""
+        return self.delta_softplus, self.discretization_method, initial_state, self.reverse
+
+    def local(self, entering: Tensor) -> tuple:
+        """The arguments of the ops of one device, for this rank's steps, but for cu_seqlens."""
+        tensors = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias)
+        return *tensors, *self.options(entering)
+
+    def differentiate(
+        self, dout: Tensor | None, leaving: Tensor | None, entering: Tensor, states: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of this rank's steps; `leaving` is that of the state behind them."""
+        return torch.ops.selective_scan.selective_scan_bwd(
+            dout, leaving, *self.local(entering), None, states
+        )

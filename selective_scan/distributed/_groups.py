@@ -1,0 +1,168 @@
+"""The ranks that share a call, and what they tell each other.
+
+Ops are given a group by its name, as PyTorch's functional collectives are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _pytorch
+from .._composed import ComposedOperator
+
+Group = dist.ProcessGroup | dist.DeviceMesh | None
+# Of groups that were given so far, for a PyTorch that does not find them.
+_seen_groups: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """An argument of an op: the name of a group."""
+
+    name: str = "group"
+    type = str
+    default = None
+    optional = False
+
+    def check_type(self, value: object) -> None:
+        if not isinstance(value, str):
+            _fail_on_group(f"the name of a group, got {type(value).__name__}")
+
+    def check_value(self, value: str) -> None:
+        """A name that PyTorch does not know it refuses itself."""
+
+
+def name_of(group: Group) -> str:
+    """The name of the group that a caller gave; None is the default group."""
+    if isinstance(group, dist.DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                "selective_scan: group must be a ProcessGroup or a DeviceMesh of one dimension, "
+                f"got a mesh of {group.ndim}"
+            )
+        group = group.get_group()
+    elif group is None:
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError(
+                "selective_scan: group must be a ProcessGroup or a DeviceMesh, got None, and there "
+                "is no default group: call torch.distributed.init_process_group first"
+            )
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("selective_scan: group must have this rank as a member")
+    if not isinstance(group, dist.ProcessGroup):
+        _fail_on_group(f"a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
+    if _pytorch.resolve_process_group is None:
+        _seen_groups[group.group_name] = group
+    return group.group_name
+
+
+def _fail_on_group(text: str) -> NoReturn:
+    raise TypeError(f"selective_scan: group must be {text}")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a group in the order in which a sequence runs through them.
+
+    Attributes:
+        name: of the group.
+        count: how many there are.
+        place: which of them this one is in that order.
+        backwards: whether the order is from the last rank to the first.
+    """
+
+    name: str
+    count: int
+    place: int
+    backwards: bool
+
+    @staticmethod
+    def of(name: str, backwards: bool = False) -> Ranks:
+        group = _group_of(name)
+        count, rank = group.size(), group.rank()
+        return Ranks(name, count, count - 1 - rank if backwards else rank, backwards)
+
+    @property
+    def is_first(self) -> bool:
+        return self.place == 0
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """What every rank has for `tensor`, in the order of the sequence, along a new dimension in
+        front."""
+        if self.count == 1 or tensor.numel() == 0:
+            return tensor.expand(self.count, *tensor.shape)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        gathered = _all_gather(real.contiguous(), self.count, self.name)
+        gathered = gathered.view(self.count, *real.shape)
+        if self.backwards:
+            gathered = gathered.flip(0)
+        return torch.view_as_complex(gathered) if tensor.is_complex() else gathered
+
+    def sum(self, tensors: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+        """The sums over all ranks, which are added in `dtype`, with one collective."""
+        if self.count == 1:
+            return tensors
+        parts = [_as_row(tensor, dtype) for tensor in tensors if tensor is not None]
+        rows = iter(
+            _all_reduce(torch.cat(parts), self.name).split([part.numel() for part in parts])
+        )
+        return [None if tensor is None else _from_row(next(rows), tensor) for tensor in tensors]
+
+
+def _as_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(dtype).flatten()
+
+
+def _from_row(row: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        row = torch.view_as_complex(row.view(*like.shape, 2))
+    # Results of an op share no memory.
+    return row.view(like.shape).to(like.dtype, copy=True)
+
+
+def _group_of(name: str) -> dist.ProcessGroup:
+    return (_pytorch.resolve_process_group or _seen_groups.__getitem__)(name)
+
+
+# Functional collectives have fake kernels, which torch.compile needs.
+
+
+def _all_gather(tensor: Tensor, count: int, name: str) -> Tensor:
+    if _pytorch.functional_all_gather is not None:
+        return _pytorch.functional_wait(_pytorch.functional_all_gather(tensor, count, name))
+    gathered = tensor.new_empty(count * tensor.numel())
+    dist.all_gather_into_tensor(gathered, tensor.flatten(), _group_of(name))
+    return gathered
+
+
+def _all_reduce(tensor: Tensor, name: str) -> Tensor:
+    if _pytorch.functional_all_reduce is not None:
+        return _pytorch.functional_wait(_pytorch.functional_all_reduce(tensor, "sum", name))
+    total = tensor.clone()
+    dist.all_reduce(total, group=_group_of(name))
+    return total
+
+
+class DistributedOperator(ComposedOperator):
+    """A composed operator whose kernels exchange data between ranks."""
+
+    def _fail_on_tangents(self, *_) -> NoReturn:
+        raise RuntimeError(
+            "selective_scan: forward-mode differentiation is not supported over several ranks"
+        )
+
+    def require_kernels(self, values: tuple) -> None:
+        """Fails where there are none for these arguments of the function: the references know no
+        groups."""
+        if not self.has_kernels((*values, "auto")):
+            raise NotImplementedError(
+                f"selective_scan: {self.name} needs kernels for tensors on "
+                f"{values[self._anchor].device}, and has no reference"
+            )

@@ -1,0 +1,257 @@
+"""The selective scan of a sequence whose steps lie on several ranks."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from .._checks import Option, TensorArgument
+from .._composed import Kept
+from .._discretization import METHODS, Method
+from .._operator import RETURN_LAST_STATE, Result
+from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
+from ..diagonal_scan import diagonal_scan_fn
+from ._arguments import ScanArguments
+from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
+from ._maps import backward_offset, forward_map
+
+
+def _forward(*arguments) -> tuple[Tensor | None, ...]:
+    """out and last_state; then, if asked for, what the backward pass wants."""
+    *arguments, is_saved = arguments
+    scan = ScanArguments(*arguments)
+    ranks = Ranks.of(scan.group, scan.reverse)
+    maps = ranks.gather(torch.stack(forward_map(scan)))
+    factors, offsets = maps[:, 0], maps[:, 1]
+    behind = _compose(factors, offsets, scan.initial_state)
+    if not ranks.is_first:
+        entering = behind[ranks.place - 1].clone()
+    elif scan.initial_state is None:
+        entering = scan.new_state(0)
+    else:
+        entering = scan.initial_state.to(offsets.dtype, copy=True)
+    out, _, states = torch.ops.selective_scan.selective_scan_fwd(
+        *scan.local(entering), None, is_saved
+    )
+    last_state = behind[-1].clone()
+    if not is_saved:
+        return out, last_state, None, None, None
+    return out, last_state, entering, factors.clone(), states
+
+
+def _compose(factors: Tensor, offsets: Tensor, initial: Tensor | None) -> Tensor:
+    """The states behind every part of a sequence, (part, batch, dim, dstate)."""
+    across = (tensor.movedim(0, -1) for tensor in (factors, offsets))
+    return diagonal_scan_fn(*across, initial_state=initial).movedim(-1, 0)
+
+
+def _backward(
+    dout: Tensor | None, dlast_state: Tensor | None, *arguments
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the forward op's tensors."""
+    *arguments, entering, factors, states = arguments
+    scan = ScanArguments(*arguments)
+    if entering is None:  # the forward op was not asked to keep anything
+        _, _, entering, factors, states = _forward(*arguments, True)
+    ranks = Ranks.of(scan.group, scan.reverse)
+    parts = [backward_offset(scan, dout, entering)]
+    if scan.return_last_state:
+        parts.append(torch.zeros_like(entering) if dlast_state is None else dlast_state)
+    gathered = ranks.gather(torch.stack(parts))
+    leaving = gathered[:, 1].sum(0) if scan.return_last_state else None
+    if ranks.place < ranks.count - 1:
+        # From the last part to the one behind this one's.
+        behind = slice(ranks.place + 1, None)
+        leaving = _compose(
+            factors[behind].flip(0).conj().resolve_conj(), gathered[behind, 0].flip(0), leaving
+        )[-1]
+    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering = scan.differentiate(
+        dout, leaving, entering, states
+    )
+    if scan.reduce_gradients:
+        # B and C are parameters where they are constant.
+        dB_sum, dC_sum = (None if p.dim() > 2 else g for p, g in ((scan.B, dB), (scan.C, dC)))
+        dtype = entering.dtype.to_real()
+        dA, dB_sum, dC_sum, dD, ddelta_bias = ranks.sum(
+            [dA, dB_sum, dC_sum, dD, ddelta_bias], dtype
+        )
+        dB = dB if dB_sum is None else dB_sum
+        dC = dC if dC_sum is None else dC_sum
+    dinitial_state = None
+    if scan.initial_state is not None:
+        dinitial_state = dentering if ranks.is_first else torch.zeros_like(dentering)
+        dinitial_state = dinitial_state.to(scan.initial_state.dtype)
+    return du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state
+
+
+_ARGUMENTS = scan_arguments(
+    TensorArgument("A", POLE_DTYPES, POLES),
+    METHODS,
+    RETURN_LAST_STATE,
+    Option("reduce_gradients"),
+    GroupName(),
+)
+_SCAN = DistributedOperator(
+    "distributed_selective_scan",
+    _ARGUMENTS,
+    results=[
+        Result("out", ("batch", "dim", "seqlen"), lambda call: call["u"].dtype),
+        Result("last_state", ("batch", "dim", "dstate"), lambda call: call.state_dtype),
+        *map(Kept, ("entering", "factors", "states")),
+    ],
+    backward=f"dout dlast_state {' '.join(_ARGUMENTS.names)} entering factors states",
+    forward_kernel=_forward,
+    backward_kernel=_backward,
+)
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: Literal[False] | None = False,
+    *,
+    group: Group,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    reduce_gradients: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    return_last_state: Literal[True],
+    group: Group,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    reduce_gradients: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    group: Group,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    reduce_gradients: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    group: Group,
+    discretization_method: Method = "zoh",
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    reduce_gradients: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Scans a sequence whose steps lie on the ranks of a group, each with some of its own.
+
+    It computes what :func:`selective_scan.selective_scan_fn` computes of the whole sequence, which
+    is that of the first rank's steps, then the second's, and so on. How many steps a rank has is
+    its own affair; it may have none. A and whatever else has no steps is the same on every rank.
+
+    Each rank first finds what its steps do to a state that enters them, h → factor·h + offset. One
+    all-gather of these, 2·batch·dim·dstate numbers a rank, tells every rank the state that enters
+    its own steps, and the ordinary scan runs from there. The backward pass does the same from the
+    last rank to the first with the states' gradients, and half as many numbers, or as many where
+    there is a last state. See :doc:`/distributed` for what that costs.
+
+    All ranks must make the same calls, with a backward pass where others have one. A rank that
+    does not come keeps the others waiting until the group's timeout.
+
+    Args:
+        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, and B and C with steps. All
+            arguments are those of :func:`selective_scan.selective_scan_fn`, without matrices A.
+        delta: step sizes, (batch, dim, seqlen).
+        A: poles, (dim, dstate).
+        B: input projection.
+        C: output projection.
+        D: skip connection, (dim,).
+        z: gate, (batch, dim, seqlen).
+        delta_bias: added to delta, (dim,).
+        delta_softplus: whether Δ is softplus(delta + delta_bias).
+        return_last_state: whether to return (out, last_state).
+        group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group. Its
+            backend must be one for the tensors' device: NCCL on GPUs, gloo on CPUs.
+        discretization_method: see there.
+        initial_state: the state before the first step of all, given alike on every rank.
+        reverse: scan from the last rank's last step to the first rank's first one.
+        reduce_gradients: whether the gradients of A, D, delta_bias and of B and C without steps are
+            summed over the ranks. By default each rank has the part of its own steps, as machinery
+            for data-parallel training takes it. initial_state's is that of the rank with the first
+            step and 0 on all others, whose sum is the whole, in either case.
+
+    Returns:
+        This rank's steps of out, (batch, dim, seqlen) in u's dtype. With return_last_state also the
+        state behind the last step of all, with the same bits on every rank; its gradient is the sum
+        of what the ranks send back.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the group has not this rank, or is a mesh of several dimensions; or there is no
+            default group.
+        RuntimeError: see :func:`selective_scan.selective_scan_fn`; also where a collective fails or
+            the group's timeout is over.
+        ImportError: the library for the tensors' device is missing.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from selective_scan.distributed import selective_scan_fn
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> u, delta = torch.randn(2, 8, 100), torch.rand(2, 8, 100)
+        >>> A, B, C = -torch.rand(8, 4), torch.randn(2, 4, 100), torch.randn(2, 4, 100)
+        >>> selective_scan_fn(u, delta, A, B, C, group=dist.group.WORLD).shape
+        torch.Size([2, 8, 100])
+        >>> dist.destroy_process_group()
+    """
+    arguments = (
+        *(u, delta, A, B, C, D, z, delta_bias, delta_softplus, discretization_method),
+        *(initial_state, reverse, bool(return_last_state), reduce_gradients, name_of(group)),
+    )
+    _SCAN.require_kernels((*arguments, return_last_state))
+    out, last_state, *_ = _SCAN(*arguments)
+    return (out, last_state) if return_last_state else out

@@ -1,0 +1,138 @@
+"""Processes of a process group, for tests: started once, they run what they are sent."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import io
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# No test waits longer than this, for the processes to start or for what a call returns. It is a lot
+# since all of a busy machine's tests may run at the same time.
+LIMIT_SECONDS = 240
+# Imported once, by the process of which the others are copies.
+PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.testing._internal.optests"]
+
+
+class Ranks:
+    """A process for each of `count` ranks.
+
+    They share a folder for their rendezvous, so that there is no port that could be taken. Every
+    rank makes the groups of the first 1, 2, ... `count` ranks.
+
+    Args:
+        count: number of ranks.
+        folder: an empty one.
+        device: "cpu" takes gloo, "cuda" NCCL with a GPU for each rank.
+    """
+
+    def __init__(self, count: int, folder: Path, device: str = "cpu") -> None:
+        self.count, self.device = count, device
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED, "problem"])
+        self._pipes, self._processes = [], []
+        for rank in range(count):
+            here, there = context.Pipe()
+            arguments = (there, rank, count, f"file://{folder}/rendezvous", device)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+        try:
+            self._collect(self._pipes)
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(
+        self, function: Callable, *arguments, ranks: int | None = None, answering: int | None = None
+    ) -> list:
+        """What function(group, *arguments) returns on each of the first `ranks` ranks, or on the
+        first `answering` of these."""
+        pipes = self._pipes[:ranks]
+        for pipe in pipes:
+            pipe.send_bytes(_packed((function, len(pipes), arguments)))
+        return self._collect(pipes[:answering])
+
+    def _collect(self, pipes: Sequence) -> list:
+        results = []
+        deadline = time.monotonic() + LIMIT_SECONDS
+        for rank, pipe in enumerate(pipes):
+            is_there = pipe.poll(max(0, deadline - time.monotonic()))
+            assert is_there, f"rank {rank} did not answer within {LIMIT_SECONDS} s"
+            results.append(_unpacked(pipe.recv_bytes()))
+        errors = [str(result) for result in results if isinstance(result, RankError)]
+        assert not errors, "\n".join(errors)
+        return results
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class RankError(Exception):
+    pass
+
+
+def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The last ranks' steps go to the last that there is."""
+    if len(lengths) <= ranks.count:
+        return lengths
+    return (*lengths[: ranks.count - 1], sum(lengths[ranks.count - 1 :]))
+
+
+def _serve(pipe, rank: int, count: int, rendezvous: str, device: str) -> None:
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    if sys.platform == "linux":  # elsewhere it has another name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        {"cpu": "gloo", "cuda": "nccl"}[device],
+        init_method=rendezvous,
+        rank=rank,
+        world_size=count,
+        timeout=datetime.timedelta(seconds=LIMIT_SECONDS),
+    )
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
+    pipe.send_bytes(_packed(None))
+    while True:
+        try:
+            function, size, arguments = _unpacked(pipe.recv_bytes())
+        except EOFError:  # the tests are over
+            os._exit(0)
+        try:
+            result = function(groups[size], *arguments)
+        except Exception:
+            result = RankError(f"rank {rank}: {traceback.format_exc()}")
+        try:
+            pipe.send_bytes(_packed(result))
+        except BrokenPipeError:  # nobody waits any longer
+            os._exit(1)
+
+
+def _packed(value: object) -> bytes:
+    """Without shared memory, which must not outlive a process."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> object:
+    return torch.load(io.BytesIO(data), weights_only=False)

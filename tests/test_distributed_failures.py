@@ -1,0 +1,107 @@
+"""Bad calls over several ranks are refused, and a rank that dies ends the others."""
+
+import os
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import forward_ad
+
+import problem
+from problem import Case
+from ranks import Ranks
+from selective_scan import distributed
+
+pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
+
+
+def lose_a_rank(group) -> str | None:
+    """What is raised where the last rank ends before a backward pass."""
+    out = distributed.selective_scan_fn(**problem.inputs_on(Case(), "cpu"), group=group)
+    dist.barrier(group)
+    if dist.get_rank(group) == dist.get_world_size(group) - 1:
+        os._exit(1)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path):
+    ranks = Ranks(3, tmp_path)
+    try:
+        assert all(ranks(lose_a_rank, answering=2))
+    finally:
+        ranks.close()
+
+
+def refusals(group, calls: list) -> list[str]:
+    messages = []
+    for name, changes in calls:
+        arguments = dict(problem.make(Case()).tensors) if name == "selective_scan_fn" else {}
+        if name == "causal_conv1d_fn":
+            arguments = {"x": torch.randn(2, 6, 9), "weight": torch.randn(6, 4)}
+        arguments |= {"group": group} | changes
+        if arguments["group"] == "mesh":
+            arguments["group"] = dist.DeviceMesh("cpu", [[0]])
+        elif arguments["group"] == "of others":
+            arguments["group"] = dist.GroupMember.NON_GROUP_MEMBER
+        try:
+            getattr(distributed, name)(**arguments)
+        except (RuntimeError, TypeError, ValueError) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages
+
+
+BAD_CALLS = [
+    ("selective_scan_fn", {"group": 3}, "TypeError: .*group must be a ProcessGroup, a DeviceMesh"),
+    ("selective_scan_fn", {"group": "mesh"}, "ValueError: .*of one dimension, got a mesh of 2"),
+    ("selective_scan_fn", {"group": "of others"}, "ValueError: .*must have this rank as a member"),
+    ("selective_scan_fn", {"reverse": 1}, "TypeError: .*reverse must be a bool, got int"),
+    ("selective_scan_fn", {"return_last_state": 1}, "TypeError: .*return_last_state must be"),
+    ("selective_scan_fn", {"discretization_method": "euler"}, "RuntimeError: .*must be one of zoh"),
+    ("selective_scan_fn", {"A": torch.ones(6, 3, 3)}, r"RuntimeError: .*A must be \(dim, dstate\)"),
+    ("causal_conv1d_fn", {"group": 3}, "TypeError: .*group must be a ProcessGroup"),
+    ("causal_conv1d_fn", {"weight": torch.ones(6, 9)}, "RuntimeError: .*width of 1 to 8, got"),
+    ("causal_conv1d_fn", {"activation": "relu"}, "RuntimeError: .*activation must be None or one"),
+]
+
+
+def test_bad_calls_are_refused(ranks):
+    calls = [(name, changes) for name, changes, _ in BAD_CALLS]
+    (messages,) = ranks(refusals, calls, ranks=1)
+    assert len(messages) == len(BAD_CALLS)
+    for message, (*_, pattern) in zip(messages, BAD_CALLS, strict=True):
+        assert re.search(pattern, message), message
+
+
+def test_a_default_group_is_needed():
+    tensors = problem.make(Case()).tensors
+    with pytest.raises(ValueError, match="init_process_group"):
+        distributed.selective_scan_fn(**tensors, group=None)
+
+
+def differentiate_twice(group) -> list[str]:
+    tensors = problem.inputs_on(Case(), "cpu")
+    out = distributed.selective_scan_fn(**tensors, group=group)
+    messages = []
+    (gradient,) = torch.autograd.grad(out.sum(), tensors["u"], create_graph=True)
+    try:
+        gradient.sum().backward()
+    except RuntimeError as error:
+        messages.append(str(error))
+    with forward_ad.dual_level():
+        tensors["u"] = forward_ad.make_dual(tensors["u"].detach(), torch.ones_like(tensors["u"]))
+        try:
+            distributed.selective_scan_fn(**tensors, group=group)
+        except RuntimeError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_other_derivatives_are_refused(ranks):
+    (messages,) = ranks(differentiate_twice, ranks=1)
+    assert "double backward is not supported" in messages[0]
+    assert "forward-mode differentiation is not supported over several ranks" in messages[1]
