@@ -299,14 +299,22 @@ UpdateParams make_update(const Call& call, const std::string& state_dtype) {
   x.batch = call.seqlen * call.dim;
   params.dt = params.out = x;
   if (call.mixed) params.dt.dtype = DType::kFloat32;
-  if (call.z) params.z = x;
+  const int64_t times = call.wider_rows ? 2 : 1;
+  if (call.z) {
+    params.z = x;
+    params.z.batch *= times;
+  }
+  params.D.data = params.dt_bias.data = address();
+  params.D.channel = params.dt_bias.channel = 1;
+  params.D.group = params.dt_bias.group = params.dim;
+  params.dt_softplus = true;
   ArrayView& B = params.B = x;
   B.channel = 0;
   B.state = reals;
   B.imag = reals - 1;
   B.group = call.dstate * reals;
   B.step = call.groups * B.group;
-  B.batch = call.seqlen * B.step;
+  B.batch = times * call.seqlen * B.step;
   params.C = B;
   return params;
 }
@@ -314,7 +322,7 @@ UpdateParams make_update(const Call& call, const std::string& state_dtype) {
 py::dict plan_update(const Call& call, const std::string& state_dtype) {
   const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype));
   py::dict result;
-  result["is_plain"] = plan.is_plain;
+  result["kernel"] = plan.is_dense ? "dense" : plan.is_plain ? "plain" : "any";
   result["lane_states"] = plan.lane_states;
   result["many_packs"] = plan.many_packs;
   result["lanes"] = 1 << plan.lane_bits;

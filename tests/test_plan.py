@@ -487,36 +487,44 @@ def test_convolutions_cover_all_steps(bindings, device):
 
 # --- the state update -----------------------------------------------------------------------------
 
-# A call of as many steps as seqlen says, its groups being heads, and the states' dtype: whether the
-# plain kernel runs it, lanes that share a channel, the grid.
+# A call of as many steps as seqlen says, its groups being heads, and the states' dtype: the kernel
+# that runs it, lanes that share a channel, the grid.
 UPDATES = [
-    (Call(1, 1536, 1, 16), "float32", (True, 4, (48, 1))),
-    (Call(64, 1536, 1, 16), "float32", (True, 4, (48, 64))),
-    (Call(64, 1536, 1, 16), "bfloat16", (True, 2, (24, 64))),
-    (Call(64, 5120, 1, 16), "float32", (True, 4, (160, 64))),
-    (Call(1024, 1536, 1, 16), "float32", (True, 4, (48, 1024))),
-    (Call(1024, 1536, 1, 16), "bfloat16", (True, 2, (24, 1024))),
-    (Call(2**20, 64, 1, 16), "float32", (False, 4, (2, 61681))),
-    (Call(8, 4096, 1, 128, groups=64), "bfloat16", (True, 16, (512, 8))),
-    (Call(8, 1536, 1, 128, dtype="float32"), "float32", (True, 32, (384, 8))),
-    (Call(1, 24, 1, 4, dtype="float16"), "float32", (True, 1, (1, 1))),
+    (Call(1, 1536, 1, 16), "float32", ("dense", 4, (48, 1))),
+    (Call(64, 1536, 1, 16), "float32", ("dense", 4, (48, 64))),
+    (Call(64, 1536, 1, 16), "bfloat16", ("dense", 2, (24, 64))),
+    (Call(64, 5120, 1, 16), "float32", ("dense", 4, (160, 64))),
+    (Call(1024, 1536, 1, 16), "float32", ("dense", 4, (48, 1024))),
+    (Call(1024, 1536, 1, 16), "bfloat16", ("dense", 2, (24, 1024))),
+    (Call(2**20, 64, 1, 16), "float32", ("any", 4, (2, 61681))),
+    (Call(8, 4096, 1, 128, groups=64), "bfloat16", ("plain", 16, (512, 8))),
+    (Call(8, 1536, 1, 128, dtype="float32"), "float32", ("plain", 32, (384, 8))),
+    (Call(1, 24, 1, 4, dtype="float16"), "float32", ("plain", 1, (1, 1))),
+    (Call(64, 1536, 1, 16, wider_rows=True), "bfloat16", ("dense", 2, (24, 64))),
+    (Call(8, 768, 1, 16, dtype="float32"), "float32", ("dense", 4, (24, 8))),
+    # What the dense calls leave out.
+    (Call(64, 1536, 1, 16, z=False), "float32", ("plain", 4, (48, 64))),
+    (Call(64, 1536, 1, 32), "float32", ("plain", 8, (96, 64))),
+    (Call(64, 1536, 1, 16, padding=16), "bfloat16", ("plain", 2, (24, 64))),
+    (Call(64, 1540, 1, 16), "float32", ("plain", 4, (49, 64))),
+    (Call(64, 1536, 1, 16, groups=2), "float32", ("plain", 4, (48, 64))),
     # What the plain kernel leaves out.
-    (Call(64, 1536, 2, 16), "float32", (False, 4, (48, 32))),
-    (Call(64, 1536, 1, 16, mixed=True), "float32", (False, 4, (48, 32))),
-    (Call(64, 1536, 1, 16, padding=1), "float32", (False, 4, (48, 32))),
-    (Call(64, 1536, 1, 15), "bfloat16", (False, 2, (24, 64))),
-    (Call(64, 1536, 1, 16), "float16", (False, 2, (24, 64))),
-    (Call(1, 1536, 1, 256), "float32", (False, 32, (384, 1))),
-    (Call(1, 1536, 1, 16, dtype="float64"), "float64", (False, 8, (96, 1))),
-    (Call(1, 1536, 1, 16, dtype="float32", complex=True), "float32", (False, 8, (96, 1))),
-    (Call(2**18, 8192, 1, 16), "bfloat16", (False, 2, (128, 52429))),
+    (Call(64, 1536, 2, 16), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 16, mixed=True), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 16, padding=1), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 15), "bfloat16", ("any", 2, (24, 64))),
+    (Call(64, 1536, 1, 16), "float16", ("any", 2, (24, 64))),
+    (Call(1, 1536, 1, 256), "float32", ("any", 32, (384, 1))),
+    (Call(1, 1536, 1, 16, dtype="float64"), "float64", ("any", 8, (96, 1))),
+    (Call(1, 1536, 1, 16, dtype="float32", complex=True), "float32", ("any", 8, (96, 1))),
+    (Call(2**18, 8192, 1, 16), "bfloat16", ("any", 2, (128, 52429))),
 ]
 
 
 @pytest.mark.parametrize(("call", "state", "expected"), UPDATES, ids=str)
 def test_updates(bindings, call, state, expected):
     made = bindings.plan_update(fill(bindings.Call(), call), state)
-    assert (made["is_plain"], made["lanes"], made["grid"]) == expected
+    assert (made["kernel"], made["lanes"], made["grid"]) == expected
 
 
 def test_updates_of_all_rows_and_channels(bindings):
@@ -532,7 +540,7 @@ def test_updates_of_all_rows_and_channels(bindings):
         channels = made["threads"] // made["lanes"]
         assert (tiles - 1) * channels < dim <= tiles * channels
         assert rows <= 65535
-        assert rows == batch or not made["is_plain"]
+        assert rows == batch or made["kernel"] == "any"
         packs = -(-dstate // made["lane_states"])
         assert made["many_packs"] == (packs > 32)
         assert made["lanes"] >= min(packs, 32)

@@ -145,8 +145,8 @@ def wide(arguments: dict) -> dict:
     return {name: cast(value) for name, value in arguments.items()}
 
 
-def check(case: Case, device: str) -> None:
-    arguments = make(case, device)
+def check(case: Case, device: str, **changes) -> None:
+    arguments = make(case, device) | changes
     before = arguments["state"].clone()
     exact = wide(arguments)
     exact_out = selective_state_update_ref(**exact)
@@ -190,6 +190,13 @@ def case_list():
         base.with_(batch=45, dim=1000, x=BF16, state=dtype, indices=torch.int64, destinations=1)
         for dtype in (F32, BF16)
     ]
+    # Where a GPU's kernel knows all sizes and that nothing is absent.
+    full = base.with_(dim=64)
+    kinds = [(F32, F32), (F32, BF16), (BF16, BF16), (F32, HALF), (HALF, HALF)]
+    cases += [full.with_(state=state, x=dtype) for state, dtype in kinds]
+    cases += [full.with_(method=method, state=BF16, x=BF16) for method in METHODS]
+    cases += [full.with_(indices=dtype) for dtype in (torch.int32, torch.int64)]
+    cases += [full.with_(heads=4, dim=32, x=BF16), full.with_(batch=1, indices=torch.int32)]
     cases += [heads, heads.with_(state=BF16, x=BF16), heads.with_(state=C64), heads.with_(steps=4)]
     cases += [Case(heads=4, dim=64, dstate=128, x=BF16, state=s) for s in (BF16, F32)]
     cases += [base.with_(groups=n) for n in (1, 4, 20)] + [complex_base.with_(groups=5, steps=3)]
@@ -208,6 +215,24 @@ def case_list():
 @pytest.mark.parametrize("case", case_list(), ids=str)
 def test_matches_reference(case, device):
     check(case, device)
+
+
+@pytest.mark.parametrize("parameter", [F32, BF16, None], ids=["single", "input", "mixed"])
+@pytest.mark.parametrize("state", [F32, BF16])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_as_a_layer_calls_it(batch, state, parameter, device):
+    """z, B and C are slices of what projections give; D and dt_bias have the weights' type."""
+    case = Case(batch=batch, dim=64, state=state, x=BF16, indices=torch.int32)
+    arguments = make(case, device)
+    rows = torch.randn(batch, 80, dtype=BF16, device=device)
+    changes = {
+        "z": torch.randn(batch, 128, dtype=BF16, device=device)[:, 64:],
+        "B": rows[:, 48:64],
+        "C": rows[:, 64:],
+        "D": arguments["D"].to(parameter or F32),
+        "dt_bias": arguments["dt_bias"].to(parameter or BF16),
+    }
+    check(case, device, **changes)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
@@ -257,10 +282,11 @@ def test_out_is_computed_from_the_unrounded_state(dtype, device):
 
 @pytest.mark.parametrize("steps", [None, 2])
 @pytest.mark.parametrize("dtype", [F32, BF16, C64])
-def test_padding_is_left_alone(dtype, steps, device):
+@pytest.mark.parametrize("dim", [20, 64])
+def test_padding_is_left_alone(dim, dtype, steps, device):
     """Neither by a negative index nor by pad_slot_id is a state read or written."""
-    arguments = make(Case(batch=4, steps=steps, state=dtype), device)
-    state = torch.randn(5, 20, 16, device=device).to(dtype)
+    arguments = make(Case(batch=4, dim=dim, steps=steps, state=dtype), device)
+    state = torch.randn(5, dim, 16, device=device).to(dtype)
     state[[0, 2]] = torch.nan
     before = state.clone()
     indices = torch.tensor([3, 2, -7, 1], device=device)

@@ -155,13 +155,14 @@ UPDATE = [
             )
         ),
     ),
-    # Types of the states and of the inputs.
+    # How numbers are found, the types of the states and of the inputs.
     Source(
         "update_plain",
         "update",
         ("plain",),
         tuple(
-            f"PlainUpdate<{types}, METHOD>"
+            f"PlainUpdate<{access}Access<{types}>, METHOD>"
+            for access in ("Strided", "Dense")
             for types in (
                 *("float, float", "float, BFloat16", "float, Half"),
                 *("BFloat16, BFloat16", "Half, Half"),

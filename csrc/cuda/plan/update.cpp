@@ -74,6 +74,23 @@ bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
          params.slots < kLimit && params.batch <= kMaxRows;
 }
 
+/// What a decoder calls at every step, of calls that are plain: kDenseStates to a channel, channels
+/// of one group that fill their blocks, states and A without gaps, every optional input, softplus.
+/// Rows may lie apart as slices of wider ones do: x, dt and out alike, B and C alike.
+bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
+  const int64_t channels = params.heads * params.dim;
+  const int64_t block_channels = kUpdateThreads >> plan.lane_bits;
+  const auto is_alike = [&](const ArrayView& view, const ArrayView& other) {
+    return params.batch == 1 || view.batch == other.batch;
+  };
+  return plan.is_plain && params.dstate == kDenseStates && channels % block_channels == 0 &&
+         params.groups == 1 && params.state.channel == kDenseStates &&
+         params.A.channel == kDenseStates && params.z.present() && params.D.present() &&
+         params.dt_bias.present() && params.D.dtype == params.dt_bias.dtype && params.dt_softplus &&
+         !params.destinations.present() && is_alike(params.x, params.dt) &&
+         is_alike(params.x, params.out) && is_alike(params.B, params.C);
+}
+
 }  // namespace
 
 UpdatePlan plan_update(const UpdateParams& params) {
@@ -92,6 +109,7 @@ UpdatePlan plan_update(const UpdateParams& params) {
                   has_vectors(params.B, params, plan.lane_states),
                   has_vectors(params.C, params, plan.lane_states)};
   plan.is_plain = is_plain(params, plan);
+  plan.is_dense = is_dense(params, plan);
   plan.shape.blocks = plan.tiles;
   plan.shape.rows = plan.is_plain ? params.batch : ceil_div(params.batch, plan.rows);
   plan.shape.threads = kUpdateThreads;

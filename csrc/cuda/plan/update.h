@@ -19,6 +19,7 @@ struct UpdatePlan {
   };
 
   bool is_plain;    // plain.cuh runs it
+  bool is_dense;    // and finds its numbers by few strides: nothing is absent
   int lane_states;  // of a lane at a time: those of 16 bytes
   bool many_packs;  // a lane has more than one such pack of states
   int lane_bits;    // log2 of the lanes that share a channel
@@ -29,6 +30,7 @@ struct UpdatePlan {
 };
 
 constexpr int kUpdateThreads = 128;
+constexpr int kDenseStates = 16;  // of a channel in dense calls, as Mamba has them
 
 UpdatePlan plan_update(const UpdateParams& params);
 

@@ -14,8 +14,14 @@ struct Update {
                             cudaStream_t stream);
 };
 
-/// The kernel of calls for which UpdatePlan::is_plain, by the types of their states and inputs.
-template <class State, class Input, Method kMethod>
+/// How the plain kernel finds its numbers, by the types of states and inputs: in any call for which
+/// UpdatePlan::is_plain, and where is_dense is true.
+template <class State, class Input>
+class StridedAccess;
+template <class State, class Input>
+class DenseAccess;
+
+template <class Access, Method kMethod>
 struct PlainUpdate {
   static cudaError_t launch(const UpdateParams& params, const UpdatePlan& plan,
                             cudaStream_t stream);

@@ -19,31 +19,34 @@ struct AnyLaunch {
 template <class T, int kStates, int kPacks>
 constexpr auto kLaunches = make_method_table<Launch>(AnyLaunch<T, kStates, kPacks>());
 
-template <class State, class Input>
+template <class Access>
 struct PlainLaunch {
   template <Method kMethod>
   constexpr Launch operator()() const {
-    return &update::PlainUpdate<State, Input, kMethod>::launch;
+    return &update::PlainUpdate<Access, kMethod>::launch;
   }
 };
-template <class State, class Input>
-constexpr auto kPlainLaunches = make_method_table<Launch>(PlainLaunch<State, Input>());
+template <class Access>
+constexpr auto kPlainLaunches = make_method_table<Launch>(PlainLaunch<Access>());
 
+template <template <class State, class Input> class Access>
 const MethodTable<Launch>& plain_launches_of(const UpdateParams& params) {
   const bool is_single = params.state.dtype == DType::kFloat32;
   switch (params.x.dtype) {
     case DType::kBFloat16:
-      return is_single ? kPlainLaunches<float, BFloat16> : kPlainLaunches<BFloat16, BFloat16>;
+      return is_single ? kPlainLaunches<Access<float, BFloat16>>
+                       : kPlainLaunches<Access<BFloat16, BFloat16>>;
     case DType::kFloat16:
-      return is_single ? kPlainLaunches<float, Half> : kPlainLaunches<Half, Half>;
+      return is_single ? kPlainLaunches<Access<float, Half>> : kPlainLaunches<Access<Half, Half>>;
     default:
-      return kPlainLaunches<float, float>;
+      return kPlainLaunches<Access<float, float>>;
   }
 }
 
 /// See instantiations.py.
 const MethodTable<Launch>& launches_of(const UpdateParams& params, const UpdatePlan& plan) {
-  if (plan.is_plain) return plain_launches_of(params);
+  if (plan.is_dense) return plain_launches_of<update::DenseAccess>(params);
+  if (plan.is_plain) return plain_launches_of<update::StridedAccess>(params);
   const bool many = plan.many_packs;
   if (params.is_complex && params.is_double) {
     return many ? kLaunches<Complex<double>, 1, 8> : kLaunches<Complex<double>, 1, 1>;
