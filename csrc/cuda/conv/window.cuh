@@ -22,20 +22,7 @@ struct Packed {
     for (int i = 0; i < kWords; ++i) packed.words[i] = reinterpret_cast<const Word*>(address)[i];
     return packed;
   }
-  __device__ void unpack(float (&values)[kCount]) const {
-    if constexpr (std::is_same_v<Element, BFloat16> && kCount % 2 == 0) {
-      const auto pairs = bit_cast<Pack<uint32_t, kCount / 2>>(*this);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const uint32_t pair = pairs.v[i / 2];
-        values[i] = bit_cast<float>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
-      }
-    } else {
-      const auto elements = bit_cast<Pack<Element, kCount>>(*this);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) values[i] = to_real(elements.v[i]);
-    }
-  }
+  __device__ void unpack(float (&values)[kCount]) const { to_reals<Element>(*this, values); }
 };
 
 /// Kernels are compiled for so many taps: those of the common widths for as many as they have,

@@ -36,12 +36,15 @@ __global__ void __launch_bounds__(kUpdateThreads, Access::kBlocks)
   float delta = to_real(raw_dt) + parameters.dt_bias;
   if (access.has_softplus()) delta = device_softplus(delta);
   const float x = to_real(raw_x);
+  float before[kStates], B[kStates], C[kStates];
+  to_reals<State>(states, before);
+  to_reals<Input>(raw_B, B);
+  to_reals<Input>(raw_C, C);
   float y = 0;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
-    const float h = after_step<kMethod>(to_real(states.v[s]), delta, x,
-                                        make_pole<DeviceMath>(A.v[s]), to_real(raw_B.v[s]));
-    y += to_real(raw_C.v[s]) * h;
+    const float h = after_step<kMethod>(before[s], delta, x, make_pole<DeviceMath>(A.v[s]), B[s]);
+    y += C[s] * h;
     states.v[s] = from_real<State>(h);
   }
   if (access.has_states()) {
