@@ -1,8 +1,8 @@
 """The adaptive unitary scan: kernels against the reference in fp64, and against NumPy."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +10,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problem import Error, generator, lay_out, moved, plain_solutions, worst_error
+from cases import (
+    COMPLEX,
+    REAL,
+    Axes,
+    assert_refused,
+    assert_same_outcome,
+    each_of,
+    on_meta,
+    ones,
+)
+from problem import (
+    Error,
+    assert_accurate,
+    assert_same_bits,
+    differentiate,
+    generator,
+    lay_out,
+    moved,
+    plain_solutions,
+)
 from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -18,7 +37,7 @@ HALF, BF16 = torch.float16, torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One call; the defaults are the base case, and a test changes one axis at a time."""
 
     batch: int = 2
@@ -33,14 +52,6 @@ class Case:
     z: bool = True
     initial_state: bool = True
     layout: str = "contiguous"
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return ",".join(changed) or "base"
 
 
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
@@ -83,39 +94,31 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
     return tensors
 
 
-def differentiate(scan, inputs, cotangents):
+def solve(scan, inputs, cotangents) -> dict[str, torch.Tensor]:
     """Outputs, and the gradients of what is there."""
-    out, last_state = scan(**inputs, return_last_state=True)
-    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-    gradients = torch.autograd.grad(
-        (out, last_state),
-        list(given.values()),
-        (cotangents[0].to(out), cotangents[1].to(last_state)),
-    )
-    results = {"out": out, "last_state": last_state}
-    return results | {f"d{name}": g for name, g in zip(given, gradients, strict=True)}
+    results = dict(zip(("out", "last_state"), scan(**inputs, return_last_state=True), strict=True))
+    given = {name: cotangents[name].to(result) for name, result in results.items()}
+    return results | differentiate(results, inputs, given)
 
 
-def make_cotangents(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def make_cotangents(case: Case) -> dict[str, torch.Tensor]:
     random = generator((case, "cotangents"))
     state = (case.batch, case.dim, case.dstate)
-    return (
-        torch.randn((case.batch, case.dim, case.seqlen), generator=random).to(case.dtype),
-        torch.randn(state, generator=random, dtype=C64),
-    )
+    return {
+        "out": torch.randn((case.batch, case.dim, case.seqlen), generator=random).to(case.dtype),
+        "last_state": torch.randn(state, generator=random, dtype=C64),
+    }
 
 
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
     cotangents = make_cotangents(case)
 
-    def solve(plain_inputs):
-        return differentiate(adaptive_unitary_scan_ref, plain_inputs, cotangents)
+    def solve_plainly(plain_inputs):
+        return solve(adaptive_unitary_scan_ref, plain_inputs, cotangents)
 
-    exact = solve(moved(inputs, F64))
-    actual = differentiate(
-        adaptive_unitary_scan_fn, inputs, [cotangent.to(device) for cotangent in cotangents]
-    )
+    exact = solve_plainly(moved(inputs, F64))
+    actual = solve(adaptive_unitary_scan_fn, inputs, cotangents)
     if case.layout in ("channel_last", "dim_first"):
         assert actual["out"].stride() == inputs["u"].stride()
     is_double = F64 in (case.dtype, case.parameter_dtype)
@@ -126,12 +129,8 @@ def check(case: Case, device: str) -> None:
         expected_dtype = (C128 if is_double else C64) if source is None else source.dtype
         assert value.dtype == expected_dtype, name
         real = value.dtype.to_real() if value.dtype.is_complex else value.dtype
-        error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
-        allowed = compute
-        if error.relative_l2 >= allowed + torch.finfo(real).eps:  # terms may cancel
-            plain = plain_solutions(solve, inputs, is_double)
-            allowed = max(allowed, 8 * worst_error(plain, exact, name))
-        assert error.relative_l2 < allowed + torch.finfo(real).eps, f"{name}: {error}"
+        plain = partial(plain_solutions, solve_plainly, inputs, is_double)
+        assert_accurate(name, value, exact, compute, torch.finfo(real).eps, plain)
 
 
 def case_list():
@@ -151,13 +150,13 @@ def case_list():
     cases = [base]
     for axis, values in axes.items():
         groups = {"groups": 1} if axis == "dim" else {}
-        cases += [dataclasses.replace(base, **{axis: value}, **groups) for value in values]
+        cases += [base.with_(**{axis: value}, **groups) for value in values]
     for groups in (1, 2, 3, 6):
-        both = dataclasses.replace(base, B="grouped", C="grouped", groups=groups)
-        cases += [both, dataclasses.replace(both, layout="channel_last", seqlen=130)]
-    cases.append(dataclasses.replace(base, B="shared", C="shared", dim=20, groups=1))
-    cases.append(dataclasses.replace(base, dtype=BF16, parameter_dtype=F64, B="shared", groups=1))
-    cases.append(dataclasses.replace(base, dtype=F64, parameter_dtype=F64, B="grouped", dim=40))
+        both = base.with_(B="grouped", C="grouped", groups=groups)
+        cases += [both, both.with_(layout="channel_last", seqlen=130)]
+    cases.append(base.with_(B="shared", C="shared", dim=20, groups=1))
+    cases.append(base.with_(dtype=BF16, parameter_dtype=F64, B="shared", groups=1))
+    cases.append(base.with_(dtype=F64, parameter_dtype=F64, B="grouped", dim=40))
     return list(dict.fromkeys(cases))
 
 
@@ -300,10 +299,8 @@ def test_several_threads(set_threads):
 
 def test_same_bits_every_run(device):
     case = Case(batch=2, dim=34, seqlen=300, B="shared", groups=1)
-    inputs, cotangents = make(case, device), [c.to(device) for c in make_cotangents(case)]
-    first, second = (differentiate(adaptive_unitary_scan_fn, inputs, cotangents) for _ in range(2))
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+    inputs, cotangents = make(case, device), make_cotangents(case)
+    assert_same_bits(*(solve(adaptive_unitary_scan_fn, inputs, cotangents) for _ in range(2)))
 
 
 @pytest.mark.parametrize(
@@ -354,9 +351,7 @@ def test_compile(dynamic, device):
 def test_empty(empty, device):
     case = Case(**empty)
     inputs = make(case, device)
-    results = differentiate(
-        adaptive_unitary_scan_fn, inputs, [c.to(device) for c in make_cotangents(case)]
-    )
+    results = solve(adaptive_unitary_scan_fn, inputs, make_cotangents(case))
     assert results["out"].shape == inputs["u"].shape
     assert torch.equal(results["last_state"], inputs["initial_state"])
     for name, tensor in inputs.items():
@@ -371,13 +366,12 @@ AUTOCAST = [Case(), Case(dtype=HALF), Case(parameter_dtype=F64), Case(B="grouped
 @pytest.mark.parametrize("case", AUTOCAST, ids=str)
 def test_autocast_casts_nothing(case, device):
     inputs = make(case, device)
-    cotangents = [c.to(device) for c in make_cotangents(case)]
-    expected = differentiate(adaptive_unitary_scan_fn, inputs, cotangents)
+    cotangents = make_cotangents(case)
+    expected = solve(adaptive_unitary_scan_fn, inputs, cotangents)
     with torch.autocast(device, BF16):
-        actual = differentiate(adaptive_unitary_scan_fn, inputs, cotangents)
+        actual = solve(adaptive_unitary_scan_fn, inputs, cotangents)
         reference = adaptive_unitary_scan_ref(**inputs, return_last_state=True)
-    for name, wanted in expected.items():
-        assert torch.equal(actual[name], wanted), name
+    assert_same_bits(expected, actual)
     tolerance = 1e-2 if case.dtype == HALF else 1e-4
     for name, tensor in zip(("out", "last_state"), reference, strict=True):
         assert tensor.dtype == expected[name].dtype
@@ -410,24 +404,15 @@ def test_transforms_of_torch_func(device):
 # --- bad calls ------------------------------------------------------------------------------------
 
 
-def good_call() -> dict[str, torch.Tensor]:
-    return {
-        "u": torch.ones(2, 6, 5),
-        "dt": torch.ones(2, 6, 5),
-        "x": torch.ones(6, 4, 6),
-        "x_bias": torch.ones(6, 4),
-        "B": torch.ones(4, dtype=C64),
-        "C": torch.ones(4, dtype=C64),
-        "D": torch.ones(6),
-    }
-
-
-def ones(*shape, dtype=F32, **options):
-    return torch.ones(shape, dtype=dtype, **options)
-
-
-REAL = "float32, float16, bfloat16 or float64"
-COMPLEX = "complex64 or complex128"
+GOOD = {
+    "u": ones(2, 6, 5),
+    "dt": ones(2, 6, 5),
+    "x": ones(6, 4, 6),
+    "x_bias": ones(6, 4),
+    "B": ones(4, dtype=C64),
+    "C": ones(4, dtype=C64),
+    "D": ones(6),
+}
 BAD_CALLS = [
     ({"u": ones(2, 6)}, "u must be (batch, dim, seqlen), got (2, 6)"),
     ({"u": ones(2, 6, 5, dtype=torch.int64)}, f"u must have dtype {REAL}, got int64"),
@@ -472,27 +457,25 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@each_of(BAD_CALLS)
 @pytest.mark.parametrize("scan", [adaptive_unitary_scan_fn, adaptive_unitary_scan_ref])
 def test_bad_call(scan, change, message):
-    with pytest.raises(RuntimeError) as caught:
-        scan(**(good_call() | change))
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(scan, GOOD | change, message)
 
 
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@each_of(BAD_CALLS)
 @pytest.mark.parametrize("device_type", ["cpu", "meta"])
 def test_bad_op_call(device_type, change, message):
     """The op itself, whose b and c are the polar forms of B and C, and its fake kernel."""
-    call = good_call() | change
-    if any(tensor.is_sparse or tensor.is_meta for tensor in call.values()):
-        pytest.skip("refused before an op sees it")
-    call = {n.lower() if n in "BC" else n: t.to(device_type) for n, t in call.items()}
+    call = GOOD | change
+    fake = on_meta(call)
+    call = {
+        n.lower() if n in "BC" else n: v
+        for n, v in (fake if device_type == "meta" else call).items()
+    }
     message = message.replace("B, ", "b, ")
     message = message[0].lower() + message[1:] if message[0] in "BC" else message
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.adaptive_unitary_scan_fwd(**call)
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(torch.ops.selective_scan.adaptive_unitary_scan_fwd, call, message)
 
 
 @pytest.mark.parametrize(
@@ -507,32 +490,17 @@ def test_bad_op_call(device_type, change, message):
     ],
 )
 def test_bad_argument(change, error, message):
-    with pytest.raises(error) as caught:
-        adaptive_unitary_scan_fn(**(good_call() | change))
-    assert str(caught.value) == f"selective_scan: {message}"
-
-
-def outcome(scan, arguments) -> torch.Tensor | str:
-    try:
-        return scan(**arguments)
-    except RuntimeError as error:
-        return str(error)
+    assert_refused(adaptive_unitary_scan_fn, GOOD | change, message, error)
 
 
 @settings(deadline=None, max_examples=100)
 @given(
-    name=st.sampled_from([*good_call(), "z", "initial_state"]),
+    name=st.sampled_from([*GOOD, "z", "initial_state"]),
     shape=st.lists(st.sampled_from([0, 1, 2, 4, 5, 6]), max_size=4),
 )
 def test_any_shape_of_one_argument(name, shape):
     """A call either works as the reference does, or both refuse it with the same sentence."""
     dtype = C64 if name in ("B", "C", "initial_state") else F32
-    arguments = good_call() | {name: torch.rand(shape, dtype=dtype)}
-    expected, actual = (
-        outcome(scan, arguments) for scan in (adaptive_unitary_scan_ref, adaptive_unitary_scan_fn)
-    )
-    if isinstance(expected, str):
-        assert actual == expected
-        assert expected.startswith("selective_scan: ")
-    else:
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    arguments = GOOD | {name: torch.rand(shape, dtype=dtype)}
+    functions = adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
+    assert_same_outcome(*functions, arguments, rtol=1e-4, atol=1e-4)

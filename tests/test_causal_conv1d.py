@@ -1,6 +1,5 @@
 """The causal convolution: kernels against the reference in fp64 and against torch's convolution."""
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from functools import partial
@@ -8,19 +7,25 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from problem import Error, generator, lay_out, moved, plain_solutions, worst_error
+from cases import Axes
+from problem import (
+    LAYOUTS,
+    assert_accurate,
+    assert_same_bits,
+    differentiate,
+    generator,
+    lay_out,
+    moved,
+    plain_solutions,
+)
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
-TENSORS = ("x", "weight", "bias", "initial_states")
-LAYOUTS = ("contiguous", "channel_last", "dim_first", "sliced", "offset", "expanded")
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One call; the defaults are the base case, and a test changes an axis at a time."""
 
     batch: int = 2
@@ -37,17 +42,6 @@ class Case:
     cu_seqlens: tuple[int, ...] | None = None
     seq_idx: bool = False
     cotangents: tuple[str, ...] = ("out", "final_states")
-
-    def with_(self, **changes) -> "Case":
-        return dataclasses.replace(self, **changes)
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={value}".replace("torch.", "")
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        )
-        return ",".join(changed) or "base"
 
 
 @dataclass(frozen=True)
@@ -99,13 +93,11 @@ def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:
     result = conv(**tensors, **options)
     names = ("out", "final_states") if isinstance(result, tuple) else ("out",)
     outputs = dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
-    gradients = torch.autograd.grad(
-        [outputs[name] for name in cotangents],
-        list(tensors.values()),
-        list(cotangents.values()),
-        allow_unused=True,
-    )
-    return outputs | {f"d{name}": g for name, g in zip(tensors, gradients, strict=True)}
+    return outputs | differentiate(outputs, tensors, cotangents)
+
+
+def run_kernels(problem: Problem) -> dict[str, torch.Tensor]:
+    return run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
 
 
 def solve(problem: Problem, inputs: dict) -> dict[str, torch.Tensor]:
@@ -122,7 +114,7 @@ def solve(problem: Problem, inputs: dict) -> dict[str, torch.Tensor]:
 
 def check(case: Case, device: str) -> None:
     problem = make(case, device)
-    actual = run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
+    actual = run_kernels(problem)
     exact = solve(problem, moved(problem.tensors, F64))
     x = problem.tensors["x"]
     if case.layout in ("contiguous", "channel_last", "dim_first"):
@@ -138,12 +130,8 @@ def check(case: Case, device: str) -> None:
         assert value.shape == exact[name].shape, name
         if value.numel() == 0:
             continue
-        error = Error.of(value.detach().cpu().double(), exact[name].detach())
-        allowed, rounding = 4 * compute, torch.finfo(value.dtype).eps
-        if error.relative_l2 >= allowed + rounding:  # terms may cancel
-            plain = plain_solutions(partial(solve, problem), problem.tensors, is_double)
-            allowed = max(allowed, 8 * worst_error(plain, exact, name))
-        assert error.relative_l2 < allowed + rounding, f"{name}: {error}"
+        plain = partial(plain_solutions, partial(solve, problem), problem.tensors, is_double)
+        assert_accurate(name, value, exact, 4 * compute, torch.finfo(value.dtype).eps, plain)
 
 
 def case_list():
@@ -244,7 +232,7 @@ def test_packed_sequences_have_the_bits_they_have_alone(layout, device):
     bounds = (0, 1, 3, 3, 40, 200)
     problem = make(Case(batch=1, seqlen=200, cu_seqlens=bounds, layout=layout), device)
     tensors, options, cotangents = problem.tensors, problem.options, problem.cotangents
-    packed = run(causal_conv1d_fn, tensors, options, cotangents)
+    packed = run_kernels(problem)
     del options["cu_seqlens"]
     for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
         alone = tensors | {
@@ -332,9 +320,7 @@ def test_what_a_channel_holds_changes_no_bit_of_another(value, layout, device):
     with torch.no_grad():
         broken.tensors["x"][:, 5, 20] = value
         broken.tensors["weight"][7] = value
-    expected, actual = (
-        run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in (clean, broken)
-    )
+    expected, actual = map(run_kernels, (clean, broken))
     others = [channel for channel in range(21) if channel not in (5, 7)]
     for name, one in actual.items():
         other = expected[name]
@@ -358,7 +344,7 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
     with torch.no_grad():
         problems[1].tensors["x"][..., 20:40] = torch.nan
         problems[1].cotangents["out"][..., 20:40] = torch.inf
-    expected, actual = (run(causal_conv1d_fn, p.tensors, p.options, p.cotangents) for p in problems)
+    expected, actual = map(run_kernels, problems)
     others = [*range(20), *range(40, 70)]
     for name in ("out", "dx"):
         assert torch.equal(actual[name][..., others], expected[name][..., others]), name
@@ -377,12 +363,7 @@ BIG = [
 @pytest.mark.parametrize("case", BIG, ids=str)
 def test_same_bits_every_run(case, device):
     problem = make(case, device)
-    first, *others = (
-        run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents)
-        for _ in range(4)
-    )
-    for name, value in first.items():
-        assert all(torch.equal(value, other[name]) for other in others), name
+    assert_same_bits(*(run_kernels(problem) for _ in range(4)))
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
@@ -391,9 +372,8 @@ def test_same_bits_for_any_number_of_threads(case, set_threads):
     results = []
     for count in (1, 2, 5):
         set_threads(count)
-        results.append(run(causal_conv1d_fn, problem.tensors, problem.options, problem.cotangents))
-    for name, value in results[0].items():
-        assert all(torch.equal(value, other[name]) for other in results[1:]), name
+        results.append(run_kernels(problem))
+    assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
@@ -488,220 +468,3 @@ def test_compile_of_packed_sequences(device):
         cu_seqlens = torch.tensor(bounds, device=device)
         expected = causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens, activation="silu")
         torch.testing.assert_close(conv(x, weight, cu_seqlens), expected)
-
-
-# --- bad calls ------------------------------------------------------------------------------------
-
-
-def ones(*shape, dtype=F32, **options):
-    return torch.ones(shape, dtype=dtype, **options)
-
-
-GOOD = {"x": (1, 4, 6), "weight": (4, 3)}
-REAL = "float32, float16, bfloat16 or float64"
-INT32 = torch.int32
-BAD_CALLS = [
-    ({"x": ones(1, 4, 6, dtype=INT32)}, f"x must have dtype {REAL}, got int32"),
-    (
-        {"weight": ones(4, 3, dtype=torch.complex64)},
-        f"weight must have dtype {REAL}, got complex64",
-    ),
-    ({"bias": ones(4, dtype=torch.bool)}, f"bias must have dtype {REAL}, got bool"),
-    ({"seq_idx": ones(1, 6)}, "seq_idx must have dtype int32 or int64, got float32"),
-    ({"cu_seqlens": ones(2)}, "cu_seqlens must have dtype int32 or int64, got float32"),
-    (
-        {"initial_states": ones(1, 4, 2, dtype=torch.int8)},
-        f"initial_states must have dtype {REAL}, got int8",
-    ),
-    ({"x": ones(4, 6)}, "x must be (batch, dim, seqlen), got (4, 6)"),
-    ({"weight": ones(4, 1, 3)}, "weight must be (dim, width) = (4, *), got (4, 1, 3)"),
-    ({"weight": ones(5, 3)}, "weight must be (dim, width) = (4, *), got (5, 3)"),
-    ({"weight": ones(4, 0)}, "weight must have width of 1 to 8, got (4, 0)"),
-    ({"weight": ones(4, 9)}, "weight must have width of 1 to 8, got (4, 9)"),
-    ({"bias": ones(5)}, "bias must be (dim,) = (4,), got (5,)"),
-    (
-        {"seq_idx": ones(1, 5, dtype=INT32)},
-        "seq_idx must be (batch, seqlen) = (1, 6), got (1, 5)",
-    ),
-    ({"cu_seqlens": ones(1, 2, dtype=INT32)}, "cu_seqlens must be (sequences+1,), got (1, 2)"),
-    (
-        {"cu_seqlens": ones(0, dtype=INT32)},
-        "cu_seqlens must have sequences+1 of at least 1, got (0,)",
-    ),
-    (
-        {"x": ones(2, 4, 6), "cu_seqlens": ones(2, dtype=INT32)},
-        "x must have batch of 1 where cu_seqlens is given, got (2, 4, 6)",
-    ),
-    (
-        {"initial_states": ones(1, 4, 3)},
-        "initial_states must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
-    ),
-    (
-        {"initial_states": ones(1, 4, 2), "cu_seqlens": ones(3, dtype=INT32)},
-        "initial_states must be (sequences, dim, width-1) = (2, 4, 2), got (1, 4, 2)",
-    ),
-    (
-        {"initial_states": ones(1, 4, 2), "seq_idx": ones(1, 6, dtype=INT32)},
-        "initial_states must be None where seq_idx is given",
-    ),
-    (
-        {"cu_seqlens": ones(2, dtype=INT32), "seq_idx": ones(1, 6, dtype=INT32)},
-        "cu_seqlens must be None where seq_idx is given",
-    ),
-    (
-        {"return_final_states": True, "seq_idx": ones(1, 6, dtype=INT32)},
-        "return_final_states must be False where seq_idx is given",
-    ),
-    ({"activation": "relu"}, "activation must be None or one of silu, swish, got 'relu'"),
-    ({"weight": ones(4, 3, device="meta")}, "weight must be on the device of x, cpu, got meta"),
-    ({"bias": ones(4).to_sparse()}, "bias must be a dense (strided) tensor, got layout sparse_coo"),
-]
-MESSAGES = [message for _, message in BAD_CALLS]
-
-
-def bad_arguments(change, **options):
-    return {name: ones(*shape, **options) for name, shape in GOOD.items()} | change
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
-@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
-def test_bad_call(conv, change, message):
-    with pytest.raises(RuntimeError) as caught:
-        conv(**bad_arguments(change))
-    assert str(caught.value) == f"selective_scan: {message}"
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
-@pytest.mark.parametrize("op", ["causal_conv1d_fwd", "causal_conv1d_bwd"])
-def test_bad_call_under_compile(op, change, message):
-    arguments = bad_arguments(change)
-    tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
-    if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
-        pytest.skip("fake tensors cannot mix layouts or devices")
-    arguments |= {name: tensor.to("meta") for name, tensor in tensors.items()}
-    if op == "causal_conv1d_bwd":
-        if "return_final_states" in arguments:
-            pytest.skip("the backward op has no such argument")
-        names = ("bias", "seq_idx", "cu_seqlens", "initial_states", "activation")
-        arguments = dict.fromkeys(("dout", "dfinal_states", *names)) | arguments
-    with pytest.raises(RuntimeError) as caught:
-        getattr(torch.ops.selective_scan, op)(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
-
-
-STATES = "final_states_out"
-
-
-@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"x": [1.0]}, TypeError, "x must be a Tensor, got list"),
-        ({"bias": 0}, TypeError, "bias must be a Tensor or None, got int"),
-        ({"activation": True}, TypeError, "activation must be a str or None, got bool"),
-        ({"return_final_states": 1}, TypeError, "return_final_states must be a bool, got int"),
-        ({STATES: 1}, TypeError, f"{STATES} must be a Tensor or None, got int"),
-        (
-            {STATES: ones(1, 4, 2)},
-            RuntimeError,
-            f"{STATES} must be None unless return_final_states is True",
-        ),
-        (
-            {STATES: ones(1, 4, 3), "return_final_states": True},
-            RuntimeError,
-            f"{STATES} must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
-        ),
-        (
-            {STATES: ones(1, 4, 2, device="meta"), "return_final_states": True},
-            RuntimeError,
-            f"{STATES} must be on the device of x, cpu, got meta",
-        ),
-    ],
-)
-def test_bad_argument(conv, change, error, message):
-    with pytest.raises(error) as caught:
-        conv(**bad_arguments(change))
-    assert str(caught.value) == f"selective_scan: {message}"
-
-
-def test_bad_backend():
-    with pytest.raises(ValueError, match="backend 'cuda' needs tensors on cuda, got cpu"):
-        causal_conv1d_fn(**bad_arguments({"backend": "cuda"}))
-
-
-@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7)])
-def test_boundaries_that_do_not_rise_are_refused(bounds):
-    x, weight = ones(1, 4, 6), ones(4, 3)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
-        causal_conv1d_fn(x, weight, cu_seqlens=torch.tensor(bounds))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
-def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
-    x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))
-    cu_seqlens = torch.tensor(bounds, device=cuda_device)
-    out, final = causal_conv1d_fn(
-        x, weight, cu_seqlens=cu_seqlens, return_final_states=True, activation="silu"
-    )
-    assert out.isfinite().all()
-    assert final.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dout": ones(1, 4, 5)}, "dout must be (batch, dim, seqlen) = (1, 4, 6), got (1, 4, 5)"),
-        ({"dout": ones(1, 4, 6, dtype=F64)}, "dout must have dtype float32, got float64"),
-        (
-            {"dfinal_states": ones(1, 4, 3)},
-            "dfinal_states must be (sequences, dim, width-1) = (1, 4, 2), got (1, 4, 3)",
-        ),
-    ],
-)
-@pytest.mark.parametrize("place", ["cpu", "meta"])
-def test_bad_backward_call(place, change, message):
-    names = ("dout", "dfinal_states", "bias", "seq_idx", "cu_seqlens", "initial_states")
-    arguments = dict.fromkeys((*names, "activation")) | bad_arguments(change)
-    arguments = {n: None if value is None else value.to(place) for n, value in arguments.items()}
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.causal_conv1d_bwd(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
-
-
-def outcome(conv, arguments):
-    try:
-        return conv(**arguments)
-    except RuntimeError as error:
-        return str(error)
-
-
-sizes = st.lists(st.integers(0, 3), min_size=1, max_size=4)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    x=st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)) | sizes,
-    weight=st.tuples(st.integers(0, 3), st.integers(0, 9)) | sizes,
-    bias=st.none() | sizes,
-    states=st.none() | sizes | st.just("fitting"),
-    bounds=st.none() | st.lists(st.integers(0, 9), max_size=5).map(sorted),
-    activation=st.sampled_from([None, "silu", "SiLU"]),
-    return_final_states=st.booleans(),
-)
-def test_any_call(x, weight, bias, states, bounds, activation, return_final_states):
-    """It either works as the reference does, or both refuse it with the same sentence."""
-    arguments = {"activation": activation, "return_final_states": return_final_states}
-    if bounds is not None and bounds and bounds[-1] <= x[-1]:
-        arguments["cu_seqlens"] = torch.tensor(bounds)
-    if states == "fitting":
-        sequences = len(bounds) - 1 if "cu_seqlens" in arguments else x[0]
-        states = (sequences, x[1 % len(x)], max(weight[-1] - 1, 0))
-    shapes = {"x": x, "weight": weight, "bias": bias, "initial_states": states}
-    arguments |= {n: torch.randn(shape) for n, shape in shapes.items() if shape is not None}
-    expected, actual = (outcome(conv, arguments) for conv in (causal_conv1d_ref, causal_conv1d_fn))
-    if isinstance(expected, str):
-        assert actual == expected
-        assert expected.startswith("selective_scan: ")
-    else:
-        torch.testing.assert_close(actual, expected)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from problem import METHODS, Case, run
+from problem import METHODS, Case, assert_same_bits, run
 from selective_scan import selective_scan_fn
 
 # Many channels to a group, so that there is something to add up in an arbitrary order.
@@ -35,11 +35,6 @@ CASES += [
 ]
 
 
-def assert_same_bits(one, other):
-    for name, expected in one.items():
-        assert torch.equal(expected, other[name]), name
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_runs_agree_bit_by_bit(case, device):
     first = run(case, device)
@@ -53,8 +48,7 @@ def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
     for count in (1, 2, 3, 7, 16):
         set_threads(count)
         results.append(run(case, "cpu"))
-    for other in results[1:]:
-        assert_same_bits(results[0], other)
+    assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=str)

@@ -1,6 +1,5 @@
 """The general diagonal scan: kernels against the reference in fp64 and against scipy."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problem import Error, generator, lay_out
+from cases import Axes, assert_refused, assert_same_outcome, each_of, on_meta, ones
+from problem import Error, assert_same_bits, differentiate, generator, lay_out, moved
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -18,7 +18,7 @@ HALF, BF16 = torch.float16, torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One call; the defaults are the base case, and a test changes one axis at a time."""
 
     shape: tuple[int, ...] = (2, 5, 67)
@@ -28,14 +28,6 @@ class Case:
     initial_state: torch.dtype | None = F32
     reverse: bool = False
     layout: str = "contiguous"
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return ",".join(changed).replace(" ", "") or "base"
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -64,31 +56,25 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
     return tensors
 
 
-def differentiate(scan, inputs, cotangent, **options):
+def solve(scan, inputs, cotangent, **options):
     """h and the gradients of what is there."""
-    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-    h = scan(**given, **options)
-    gradients = torch.autograd.grad(h, list(given.values()), cotangent.to(h.dtype))
-    return {"h": h, **{f"d{name}": g for name, g in zip(given, gradients, strict=True)}}
+    h = scan(**inputs, **options)
+    return {"h": h} | differentiate({"h": h}, inputs, {"h": cotangent.to(h.dtype)})
 
 
 def exact_results(case: Case, inputs, cotangent):
-    def cast(tensor):
-        wide = C128 if tensor.is_complex() else F64
-        return tensor.detach().cpu().to(wide).requires_grad_()
+    def reference(wide, dh):
+        return solve(diagonal_scan_ref, wide, dh.cpu(), reverse=case.reverse)
 
-    wide = {name: None if value is None else cast(value) for name, value in inputs.items()}
-    exact = differentiate(diagonal_scan_ref, wide, cotangent.cpu(), reverse=case.reverse)
+    wide = moved(inputs, F64)
+    exact = reference(wide, cotangent)
     # Where a is broadcast its gradient is a sum, whose terms have independent rounding errors.
-    wide["a"] = cast(wide["a"].broadcast_to(case.shape))
-    terms = differentiate(diagonal_scan_ref, wide, cotangent.cpu(), reverse=case.reverse)["da"]
-    cancellation = {"da": terms}
+    wide |= moved({"a": wide["a"].broadcast_to(case.shape)}, F64)
+    cancellation = {"da": reference(wide, cotangent)["da"]}
     if case.initial_state is not None:
         # The sum over all steps is one number per channel.
-        sizes = {
-            n: None if v is None else v.detach().abs().requires_grad_() for n, v in wide.items()
-        }
-        sums = differentiate(diagonal_scan_ref, sizes, cotangent.cpu().abs(), reverse=case.reverse)
+        sizes = moved({name: tensor.abs() for name, tensor in wide.items()}, F64)
+        sums = reference(sizes, cotangent.abs())
         cancellation["dinitial_state"] = sums["dinitial_state"]
     for name, value in cancellation.items():
         ratio = value.norm() / exact[name].norm().clamp_min(1e-300)
@@ -104,7 +90,7 @@ def check(case: Case, device: str) -> None:
     inputs = make(case, device)
     cotangent = random_tensor(generator((case, "dh")), case.shape, case.result_dtype).to(device)
     exact, cancellation = exact_results(case, inputs, cotangent)
-    actual = differentiate(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
+    actual = solve(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
     if case.layout in ("channel_last", "dim_first"):
         assert actual["h"].stride() == inputs["b"].stride()
     compute = roundoff(F64 if F64 in (case.a, case.b) or C128 in (case.a, case.b) else F32)
@@ -139,29 +125,29 @@ DTYPES = [
 
 def with_dtypes(case: Case, a: torch.dtype, b: torch.dtype) -> Case:
     initial = C64 if a.is_complex or b.is_complex else F32
-    return dataclasses.replace(case, a=a, b=b, initial_state=initial)
+    return case.with_(a=a, b=b, initial_state=initial)
 
 
 def case_list():
     base = Case()
-    cases = [base, dataclasses.replace(base, initial_state=None)]
-    cases += [dataclasses.replace(base, shape=shape) for shape in SHAPES]
+    cases = [base, base.with_(initial_state=None)]
+    cases += [base.with_(shape=shape) for shape in SHAPES]
     cases += [with_dtypes(base, a, b) for a, b in DTYPES]
     broadcast = [(2, 5, 1), (5, 67), (5, 1), (2, 1, 1), (1, 67), (1,), (67,), ()]
     for a_shape in broadcast:
-        changed = dataclasses.replace(base, a_shape=a_shape)
+        changed = base.with_(a_shape=a_shape)
         cases += [changed, with_dtypes(changed, BF16, BF16), with_dtypes(changed, C64, F32)]
     for layout in ("channel_last", "dim_first", "sliced", "offset", "expanded"):
-        changed = dataclasses.replace(base, layout=layout)
+        changed = base.with_(layout=layout)
         cases += [changed, with_dtypes(changed, HALF, HALF), with_dtypes(changed, C64, C64)]
-        cases.append(dataclasses.replace(changed, reverse=True, shape=(3, 2, 1500)))
+        cases.append(changed.with_(reverse=True, shape=(3, 2, 1500)))
     # Rows in several segments: few and long, with a whole and with a broken last segment.
     for shape in ((1, 8192), (3, 5000), (2, 2, 4099)):
         for a_shape in (None, (1,)):
-            changed = dataclasses.replace(base, shape=shape, a_shape=a_shape)
+            changed = base.with_(shape=shape, a_shape=a_shape)
             cases += [changed, with_dtypes(changed, C64, C64), with_dtypes(changed, BF16, F32)]
-    cases.append(dataclasses.replace(base, shape=(2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 9)))
-    cases += [dataclasses.replace(case, reverse=True) for case in cases if not case.reverse]
+    cases.append(base.with_(shape=(2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 9)))
+    cases += [case.with_(reverse=True) for case in cases if not case.reverse]
     return list(dict.fromkeys(cases))
 
 
@@ -290,9 +276,7 @@ def test_rows_are_independent(device):
 def test_same_bits_every_run(device):
     inputs = make(Case(shape=(3, 5000), a_shape=(1,)), device)
     cotangent = torch.randn(3, 5000, device=device)
-    first, second = (differentiate(diagonal_scan_fn, inputs, cotangent) for _ in range(2))
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+    assert_same_bits(*(solve(diagonal_scan_fn, inputs, cotangent) for _ in range(2)))
 
 
 def test_same_bits_for_any_number_of_threads(set_threads):
@@ -301,9 +285,8 @@ def test_same_bits_for_any_number_of_threads(set_threads):
     results = []
     for count in (1, 2, 5):
         set_threads(count)
-        results.append(differentiate(diagonal_scan_fn, inputs, cotangent))
-    for name, value in results[0].items():
-        assert all(torch.equal(value, other[name]) for other in results[1:]), name
+        results.append(solve(diagonal_scan_fn, inputs, cotangent))
+    assert_same_bits(*results)
 
 
 GRADCHECK_CASES = [
@@ -365,10 +348,6 @@ def test_compile(dynamic, device):
 # --- bad calls ------------------------------------------------------------------------------------
 
 
-def ones(*shape, dtype=F32, **options):
-    return torch.ones(shape, dtype=dtype, **options)
-
-
 ANY = "float32, float16, bfloat16, float64, complex64 or complex128"
 BAD_CALLS = [
     ({"a": ones(2, 3, dtype=torch.int64)}, f"a must have dtype {ANY}, got int64"),
@@ -427,24 +406,19 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+GOOD = {"a": ones(2, 3), "b": ones(2, 3)}
+
+
+@each_of(BAD_CALLS)
 @pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
 def test_bad_call(scan, change, message):
-    arguments = {"a": ones(2, 3), "b": ones(2, 3)} | change
-    with pytest.raises(RuntimeError) as caught:
-        scan(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(scan, GOOD | change, message)
 
 
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])
+@each_of(BAD_CALLS)
 def test_bad_call_under_compile(change, message):
-    arguments = {"a": ones(2, 3), "b": ones(2, 3)} | change
-    if any(tensor.is_sparse or tensor.is_meta for tensor in arguments.values()):
-        pytest.skip("fake tensors cannot mix layouts or devices")
-    arguments = {name: tensor.to("meta") for name, tensor in arguments.items()}
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.diagonal_scan_fwd(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
+    op = torch.ops.selective_scan.diagonal_scan_fwd
+    assert_refused(op, on_meta(GOOD | change), message)
 
 
 @pytest.mark.parametrize(
@@ -464,9 +438,7 @@ def test_bad_call_under_compile(change, message):
     ],
 )
 def test_bad_argument(change, error, message):
-    with pytest.raises(error) as caught:
-        diagonal_scan_fn(**({"a": ones(2, 3), "b": ones(2, 3)} | change))
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(diagonal_scan_fn, GOOD | change, message, error)
 
 
 @pytest.mark.parametrize(
@@ -487,13 +459,6 @@ def test_bad_backward_call(change, message):
     assert message in str(caught.value)
 
 
-def outcome(scan, arguments) -> torch.Tensor | str:
-    try:
-        return scan(**arguments)
-    except RuntimeError as error:
-        return str(error)
-
-
 sizes = st.lists(st.integers(0, 3), max_size=3)
 
 
@@ -504,12 +469,7 @@ def test_any_shapes(a, b, initial):
     arguments = {"a": torch.rand(a), "b": torch.rand(b)}
     if initial is not None:
         arguments["initial_state"] = torch.rand(initial)
-    expected, actual = (outcome(scan, arguments) for scan in (diagonal_scan_ref, diagonal_scan_fn))
-    if isinstance(expected, str):
-        assert actual == expected
-        assert expected.startswith("selective_scan: ")
-    else:
-        torch.testing.assert_close(actual, expected)
+    assert_same_outcome(diagonal_scan_fn, diagonal_scan_ref, arguments)
 
 
 # --- CUDA alone -----------------------------------------------------------------------------------

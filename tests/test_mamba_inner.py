@@ -1,6 +1,5 @@
 """mamba_inner_fn: everything between a layer's projections against its parts in float64."""
 
-import dataclasses
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -12,7 +11,15 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from problem import Error, generator, lay_out, plain_solutions, worst_error
+from cases import Axes
+from problem import (
+    Error,
+    assert_accurate,
+    assert_same_bits,
+    generator,
+    lay_out,
+    plain_solutions,
+)
 from selective_scan import S6, mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan._mamba_inner import rms_norm, rms_norm_backward
@@ -22,7 +29,7 @@ ARGUMENTS = list(inspect.signature(mamba_inner_fn).parameters)
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """A call; the defaults are the base case, of which tests change an axis at a time."""
 
     batch: int = 2
@@ -39,17 +46,6 @@ class Case:
     xz: str = "channel_last"
     options: tuple = ()
 
-    def with_(self, **changes) -> "Case":
-        return dataclasses.replace(self, **changes)
-
-    def __str__(self) -> str:
-        changed = [
-            f"{field.name}={getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return ",".join(changed).replace("torch.", "") or "base"
-
 
 BASE = Case()
 COMPLEX = Case(complex=True)
@@ -59,7 +55,7 @@ EVERYTHING = Case(absent=())
 def tensors_of(case: Case, device: str = "cpu", dtype: torch.dtype | None = None) -> dict:
     """Leaves that require grad, of `dtype` or the case's; A and what is like it are in single or
     double precision."""
-    random = generator(dataclasses.replace(case, dtype=torch.float64, xz="", options=()))
+    random = generator(case.with_(dtype=torch.float64, xz="", options=()))
 
     def normal(*shape, scale=1.0):
         return scale * torch.randn(shape, generator=random, dtype=torch.float64)
@@ -131,20 +127,13 @@ def run(function, case, tensors, cotangent=None):
 def check(case, device, tolerance, **changes):
     """Everything against the reference in float64."""
     actual = run(mamba_inner_fn, case.with_(**changes), tensors_of(case, device))
-    expected = run(mamba_inner_ref, case, tensors_of(case, "cpu", torch.float64))
+    reference = partial(run, mamba_inner_ref, case)
+    expected = reference(tensors_of(case, "cpu", torch.float64))
+    plain = partial(plain_solutions, reference, tensors_of(case), case.dtype == torch.float64)
     for name, value in actual.items():
-        exact = expected[name]
-        assert value.shape == exact.shape, name
-        if exact.numel() == 0:
-            continue
-        error = Error.of(value.detach().cpu().to(exact.dtype), exact.detach())
-        allowed = tolerance
-        if error.relative_l2 > allowed:  # terms may cancel
-            plain = plain_solutions(
-                partial(run, mamba_inner_ref, case), tensors_of(case), case.dtype == torch.float64
-            )
-            allowed = max(allowed, 8 * worst_error(plain, expected, name))
-        assert error.relative_l2 <= allowed, f"{name}: {error}"
+        assert value.shape == expected[name].shape, name
+        if value.numel() > 0:
+            assert_accurate(name, value, expected, tolerance, 0.0, plain)
     for name, tensor in tensors_of(case).items():
         if tensor is not None:
             assert actual[f"d{name}"].dtype == tensor.dtype, name
@@ -212,8 +201,7 @@ def test_what_is_kept_and_every_run_gives_the_same_bits(case, options, device):
     cotangent = torch.randn(expected["out"].shape, generator=generator(BASE), dtype=torch.float64)
     first = run(mamba_inner_fn, case, tensors, cotangent)
     assert torch.equal(first["out"], expected["out"])
-    for name, value in run(mamba_inner_fn, case, tensors, cotangent).items():
-        assert torch.equal(value, first[name]), name
+    assert_same_bits(first, run(mamba_inner_fn, case, tensors, cotangent))
 
 
 def test_levels_of_checkpointing_agree(device):
@@ -226,8 +214,7 @@ def test_levels_of_checkpointing_agree(device):
         )
         for level in (0, 1)
     ]
-    for name, value in results[0].items():
-        assert torch.equal(value, results[1][name]), name
+    assert_same_bits(*results)
 
 
 def saved_shapes(**options):

@@ -1,6 +1,5 @@
 """Packed sequences of the diagonal scan: the same as one by one."""
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch.func import vmap
 
+from cases import Axes
 from problem import Error, generator, lay_out
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
@@ -17,7 +17,7 @@ LARGEST_ERROR = {F32: 3e-6, F64: 1e-13, BF16: 1e-2, C64: 3e-6}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One call; the defaults are the base case, and a test changes an axis at a time."""
 
     rows: tuple[int, ...] = (1, 5)
@@ -29,14 +29,6 @@ class Case:
     initial_state: bool = True
     reverse: bool = False
     layout: str = "contiguous"
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)}".replace("torch.", "").replace(" ", "")
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return ",".join(changed) or "base"
 
 
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:

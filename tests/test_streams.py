@@ -5,6 +5,7 @@ import torch
 
 from problem import (
     Case,
+    assert_same_bits,
     complaint,
     detached,
     differentiate,
@@ -24,11 +25,6 @@ CASES = [
     Case(batch=2, dim=64, seqlen=300, dstate=16, complex=True, method="foh", B="constant"),
     Case(dim=64, seqlen=300, dtype=torch.bfloat16, layout="channel_last", method="bilinear"),
 ]
-
-
-def assert_same_bits(one, other):
-    for name, expected in one.items():
-        assert torch.equal(expected, other[name]), name
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

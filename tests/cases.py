@@ -1,0 +1,73 @@
+"""What the tests of every operator share: how a call is named, and how it is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+
+REAL = "float32, float16, bfloat16 or float64"
+COMPLEX = "complex64 or complex128"
+
+
+class Axes:
+    """Of frozen dataclasses whose defaults are the base case, of which tests change an axis at a
+    time."""
+
+    def with_(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        """The axes that differ from the base case: what pytest prints as the test's id."""
+        changed = (
+            f"{field.name}={self.short(value)}"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+        return ",".join(changed) or "base"
+
+    @staticmethod
+    def short(value: object) -> str:
+        return str(value).replace("torch.", "").replace(" ", "")
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, **options) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+def each_of(bad_calls: list):
+    """A test for each pair of what makes a good call bad, and the sentence that refuses it."""
+    ids = [message for _, message in bad_calls]
+    return pytest.mark.parametrize(("change", "message"), bad_calls, ids=ids)
+
+
+def assert_refused(function, arguments: dict, message: str, error: type = RuntimeError) -> None:
+    with pytest.raises(error) as caught:
+        function(**arguments)
+    assert str(caught.value) == f"selective_scan: {message}"
+
+
+def on_meta(arguments: dict) -> dict:
+    """The arguments as fake tensors; skips the test where these cannot be made."""
+    tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
+    if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
+        pytest.skip("fake tensors cannot mix layouts or devices")
+    return arguments | {name: tensor.to("meta") for name, tensor in tensors.items()}
+
+
+def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:
+    """A call either works as the reference does, or both refuse it with the same sentence."""
+    outcomes = []
+    for one in (reference, function):
+        try:
+            outcomes.append(one(**arguments))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    expected, actual = outcomes
+    if isinstance(expected, str):
+        assert actual == expected
+        assert expected.startswith("selective_scan: ")
+    else:
+        torch.testing.assert_close(actual, expected, **tolerances)
