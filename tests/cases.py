@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 REAL = "float32, float16, bfloat16 or float64"
 COMPLEX = "complex64 or complex128"
@@ -50,11 +51,18 @@ def assert_refused(function, arguments: dict, message: str, error: type = Runtim
 
 
 def on_meta(arguments: dict) -> dict:
-    """The arguments as fake tensors; skips the test where these cannot be made."""
+    """The arguments without their data; skips the test where these cannot be made."""
     tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
     if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
         pytest.skip("fake tensors cannot mix layouts or devices")
     return arguments | {name: tensor.to("meta") for name, tensor in tensors.items()}
+
+
+def fake(arguments: dict, mode: FakeTensorMode) -> dict:
+    return {
+        name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
 
 
 def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:

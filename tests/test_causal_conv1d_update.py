@@ -1,7 +1,7 @@
 """Steps of the causal convolution with the state in place: against the reference and the whole."""
 
-import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cases import REAL, Axes, assert_refused, assert_same_outcome, each_of, fake, on_meta, ones
 from problem import Error, generator, lay_out
 from selective_scan import (
     causal_conv1d_fn,
@@ -22,7 +23,7 @@ UPDATES = [causal_conv1d_update, causal_conv1d_update_ref]
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     batch: int = 3
     dim: int = 21
     steps: int | None = None
@@ -35,17 +36,6 @@ class Case:
     dtype: torch.dtype = F32
     state_dtype: torch.dtype = F32
     layout: str = "contiguous"
-
-    def with_(self, **changes) -> "Case":
-        return dataclasses.replace(self, **changes)
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={value}".replace("torch.", "")
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        )
-        return ",".join(changed) or "base"
 
 
 def make(case: Case, device: str) -> dict:
@@ -219,12 +209,9 @@ def test_opcheck(case, device):
     op = torch.ops.selective_scan.causal_conv1d_update
     torch.library.opcheck(op, op_arguments(arguments))
     with FakeTensorMode() as mode:
-        fake = {
-            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-            for name, value in arguments.items()
-        }
-        assert op(*op_arguments(fake)).shape == arguments["x"].shape
-        assert op(*op_arguments(fake), -1, torch.empty_like(fake["x"])) is None
+        given = fake(arguments, mode)
+        assert op(*op_arguments(given)).shape == arguments["x"].shape
+        assert op(*op_arguments(given), -1, torch.empty_like(given["x"])) is None
 
 
 def test_compile(device):
@@ -243,11 +230,7 @@ def test_compile(device):
 # --- bad calls ------------------------------------------------------------------------------------
 
 
-def ones(*shape, dtype=F32, **options):
-    return torch.ones(shape, dtype=dtype, **options)
-
-
-REAL = "float32, float16, bfloat16 or float64"
+GOOD = {"x": ones(2, 4), "conv_state": ones(2, 4, 3), "weight": ones(4, 4)}
 INDICES = {"conv_state_indices": ones(2, dtype=torch.int32)}
 BAD_CALLS = [
     ({"x": ones(2, 4, dtype=torch.int32)}, f"x must have dtype {REAL}, got int32"),
@@ -285,30 +268,18 @@ BAD_CALLS = [
     ({"activation": "gelu"}, "activation must be None or one of silu, swish, got 'gelu'"),
     ({"bias": ones(4, device="meta")}, "bias must be on the device of x, cpu, got meta"),
 ]
-MESSAGES = [message for _, message in BAD_CALLS]
 
 
-def bad_arguments(change):
-    return {"x": ones(2, 4), "conv_state": ones(2, 4, 3), "weight": ones(4, 4)} | change
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS, ids=MESSAGES)
+@each_of(BAD_CALLS)
 @pytest.mark.parametrize("update", UPDATES)
 def test_bad_call(update, change, message):
-    with pytest.raises(RuntimeError) as caught:
-        update(**bad_arguments(change))
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(update, GOOD | change, message)
 
 
-@pytest.mark.parametrize(("change", "message"), BAD_CALLS[:-1], ids=MESSAGES[:-1])
+@each_of(BAD_CALLS)
 def test_bad_call_under_compile(change, message):
-    arguments = {
-        name: value.to("meta") if isinstance(value, torch.Tensor) else value
-        for name, value in bad_arguments(change).items()
-    }
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.causal_conv1d_update(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
+    op = torch.ops.selective_scan.causal_conv1d_update
+    assert_refused(op, on_meta(GOOD | change), message)
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -323,19 +294,14 @@ def test_bad_call_under_compile(change, message):
     ],
 )
 def test_bad_argument(update, change, message):
-    arguments = bad_arguments(change)
-    with pytest.raises(TypeError) as caught:
-        update(**arguments)
-    assert str(caught.value) == f"selective_scan: {message}"
+    assert_refused(update, GOOD | change, message, TypeError)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_slots_that_there_are_not_are_refused(update):
-    indices = torch.tensor([0, 2])
-    with pytest.raises(RuntimeError) as caught:
-        update(**bad_arguments({"conv_state_indices": indices}))
-    message = "selective_scan: conv_state_indices must be less than slots = 2, got 2"
-    assert str(caught.value) == message
+    change = {"conv_state_indices": torch.tensor([0, 2])}
+    message = "conv_state_indices must be less than slots = 2, got 2"
+    assert_refused(update, GOOD | change, message)
 
 
 @settings(deadline=None, max_examples=100)
@@ -359,15 +325,9 @@ def test_any_call(batch, dim, steps, width, spare, ring, slots):
         arguments["cache_seqlens"] = torch.randint(0, 50, (batch,))
     if slots is not None:
         arguments["conv_state_indices"] = torch.randperm(slots)[:batch] - 1
-    results = []
-    for update in UPDATES:
-        given_arguments = copied(arguments)
-        try:
-            results.append((update(**given_arguments), given_arguments["conv_state"]))
-        except RuntimeError as error:
-            results.append(str(error))
-    if isinstance(results[1], str):
-        assert results[0] == results[1]
-        assert results[0].startswith("selective_scan: ")
-    else:
-        torch.testing.assert_close(*results)
+
+    def out_and_state(update, **given):
+        given = copied(given)
+        return update(**given), given["conv_state"]
+
+    assert_same_outcome(*(partial(out_and_state, update) for update in UPDATES), arguments)

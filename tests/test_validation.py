@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bad_calls import BAD_CALLS, BATCH, DIM, DSTATE, SEQLEN, Bad, Value, arguments_of, good_call
+from cases import fake
 from problem import METHODS, OP_ORDER, TENSORS
 from selective_scan import selective_scan_fn, selective_scan_ref
 
@@ -42,13 +43,8 @@ def call_backward_op(arguments):
 
 def faked(call):
     def call_faked(arguments):
-        mode = FakeTensorMode()
-        fake = {
-            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-            for name, value in arguments.items()
-        }
-        with mode:
-            return call(fake)
+        with FakeTensorMode() as mode:
+            return call(fake(arguments, mode))
 
     return call_faked
 
