@@ -1,0 +1,235 @@
+"""Values that are not finite, zero, tiny or huge: where they stay, and what is left of others."""
+
+import math
+
+import pytest
+import torch
+
+from problem import Case, Tolerance, complaint, detached, generator, inputs_on, make
+from selective_scan import selective_scan_fn
+from test_edges import SMALL, scan
+
+CHANNEL_GRADIENTS = ("u", "delta", "A", "z", "D", "delta_bias", "initial_state")
+
+
+def results_of(case, inputs):
+    """Outputs, and the gradients that belong to one channel alone."""
+    outputs = scan(case, inputs)
+    cotangents = [
+        value.to(output.device)
+        for value, output in zip(make(case).cotangents.values(), outputs, strict=True)
+    ]
+    gradients = torch.autograd.grad(
+        outputs, [inputs[name] for name in CHANNEL_GRADIENTS], cotangents
+    )
+    names = ("out", "last_state", *CHANNEL_GRADIENTS)
+    return dict(zip(names, (*outputs, *gradients), strict=True))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["u", "delta", "z", "initial_state", "A", "D"])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_what_is_not_finite_stays_in_its_channel(name, value, is_complex, device):
+    case = Case(complex=is_complex, dim=10, dstate=5, seqlen=70, batch=3, method="foh")
+    clean = inputs_on(case, device)
+    dirty = {key: tensor.detach().clone() for key, tensor in clean.items()}
+    channel, per_batch = 3, name not in ("A", "D")
+    position = {"A": (channel, 2), "D": (channel,)}.get(name, (0, channel, 2))
+    dirty[name][position] = value
+    expected = results_of(case, clean)
+    actual = results_of(case, {key: tensor.requires_grad_() for key, tensor in dirty.items()})
+    if math.isnan(value):
+        assert actual["out"][0, channel].isnan().any()
+
+    others = torch.ones(case.batch, case.dim, dtype=torch.bool, device=device)
+    others[0 if per_batch else slice(None), channel] = False
+    for key, wanted in expected.items():
+        mask = others.all(0) if key in ("A", "D", "delta_bias") else others
+        assert torch.equal(actual[key][mask], wanted[mask]), key
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_what_is_not_finite_in_a_projection_stays_in_its_batch_and_group(name, device):
+    case = Case(dim=4, dstate=5, seqlen=70, batch=3)
+    clean = detached(inputs_on(case, device))
+    dirty = clean | {name: clean[name].clone()}
+    dirty[name][1, 0, 2, 30] = math.nan
+    expected, actual = scan(case, clean)[0], scan(case, dirty)[0]
+    assert actual[1, :2].isnan().any()
+    assert torch.equal(actual[1, 2:], expected[1, 2:])
+    assert torch.equal(actual[[0, 2]], expected[[0, 2]])
+    assert torch.equal(actual[1, :2, :30], expected[1, :2, :30])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dstate", [1, 16, 33])
+@pytest.mark.parametrize("masked", [slice(5, 40), slice(0, 70)], ids=["some", "all"])
+def test_a_step_of_minus_infinity_before_softplus_leaves_the_state(dtype, dstate, masked, device):
+    case = Case(dim=8, dstate=dstate, dtype=dtype)
+    inputs = detached(inputs_on(case, device))
+    inputs["delta"][..., masked] = -math.inf
+    kept = torch.ones(case.seqlen, dtype=torch.bool, device=device)
+    kept[masked] = False
+    without = {
+        name: value[..., kept] if name in ("u", "delta", "z", "B", "C") else value
+        for name, value in inputs.items()
+    }
+    (out, last_state), (expected, expected_state) = scan(case, inputs), scan(case, without)
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (1e-2, 1e-2)
+    torch.testing.assert_close(out[..., kept], expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(last_state, expected_state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_past_does_not_know_the_future(reverse, device):
+    """Causality, with NaN as the tracer: before the step it enters the output is bit-identical."""
+    case = SMALL.with_(reverse=reverse, seqlen=100)
+    clean = detached(inputs_on(case, device))
+    step = int(torch.randint(100, (), generator=generator("step")))
+    dirty = clean | {"u": clean["u"].clone()}
+    dirty["u"][..., step] = math.nan
+    expected, actual = scan(case, clean)[0], scan(case, dirty)[0]
+    before = slice(step + 1, None) if reverse else slice(0, step)
+    after = slice(0, step + 1) if reverse else slice(step, None)
+    assert torch.equal(actual[..., before], expected[..., before])
+    assert actual[..., after].isnan().all()
+
+
+@pytest.mark.parametrize("method", ["foh", "bilinear", "rk4"])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_poles_and_steps_of_zero(method, is_complex, device):
+    """x = delta * A = 0 exactly, where (exp(x) - 1)/x is 0/0."""
+    case = SMALL.with_(
+        method=method,
+        complex=is_complex,
+        dtype=torch.float64,
+        delta_softplus=False,
+        delta_bias=False,
+    )
+    problem = make(case)
+    tensors = {key: None if v is None else v.clone() for key, v in problem.tensors.items()}
+    tensors["A"][:, :2] = 0
+    tensors["delta"][..., ::3] = 0
+    results = []
+    for backend, where in (("reference", "cpu"), ("auto", device)):
+        inputs = {
+            key: None if value is None else value.to(where).requires_grad_()
+            for key, value in ((k, None if v is None else v.clone()) for k, v in tensors.items())
+        }
+        outputs = scan(case, inputs, backend=backend)
+        present = [value for value in inputs.values() if value is not None]
+        cotangents = [problem.cotangents[key].to(where) for key in ("out", "last_state")]
+        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 3e-5), (torch.float64, 1e-11)])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("seqlen", [70, 500])
+@pytest.mark.parametrize("dim", [4, 37])
+def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
+    """foh takes one form or another by the sizes of the poles that a vector holds."""
+    case = SMALL.with_(method="foh", complex=is_complex, dtype=dtype, dim=dim, dstate=11)
+    case = case.with_(seqlen=seqlen, groups=1, B="shared", C="shared")
+    inputs = detached(inputs_on(case, "cpu"))
+    random = generator("sizes")
+    A = inputs["A"]
+    size = 10 ** torch.empty(A.shape).uniform_(-4, 1.5, generator=random)
+    for state, power in ((0, -2), (1, -17), (2, -3), (5, -30)):
+        size[:, state] *= 10.0**power
+    size[:, 3] = 0
+    size[::3, 6] = 0
+    A.mul_((size / A.abs().clamp(min=1e-3)).to(A.dtype))
+    cotangents = [make(case).cotangents[key] for key in ("out", "last_state")]
+
+    def results(inputs, **options):
+        inputs = {key: v if v is None else v.requires_grad_() for key, v in inputs.items()}
+        outputs = scan(case, inputs, **options)
+        names = [key for key, value in inputs.items() if value is not None]
+        gradients = torch.autograd.grad(
+            outputs,
+            [inputs[key] for key in names],
+            [value.to(output.dtype) for value, output in zip(cotangents, outputs, strict=True)],
+        )
+        named = zip(("out", "last_state", *names), (*outputs, *gradients), strict=True)
+        return {key: value.detach() for key, value in named}
+
+    wide = {
+        key: v if v is None else v.to(torch.complex128 if v.is_complex() else torch.float64)
+        for key, v in inputs.items()
+    }
+    exact = results(wide, backend="reference")
+    for name, actual in results(inputs, backend="cpu").items():
+        # Every state by itself: gradients of small poles are large.
+        states = range(A.shape[1]) if name == "A" else (...,)
+        for state in states:
+            reason = complaint(actual[..., state], exact[name][..., state], Tolerance(allowed))
+            assert not reason, (name, state, reason)
+
+
+def test_growing_states_overflow_to_infinity_without_an_error(device):
+    case = SMALL.with_(seqlen=500, delta_softplus=False)
+    inputs = detached(inputs_on(case, device))
+    out, _ = scan(case, inputs | {"A": -10 * inputs["A"]})
+    assert not out[..., -1].isfinite().all()
+    assert out[..., 0].isfinite().all()
+
+
+# --- states that decay within a step --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, device):
+    """abar reaches last_state, and the gradients of initial_state, as exp(x) for every x."""
+    x = torch.linspace(-80, 1, 400, dtype=dtype)
+    A = torch.complex(x, torch.ones_like(x)) if is_complex else x
+    u, delta = torch.zeros(1, 400, 1, dtype=dtype), torch.ones(1, 400, 1, dtype=dtype)
+    B = C = torch.ones(1, 1, 2 if is_complex else 1, dtype=dtype)
+    initial_state = torch.ones(1, 400, 1, dtype=A.dtype, device=device, requires_grad=True)
+    tensors = [tensor.to(device) for tensor in (u, delta, A[:, None], B, C)]
+    _, last_state = selective_scan_fn(
+        *tensors, initial_state=initial_state, discretization_method="foh", return_last_state=True
+    )
+    (gradient,) = torch.autograd.grad(last_state, initial_state, torch.ones_like(last_state))
+    wide = A.to(torch.complex128 if is_complex else torch.float64)
+    exact = wide.exp()[None, :, None]
+    tolerance = 100 * torch.finfo(dtype).eps  # x itself is rounded in another unit
+    for value, wanted in ((last_state, exact), (gradient, exact.conj())):
+        error = (value.detach().cpu() - wanted).abs() / wanted.abs()
+        assert error.max() <= tolerance
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
+    """It is Re Σ exp(x)·(A·h + B·u), tiny where |x| is large. The reference's own cancels there,
+    and so may that of CUDA's kernels."""
+    random = generator(is_complex)
+    decay = torch.tensor([1.0, 5.0, 10.0, 20.0, 50.0, 60.0, 70.0, 80.0]).double()
+    u, delta, angle, *rest = torch.randn(9, 8, generator=random).double().float().double()
+    delta = 1 + 0.01 * delta.abs()
+    before, B, C = rest[:3]
+    A = -decay
+    if is_complex:
+        A, before, B, C = map(torch.complex, (A, before, B, C), (angle, *rest[3:6]))
+    half = [
+        value.to(torch.complex64 if is_complex else torch.float32) for value in (A, before, B, C)
+    ]
+    step = delta.float().requires_grad_()
+    out = selective_scan_fn(
+        u.float()[None, :, None],
+        step[None, :, None],
+        half[0][:, None],
+        half[2][:, None],
+        half[3][:, None],
+        initial_state=half[1][None, :, None],
+        discretization_method="foh",
+    )
+    out.sum().backward()
+    A, before, B, C = (value.to(B.dtype) for value in half)
+    exact = (C * (step.detach().double() * A).exp() * (A * before + B * u.float().double())).real
+    exact = exact * (2 if is_complex else 1)
+    terms = (C * (delta * A).exp()).abs() * ((A * before).abs() + (B * u).abs())
+    error = (step.grad.double() - exact).abs() / terms
+    assert (error <= 2e-5).all(), error

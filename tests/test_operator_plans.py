@@ -1,0 +1,130 @@
+"""How calls of the causal convolution and of the state update are divided among CUDA threads."""
+
+import os
+import random
+
+import pytest
+
+from test_plan import A100, H200, RTX3090, Call, fill, load_bindings
+
+
+@pytest.fixture(scope="module")
+def bindings(bindings_folder):
+    return load_bindings(bindings_folder)
+
+
+# --- the causal convolution -----------------------------------------------------------------------
+
+LAST = {"channel_last": True}
+# A call, its width and pass: which kernels run it, whether batch entries are runs each; of columns
+# a thread's steps, of rows the lanes, segments and rounds of a row; and the blocks.
+CONVOLUTIONS = [
+    (Call(8, 1536, 2048, 1, **LAST), 4, False, ("columns", True, 48, 1056)),
+    (Call(8, 1536, 2048, 1, **LAST), 4, True, ("columns", True, 128, 768)),
+    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, False, ("columns", True, 88, 1152)),
+    (Call(2, 1536, 512, 1, **LAST), 4, False, ("columns", True, 8, 384)),
+    (Call(2, 1536, 512, 1, **LAST), 4, True, ("columns", True, 8, 768)),
+    (Call(1, 1536, 40000, 1, packed=True, **LAST), 4, False, ("columns", False, 80, 1500)),
+    (Call(1, 24, 1, 1, **LAST), 3, False, ("columns", True, 8, 1)),
+    (Call(8, 1536, 2048, 1), 4, False, ("rows", True, (32, 1, 8), 3072)),
+    (Call(8, 1536, 2048, 1), 4, True, ("rows", True, (32, 1, 8), 3072)),
+    (Call(1, 64, 65536, 1), 4, False, ("rows", True, (32, 64, 4), 1024)),
+    (Call(64, 384, 197, 1), 4, False, ("rows", True, (32, 1, 2), 6144)),
+    (Call(8, 1536, 2048, 1, dtype="float64"), 4, False, ("any strides", True, 128, 1536)),
+    (Call(8, 1535, 2048, 1, **LAST), 4, False, ("any strides", True, 128, 1536)),
+    (Call(8, 1536, 0, 1), 4, False, ("none", False, 0, 1)),
+]
+
+
+@pytest.mark.parametrize(("call", "width", "is_backward", "expected"), CONVOLUTIONS, ids=str)
+def test_convolutions(bindings, call, width, is_backward, expected):
+    device = fill(bindings.Device(), H200)
+    made = bindings.plan_conv(fill(bindings.Call(), call), device, width, is_backward)
+    shape = made["steps"]
+    if made["kernels"] == "rows":
+        shape = (made["lanes"], made["segments"], made["rounds"])
+    assert (made["kernels"], made["is_whole"], shape, made["blocks"]) == expected
+
+
+@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+def test_convolutions_cover_all_steps(bindings, device):
+    rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
+    for _ in range(300):
+        batch, dim, seqlen = (int(2 ** rng.uniform(0, most)) for most in (6, 13, 16))
+        call = Call(
+            batch, dim, seqlen, 1, channel_last=rng.random() < 0.5, packed=rng.random() < 0.2,
+            dtype=rng.choice(["float32", "bfloat16", "float64"]), padding=rng.choice([0, 1]),
+        )  # fmt: skip
+        is_backward = rng.random() < 0.5
+        arguments = fill(bindings.Call(), call), fill(bindings.Device(), device)
+        made = bindings.plan_conv(*arguments, rng.randint(1, 8), is_backward)
+        if made["kernels"] == "rows":
+            positions = made["segments"] * made["rounds"] * made["lanes"] * 16
+            assert positions >= seqlen
+            assert made["part_rows"] == batch * made["segments"]
+        else:
+            tiles = made["tiles"]
+            assert (tiles - 1) * made["tile_steps"] < seqlen <= tiles * made["tile_steps"]
+            assert made["part_rows"] == batch * tiles
+            assert made["blocks"] % (batch * tiles) == 0
+
+
+# --- the state update -----------------------------------------------------------------------------
+
+# A call of as many steps as seqlen says, its groups being heads, and the states' dtype: the kernel
+# that runs it, lanes that share a channel, the grid.
+UPDATES = [
+    (Call(1, 1536, 1, 16), "float32", ("dense", 4, (48, 1))),
+    (Call(64, 1536, 1, 16), "float32", ("dense", 4, (48, 64))),
+    (Call(64, 1536, 1, 16), "bfloat16", ("dense", 2, (24, 64))),
+    (Call(64, 5120, 1, 16), "float32", ("dense", 4, (160, 64))),
+    (Call(1024, 1536, 1, 16), "float32", ("dense", 4, (48, 1024))),
+    (Call(1024, 1536, 1, 16), "bfloat16", ("dense", 2, (24, 1024))),
+    (Call(2**20, 64, 1, 16), "float32", ("any", 4, (2, 61681))),
+    (Call(8, 4096, 1, 128, groups=64), "bfloat16", ("plain", 16, (512, 8))),
+    (Call(8, 1536, 1, 128, dtype="float32"), "float32", ("plain", 32, (384, 8))),
+    (Call(1, 24, 1, 4, dtype="float16"), "float32", ("plain", 1, (1, 1))),
+    (Call(64, 1536, 1, 16, wider_rows=True), "bfloat16", ("dense", 2, (24, 64))),
+    (Call(8, 768, 1, 16, dtype="float32"), "float32", ("dense", 4, (24, 8))),
+    # What the dense calls leave out.
+    (Call(64, 1536, 1, 16, z=False), "float32", ("plain", 4, (48, 64))),
+    (Call(64, 1536, 1, 32), "float32", ("plain", 8, (96, 64))),
+    (Call(64, 1536, 1, 16, padding=16), "bfloat16", ("plain", 2, (24, 64))),
+    (Call(64, 1540, 1, 16), "float32", ("plain", 4, (49, 64))),
+    (Call(64, 1536, 1, 16, groups=2), "float32", ("plain", 4, (48, 64))),
+    # What the plain kernel leaves out.
+    (Call(64, 1536, 2, 16), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 16, mixed=True), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 16, padding=1), "float32", ("any", 4, (48, 32))),
+    (Call(64, 1536, 1, 15), "bfloat16", ("any", 2, (24, 64))),
+    (Call(64, 1536, 1, 16), "float16", ("any", 2, (24, 64))),
+    (Call(1, 1536, 1, 256), "float32", ("any", 32, (384, 1))),
+    (Call(1, 1536, 1, 16, dtype="float64"), "float64", ("any", 8, (96, 1))),
+    (Call(1, 1536, 1, 16, dtype="float32", complex=True), "float32", ("any", 8, (96, 1))),
+    (Call(2**18, 8192, 1, 16), "bfloat16", ("any", 2, (128, 52429))),
+]
+
+
+@pytest.mark.parametrize(("call", "state", "expected"), UPDATES, ids=str)
+def test_updates(bindings, call, state, expected):
+    made = bindings.plan_update(fill(bindings.Call(), call), state)
+    assert (made["kernel"], made["lanes"], made["grid"]) == expected
+
+
+def test_updates_of_all_rows_and_channels(bindings):
+    rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
+    for _ in range(300):
+        batch, dim = (int(2 ** rng.uniform(0, 16)) for _ in range(2))
+        dstate = rng.randint(1, 256)
+        state = rng.choice(["float32", "bfloat16", "float16", "float64"])
+        dtype = "float64" if state == "float64" else rng.choice(["float32", "bfloat16"])
+        call = fill(bindings.Call(), Call(batch, dim, 1, dstate, dtype=dtype))
+        made = bindings.plan_update(call, state)
+        tiles, rows = made["grid"]
+        channels = made["threads"] // made["lanes"]
+        assert (tiles - 1) * channels < dim <= tiles * channels
+        assert rows <= 65535
+        assert rows == batch or made["kernel"] == "any"
+        packs = -(-dstate // made["lane_states"])
+        assert made["many_packs"] == (packs > 32)
+        assert made["lanes"] >= min(packs, 32)
