@@ -17,7 +17,8 @@ namespace selective_scan {
 /// `A`, and `dA`, is (channel, row, column): its rows lie `state` apart, its columns `A_column`.
 struct MatrixForwardParams : ForwardParams {
   MatrixForwardParams() = default;
-  explicit MatrixForwardParams(const ScanParams& inputs) : ForwardParams(inputs) {}
+  explicit MatrixForwardParams(const ScanParams& inputs, int64_t A_column = 0)
+      : ForwardParams(inputs), A_column(A_column) {}
 
   int64_t A_column = 0;
 };

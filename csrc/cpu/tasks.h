@@ -1,13 +1,33 @@
 // Tasks for the threads of a pool. Nothing here depends on the instruction set.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
+#include "../core/params.h"
 #include "thread_pool.h"
 #include "work.h"
 
 namespace selective_scan::cpu {
+
+/// Blocks of at most `block_channels` channels of a group, but of whole groups where several of
+/// them are the lanes of a vector.
+inline Partition partition_of(const ScanParams& params, int64_t batch, int64_t lane_groups,
+                              int64_t block_channels) {
+  Partition partition;
+  partition.batch = batch;
+  partition.dim = params.dim;
+  partition.groups = ceil_div(params.groups, lane_groups);
+  partition.lane_groups = lane_groups;
+  partition.group_channels = params.dim / params.groups * lane_groups;
+  partition.block_channels = lane_groups > 1 ? partition.group_channels
+                                             : std::min(block_channels, partition.group_channels);
+  partition.blocks_per_group =
+      ceil_div(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
+  partition.seqlen = params.seqlen;
+  return partition;
+}
 
 /// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
 template <class Run>
@@ -30,6 +50,12 @@ void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run
         }
       },
       &context);
+}
+
+/// Threads worth using for tasks of so much work together, where it takes `least` to be worth more
+/// than one.
+inline int64_t workers_for(int64_t tasks, double work, double least, const ThreadPool& pool) {
+  return work < least ? 1 : std::clamp<int64_t>(tasks, 1, pool.num_threads);
 }
 
 /// Scratch memory of every worker.

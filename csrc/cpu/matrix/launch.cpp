@@ -17,18 +17,6 @@ const MatrixKernels& kernels_for(const ScanParams& params) {
   return *chosen_capability().matrix[params.is_double][params.is_complex];
 }
 
-Partition partition_of(const ScanParams& params, int64_t batch, int64_t lanes) {
-  Partition partition;
-  partition.batch = batch;
-  partition.dim = params.dim;
-  partition.seqlen = params.seqlen;
-  partition.groups = params.groups;
-  partition.group_channels = params.dim / params.groups;
-  partition.block_channels = lanes;
-  partition.blocks_per_group = ceil_div(partition.group_channels, lanes);
-  return partition;
-}
-
 /// What both passes have, and their memory; over a null workspace it only measures.
 struct Plan {
   const MatrixKernels& kernels;
@@ -42,13 +30,12 @@ struct Plan {
   Plan(const ScanParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
         arena{static_cast<char*>(workspace)},
-        partition(partition_of(params, params.batch, kernels.lanes)),
-        channels(partition_of(params, 1, kernels.lanes)) {
+        partition(partition_of(params, params.batch, 1, kernels.lanes)),
+        channels(partition_of(params, 1, 1, kernels.lanes)) {
     const int64_t order = params.dstate;
     const double products = static_cast<double>(params.batch) * params.dim * order * order *
                             std::max<int64_t>(params.seqlen, 1);
-    const bool is_parallel = pool.num_threads > 1 && products >= kSerialProducts;
-    workers = is_parallel ? std::clamp<int64_t>(partition.chains(), 1, pool.num_threads) : 1;
+    workers = workers_for(partition.chains(), products, kSerialProducts, pool);
     matrix_bytes =
         order * order * kernels.lanes * (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
     bases = arena.take<char>(channels.chains() * 2 * matrix_bytes);
@@ -109,9 +96,7 @@ void scan_forward(const MatrixForwardParams& params, void* workspace, const Thre
 
 void scan_backward(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const BackwardPlan plan(params, workspace, pool);
-  MatrixForwardParams inputs(params);
-  inputs.A_column = params.A_column;
-  plan.reduce(inputs, plan.scratch, pool);
+  plan.reduce(MatrixForwardParams(params, params.A_column), plan.scratch, pool);
   run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
     plan.kernels.backward(params, plan.partition.block(task, 0), plan.partials, plan.bases, plan.dH,
                           plan.scratch.of(worker));

@@ -30,26 +30,17 @@ const Kernels& kernels_for(const ScanParams& params) {
 }
 
 Partition partition_of(const ScanParams& params, int64_t lanes, int64_t block_channels) {
-  Partition partition;
-  partition.batch = params.batch;
-  partition.dim = params.dim;
-  partition.seqlen = params.seqlen;
-  if (lanes_are_groups(params, lanes)) partition.lane_groups = lanes;
-  partition.groups = ceil_div(params.groups, partition.lane_groups);
-  partition.group_channels = params.dim / params.groups * partition.lane_groups;
-  partition.block_channels = partition.lane_groups > 1
-                                 ? partition.group_channels
-                                 : std::min(block_channels, partition.group_channels);
-  partition.blocks_per_group =
-      ceil_div(partition.group_channels, std::max<int64_t>(partition.block_channels, 1));
-  return partition;
+  const int64_t lane_groups = lanes_are_groups(params, lanes) ? lanes : 1;
+  return cpu::partition_of(params, params.batch, lane_groups, block_channels);
 }
 
+double updates_of(const ScanParams& params) {
+  return static_cast<double>(params.batch) * params.dim * params.dstate *
+         std::max<int64_t>(params.seqlen, 1);
+}
 /// Whether the problem is large enough for more than one thread.
 bool is_parallel(const ScanParams& params, const ThreadPool& pool) {
-  const double updates = static_cast<double>(params.batch) * params.dim * params.dstate *
-                         std::max<int64_t>(params.seqlen, 1);
-  return pool.num_threads > 1 && updates >= kSerialUpdates;
+  return pool.num_threads > 1 && updates_of(params) >= kSerialUpdates;
 }
 
 /// A chain's parts of the sequence in runs of about equal length, which a thread takes one by one.
@@ -74,9 +65,8 @@ struct Runs {
   static constexpr int64_t kFewestRuns = 3;
 };
 
-/// Threads worth using.
 int64_t workers_for(const ScanParams& params, int64_t tasks, const ThreadPool& pool) {
-  return is_parallel(params, pool) ? std::clamp<int64_t>(tasks, 1, pool.num_threads) : 1;
+  return workers_for(tasks, updates_of(params), kSerialUpdates, pool);
 }
 
 Partition forward_partition(const ScanParams& params, int64_t lanes, const ThreadPool& pool) {

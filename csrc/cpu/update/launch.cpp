@@ -34,7 +34,7 @@ struct UpdatePlan {
         scratch_bytes(round_up(kernels.scratch_bytes(params, task_channels), Arena::kAlignment)) {
     const double updates = static_cast<double>(params.batch) * params.heads * params.dim *
                            params.dstate * params.steps;
-    workers = updates < kSerialUpdates ? 1 : std::min<int64_t>(tasks, pool.num_threads);
+    workers = workers_for(tasks, updates, kSerialUpdates, pool);
   }
 
   bool fits_stack() const { return scratch_bytes <= kStackBytes; }

@@ -233,8 +233,7 @@ cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemor
                           cudaStream_t stream) {
   const auto bytes = matrix::WorkspaceLayout(params, true, nullptr).bytes;
   const auto workspace = matrix::WorkspaceLayout(params, true, memory(bytes)).workspace;
-  MatrixForwardParams inputs(params);
-  inputs.A_column = params.A_column;
+  const MatrixForwardParams inputs(params, params.A_column);
   cudaError_t error = matrix::reduce(inputs, workspace, stream);
   if (error != cudaSuccess) return error;
   error = matrix::with_types(params, [&](auto* type, auto own) {
