@@ -51,8 +51,6 @@ class ComposedOperator(Operator):
         function_arguments: see Operator.
     """
 
-    _has_batching_rules = False  # PyTorch makes one, which calls the op for each entry
-
     def __init__(
         self,
         name: str,
@@ -67,7 +65,14 @@ class ComposedOperator(Operator):
         self._forward_kernel = forward_kernel
         self._backward_kernel = backward_kernel
         self._known_kinds: set[tuple] = set()
-        super().__init__(name, arguments, results, backward, function_arguments=function_arguments)
+        super().__init__(
+            name,
+            arguments,
+            results,
+            backward,
+            function_arguments=function_arguments,
+            has_batching_rules=False,
+        )
 
     def _register(self) -> None:
         self._define()

@@ -47,9 +47,10 @@ class Result:
         like: the argument as which it is laid out.
         chunk: for states that the backward op wants, the op that gives the number of steps from one
             to the next. They are not differentiable; None, where none are to be saved.
-        recomputed: whether the backward op computes such states if it is not given them.
+        is_kept: whether it is for the backward op alone, as such states are.
+        recomputed: whether the backward op computes what is kept if it is not given it.
         asked_by: the option without which the result is None.
-        unless: the argument that is written instead, where it is given; the op returns None then.
+        unless: the argument where the result is None if it is given; or if it is true.
     """
 
     name: str
@@ -57,13 +58,14 @@ class Result:
     dtype: Callable[[Call], torch.dtype]
     like: str | None = None
     chunk: str | None = None
+    is_kept: bool = False
     recomputed: bool = False
     asked_by: str | None = None
     unless: str | None = None
 
     @property
     def is_differentiable(self) -> bool:
-        return self.chunk is None
+        return self.chunk is None and not self.is_kept
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
         if self.chunk is None:
@@ -74,11 +76,11 @@ class Result:
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
-        if self.chunk is not None and not is_saved:
+        if not (self.is_differentiable or is_saved):
             return None
         if self.asked_by is not None and not call.options[self.asked_by]:
             return None
-        if self.unless in call.tensors:
+        if self.unless in call.tensors or call.options.get(self.unless):
             return None
         dtype = self.dtype(call)
         if self.like is not None:
@@ -151,9 +153,9 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
             wider rows, that it is given by keyword; it returns the others. What it is given must
             share no memory with anything else.
+        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch calls
+            them for each entry.
     """
-
-    _has_batching_rules = True
 
     def __init__(
         self,
@@ -169,6 +171,7 @@ class Operator:
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
+        has_batching_rules: bool = True,
     ) -> None:
         self.name = name
         self._reference = reference or f"{name}_ref"
@@ -181,6 +184,7 @@ class Operator:
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
+        self._has_batching_rules = has_batching_rules
         saved = [result for result in results if not result.is_differentiable]
         self._saves_states = bool(saved)
         self._recomputes_states = all(result.recomputed for result in saved)
@@ -425,14 +429,14 @@ class Operator:
 
     def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
         """Checks the gradient of a result, or the saved states."""
-        name = result.name if result.chunk else f"d{result.name}"
+        name = f"d{result.name}" if result.is_differentiable else result.name
         tensor = given[name]
         if tensor is None or (result.recomputed and tensor.numel() == 0):
             return
         check_dense(name, tensor)
         check_device(name, tensor, call.anchor, call[call.anchor])
         twin = given.get(result.name)  # a result that the backward op is given beside its gradient
-        if result.chunk or twin is None:
+        if twin is tensor or twin is None:
             check_dtype(name, tensor, (result.dtype(call),))
             sizes = dict(zip(result.dims, result.sizes(call), strict=True))
             check_dims(name, tensor, result.dims, sizes)

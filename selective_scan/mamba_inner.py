@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -27,7 +28,7 @@ from ._checks import (
 from ._composed import ComposedOperator, Kept
 from ._discretization import METHODS, Method
 from ._mamba_inner import rms_norm
-from ._operator import Result
+from ._operator import Operator, Result
 from ._selective_scan import projection_dtypes
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn
@@ -107,9 +108,10 @@ def _arguments(*own: Option) -> Table:
 
 
 _FUNCTION_ARGUMENTS = _arguments()
+_AUTOCAST_DTYPE = Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)
 _MAMBA_INNER = ComposedOperator(
     "mamba_inner",
-    _arguments(Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)),
+    _arguments(_AUTOCAST_DTYPE),
     results=[
         Result("out", ("batch", "seqlen", "d_model"), lambda call: call["xz"].dtype),
         *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
@@ -121,6 +123,64 @@ _MAMBA_INNER = ComposedOperator(
     forward_kernel=_mamba_inner.forward,
     backward_kernel=_mamba_inner.backward,
     function_arguments=_FUNCTION_ARGUMENTS,
+)
+
+
+# --- a plain layer --------------------------------------------------------------------------------
+
+# What a layer lacks that goes one way, is real and takes B and C from x as they are.
+_ABSENT_FROM_PLAIN = (
+    *("B", "C", "B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
+    *("b_c_dt_rms_eps", "bidirectional"),
+)
+_PLAIN = [
+    argument
+    for argument in _arguments(_AUTOCAST_DTYPE).arguments
+    if argument.name not in _ABSENT_FROM_PLAIN
+]
+
+
+def _products_dtype(call: Call) -> torch.dtype:
+    dtype = call["xz"].dtype
+    return dtype if dtype == torch.float64 else call.options["autocast_dtype"] or dtype
+
+
+def _states_dtype(call: Call) -> torch.dtype:
+    """Of the scan's states, which the convolution's and the products' weights do not decide."""
+    given = [call.tensors[name].dtype for name in ("A", "D", "delta_bias") if name in call.tensors]
+    is_double = torch.float64 in (_products_dtype(call), *given)
+    return torch.float64 if is_double else torch.float32
+
+
+def _rows(name: str, channels: str, **options: object) -> Result:
+    dims = ("batch", "seqlen", channels)
+    return Result(name, dims, _products_dtype, is_kept=True, recomputed=True, **options)
+
+
+def _allocate_dxz(given: dict) -> Tensor:
+    batch, channels, seqlen = given["xz"].shape
+    return given["xz"].new_empty(batch, seqlen, channels).transpose(1, 2)
+
+
+# The same as _MAMBA_INNER, in C++: a small layer waits for the host.
+_PLAIN_MAMBA_INNER = Operator(
+    "plain_mamba_inner",
+    Table(*_PLAIN, anchor="xz", relations=_check_x_proj_weight),
+    results=[
+        Result("out", ("batch", "seqlen", "d_model"), _products_dtype),
+        _rows("x_dbl", "projected"),
+        _rows("y", "dim"),
+        _rows("u", "dim", unless="checkpoint_lvl"),
+        _rows("steps", "dim", unless="checkpoint_lvl"),
+        Result("states", ("saved values",), _states_dtype, chunk="state_chunk", recomputed=True),
+    ],
+    backward=f"dout {' '.join(argument.name for argument in _PLAIN)} x_dbl y u steps states",
+    gradient_like={"xz": _allocate_dxz},
+    has_batching_rules=False,
+    reference="mamba_inner_ref",
+)
+_pick_plain = operator.itemgetter(
+    *(index for index, name in enumerate(_FUNCTION_ARGUMENTS.names) if name not in _ABSENT_FROM_PLAIN)
 )
 
 
@@ -391,8 +451,25 @@ def mamba_inner_fn(
             bidirectional=bidirectional,
             cu_seqlens=cu_seqlens,
         )
-    if not torch.compiler.is_compiling() and _pytorch.are_transforms_active():
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and _pytorch.are_transforms_active():
         # The parts have batching rules, which their composition as one operator can not have.
         _MAMBA_INNER.refuse_tangents(arguments)
         return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
-    return _MAMBA_INNER(*arguments, _autocast_dtype(xz.device))[0]
+    autocast_dtype = _autocast_dtype(xz.device)
+    is_plain = (
+        B is None
+        and C is None
+        and B_proj_bias is None
+        and C_proj_bias is None
+        and b_rms_weight is None
+        and c_rms_weight is None
+        and dt_rms_weight is None
+        and not bidirectional
+        and not A.is_complex()
+        and b_c_dt_rms_eps >= 0
+    )
+    # Modes are to see the parts.
+    if is_plain and (is_compiling or not _pytorch.num_modes()):
+        return _PLAIN_MAMBA_INNER(*_pick_plain(arguments), autocast_dtype)[0]
+    return _MAMBA_INNER(*arguments, autocast_dtype)[0]
