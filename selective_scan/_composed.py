@@ -31,6 +31,7 @@ class Kept:
 
     name: str
     is_differentiable = False
+    stands_for = None
     chunk = None
     recomputed = True
 

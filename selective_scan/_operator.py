@@ -49,8 +49,8 @@ class Result:
             to the next. They are not differentiable; None, where none are to be saved.
         is_kept: whether it is for the backward op alone, as such states are.
         recomputed: whether the backward op computes what is kept if it is not given it.
-        asked_by: the option without which the result is None.
-        unless: the argument where the result is None if it is given; or if it is true.
+        stands_for: the argument in place of which the backward op is given it, unless it is None.
+        is_asked: whether it is returned; if not, it is None.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Result:
     chunk: str | None = None
     is_kept: bool = False
     recomputed: bool = False
-    asked_by: str | None = None
-    unless: str | None = None
+    stands_for: str | None = None
+    is_asked: Callable[[Call], bool] = lambda call: True
 
     @property
     def is_differentiable(self) -> bool:
@@ -76,11 +76,7 @@ class Result:
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
-        if not (self.is_differentiable or is_saved):
-            return None
-        if self.asked_by is not None and not call.options[self.asked_by]:
-            return None
-        if self.unless in call.tensors or call.options.get(self.unless):
+        if not (self.is_differentiable or is_saved) or not self.is_asked(call):
             return None
         dtype = self.dtype(call)
         if self.like is not None:
@@ -153,8 +149,8 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
             wider rows, that it is given by keyword; it returns the others. What it is given must
             share no memory with anything else.
-        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch calls
-            them for each entry.
+        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch
+            calls them for each entry.
     """
 
     def __init__(
@@ -430,7 +426,7 @@ class Operator:
     def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
         """Checks the gradient of a result, or the saved states."""
         name = f"d{result.name}" if result.is_differentiable else result.name
-        tensor = given[name]
+        tensor = given.get(name)
         if tensor is None or (result.recomputed and tensor.numel() == 0):
             return
         check_dense(name, tensor)
@@ -478,6 +474,11 @@ class Operator:
         self._pick_saved = _picker([row.index(name) for name in saved])
         self._pick_options = _picker([row.index(name) for name in options])
         self._order = _picker([kept.index(name) for name in given])
+        self._stand_ins = [
+            (row.index(result.stands_for), row.index(result.name))
+            for result in self._results
+            if result.stands_for is not None
+        ]
         with_gradient = [argument.name for argument in self._gradients]
         # -1 is the None behind the last gradient.
         self._pick_gradients = _picker(
@@ -487,7 +488,10 @@ class Operator:
     def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
         results = (output,) if isinstance(output, Tensor) else output
-        row = (*inputs, *self._defaults[len(inputs) :], *results)
+        row = [*inputs, *self._defaults[len(inputs) :], *results]
+        for place, stand_in in self._stand_ins:
+            if row[stand_in] is not None:
+                row[place] = row[stand_in]
         ctx.save_for_backward(*self._pick_saved(row))
         ctx.options = self._pick_options(row)
         if self._derived:

@@ -76,7 +76,7 @@ _CAUSAL_CONV1D = Operator(
             "final_states",
             _STATES,
             lambda call: call["x"].dtype,
-            asked_by="return_final_states",
+            is_asked=lambda call: call.options["return_final_states"],
         ),
     ],
     backward="dout dfinal_states x weight bias seq_idx cu_seqlens initial_states activation",

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import has_torch_function
 
-from . import _mamba_inner, _pytorch
+from . import _library, _mamba_inner, _pytorch
 from ._checks import (
     COMPLEX,
     CU_SEQLENS,
+    HALF,
     REAL,
     SINGLE_OR_DOUBLE,
     BackendName,
@@ -73,6 +75,8 @@ def _size(dim: str, sizes: dict) -> int | torch.SymInt:
 
 _CHANNELS = ("dim",)
 _POLES = ("dim", "dstate")
+_ROWS = ("batch", "seqlen", "dim")
+_ROWS_OUT = ("batch", "seqlen", "d_model")
 
 
 def _arguments(*own: Option) -> Table:
@@ -113,7 +117,7 @@ _MAMBA_INNER = ComposedOperator(
     "mamba_inner",
     _arguments(_AUTOCAST_DTYPE),
     results=[
-        Result("out", ("batch", "seqlen", "d_model"), lambda call: call["xz"].dtype),
+        Result("out", _ROWS_OUT, lambda call: call["xz"].dtype),
         *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
     ],
     backward=(
@@ -133,11 +137,33 @@ _ABSENT_FROM_PLAIN = (
     *("B", "C", "B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
     *("b_c_dt_rms_eps", "bidirectional"),
 )
-_PLAIN = [
-    argument
-    for argument in _arguments(_AUTOCAST_DTYPE).arguments
-    if argument.name not in _ABSENT_FROM_PLAIN
-]
+
+
+def _check_plain_xz(name: str, tensor: Tensor, call: Call) -> None:
+    if "in_proj_weight" not in call.tensors:
+        return _check_xz(name, tensor, call)
+    check_dims(name, tensor, ("batch", "seqlen", "d_input"), call.sizes)
+
+
+def _check_in_proj_weight(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, ("2*dim", "d_input"), call.sizes)
+    if tensor.shape[0] % 2 != 0:
+        fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
+    call.sizes["dim"] = tensor.shape[0] // 2
+
+
+def _plain_arguments() -> Table:
+    _, *others = (
+        a for a in _arguments(_AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
+    )
+    return Table(
+        TensorArgument("xz", REAL, _check_plain_xz),
+        TensorArgument("in_proj_weight", REAL, _check_in_proj_weight, optional=True),
+        TensorArgument("in_proj_bias", REAL, ("2*dim",), optional=True),
+        *others,
+        anchor="xz",
+        relations=_check_x_proj_weight,
+    )
 
 
 def _products_dtype(call: Call) -> torch.dtype:
@@ -152,35 +178,63 @@ def _states_dtype(call: Call) -> torch.dtype:
     return torch.float64 if is_double else torch.float32
 
 
-def _rows(name: str, channels: str, **options: object) -> Result:
-    dims = ("batch", "seqlen", channels)
-    return Result(name, dims, _products_dtype, is_kept=True, recomputed=True, **options)
+def _is_projected(call: Call) -> bool:
+    return "in_proj_weight" in call.tensors
+
+
+def _kept(
+    name: str,
+    dims: tuple[str, ...],
+    dtype: Callable[[Call], torch.dtype] = _products_dtype,
+    **options: object,
+) -> Result:
+    return Result(name, dims, dtype, is_kept=True, recomputed=True, **options)
 
 
 def _allocate_dxz(given: dict) -> Tensor:
+    if given["in_proj_weight"] is not None:
+        return torch.empty_like(given["xz"], memory_format=torch.contiguous_format)
     batch, channels, seqlen = given["xz"].shape
     return given["xz"].new_empty(batch, seqlen, channels).transpose(1, 2)
 
 
-# The same as _MAMBA_INNER, in C++: a small layer waits for the host.
+# The same as _MAMBA_INNER, in C++, since a small layer waits for the host; and, with in_proj_weight,
+# of a layer's input for xz and of A_log for A.
 _PLAIN_MAMBA_INNER = Operator(
     "plain_mamba_inner",
-    Table(*_PLAIN, anchor="xz", relations=_check_x_proj_weight),
+    _plain_arguments(),
     results=[
-        Result("out", ("batch", "seqlen", "d_model"), _products_dtype),
-        _rows("x_dbl", "projected"),
-        _rows("y", "dim"),
-        _rows("u", "dim", unless="checkpoint_lvl"),
-        _rows("steps", "dim", unless="checkpoint_lvl"),
+        Result("out", _ROWS_OUT, _products_dtype),
+        _kept(
+            "input",
+            ("batch", "seqlen", "d_input"),
+            stands_for="xz",
+            is_asked=lambda call: _is_projected(call) and call["xz"].dtype != _products_dtype(call),
+        ),
+        _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
+        _kept(
+            "poles",
+            _POLES,
+            lambda call: torch.promote_types(call["A"].dtype, torch.float32),
+            is_asked=_is_projected,
+        ),
+        _kept("x_dbl", ("batch", "seqlen", "projected")),
+        _kept("y", _ROWS),
+        _kept("u", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
+        _kept("steps", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
         Result("states", ("saved values",), _states_dtype, chunk="state_chunk", recomputed=True),
     ],
-    backward=f"dout {' '.join(argument.name for argument in _PLAIN)} x_dbl y u steps states",
+    backward=(f"dout {' '.join(_plain_arguments().names)} xz_rows poles x_dbl y u steps states"),
     gradient_like={"xz": _allocate_dxz},
     has_batching_rules=False,
     reference="mamba_inner_ref",
 )
 _pick_plain = operator.itemgetter(
-    *(index for index, name in enumerate(_FUNCTION_ARGUMENTS.names) if name not in _ABSENT_FROM_PLAIN)
+    *(
+        index
+        for index, name in enumerate(_FUNCTION_ARGUMENTS.names)
+        if name not in _ABSENT_FROM_PLAIN
+    )
 )
 
 
@@ -468,8 +522,72 @@ def mamba_inner_fn(
         and not bidirectional
         and not A.is_complex()
         and b_c_dt_rms_eps >= 0
+        and not has_torch_function(arguments)
     )
     # Modes are to see the parts.
     if is_plain and (is_compiling or not _pytorch.num_modes()):
-        return _PLAIN_MAMBA_INNER(*_pick_plain(arguments), autocast_dtype)[0]
+        xz, *others = _pick_plain(arguments)
+        return _PLAIN_MAMBA_INNER(xz, None, None, *others, autocast_dtype)[0]
     return _MAMBA_INNER(*arguments, autocast_dtype)[0]
+
+
+def mamba_layer(
+    hidden: Tensor,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A_log: Tensor,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    discretization_method: Method,
+    bidirectional: bool,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden where
+    there is no in_proj_weight; and of -exp(A_log)."""
+    tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
+               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias)  # fmt: skip
+    if in_proj_weight is not None and not bidirectional and _may_be_one_call(tensors):
+        autocast_dtype = _autocast_dtype(hidden.device)
+        dtypes = hidden.dtype, in_proj_weight.dtype
+        is_cast = autocast_dtype is not None and torch.float64 not in dtypes
+        is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
+        if is_right and (is_cast or dtypes[0] == dtypes[1]):
+            options = (delta_softplus, 1, discretization_method, cu_seqlens, autocast_dtype)
+            return _PLAIN_MAMBA_INNER(*tensors, *options)[0]
+    xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
+    return mamba_inner_fn(
+        xz.transpose(1, 2),
+        *tensors[3:9],
+        poles(A_log),
+        D=D,
+        delta_bias=delta_bias,
+        delta_softplus=delta_softplus,
+        discretization_method=discretization_method,
+        bidirectional=bidirectional,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+def _may_be_one_call(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether nobody asks for parts: a compiler, which fuses them with what is around them, a mode,
+    a transform, a subclass of Tensor."""
+    return (
+        not (
+            torch.compiler.is_compiling()
+            or _pytorch.num_modes()
+            or _pytorch.are_transforms_active()
+            or has_torch_function(tensors)
+        )
+        and tensors[0].device.type in _library.devices
+    )
+
+
+def poles(A_log: Tensor) -> Tensor:
+    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)

@@ -139,7 +139,13 @@ _STATE_UPDATE = Operator(
         complex_by=("A",),
     ),
     results=[
-        Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out"),
+        Result(
+            "out",
+            ("...",),
+            lambda call: call["x"].dtype,
+            like="x",
+            is_asked=lambda call: "out" not in call.tensors,
+        ),
     ],
     flops=_flops,
 )

@@ -59,6 +59,24 @@ Tensor cast(const Tensor& tensor, ScalarType dtype) {
   return result;
 }
 
+/// What an op of PyTorch returns.
+template <class... Arguments>
+Tensor call(const char* op, const char* overload, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+ScalarType at_least_single(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+/// −exp(A_log)
+Tensor poles_of(const Tensor& A_log) {
+  return call("aten::neg_", "",
+              call("aten::exp", "", cast(A_log, at_least_single(dtype_of(A_log)))));
+}
+
 Tensor new_rows(const Tensor& like, int64_t batch, int64_t seqlen, int64_t channels,
                 ScalarType dtype) {
   return allocate(like, std::array<int64_t, 3>{batch, seqlen, channels}, dtype);
@@ -73,6 +91,8 @@ void for_each_tensor(const LayerArguments& args, const Visit& visit) {
     if (tensor) visit(name, *tensor);
   };
   visit("xz", args.xz);
+  visit_optional("in_proj_weight", args.in_proj_weight);
+  visit_optional("in_proj_bias", args.in_proj_bias);
   visit("conv1d_weight", args.conv1d_weight);
   visit_optional("conv1d_bias", args.conv1d_bias);
   visit("x_proj_weight", args.x_proj_weight);
@@ -87,8 +107,10 @@ void for_each_tensor(const LayerArguments& args, const Visit& visit) {
 
 void check_dtypes(const LayerArguments& args) {
   for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    if (&tensor == &args.A) {
-      check_dtype(name, tensor, {ScalarType::Float, ScalarType::Double});
+    if (&tensor == &args.A && !args.in_proj_weight) {
+      check_dtype(name, tensor, {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
+                                 ScalarType::ComplexDouble});
+      if (is_complex_dtype(dtype_of(tensor))) fail("A must be real in a plain layer");
     } else if (args.cu_seqlens && &tensor == &*args.cu_seqlens) {
       check_dtype(name, tensor, kIndexDtypes);
     } else {
@@ -103,7 +125,10 @@ struct Layer {
   const LayerArguments& args;
   int64_t batch, seqlen, dim, dstate, rank, d_model;
   ScalarType dtype;  // of the matrix products, and of all that they take and give
-  Tensor xz;         // in this dtype, whose channels are neighbours in memory
+  // Of this dtype:
+  Tensor input;  // rows, with in_proj_weight
+  Tensor xz;     // channels are neighbours in memory
+  Tensor A;
 
   Layer(const LayerOps& ops, const LayerArguments& args) : ops(ops), args(args) {
     check_options();
@@ -115,12 +140,31 @@ struct Layer {
     check_shapes();
     const ScalarType given = dtype_of(args.xz);
     dtype = given == ScalarType::Double ? given : args.autocast_dtype.value_or(given);
+    if (args.in_proj_weight) {
+      input = as_contiguous(cast(args.xz, dtype));
+      return;
+    }
     xz = cast(args.xz, dtype);
     if (xz.stride(1) != 1) {
-      const Tensor rows = new_rows(xz, batch, seqlen, 2 * dim, dtype);
+      const Tensor rows = rows_of(2 * dim);
       copy(channels_of(rows), xz);
       xz = channels_of(rows);
     }
+    A = args.A;
+  }
+
+  /// What else precedes the convolution, unless it was kept.
+  void project(LayerKept& kept) {
+    if (!args.in_proj_weight) return;
+    if (!kept.xz_rows.defined() || !kept.poles.defined()) {
+      kept.xz_rows = rows_of(2 * dim);
+      multiply(kept.xz_rows, input, *args.in_proj_weight, args.in_proj_bias);
+      kept.poles = poles_of(args.A);
+      if (dtype_of(args.xz) != dtype) kept.input = input;
+    }
+    check_kept("xz_rows", kept.xz_rows, {"2*dim", 2 * dim});
+    xz = channels_of(kept.xz_rows);
+    A = kept.poles;
   }
 
   void check_options() {
@@ -136,13 +180,7 @@ struct Layer {
   }
 
   void check_shapes() {
-    check_shape("xz", args.xz, {{"batch"}, {"2*dim"}, {"seqlen"}});
-    if (args.xz.size(1) % 2 != 0) {
-      fail("xz must have an even number of channels, got ", shape_text(args.xz));
-    }
-    batch = args.xz.size(0);
-    dim = args.xz.size(1) / 2;
-    seqlen = args.xz.size(2);
+    check_input();
     const Dim channels{"dim", dim};
     check_shape("conv1d_weight", args.conv1d_weight, {channels, {"1", 1}, {"width"}});
     if (const int64_t width = args.conv1d_weight.size(2); width < 1 || width > kMaxConvWidth) {
@@ -167,9 +205,40 @@ struct Layer {
                 {{"dt_rank+dstate+dstate", projected()}, channels});
   }
 
+  void check_input() {
+    const Tensor& xz = args.xz;
+    const OptionalTensor& weight = args.in_proj_weight;
+    if (weight) {
+      check_shape("xz", xz, {{"batch"}, {"seqlen"}, {"d_input"}});
+      check_shape("in_proj_weight", *weight, {{"2*dim"}, {"d_input", xz.size(2)}});
+    } else {
+      check_shape("xz", xz, {{"batch"}, {"2*dim"}, {"seqlen"}});
+    }
+    const int64_t channels = weight ? weight->size(0) : xz.size(1);
+    if (channels % 2 != 0) {
+      fail(weight ? "in_proj_weight" : "xz", " must have an even number of channels, got ",
+           shape_text(weight ? *weight : xz));
+    }
+    if (args.in_proj_bias) check_shape("in_proj_bias", *args.in_proj_bias, {{"2*dim", channels}});
+    batch = xz.size(0);
+    seqlen = xz.size(weight ? 1 : 2);
+    dim = channels / 2;
+  }
+
+  /// Rows that the backward pass is given.
+  void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
+    check_dense(name, rows);
+    check_same_device(name, rows, "xz", args.xz);
+    check_dtype(name, rows, {dtype});
+    check_shape(name, rows, {{"batch", batch}, {"seqlen", seqlen}, channels});
+    if (!rows.is_contiguous()) fail(name, " must be contiguous");
+  }
+
   int64_t projected() const { return rank + 2 * dstate; }
 
-  Tensor rows_of(int64_t channels) const { return new_rows(xz, batch, seqlen, channels, dtype); }
+  Tensor rows_of(int64_t channels) const {
+    return new_rows(args.xz, batch, seqlen, channels, dtype);
+  }
 
   // x and z are the halves of xz.
   Tensor half(int64_t index) const {
@@ -178,6 +247,15 @@ struct Layer {
 
   void multiply(const Tensor& out, const Tensor& left, const Tensor& right) const {
     TORCH_ERROR_CODE_CHECK(ops.mm_out(out.get(), left.get(), right.get()));
+  }
+  /// As torch.nn.functional.linear, of contiguous rows.
+  void multiply(const Tensor& out, const Tensor& rows, const Tensor& weight,
+                const OptionalTensor& bias) const {
+    const Tensor target = matrix_of(out), left = matrix_of(rows),
+                 right = transposed(cast(weight, dtype));
+    if (!bias) return multiply(target, left, right);
+    TORCH_ERROR_CODE_CHECK(
+        ops.addmm_out(target.get(), cast(*bias, dtype).get(), left.get(), right.get(), 1.0, 1.0));
   }
   /// out += left·right
   void accumulate(const Tensor& out, const Tensor& left, const Tensor& right) const {
@@ -193,6 +271,14 @@ struct Layer {
     multiply(product, transposed(gradient), rows);
     if (is_cast) copy(result, product);
     return result;
+  }
+
+  OptionalTensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
+    if (!bias) return std::nullopt;
+    const std::array<int64_t, 1> rows = {0};
+    return cast(
+        torch::stable::sum(gradient, IntHeaderOnlyArrayRef(rows), false, at_least_single(dtype)),
+        dtype_of(*bias));
   }
 
   // The convolution as rows, and delta as the product gives it.
@@ -211,80 +297,68 @@ struct Layer {
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
 
-  Tensor forward(LayerKept* kept) const;
-  LayerGradients backward(const Tensor& dout, LayerKept kept) const;
+  Tensor forward(bool saves, LayerKept& kept);
+  LayerGradients backward(const Tensor& dout, LayerKept kept);
 
   static inline const std::optional<std::string> kSilu = "silu";
 };
 
-Tensor Layer::forward(LayerKept* kept) const {
+Tensor Layer::forward(bool saves, LayerKept& kept) {
+  project(kept);
   const Tensor u = convolve(half(0));
   const Tensor x_dbl = rows_of(projected());
-  multiply(matrix_of(x_dbl), matrix_of(u), transposed(cast(args.x_proj_weight, dtype)));
+  multiply(x_dbl, u, args.x_proj_weight, std::nullopt);
   const Tensor steps = steps_of(x_dbl);
   const auto [scanned, last_state, states] =
-      ops.scan.forward(channels_of(u), channels_of(steps), args.A, B_of(x_dbl), C_of(x_dbl), args.D,
+      ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
                        half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                       std::nullopt, false, args.cu_seqlens, kept != nullptr);
+                       std::nullopt, false, args.cu_seqlens, saves);
   const Tensor y = as_contiguous(view_as(
       scanned, {batch, seqlen, dim}, {scanned.stride(0), scanned.stride(2), scanned.stride(1)}));
-  const Tensor out = rows_of(d_model), columns = transposed(cast(args.out_proj_weight, dtype));
-  if (args.out_proj_bias) {
-    const Tensor bias = cast(*args.out_proj_bias, dtype), target = matrix_of(out);
-    TORCH_ERROR_CODE_CHECK(
-        ops.addmm_out(target.get(), bias.get(), matrix_of(y).get(), columns.get(), 1.0, 1.0));
-  } else {
-    multiply(matrix_of(out), matrix_of(y), columns);
-  }
-  if (kept != nullptr) {
-    *kept = {x_dbl, y, Tensor(), Tensor(), states};
+  const Tensor out = rows_of(d_model);
+  multiply(out, y, args.out_proj_weight, args.out_proj_bias);
+  if (saves) {
+    kept.x_dbl = x_dbl;
+    kept.y = y;
+    kept.states = states;
     if (args.checkpoint_lvl == 0) {
-      kept->u = u;
-      kept->steps = steps;
+      kept.u = u;
+      kept.steps = steps;
     }
   }
   return out;
 }
 
-LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) const {
+LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
   check_dense("dout", dout);
   check_same_device("dout", dout, "xz", args.xz);
   check_dtype("dout", dout, {dtype});
   check_shape("dout", dout, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
-  if (!kept.x_dbl.defined()) forward(&kept);
-  const auto check_kept = [&](const char* name, const Tensor& rows, int64_t channels) {
-    check_dense(name, rows);
-    check_same_device(name, rows, "xz", args.xz);
-    check_dtype(name, rows, {dtype});
-    check_shape(name, rows, {{"batch", batch}, {"seqlen", seqlen}, {"channels", channels}});
-  };
-  check_kept("x_dbl", kept.x_dbl, projected());
-  check_kept("y", kept.y, dim);
-  if (kept.u.defined()) check_kept("u", kept.u, dim);
-  if (kept.steps.defined()) check_kept("steps", kept.steps, dim);
-  const Tensor x_dbl = as_contiguous(kept.x_dbl), gradient = matrix_of(as_contiguous(dout));
+  if (kept.x_dbl.defined()) {
+    project(kept);
+  } else {
+    forward(true, kept);
+  }
+  check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
+  check_kept("y", kept.y, {"dim", dim});
+  if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
+  if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
+  const Tensor &x_dbl = kept.x_dbl, gradient = matrix_of(as_contiguous(dout));
   const Tensor x = half(0), z = half(1);
   LayerGradients made;
-  made.dout_proj_weight =
-      weight_gradient(args.out_proj_weight, gradient, matrix_of(as_contiguous(kept.y)));
-  if (args.out_proj_bias) {
-    const std::array<int64_t, 1> over_rows = {0};
-    const ScalarType wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
-    made.dout_proj_bias =
-        cast(torch::stable::sum(gradient, IntHeaderOnlyArrayRef(over_rows), false, wide),
-             dtype_of(*args.out_proj_bias));
-  }
+  made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
+  made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
   const Tensor dy = rows_of(dim);
   multiply(matrix_of(dy), gradient, cast(args.out_proj_weight, dtype));
-  const Tensor u = kept.u.defined() ? as_contiguous(kept.u) : convolve(x);
-  const Tensor steps = kept.steps.defined() ? as_contiguous(kept.steps) : steps_of(x_dbl);
+  const Tensor u = kept.u.defined() ? kept.u : convolve(x);
+  const Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
 
   const Tensor dxz = rows_of(2 * dim), dx_dbl = rows_of(projected()), du = rows_of(dim),
                dsteps = rows_of(dim);
   const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
   const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
-      ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), channels_of(steps), args.A,
+      ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), channels_of(steps), A,
                         B_of(x_dbl), C_of(x_dbl), args.D, z, args.delta_bias, args.delta_softplus,
                         args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
                         channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
@@ -299,14 +373,26 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) const {
                         args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
   const Tensor& taps = made.dconv1d_weight;
   made.dconv1d_weight = view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), 1, taps.stride(1)});
-  made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
+  if (!args.in_proj_weight) {
+    made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
+    return made;
+  }
+  made.dxz = rows_of(input.size(2));
+  multiply(matrix_of(made.dxz), matrix_of(dxz), cast(*args.in_proj_weight, dtype));
+  made.dxz = cast(made.dxz, dtype_of(args.xz));
+  made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
+  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz)).value_or(Tensor());
+  made.dA = cast(call("aten::mul", "Tensor", made.dA, A), dtype_of(args.A));
   return made;
 }
 
 }  // namespace
 
-Tensor layer_forward(const LayerOps& ops, const LayerArguments& args, LayerKept* kept) {
-  return Layer(ops, args).forward(kept);
+LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves) {
+  LayerForward made;
+  made.out = Layer(ops, args).forward(saves, made.kept);
+  if (!saves) made.kept = {};
+  return made;
 }
 
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
