@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import has_torch_function
+from torch import Tensor, nn
 
 from . import _library, _mamba_inner, _pytorch
 from ._checks import (
@@ -198,8 +197,8 @@ def _allocate_dxz(given: dict) -> Tensor:
     return given["xz"].new_empty(batch, seqlen, channels).transpose(1, 2)
 
 
-# The same as _MAMBA_INNER, in C++, since a small layer waits for the host; and, with in_proj_weight,
-# of a layer's input for xz and of A_log for A.
+# The same as _MAMBA_INNER in C++, since a small layer waits for the host. With in_proj_weight, xz
+# is the layer's input, (batch, seqlen, d_input), and A is A_log.
 _PLAIN_MAMBA_INNER = Operator(
     "plain_mamba_inner",
     _plain_arguments(),
@@ -229,6 +228,7 @@ _PLAIN_MAMBA_INNER = Operator(
     has_batching_rules=False,
     reference="mamba_inner_ref",
 )
+_OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 _pick_plain = operator.itemgetter(
     *(
         index
@@ -522,10 +522,8 @@ def mamba_inner_fn(
         and not bidirectional
         and not A.is_complex()
         and b_c_dt_rms_eps >= 0
-        and not has_torch_function(arguments)
     )
-    # Modes are to see the parts.
-    if is_plain and (is_compiling or not _pytorch.num_modes()):
+    if is_plain and (is_compiling or not _are_parts_wanted(_pick_plain(arguments)[:10])):
         xz, *others = _pick_plain(arguments)
         return _PLAIN_MAMBA_INNER(xz, None, None, *others, autocast_dtype)[0]
     return _MAMBA_INNER(*arguments, autocast_dtype)[0]
@@ -549,11 +547,20 @@ def mamba_layer(
     bidirectional: bool,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden where
-    there is no in_proj_weight; and of -exp(A_log)."""
+    """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
+    where there is no in_proj_weight; and of −exp(A_log)."""
     tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
                delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias)  # fmt: skip
-    if in_proj_weight is not None and not bidirectional and _may_be_one_call(tensors):
+    # A compiler does better with parts, which it fuses with what is around them.
+    is_one_call = not (
+        in_proj_weight is None
+        or bidirectional
+        or torch.compiler.is_compiling()
+        or _pytorch.are_transforms_active()
+        or _are_parts_wanted(tensors)
+        or hidden.device.type not in _library.devices
+    )
+    if is_one_call:
         autocast_dtype = _autocast_dtype(hidden.device)
         dtypes = hidden.dtype, in_proj_weight.dtype
         is_cast = autocast_dtype is not None and torch.float64 not in dtypes
@@ -575,18 +582,9 @@ def mamba_layer(
     )
 
 
-def _may_be_one_call(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether nobody asks for parts: a compiler, which fuses them with what is around them, a mode,
-    a transform, a subclass of Tensor."""
-    return (
-        not (
-            torch.compiler.is_compiling()
-            or _pytorch.num_modes()
-            or _pytorch.are_transforms_active()
-            or has_torch_function(tensors)
-        )
-        and tensors[0].device.type in _library.devices
-    )
+def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
+    return bool(_pytorch.num_modes()) or not _OPAQUE_TYPES.issuperset(map(type, tensors))
 
 
 def poles(A_log: Tensor) -> Tensor:

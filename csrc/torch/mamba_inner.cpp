@@ -372,7 +372,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
       ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
                         args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
   const Tensor& taps = made.dconv1d_weight;
-  made.dconv1d_weight = view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), 1, taps.stride(1)});
+  made.dconv1d_weight = view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});
   if (!args.in_proj_weight) {
     made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
     return made;
