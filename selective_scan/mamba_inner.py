@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 import torch
@@ -229,13 +228,6 @@ _PLAIN_MAMBA_INNER = Operator(
     reference="mamba_inner_ref",
 )
 _OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
-_pick_plain = operator.itemgetter(
-    *(
-        index
-        for index, name in enumerate(_FUNCTION_ARGUMENTS.names)
-        if name not in _ABSENT_FROM_PLAIN
-    )
-)
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -523,9 +515,12 @@ def mamba_inner_fn(
         and not A.is_complex()
         and b_c_dt_rms_eps >= 0
     )
-    if is_plain and (is_compiling or not _are_parts_wanted(_pick_plain(arguments)[:10])):
-        xz, *others = _pick_plain(arguments)
-        return _PLAIN_MAMBA_INNER(xz, None, None, *others, autocast_dtype)[0]
+    if is_plain:
+        tensors = (xz, None, None, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight,
+                   out_proj_weight, out_proj_bias, A, D, delta_bias)  # fmt: skip
+        if is_compiling or not _are_parts_wanted(tensors):
+            options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
+            return _PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype)[0]
     return _MAMBA_INNER(*arguments, autocast_dtype)[0]
 
 
