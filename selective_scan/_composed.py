@@ -11,7 +11,9 @@ from torch import Tensor
 
 from . import _pytorch
 from ._checks import Number, Option, Table, TensorArgument, check_dims
-from ._operator import Operator, Result, make_function
+from ._function import make_function
+from ._operator import Operator
+from ._result import Result
 
 _SCHEMA_TYPES = {
     bool: "bool",

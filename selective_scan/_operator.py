@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -29,59 +28,12 @@ from ._checks import (
     check_shape_of,
     fail,
 )
+from ._function import make_function, refuse_double_backward, save_nothing
+from ._result import Result
 
 _type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".
 RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
-_STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
-
-
-@dataclass(frozen=True)
-class Result:
-    """A tensor that an op returns.
-
-    Attributes:
-        name: as in the schema of the op.
-        dims: the names of its dimensions.
-        dtype: what finds its dtype.
-        like: the argument as which it is laid out.
-        chunk: for states that the backward op wants, the op that gives the number of steps from one
-            to the next. They are not differentiable; None, where none are to be saved.
-        is_kept: whether it is for the backward op alone, as such states are.
-        recomputed: whether the backward op computes what is kept if it is not given it.
-        stands_for: the argument in place of which the backward op is given it, unless it is None.
-        is_asked: whether it is returned; if not, it is None.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    dtype: Callable[[Call], torch.dtype]
-    like: str | None = None
-    chunk: str | None = None
-    is_kept: bool = False
-    recomputed: bool = False
-    stands_for: str | None = None
-    is_asked: Callable[[Call], bool] = lambda call: True
-
-    @property
-    def is_differentiable(self) -> bool:
-        return self.chunk is None and not self.is_kept
-
-    def sizes(self, call: Call) -> list[int | torch.SymInt]:
-        if self.chunk is None:
-            return [call.sizes[dim] for dim in self.dims]
-        batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
-        steps = getattr(torch.ops.selective_scan, self.chunk)()
-        num_states = (torch.sym_max(seqlen, 1) - 1) // steps
-        return [num_states * batch * dim * dstate + _STATES_PADDING]
-
-    def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
-        if not (self.is_differentiable or is_saved) or not self.is_asked(call):
-            return None
-        dtype = self.dtype(call)
-        if self.like is not None:
-            return torch.empty_like(call[self.like], dtype=dtype)
-        return call[call.anchor].new_empty(self.sizes(call), dtype=dtype)
 
 
 class Operator:
@@ -341,8 +293,8 @@ class Operator:
         self._gradient = make_function(
             f"{self.name}_gradient",
             self._backward_op,
-            _save_nothing,
-            _refuse_double_backward,
+            save_nothing,
+            refuse_double_backward,
             map_over=self._map_backward if self._has_batching_rules else None,
             jvp=self._fail_on_tangents,
         )
@@ -351,7 +303,7 @@ class Operator:
             torch.library.register_autograd(
                 self._forward.name(), self._backward, setup_context=self._save_for_backward
             )
-            torch.library.register_autograd(self._backward_op.name(), _refuse_double_backward)
+            torch.library.register_autograd(self._backward_op.name(), refuse_double_backward)
             return
         self._library = torch.library.Library("selective_scan", "FRAGMENT")
         for function in (self._function, self._gradient):
@@ -545,45 +497,3 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
     if len(indices) > 1:
         return operator.itemgetter(*indices)
     return lambda row: tuple(row[i] for i in indices)
-
-
-def make_function(
-    name: str,
-    op: Callable,
-    setup_context: Callable[..., None],
-    backward: Callable[..., object],
-    *,
-    map_over: Callable[..., tuple] | None = None,
-    jvp: Callable[..., NoReturn] | None = None,
-) -> type[torch.autograd.Function]:
-    """An op with a derivative as register_autograd would make it, which is slower and does not
-    support the transforms of torch.func."""
-
-    call = _pytorch.shortest_call(op)
-
-    def forward(*arguments):
-        with _pytorch.below_autograd():
-            return call(*arguments)
-
-    def vmap(info, in_dims: tuple, *arguments):
-        return map_over(function.apply, info, in_dims, *arguments)
-
-    members = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    if map_over is not None:
-        members["vmap"] = vmap
-    if jvp is not None:
-        members["jvp"] = jvp
-    members = {key: staticmethod(value) for key, value in members.items()}
-    members |= {"op": op, "generate_vmap_rule": map_over is None}
-    function = type(name, (torch.autograd.Function,), members)
-    return function
-
-
-def _save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    pass
-
-
-def _refuse_double_backward(ctx, *gradients: Tensor | None):
-    raise RuntimeError(
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )

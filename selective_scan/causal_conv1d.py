@@ -19,7 +19,8 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 from ._typing import typed_as
 
 Activation = Literal["silu", "swish"]

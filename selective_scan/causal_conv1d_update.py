@@ -16,7 +16,8 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 from .causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 
 

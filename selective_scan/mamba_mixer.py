@@ -269,23 +269,26 @@ class MambaMixer(nn.Module):
             return self._go_on(hidden, cache)
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
-            in_proj, conv1d, out_proj = self.in_proj, self.conv1d, self.out_proj
-            weight, bias = in_proj.weight, in_proj.bias
-            if not has_plain_weights(in_proj, nn.Linear):
+            parts = self._modules
+            in_proj, conv1d = parts["in_proj"], parts["conv1d"]
+            dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
+            if has_plain_weights(in_proj, nn.Linear):
+                weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
+            else:
                 hidden, weight, bias = in_proj(hidden), None, None
             return mamba_layer(
                 hidden,
                 weight,
                 bias,
-                conv1d.weight,
-                conv1d.bias,
-                self.x_proj.weight,
-                self.dt_proj.weight,
-                out_proj.weight,
-                out_proj.bias,
-                self.A_log,
-                self.D,
-                self.dt_proj.bias,
+                parameter(conv1d, "weight"),
+                parameter(conv1d, "bias"),
+                parameter(parts["x_proj"], "weight"),
+                parameter(dt_proj, "weight"),
+                parameter(out_proj, "weight"),
+                parameter(out_proj, "bias"),
+                parameter(self, "A_log"),
+                parameter(self, "D"),
+                parameter(dt_proj, "bias"),
                 self.dt_soft_plus,
                 self.discretization_method,
                 self.bidirectional,
@@ -316,11 +319,12 @@ class MambaMixer(nn.Module):
         return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
+        parts = self._modules
         return (
-            self.conv1d.kernel_size[0] <= MAX_WIDTH
-            and has_plain_weights(self.x_proj, nn.Linear)
-            and has_plain_weights(self.dt_proj, StepProjection)
-            and has_plain_weights(self.out_proj, nn.Linear)
+            parts["conv1d"].kernel_size[0] <= MAX_WIDTH
+            and has_plain_weights(parts["x_proj"], nn.Linear)
+            and has_plain_weights(parts["dt_proj"], StepProjection)
+            and has_plain_weights(parts["out_proj"], nn.Linear)
         )
 
     def _scan(
@@ -464,6 +468,12 @@ def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
 def _across(tensor: Tensor) -> Tensor:
     """Channels and time exchanged; one step has no time."""
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
+
+
+def parameter(module: nn.Module, name: str) -> Tensor | None:
+    """module.name, for which nn.Module looks in many places, and a small layer waits."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -24,7 +24,8 @@ from ._checks import (
     fail,
 )
 from ._discretization import DISCRETIZATIONS, METHODS, Method
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 

@@ -16,7 +16,7 @@ from problem import Error, assert_accurate, assert_same_bits, generator, lay_out
 from selective_scan import S6, mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan._mamba_inner import rms_norm, rms_norm_backward
-from selective_scan.mamba_inner import _MAMBA_INNER, _PLAIN_MAMBA_INNER
+from selective_scan._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 
 ARGUMENTS = list(inspect.signature(mamba_inner_fn).parameters)
 
@@ -282,7 +282,7 @@ def test_autocast_leaves_doubles_alone(device):
 # --- what PyTorch sees ----------------------------------------------------------------------------
 
 
-def op_arguments(case, device="cpu", requires_grad=True, operator=_MAMBA_INNER, **changes):
+def op_arguments(case, device="cpu", requires_grad=True, operator=MAMBA_INNER, **changes):
     tensors = tensors_of(case, device) | changes
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
@@ -339,11 +339,11 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
         changes = input_of_a_layer(case, device) if of_layer else {}
         changes |= {"checkpoint_lvl": level, "autocast_dtype": autocast_dtype}
         ops = torch.ops.selective_scan
-        arguments = op_arguments(case, device, True, _PLAIN_MAMBA_INNER, **changes)
+        arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
         torch.library.opcheck(
             ops.plain_mamba_inner_fwd, (*arguments, save_states), test_utils=chosen
         )
-        arguments = op_arguments(case, device, False, _PLAIN_MAMBA_INNER, **changes)
+        arguments = op_arguments(case, device, False, PLAIN_MAMBA_INNER, **changes)
         out, cast_input, *kept = ops.plain_mamba_inner_fwd(*arguments, save_states)
         assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)
         torch.library.opcheck(
@@ -388,14 +388,14 @@ def test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device):
 def test_gradcheck_of_a_plain_layer(of_layer):
     case = TINY.with_(absent=BASE.absent)
     changes = input_of_a_layer(case) if of_layer else {}
-    given = op_arguments(case, operator=_PLAIN_MAMBA_INNER, **changes)
+    given = op_arguments(case, operator=PLAIN_MAMBA_INNER, **changes)
     places = [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]
 
     def function(*values):
         arguments = list(given)
         for place, value in zip(places, values, strict=True):
             arguments[place] = value
-        return _PLAIN_MAMBA_INNER(*arguments)[0]
+        return PLAIN_MAMBA_INNER(*arguments)[0]
 
     assert torch.autograd.gradcheck(function, [given[place] for place in places])
 
