@@ -108,8 +108,9 @@ void for_each_tensor(const LayerArguments& args, const Visit& visit) {
 void check_dtypes(const LayerArguments& args) {
   for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
     if (&tensor == &args.A && !args.in_proj_weight) {
-      check_dtype(name, tensor, {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
-                                 ScalarType::ComplexDouble});
+      check_dtype(name, tensor,
+                  {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
+                   ScalarType::ComplexDouble});
       if (is_complex_dtype(dtype_of(tensor))) fail("A must be real in a plain layer");
     } else if (args.cu_seqlens && &tensor == &*args.cu_seqlens) {
       check_dtype(name, tensor, kIndexDtypes);
@@ -372,7 +373,8 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
       ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
                         args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
   const Tensor& taps = made.dconv1d_weight;
-  made.dconv1d_weight = view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});
+  made.dconv1d_weight =
+      view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});
   if (!args.in_proj_weight) {
     made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
     return made;
