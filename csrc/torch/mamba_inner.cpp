@@ -77,11 +77,6 @@ Tensor poles_of(const Tensor& A_log) {
               call("aten::exp", "", cast(A_log, at_least_single(dtype_of(A_log)))));
 }
 
-Tensor new_rows(const Tensor& like, int64_t batch, int64_t seqlen, int64_t channels,
-                ScalarType dtype) {
-  return allocate(like, std::array<int64_t, 3>{batch, seqlen, channels}, dtype);
-}
-
 // --- arguments --------------------------------------------------------------------------------
 
 /// Calls visit(name, tensor) for every tensor that is there, in schema order.
@@ -147,7 +142,7 @@ struct Layer {
     }
     xz = cast(args.xz, dtype);
     if (xz.stride(1) != 1) {
-      const Tensor rows = rows_of(2 * dim);
+      const Tensor rows = new_rows(2 * dim);
       copy(channels_of(rows), xz);
       xz = channels_of(rows);
     }
@@ -158,7 +153,7 @@ struct Layer {
   void project(LayerKept& kept) {
     if (!args.in_proj_weight) return;
     if (!kept.xz_rows.defined() || !kept.poles.defined()) {
-      kept.xz_rows = rows_of(2 * dim);
+      kept.xz_rows = new_rows(2 * dim);
       multiply(kept.xz_rows, input, *args.in_proj_weight, args.in_proj_bias);
       kept.poles = poles_of(args.A);
       if (dtype_of(args.xz) != dtype) kept.input = input;
@@ -194,8 +189,9 @@ struct Layer {
     rank = args.delta_proj_weight.size(1);
     check_shape("out_proj_weight", args.out_proj_weight, {{"d_model"}, channels});
     d_model = args.out_proj_weight.size(0);
-    if (args.out_proj_bias)
+    if (args.out_proj_bias) {
       check_shape("out_proj_bias", *args.out_proj_bias, {{"d_model", d_model}});
+    }
     check_shape("A", args.A, {channels, {"dstate"}});
     dstate = args.A.size(1);
     if (dstate < 1) fail("A must have dstate of at least 1, got ", shape_text(args.A));
@@ -237,11 +233,17 @@ struct Layer {
 
   int64_t projected() const { return rank + 2 * dstate; }
 
-  Tensor rows_of(int64_t channels) const {
-    return new_rows(args.xz, batch, seqlen, channels, dtype);
+  Tensor new_rows(int64_t channels) const {
+    return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, dtype);
   }
 
-  // x and z are the halves of xz.
+  /// Of (batch, dim, seqlen).
+  Tensor rows_of(const Tensor& channels) const {
+    return as_contiguous(view_as(channels, {batch, seqlen, dim},
+                                 {channels.stride(0), channels.stride(2), channels.stride(1)}));
+  }
+
+  /// x and z are the halves of xz.
   Tensor half(int64_t index) const {
     return view_as(xz, {batch, dim, seqlen}, {xz.stride(0), 1, xz.stride(2)}, index * dim);
   }
@@ -287,10 +289,10 @@ struct Layer {
     const Tensor u =
         std::get<0>(ops.conv.forward(x, taps_of(args.conv1d_weight), args.conv1d_bias, std::nullopt,
                                      args.cu_seqlens, std::nullopt, false, kSilu));
-    return as_contiguous(view_as(u, {batch, seqlen, dim}, {u.stride(0), u.stride(2), u.stride(1)}));
+    return rows_of(u);
   }
   Tensor steps_of(const Tensor& x_dbl) const {
-    const Tensor steps = rows_of(dim);
+    const Tensor steps = new_rows(dim);
     multiply(matrix_of(steps), matrix_of(x_dbl, 0, rank),
              transposed(cast(args.delta_proj_weight, dtype)));
     return steps;
@@ -307,16 +309,15 @@ struct Layer {
 Tensor Layer::forward(bool saves, LayerKept& kept) {
   project(kept);
   const Tensor u = convolve(half(0));
-  const Tensor x_dbl = rows_of(projected());
+  const Tensor x_dbl = new_rows(projected());
   multiply(x_dbl, u, args.x_proj_weight, std::nullopt);
   const Tensor steps = steps_of(x_dbl);
   const auto [scanned, last_state, states] =
       ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
                        half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
                        std::nullopt, false, args.cu_seqlens, saves);
-  const Tensor y = as_contiguous(view_as(
-      scanned, {batch, seqlen, dim}, {scanned.stride(0), scanned.stride(2), scanned.stride(1)}));
-  const Tensor out = rows_of(d_model);
+  const Tensor y = rows_of(scanned);
+  const Tensor out = new_rows(d_model);
   multiply(out, y, args.out_proj_weight, args.out_proj_bias);
   if (saves) {
     kept.x_dbl = x_dbl;
@@ -349,13 +350,13 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
   LayerGradients made;
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
   made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
-  const Tensor dy = rows_of(dim);
+  const Tensor dy = new_rows(dim);
   multiply(matrix_of(dy), gradient, cast(args.out_proj_weight, dtype));
   const Tensor u = kept.u.defined() ? kept.u : convolve(x);
   const Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
 
-  const Tensor dxz = rows_of(2 * dim), dx_dbl = rows_of(projected()), du = rows_of(dim),
-               dsteps = rows_of(dim);
+  const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected()), du = new_rows(dim),
+               dsteps = new_rows(dim);
   const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
   const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
@@ -379,7 +380,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
     made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
     return made;
   }
-  made.dxz = rows_of(input.size(2));
+  made.dxz = new_rows(input.size(2));
   multiply(matrix_of(made.dxz), matrix_of(dxz), cast(*args.in_proj_weight, dtype));
   made.dxz = cast(made.dxz, dtype_of(args.xz));
   made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
