@@ -28,7 +28,7 @@ from ._checks import (
 )
 
 if TYPE_CHECKING:
-    from ._operator import Result
+    from ._result import Result
 
 _BATCH, _DIM = "batch", "dim"
 _TARGETS = (ELLIPSIS, _BATCH, _DIM)  # what the mapped dimension may join, the best first

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from . import _pytorch
 from ._checks import Number, Option, Table, TensorArgument, check_dims
-from ._operator import Operator, Result, make_function
+from ._function import make_function
+from ._operator import Operator
+from ._result import Result
 
 _SCHEMA_TYPES = {
     bool: "bool",
@@ -31,6 +33,7 @@ class Kept:
 
     name: str
     is_differentiable = False
+    stands_for = None
     chunk = None
     recomputed = True
 
@@ -51,8 +54,6 @@ class ComposedOperator(Operator):
         function_arguments: see Operator.
     """
 
-    _has_batching_rules = False  # PyTorch makes one, which calls the op for each entry
-
     def __init__(
         self,
         name: str,
@@ -67,7 +68,14 @@ class ComposedOperator(Operator):
         self._forward_kernel = forward_kernel
         self._backward_kernel = backward_kernel
         self._known_kinds: set[tuple] = set()
-        super().__init__(name, arguments, results, backward, function_arguments=function_arguments)
+        super().__init__(
+            name,
+            arguments,
+            results,
+            backward,
+            function_arguments=function_arguments,
+            has_batching_rules=False,
+        )
 
     def _register(self) -> None:
         self._define()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -29,61 +28,12 @@ from ._checks import (
     check_shape_of,
     fail,
 )
+from ._function import make_function, refuse_double_backward, save_nothing
+from ._result import Result
 
 _type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".
 RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
-_STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
-
-
-@dataclass(frozen=True)
-class Result:
-    """A tensor that an op returns.
-
-    Attributes:
-        name: as in the schema of the op.
-        dims: the names of its dimensions.
-        dtype: what finds its dtype.
-        like: the argument as which it is laid out.
-        chunk: for states that the backward op wants, the op that gives the number of steps from one
-            to the next. They are not differentiable; None, where none are to be saved.
-        recomputed: whether the backward op computes such states if it is not given them.
-        asked_by: the option without which the result is None.
-        unless: the argument that is written instead, where it is given; the op returns None then.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    dtype: Callable[[Call], torch.dtype]
-    like: str | None = None
-    chunk: str | None = None
-    recomputed: bool = False
-    asked_by: str | None = None
-    unless: str | None = None
-
-    @property
-    def is_differentiable(self) -> bool:
-        return self.chunk is None
-
-    def sizes(self, call: Call) -> list[int | torch.SymInt]:
-        if self.chunk is None:
-            return [call.sizes[dim] for dim in self.dims]
-        batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
-        steps = getattr(torch.ops.selective_scan, self.chunk)()
-        num_states = (torch.sym_max(seqlen, 1) - 1) // steps
-        return [num_states * batch * dim * dstate + _STATES_PADDING]
-
-    def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
-        if self.chunk is not None and not is_saved:
-            return None
-        if self.asked_by is not None and not call.options[self.asked_by]:
-            return None
-        if self.unless in call.tensors:
-            return None
-        dtype = self.dtype(call)
-        if self.like is not None:
-            return torch.empty_like(call[self.like], dtype=dtype)
-        return call[call.anchor].new_empty(self.sizes(call), dtype=dtype)
 
 
 class Operator:
@@ -151,9 +101,9 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
             wider rows, that it is given by keyword; it returns the others. What it is given must
             share no memory with anything else.
+        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch
+            calls them for each entry.
     """
-
-    _has_batching_rules = True
 
     def __init__(
         self,
@@ -169,6 +119,7 @@ class Operator:
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
+        has_batching_rules: bool = True,
     ) -> None:
         self.name = name
         self._reference = reference or f"{name}_ref"
@@ -181,6 +132,7 @@ class Operator:
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
+        self._has_batching_rules = has_batching_rules
         saved = [result for result in results if not result.is_differentiable]
         self._saves_states = bool(saved)
         self._recomputes_states = all(result.recomputed for result in saved)
@@ -341,8 +293,8 @@ class Operator:
         self._gradient = make_function(
             f"{self.name}_gradient",
             self._backward_op,
-            _save_nothing,
-            _refuse_double_backward,
+            save_nothing,
+            refuse_double_backward,
             map_over=self._map_backward if self._has_batching_rules else None,
             jvp=self._fail_on_tangents,
         )
@@ -351,7 +303,7 @@ class Operator:
             torch.library.register_autograd(
                 self._forward.name(), self._backward, setup_context=self._save_for_backward
             )
-            torch.library.register_autograd(self._backward_op.name(), _refuse_double_backward)
+            torch.library.register_autograd(self._backward_op.name(), refuse_double_backward)
             return
         self._library = torch.library.Library("selective_scan", "FRAGMENT")
         for function in (self._function, self._gradient):
@@ -425,14 +377,14 @@ class Operator:
 
     def _check_backward_argument(self, result: Result, given: dict, call: Call) -> None:
         """Checks the gradient of a result, or the saved states."""
-        name = result.name if result.chunk else f"d{result.name}"
-        tensor = given[name]
+        name = f"d{result.name}" if result.is_differentiable else result.name
+        tensor = given.get(name)
         if tensor is None or (result.recomputed and tensor.numel() == 0):
             return
         check_dense(name, tensor)
         check_device(name, tensor, call.anchor, call[call.anchor])
         twin = given.get(result.name)  # a result that the backward op is given beside its gradient
-        if result.chunk or twin is None:
+        if twin is tensor or twin is None:
             check_dtype(name, tensor, (result.dtype(call),))
             sizes = dict(zip(result.dims, result.sizes(call), strict=True))
             check_dims(name, tensor, result.dims, sizes)
@@ -474,6 +426,11 @@ class Operator:
         self._pick_saved = _picker([row.index(name) for name in saved])
         self._pick_options = _picker([row.index(name) for name in options])
         self._order = _picker([kept.index(name) for name in given])
+        self._stand_ins = [
+            (row.index(result.stands_for), row.index(result.name))
+            for result in self._results
+            if result.stands_for is not None
+        ]
         with_gradient = [argument.name for argument in self._gradients]
         # -1 is the None behind the last gradient.
         self._pick_gradients = _picker(
@@ -483,7 +440,10 @@ class Operator:
     def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
         results = (output,) if isinstance(output, Tensor) else output
-        row = (*inputs, *self._defaults[len(inputs) :], *results)
+        row = [*inputs, *self._defaults[len(inputs) :], *results]
+        for place, stand_in in self._stand_ins:
+            if row[stand_in] is not None:
+                row[place] = row[stand_in]
         ctx.save_for_backward(*self._pick_saved(row))
         ctx.options = self._pick_options(row)
         if self._derived:
@@ -537,45 +497,3 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
     if len(indices) > 1:
         return operator.itemgetter(*indices)
     return lambda row: tuple(row[i] for i in indices)
-
-
-def make_function(
-    name: str,
-    op: Callable,
-    setup_context: Callable[..., None],
-    backward: Callable[..., object],
-    *,
-    map_over: Callable[..., tuple] | None = None,
-    jvp: Callable[..., NoReturn] | None = None,
-) -> type[torch.autograd.Function]:
-    """An op with a derivative as register_autograd would make it, which is slower and does not
-    support the transforms of torch.func."""
-
-    call = _pytorch.shortest_call(op)
-
-    def forward(*arguments):
-        with _pytorch.below_autograd():
-            return call(*arguments)
-
-    def vmap(info, in_dims: tuple, *arguments):
-        return map_over(function.apply, info, in_dims, *arguments)
-
-    members = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    if map_over is not None:
-        members["vmap"] = vmap
-    if jvp is not None:
-        members["jvp"] = jvp
-    members = {key: staticmethod(value) for key, value in members.items()}
-    members |= {"op": op, "generate_vmap_rule": map_over is None}
-    function = type(name, (torch.autograd.Function,), members)
-    return function
-
-
-def _save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    pass
-
-
-def _refuse_double_backward(ctx, *gradients: Tensor | None):
-    raise RuntimeError(
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )

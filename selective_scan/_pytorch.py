@@ -25,6 +25,8 @@ def _not_known() -> bool:
 
 # Whether calls must suit the transforms of torch.func.
 are_transforms_active = _optional("_C._are_functorch_transforms_active") or _not_known
+# How many modes see what is dispatched; where that is not known, there may be some.
+num_modes = _optional("_C._len_torch_dispatch_stack") or _not_known
 # Whether torch.jit.trace runs.
 is_tracing = _optional("_C._is_tracing") or torch.jit.is_tracing
 # A context in which ops are called whose results need no gradient; torch.library does the same.

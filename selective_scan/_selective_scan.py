@@ -22,7 +22,8 @@ from ._checks import (
     state_dtypes,
 )
 from ._discretization import METHODS
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("sequences", "dim", "dstate")

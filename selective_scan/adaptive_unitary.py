@@ -19,7 +19,8 @@ from ._checks import (
     TensorArgument,
     state_dtypes,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("batch", "dim", "dstate")

@@ -19,7 +19,8 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 from ._typing import typed_as
 
 Activation = Literal["silu", "swish"]
@@ -76,7 +77,7 @@ _CAUSAL_CONV1D = Operator(
             "final_states",
             _STATES,
             lambda call: call["x"].dtype,
-            asked_by="return_final_states",
+            is_asked=lambda call: call.options["return_final_states"],
         ),
     ],
     backward="dout dfinal_states x weight bias seq_idx cu_seqlens initial_states activation",

@@ -16,7 +16,8 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 from .causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 
 
@@ -56,7 +57,15 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         ),
         anchor="x",
     ),
-    results=[Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out")],
+    results=[
+        Result(
+            "out",
+            ("...",),
+            lambda call: call["x"].dtype,
+            like="x",
+            is_asked=lambda call: "out" not in call.tensors,
+        ),
+    ],
     flops=lambda call: (2 * call["x"].numel() * call["weight"].shape[1], 0),
 )
 

@@ -25,8 +25,9 @@ from ._checks import (
     fail,
     state_dtypes,
 )
-from ._operator import Operator, Result
+from ._operator import Operator
 from ._packed import PackedSequences
+from ._result import Result
 
 
 def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:

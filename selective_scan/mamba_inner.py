@@ -6,122 +6,19 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from . import _mamba_inner, _pytorch
-from ._checks import (
-    COMPLEX,
-    CU_SEQLENS,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    BackendName,
-    Call,
-    Number,
-    Option,
-    Projection,
-    Table,
-    TensorArgument,
-    check_dims,
-    fail,
-)
-from ._composed import ComposedOperator, Kept
-from ._discretization import METHODS, Method
+from . import _library, _pytorch
+from ._checks import HALF, BackendName
+from ._discretization import Method
 from ._mamba_inner import rms_norm
-from ._operator import Result
-from ._selective_scan import projection_dtypes
+from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn
 from .reference import selective_scan_ref
 
-
-def _check_xz(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("batch", "2*dim", "seqlen"), call.sizes)
-    if tensor.shape[1] % 2 != 0:
-        fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
-    call.sizes["dim"] = tensor.shape[1] // 2
-
-
-def _check_x_proj_weight(call: Call) -> None:
-    """It has rows for dt, and for the states of those of B and C that are not given."""
-    sizes = dict(call.sizes)
-    parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
-    sizes["+".join(parts)] = sum(_size(part, sizes) for part in parts)
-    check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
-
-
-class _ProjectedStates:
-    """What belongs to B or C, (dstate,), or, with both components of complex ones, (2*dstate,)."""
-
-    def __init__(self, projection: str) -> None:
-        self._projection = projection
-
-    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
-        if self._projection in call.tensors:
-            fail(f"{name} must be None where {self._projection} is given")
-        dim = _states(call)
-        check_dims(name, tensor, (dim,), call.sizes | {dim: _size(dim, call.sizes)})
-
-
-def _states(call: Call) -> str:
-    return "2*dstate" if call.is_complex else "dstate"
-
-
-def _size(dim: str, sizes: dict) -> int | torch.SymInt:
-    return 2 * sizes["dstate"] if dim == "2*dstate" else sizes[dim]
-
-
-_CHANNELS = ("dim",)
-_POLES = ("dim", "dstate")
-
-
-def _arguments(*own: Option) -> Table:
-    return Table(
-        TensorArgument("xz", REAL, _check_xz),
-        TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
-        TensorArgument("conv1d_bias", REAL, _CHANNELS, optional=True),
-        TensorArgument("x_proj_weight", REAL, ("projected", "dim")),
-        TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
-        TensorArgument("out_proj_weight", REAL, ("d_model", "dim")),
-        TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", projection_dtypes, Projection(_POLES), optional=True),
-        TensorArgument("C", projection_dtypes, Projection(_POLES), optional=True),
-        TensorArgument("D", REAL, _CHANNELS, optional=True),
-        TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
-        TensorArgument("B_proj_bias", REAL, _ProjectedStates("B"), optional=True),
-        TensorArgument("C_proj_bias", REAL, _ProjectedStates("C"), optional=True),
-        Option("delta_softplus"),
-        Option("checkpoint_lvl", (1, 0)),
-        TensorArgument("b_rms_weight", REAL, _ProjectedStates("B"), optional=True),
-        TensorArgument("c_rms_weight", REAL, _ProjectedStates("C"), optional=True),
-        TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
-        Number("b_c_dt_rms_eps", 1e-6, low=0),
-        Option("discretization_method", METHODS),
-        Option("bidirectional"),
-        CU_SEQLENS,
-        *own,
-        anchor="xz",
-        complex_by=("A",),
-        relations=_check_x_proj_weight,
-    )
-
-
-_FUNCTION_ARGUMENTS = _arguments()
-_MAMBA_INNER = ComposedOperator(
-    "mamba_inner",
-    _arguments(Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)),
-    results=[
-        Result("out", ("batch", "seqlen", "d_model"), lambda call: call["xz"].dtype),
-        *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
-    ],
-    backward=(
-        f"dout {' '.join(_FUNCTION_ARGUMENTS.names)} autocast_dtype "
-        "x_dbl y u steps states reverse_states"
-    ),
-    forward_kernel=_mamba_inner.forward,
-    backward_kernel=_mamba_inner.backward,
-    function_arguments=_FUNCTION_ARGUMENTS,
-)
+# Behind which there is no other tensor that would see the parts of a layer.
+_OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -253,7 +150,7 @@ def mamba_inner_ref(
         *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
         *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
     )
-    _MAMBA_INNER.check((*arguments, backend))
+    MAMBA_INNER.check((*arguments, backend))
     return _compose(selective_scan_ref, causal_conv1d_ref, *arguments)
 
 
@@ -384,15 +281,97 @@ def mamba_inner_fn(
         *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
         *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
     )
-    if not _MAMBA_INNER.has_kernels((*arguments, backend)):
+    if not MAMBA_INNER.has_kernels((*arguments, backend)):
         return mamba_inner_ref(
             *arguments[:-3],
             discretization_method=discretization_method,
             bidirectional=bidirectional,
             cu_seqlens=cu_seqlens,
         )
-    if not torch.compiler.is_compiling() and _pytorch.are_transforms_active():
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and _pytorch.are_transforms_active():
         # The parts have batching rules, which their composition as one operator can not have.
-        _MAMBA_INNER.refuse_tangents(arguments)
+        MAMBA_INNER.refuse_tangents(arguments)
         return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
-    return _MAMBA_INNER(*arguments, _autocast_dtype(xz.device))[0]
+    autocast_dtype = _autocast_dtype(xz.device)
+    is_plain = (
+        B is None
+        and C is None
+        and B_proj_bias is None
+        and C_proj_bias is None
+        and b_rms_weight is None
+        and c_rms_weight is None
+        and dt_rms_weight is None
+        and not bidirectional
+        and not A.is_complex()
+        and b_c_dt_rms_eps >= 0
+    )
+    if is_plain:
+        tensors = (xz, None, None, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight,
+                   out_proj_weight, out_proj_bias, A, D, delta_bias)  # fmt: skip
+        if is_compiling or not _are_parts_wanted(tensors):
+            options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
+            return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype)[0]
+    return MAMBA_INNER(*arguments, autocast_dtype)[0]
+
+
+def mamba_layer(
+    hidden: Tensor,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A_log: Tensor,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    discretization_method: Method,
+    bidirectional: bool,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
+    where there is no in_proj_weight; and of −exp(A_log)."""
+    tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
+               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias)  # fmt: skip
+    # A compiler does better with parts, which it fuses with what is around them.
+    is_one_call = not (
+        in_proj_weight is None
+        or bidirectional
+        or torch.compiler.is_compiling()
+        or _pytorch.are_transforms_active()
+        or _are_parts_wanted(tensors)
+        or hidden.device.type not in _library.devices
+    )
+    if is_one_call:
+        autocast_dtype = _autocast_dtype(hidden.device)
+        dtypes = hidden.dtype, in_proj_weight.dtype
+        is_cast = autocast_dtype is not None and torch.float64 not in dtypes
+        is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
+        if is_right and (is_cast or dtypes[0] == dtypes[1]):
+            options = (delta_softplus, 1, discretization_method, cu_seqlens, autocast_dtype)
+            return PLAIN_MAMBA_INNER(*tensors, *options)[0]
+    xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
+    return mamba_inner_fn(
+        xz.transpose(1, 2),
+        *tensors[3:9],
+        poles(A_log),
+        D=D,
+        delta_bias=delta_bias,
+        delta_softplus=delta_softplus,
+        discretization_method=discretization_method,
+        bidirectional=bidirectional,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
+    return bool(_pytorch.num_modes()) or not _OPAQUE_TYPES.issuperset(map(type, tensors))
+
+
+def poles(A_log: Tensor) -> Tensor:
+    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import HALF, MAX_WIDTH
+from ._checks import MAX_WIDTH
 from ._discretization import METHODS, Method
 from ._module_arguments import (
     check_choice,
@@ -31,10 +31,12 @@ from .cache import (
 )
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
-from .mamba_inner import mamba_inner_fn
+from .mamba_inner import mamba_layer, poles
+from .step_projection import StepProjection, at_least_single
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
-fx.wrap("mamba_inner_fn")
+fx.wrap("mamba_layer")
+fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
 
@@ -266,23 +268,33 @@ class MambaMixer(nn.Module):
             check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
             return self._go_on(hidden, cache)
         refuse_other_cache(cache, "MixerCache")
-        xz = self.in_proj(hidden).transpose(1, 2)
         if self._is_plain():
-            conv1d, out_proj = self.conv1d, self.out_proj  # looked up once: that is slow
-            return mamba_inner_fn(
-                xz,
-                conv1d.weight,
-                conv1d.bias,
-                self.x_proj.weight,
-                self.dt_proj.weight,
-                out_proj.weight,
-                out_proj.bias,
-                poles(self.A_log),
-                D=self.D,
-                **self._scan_options(),
-                bidirectional=self.bidirectional,
-                cu_seqlens=cu_seqlens,
+            parts = self._modules
+            in_proj, conv1d = parts["in_proj"], parts["conv1d"]
+            dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
+            if has_plain_weights(in_proj, nn.Linear):
+                weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
+            else:
+                hidden, weight, bias = in_proj(hidden), None, None
+            return mamba_layer(
+                hidden,
+                weight,
+                bias,
+                parameter(conv1d, "weight"),
+                parameter(conv1d, "bias"),
+                parameter(parts["x_proj"], "weight"),
+                parameter(dt_proj, "weight"),
+                parameter(out_proj, "weight"),
+                parameter(out_proj, "bias"),
+                parameter(self, "A_log"),
+                parameter(self, "D"),
+                parameter(dt_proj, "bias"),
+                self.dt_soft_plus,
+                self.discretization_method,
+                self.bidirectional,
+                cu_seqlens,
             )
+        xz = self.in_proj(hidden).transpose(1, 2)
         x, z = xz.chunk(2, dim=1)
         x = self._convolve(x, cu_seqlens)
         y = self._scan(x, *self._project(x), z, cu_seqlens)
@@ -307,11 +319,12 @@ class MambaMixer(nn.Module):
         return _across(self.dt_proj(dt)), _across(B), _across(C)
 
     def _is_plain(self) -> bool:
+        parts = self._modules
         return (
-            self.conv1d.kernel_size[0] <= MAX_WIDTH
-            and has_plain_weights(self.x_proj, nn.Linear)
-            and has_plain_weights(self.dt_proj, StepProjection)
-            and has_plain_weights(self.out_proj, nn.Linear)
+            parts["conv1d"].kernel_size[0] <= MAX_WIDTH
+            and has_plain_weights(parts["x_proj"], nn.Linear)
+            and has_plain_weights(parts["dt_proj"], StepProjection)
+            and has_plain_weights(parts["out_proj"], nn.Linear)
         )
 
     def _scan(
@@ -420,64 +433,6 @@ class MambaMixer(nn.Module):
         self._mark()
 
 
-class StepProjection(nn.Linear):
-    """The linear map to the step sizes, whose bias the scan adds, in full precision.
-
-    Args:
-        rank: number of input channels.
-        dim: number of output channels.
-        bias: whether there is a bias, which holds the initial steps.
-        constant_weight: whether all weights start as rank^-0.5·scale, else uniform in ± that.
-        scale: see constant_weight.
-        step_range: the initial steps' range, log-uniform.
-        floor: the initial steps' minimum.
-        softplus: whether the step is the softplus of this projection.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        dim: int,
-        *,
-        bias: bool,
-        constant_weight: bool,
-        scale: float,
-        step_range: tuple[float, float],
-        floor: float,
-        softplus: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        # nn.Linear's constructor calls reset_parameters.
-        self.constant_weight = constant_weight
-        self.scale = scale
-        self.step_range = step_range
-        self.floor = floor
-        self.softplus = softplus
-        super().__init__(rank, dim, bias=bias, device=device, dtype=dtype)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        bound = self.in_features**-0.5 * self.scale
-        if self.constant_weight:
-            self.weight.fill_(bound)
-        else:
-            self.weight.uniform_(-bound, bound)
-        if self.bias is not None:
-            low, high = map(math.log, self.step_range)
-            step = torch.empty_like(self.bias, dtype=at_least_single(self.bias.dtype))
-            step = step.uniform_(low, high).exp().clamp(min=self.floor)
-            # The inverse of softplus, log(exp(step) - 1), for any size of step.
-            self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
-
-    def forward(self, dt: Tensor) -> Tensor:
-        """(..., rank) to (..., dim), without the bias."""
-        return F.linear(dt, self.weight)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, softplus={self.softplus}"
-
-
 @fx.wrap
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     if not isinstance(tensor, Tensor):
@@ -515,22 +470,20 @@ def _across(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
 
 
+def parameter(module: nn.Module, name: str) -> Tensor | None:
+    """module.name, for which nn.Module looks in many places, and a small layer waits."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
+
+
 def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
+    own = vars(module)
     return (
         type(module) is kind
-        and "forward" not in vars(module)  # accelerate replaces it where it moves weights
-        and not module._forward_pre_hooks
-        and not module._forward_hooks
-        and not module._backward_pre_hooks
-        and not module._backward_hooks
+        and "forward" not in own  # accelerate replaces it where it moves weights
+        and not own["_forward_pre_hooks"]
+        and not own["_forward_hooks"]
+        and not own["_backward_pre_hooks"]
+        and not own["_backward_hooks"]
     )
-
-
-@fx.wrap
-def poles(A_log: Tensor) -> Tensor:
-    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

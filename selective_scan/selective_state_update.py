@@ -24,7 +24,8 @@ from ._checks import (
     fail,
 )
 from ._discretization import DISCRETIZATIONS, METHODS, Method
-from ._operator import Operator, Result
+from ._operator import Operator
+from ._result import Result
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 
@@ -139,7 +140,13 @@ _STATE_UPDATE = Operator(
         complex_by=("A",),
     ),
     results=[
-        Result("out", ("...",), lambda call: call["x"].dtype, like="x", unless="out"),
+        Result(
+            "out",
+            ("...",),
+            lambda call: call["x"].dtype,
+            like="x",
+            is_asked=lambda call: "out" not in call.tensors,
+        ),
     ],
     flops=_flops,
 )

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import Axes
@@ -15,7 +16,7 @@ from problem import Error, assert_accurate, assert_same_bits, generator, lay_out
 from selective_scan import S6, mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan._mamba_inner import rms_norm, rms_norm_backward
-from selective_scan.mamba_inner import _MAMBA_INNER
+from selective_scan._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 
 ARGUMENTS = list(inspect.signature(mamba_inner_fn).parameters)
 
@@ -33,14 +34,15 @@ class Case(Axes):
     width: int = 4
     complex: bool = False
     given: str = ""  # which of B and C
-    absent: tuple[str, ...] = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
+    absent: tuple[str, ...] = (
+        *("B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
+    )
     dtype: torch.dtype = torch.float32  # of xz and the weights
     xz: str = "channel_last"
     options: tuple = ()
 
 
-BASE = Case()
-COMPLEX = Case(complex=True)
+BASE = Case()  # which is plain, and has an op of its own, as long as it goes one way
 EVERYTHING = Case(absent=())
 
 
@@ -137,7 +139,8 @@ CASES = [
     EVERYTHING.with_(complex=True),
     *(BASE.with_(complex=c, given=given) for c in (False, True) for given in ("B", "C", "BC")),
     *(BASE.with_(absent=(*BASE.absent, name)) for name in ("D", "delta_bias", "conv1d_bias")),
-    BASE.with_(absent=(*BASE.absent, "B_proj_bias", "C_proj_bias", "out_proj_bias")),
+    BASE.with_(absent=(*BASE.absent, "out_proj_bias")),
+    EVERYTHING.with_(absent=("b_rms_weight", "c_rms_weight", "dt_rms_weight")),
     EVERYTHING.with_(absent=("B_proj_bias", "c_rms_weight")),
     *(BASE.with_(width=width) for width in (1, 2, 8)),
     *(BASE.with_(xz=xz) for xz in ("contiguous", "sliced", "seqlen_first", "expanded")),
@@ -279,12 +282,12 @@ def test_autocast_leaves_doubles_alone(device):
 # --- what PyTorch sees ----------------------------------------------------------------------------
 
 
-def op_arguments(case, device="cpu", requires_grad=True, **changes):
+def op_arguments(case, device="cpu", requires_grad=True, operator=MAMBA_INNER, **changes):
     tensors = tensors_of(case, device) | changes
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
             tensors[name] = tensor.detach().requires_grad_(requires_grad)
-    names, defaults = _MAMBA_INNER.arguments.names, _MAMBA_INNER.arguments.defaults
+    names, defaults = operator.arguments.names, operator.arguments.defaults
     # Without softplus steps may be negative, with which states grow without bound.
     given = dict(zip(names, defaults, strict=True)) | {"delta_softplus": True} | tensors
     return tuple(given[name] for name in names)
@@ -315,20 +318,97 @@ def test_opcheck(case, tests, device):
         )
 
 
+def input_of_a_layer(case, device="cpu"):
+    """What takes the place of xz and A, and the projection of the former."""
+    random = generator(case)
+    hidden = torch.randn(case.batch, case.seqlen, 3, generator=random, dtype=torch.float64)
+    weight = torch.randn(2 * case.dim, 3, generator=random, dtype=torch.float64)
+    bias = torch.randn(2 * case.dim, generator=random, dtype=torch.float64)
+    A_log = torch.rand(case.dim, case.dstate, generator=random, dtype=torch.float64)
+    tensors = {"xz": hidden, "in_proj_weight": weight, "in_proj_bias": bias, "A": A_log}
+    return {
+        name: tensor.to(device, case.dtype).requires_grad_() for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("of_layer", [False, True], ids=["of xz", "of a layer's input"])
+@pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=str)
+def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
+    case = BASE.with_(seqlen=40)
+    for level, save_states, chosen in ((0, False, QUICK), (0, True, QUICK), (1, True, THOROUGH)):
+        changes = input_of_a_layer(case, device) if of_layer else {}
+        changes |= {"checkpoint_lvl": level, "autocast_dtype": autocast_dtype}
+        ops = torch.ops.selective_scan
+        arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
+        torch.library.opcheck(
+            ops.plain_mamba_inner_fwd, (*arguments, save_states), test_utils=chosen
+        )
+        arguments = op_arguments(case, device, False, PLAIN_MAMBA_INNER, **changes)
+        out, cast_input, *kept = ops.plain_mamba_inner_fwd(*arguments, save_states)
+        assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)
+        torch.library.opcheck(
+            ops.plain_mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept), test_utils=chosen
+        )
+
+
+class _SeeParts(TorchDispatchMode):
+    """With it a layer is made of its parts, in Python."""
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        assert "plain" not in str(op)
+        return op(*args, **(kwargs or {}))
+
+
+PLAIN = [
+    BASE,
+    BASE.with_(dim=64, dstate=16, rank=8, d_model=32, dtype=torch.bfloat16, seqlen=200),
+    BASE.with_(dtype=torch.float16, absent=(*BASE.absent, "out_proj_bias", "D")),
+    BASE.with_(dtype=torch.float64, absent=(*BASE.absent, "conv1d_bias", "delta_bias")),
+    *(BASE.with_(xz=xz) for xz in ("contiguous", "sliced", "expanded")),
+    *(BASE.with_(batch=batch, seqlen=seqlen) for batch, seqlen in ((2, 0), (0, 5), (1, 2))),
+    BASE.with_(options=(("checkpoint_lvl", 0), ("delta_softplus", False)), seqlen=9),
+]
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device):
+    tensors = tensors_of(case, device)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        actual = run(mamba_inner_fn, case, tensors)
+        with _SeeParts():
+            expected = run(mamba_inner_fn, case, tensors)
+    for name, value in actual.items():
+        assert torch.equal(value, expected[name]), name
+        assert value.dtype == expected[name].dtype, name
+        assert value.stride() == expected[name].stride(), name
+
+
+@pytest.mark.parametrize("of_layer", [False, True], ids=["of xz", "of a layer's input"])
+def test_gradcheck_of_a_plain_layer(of_layer):
+    case = TINY.with_(absent=BASE.absent)
+    changes = input_of_a_layer(case) if of_layer else {}
+    given = op_arguments(case, operator=PLAIN_MAMBA_INNER, **changes)
+    places = [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]
+
+    def function(*values):
+        arguments = list(given)
+        for place, value in zip(places, values, strict=True):
+            arguments[place] = value
+        return PLAIN_MAMBA_INNER(*arguments)[0]
+
+    assert torch.autograd.gradcheck(function, [given[place] for place in places])
+
+
+TINY = EVERYTHING.with_(
+    batch=1, dim=2, seqlen=3, dstate=2, rank=1, d_model=2, width=2, dtype=torch.float64
+)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("complex", [False, True])
 def test_gradcheck(complex, bidirectional):
-    case = EVERYTHING.with_(
-        batch=1,
-        dim=2,
-        seqlen=3,
-        dstate=2,
-        rank=1,
-        d_model=2,
-        width=2,
-        complex=complex,
-        dtype=torch.float64,
-    )
+    case = TINY.with_(complex=complex)
     tensors = tensors_of(case)
 
     def function(*values):
@@ -368,7 +448,7 @@ def test_export(device):
     xz = tensors.pop("xz").detach()
     layer = Layer()
     program = torch.export.export(layer, (xz,))
-    assert "selective_scan.mamba_inner_fwd" in str(program.graph)
+    assert "selective_scan.plain_mamba_inner_fwd" in str(program.graph)
     torch.testing.assert_close(program.module()(xz), layer(xz))
 
 

@@ -7,7 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cases import REAL, assert_refused, fake
 from problem import METHODS
 from selective_scan import mamba_inner_fn, mamba_inner_ref
-from test_mamba_inner import BASE, op_arguments, tensors_of
+from selective_scan._mamba_operators import PLAIN_MAMBA_INNER
+from test_mamba_inner import BASE, EVERYTHING, op_arguments, tensors_of
 
 b, e, s, n, r = BASE.batch, BASE.dim, BASE.seqlen, BASE.dstate, BASE.rank
 BAD = [
@@ -44,11 +45,15 @@ BAD = [
         f"x_proj_weight must be (dt_rank+dstate+dstate, dim) = (11, {e}), got (12, {e})",
     ),
     (
-        {"B": (e, n), "B_proj_bias": None},
+        {"B": (e, n)},
         RuntimeError,
         f"x_proj_weight must be (dt_rank+dstate, dim) = ({r + n}, {e}), got ({r + 2 * n}, {e})",
     ),
-    ({"B": (e, n)}, RuntimeError, "B_proj_bias must be None where B is given"),
+    (
+        {"B": (e, n), "B_proj_bias": (n,)},
+        RuntimeError,
+        "B_proj_bias must be None where B is given",
+    ),
     ({"C_proj_bias": (1,)}, RuntimeError, f"C_proj_bias must be (dstate,) = ({n},), got (1,)"),
     ({"b_rms_weight": (1,)}, RuntimeError, f"b_rms_weight must be (dstate,) = ({n},), got (1,)"),
     ({"dt_rms_weight": (r,)}, RuntimeError, f"dt_rms_weight must be (dim,) = ({e},), got ({r},)"),
@@ -81,7 +86,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("way", ["kernels", "reference", "fake"])
+@pytest.mark.parametrize("way", ["kernels", "both ways", "reference", "fake"])
 @pytest.mark.parametrize(("changes", "error", "message"), BAD, ids=[row[2] for row in BAD])
 def test_bad_calls(changes, error, message, way):
     given = tensors_of(BASE) | {
@@ -93,12 +98,12 @@ def test_bad_calls(changes, error, message, way):
             pytest.skip("fake tensors are where they say")
         given = fake(given, FakeTensorMode())
     function = mamba_inner_ref if way == "reference" else mamba_inner_fn
-    assert_refused(function, given, message, error)
+    assert_refused(function, given | {"bidirectional": way == "both ways"}, message, error)
 
 
 def test_a_bad_call_after_a_good_one():
     """What was checked is not checked again, but for what has changed."""
-    tensors = tensors_of(BASE)
+    tensors = tensors_of(EVERYTHING)
     for _ in range(2):
         mamba_inner_fn(**tensors)
         with pytest.raises(RuntimeError, match="out_proj_bias must be"):
@@ -106,8 +111,16 @@ def test_a_bad_call_after_a_good_one():
 
 
 def test_the_backward_op_checks_what_it_is_given():
+    ops = torch.ops.selective_scan
     arguments = op_arguments(BASE, requires_grad=False)
-    _, *kept = torch.ops.selective_scan.mamba_inner_fwd(*arguments, True)
+    _, *kept = ops.mamba_inner_fwd(*arguments, True)
     message = r"dout must be \(batch, seqlen, d_model\) = \(2, 70, 5\), got \(2, 70, 4\)"
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.selective_scan.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments, *kept)
+        ops.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments, *kept)
+    arguments = op_arguments(BASE, requires_grad=False, operator=PLAIN_MAMBA_INNER)
+    out, _, *kept = ops.plain_mamba_inner_fwd(*arguments, True)
+    with pytest.raises(RuntimeError, match=message):
+        ops.plain_mamba_inner_bwd(torch.ones(2, 70, 4), *arguments, *kept)
+    kept[3] = kept[3][:, :-1]
+    with pytest.raises(RuntimeError, match=r"y must be \(batch, seqlen, dim\) = \(2, 70, 6\)"):
+        ops.plain_mamba_inner_bwd(torch.ones_like(out), *arguments, *kept)

@@ -99,6 +99,61 @@ def test_adapters_attach_to_every_linear_layer():
         assert gradients[f"layers.0.{name}.base_layer.weight"].any()
 
 
+# --- in one call and in parts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_call_has_the_bits_of_its_parts(bias, dtype, autocast, device):
+    """A hook makes in_proj a part that is called."""
+    mixer = MambaMixer(DIM, bias=bias, conv_bias=not bias, dt_proj_bias=not bias, device=device)
+    mixer.to(dtype)
+    hidden = torch.randn(BATCH, SEQLEN, DIM, device=device, dtype=dtype).requires_grad_()
+    leaves = [hidden, *mixer.parameters()]
+
+    def run():
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            out = mixer(hidden)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    one_call = run()
+    mixer.in_proj.register_forward_hook(lambda *_: None)
+    for value, expected, leaf in zip(one_call, run(), [None, *leaves], strict=True):
+        assert leaf is None or value.dtype == leaf.dtype
+        if autocast and leaf is mixer.in_proj.bias:  # whose gradient is rounded to the half type
+            torch.testing.assert_close(value, expected, rtol=0.01, atol=1e-3)
+        else:
+            assert torch.equal(value, expected)
+
+
+def test_one_call_keeps_no_cast_weight(device):
+    """Nor the layer's input besides what it was cast to."""
+    mixer = MambaMixer(DIM, device=device)
+    hidden = torch.randn(BATCH, SEQLEN, DIM, device=device).requires_grad_()
+    kept = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+        ),
+        torch.autocast(device, torch.bfloat16),
+    ):
+        mixer(hidden)
+    halves = [tuple(tensor.shape) for tensor in kept if tensor.dtype == torch.bfloat16]
+    rows = [DIM, 4 * DIM, 2 * DIM, mixer.dt_rank + 2 * mixer.d_state]
+    assert sorted(halves) == sorted((BATCH, SEQLEN, channels) for channels in rows)
+    assert all(tensor is not hidden for tensor in kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_one_call_refuses_the_dtypes_that_parts_refuse(dtype):
+    mixer, hidden = MambaMixer(DIM), torch.randn(BATCH, SEQLEN, DIM, dtype=dtype)
+    with pytest.raises(RuntimeError, match="dtype"):
+        mixer(hidden)
+    with pytest.raises(TypeError, match=r"^selective_scan: cu_seqlens must be a Tensor or None"):
+        mixer(hidden.float(), cu_seqlens=[0, 3])
+
+
 # --- tracing and counting -------------------------------------------------------------------------
 
 

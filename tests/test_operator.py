@@ -11,7 +11,8 @@ import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 from selective_scan import _pytorch
 from selective_scan._checks import INTEGER, REAL, Option, Table, TensorArgument
-from selective_scan._operator import Operator, Result
+from selective_scan._operator import Operator
+from selective_scan._result import Result
 from selective_scan._selective_scan import SELECTIVE_SCAN
 from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
 from selective_scan.diagonal_scan import _DIAGONAL_SCAN

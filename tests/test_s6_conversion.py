@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from selective_scan import S6, mamba_mixer
+from selective_scan import S6, mamba_inner_fn
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -46,18 +46,16 @@ def test_poles_and_steps_are_used_in_float32():
         layer = S6(8, d_state=4).layers[0]
     finally:
         torch.set_default_dtype(torch.float32)
-    arguments = {}
-
-    def inner(xz, *others, **options):
-        arguments.update(A=others[-1], **options)
-        return torch.zeros(1, 3, 8, dtype=xz.dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mamba_mixer, "mamba_inner_fn", inner)
-        layer(torch.randn(1, 3, 8, dtype=torch.bfloat16))
-    assert torch.equal(arguments["A"], -layer.A_log.float().exp())
-    assert arguments["A"].dtype == torch.float32
-    assert arguments["delta_bias"] is layer.dt_proj.bias
+    hidden = torch.randn(1, 3, 8, dtype=torch.bfloat16)
+    conv1d, x_proj, dt_proj, out_proj = layer.conv1d, layer.x_proj, layer.dt_proj, layer.out_proj
+    out = mamba_inner_fn(
+        layer.in_proj(layer.norm(hidden)).transpose(1, 2),
+        *(conv1d.weight, conv1d.bias, x_proj.weight, dt_proj.weight, out_proj.weight, None),
+        -layer.A_log.float().exp(),
+        D=layer.D,
+        delta_bias=dt_proj.bias,
+    )
+    assert torch.equal(layer(hidden), hidden + out)
 
 
 def test_casting_back_and_forth(device):

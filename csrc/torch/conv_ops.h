@@ -144,4 +144,11 @@ Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Ten
   return result;
 }
 
+/// The ops of a backend, for others that are made of them.
+struct ConvOps {
+  decltype(&causal_conv1d_fwd<void>) forward;
+  decltype(&causal_conv1d_bwd_out<void>) backward;
+};
+extern const ConvOps kCpuConvOps, kCudaConvOps;
+
 }  // namespace selective_scan::op

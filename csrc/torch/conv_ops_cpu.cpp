@@ -38,6 +38,8 @@ struct CpuBackend {
 
 }  // namespace
 
+const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
+
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def(
       "causal_conv1d_fwd(Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "

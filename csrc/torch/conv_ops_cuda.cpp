@@ -31,6 +31,8 @@ struct CudaBackend {
 
 }  // namespace
 
+const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
+
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
   m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CudaBackend>));
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));

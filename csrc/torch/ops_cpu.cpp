@@ -43,6 +43,8 @@ std::string cpu_build_info() {
 
 }  // namespace
 
+const ScanOps kCpuScanOps{&selective_scan_fwd<CpuBackend>, &selective_scan_bwd_out<CpuBackend>};
+
 STABLE_TORCH_LIBRARY(selective_scan, m) {
   m.def(
       "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "

@@ -40,6 +40,8 @@ std::string cuda_build_info() {
 
 }  // namespace
 
+const ScanOps kCudaScanOps{&selective_scan_fwd<CudaBackend>, &selective_scan_bwd_out<CudaBackend>};
+
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def("cuda_build_info() -> str");
 }

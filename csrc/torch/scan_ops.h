@@ -303,4 +303,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
   return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
 }
 
+/// The ops of a backend, for others that are made of them.
+struct ScanOps {
+  decltype(&selective_scan_fwd<DiagonalA>) forward;
+  decltype(&selective_scan_bwd_out<DiagonalA>) backward;
+};
+extern const ScanOps kCpuScanOps, kCudaScanOps;
+
 }  // namespace selective_scan::op

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from .. import mamba_mixer
 from ..cache import MixerCache
 from ..functional import selective_scan_fn
-from ..mamba_mixer import MambaMixer, causal_convolution, poles
+from ..mamba_inner import poles
+from ..mamba_mixer import MambaMixer, causal_convolution
 from . import block
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._checks import REAL, Option, Table, TensorArgument
 from .._composed import Kept
-from .._operator import Result
+from .._result import Result
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
 

@@ -27,8 +27,8 @@ from .._module_arguments import check_choice, check_flag, refuse
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
-from ..mamba_inner import mamba_inner_fn
-from ..mamba_mixer import has_plain_weights, poles
+from ..mamba_inner import mamba_inner_fn, poles
+from ..mamba_mixer import has_plain_weights
 from ..selective_state_update import selective_state_update
 
 __all__ = ["Handle", "enable", "kernel_mapping"]

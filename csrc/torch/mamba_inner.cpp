@@ -1,0 +1,406 @@
+#include "mamba_inner.h"
+
+#include <array>
+
+namespace selective_scan::op {
+namespace {
+
+using Sizes = std::initializer_list<int64_t>;
+
+// --- views and casts --------------------------------------------------------------------------
+
+/// `offset` counts from the first element of `tensor`.
+Tensor view_as(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()),
+                                     sizes.begin(), strides.begin(), offset, &handle));
+  return Tensor(handle);
+}
+
+/// `count` of a row's channels, from `first` on, of rows (batch, seqlen, channels), as
+/// (batch, count, seqlen).
+Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
+  return view_as(rows, {rows.size(0), count, rows.size(1)},
+                 {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
+}
+Tensor channels_of(const Tensor& rows) {
+  return channels_of(rows, 0, rows.size(2));
+}
+
+/// Of contiguous rows as a matrix, batch and time in one dimension, `count` columns.
+Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
+  const int64_t channels = rows.size(2);
+  return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
+}
+Tensor matrix_of(const Tensor& rows) {
+  return matrix_of(rows, 0, rows.size(2));
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+}
+
+/// (dim, 1, width) without the 1
+Tensor taps_of(const Tensor& weight) {
+  return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
+}
+
+void copy(const Tensor& target, const Tensor& source) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
+}
+
+Tensor cast(const Tensor& tensor, ScalarType dtype) {
+  if (dtype_of(tensor) == dtype) return tensor;
+  const Tensor result = tensor.is_contiguous()
+                            ? allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
+                            : empty_like(tensor, dtype);
+  copy(result, tensor);
+  return result;
+}
+
+/// What an op of PyTorch returns.
+template <class... Arguments>
+Tensor call(const char* op, const char* overload, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+ScalarType at_least_single(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+/// −exp(A_log)
+Tensor poles_of(const Tensor& A_log) {
+  return call("aten::neg_", "",
+              call("aten::exp", "", cast(A_log, at_least_single(dtype_of(A_log)))));
+}
+
+// --- arguments --------------------------------------------------------------------------------
+
+/// Calls visit(name, tensor) for every tensor that is there, in schema order.
+template <class Visit>
+void for_each_tensor(const LayerArguments& args, const Visit& visit) {
+  const auto visit_optional = [&](const char* name, const OptionalTensor& tensor) {
+    if (tensor) visit(name, *tensor);
+  };
+  visit("xz", args.xz);
+  visit_optional("in_proj_weight", args.in_proj_weight);
+  visit_optional("in_proj_bias", args.in_proj_bias);
+  visit("conv1d_weight", args.conv1d_weight);
+  visit_optional("conv1d_bias", args.conv1d_bias);
+  visit("x_proj_weight", args.x_proj_weight);
+  visit("delta_proj_weight", args.delta_proj_weight);
+  visit("out_proj_weight", args.out_proj_weight);
+  visit_optional("out_proj_bias", args.out_proj_bias);
+  visit("A", args.A);
+  visit_optional("D", args.D);
+  visit_optional("delta_bias", args.delta_bias);
+  visit_optional("cu_seqlens", args.cu_seqlens);
+}
+
+void check_dtypes(const LayerArguments& args) {
+  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
+    if (&tensor == &args.A && !args.in_proj_weight) {
+      check_dtype(name, tensor,
+                  {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
+                   ScalarType::ComplexDouble});
+      if (is_complex_dtype(dtype_of(tensor))) fail("A must be real in a plain layer");
+    } else if (args.cu_seqlens && &tensor == &*args.cu_seqlens) {
+      check_dtype(name, tensor, kIndexDtypes);
+    } else {
+      check_dtype(name, tensor, kRealDtypes);
+    }
+  });
+}
+
+/// A call that has been checked, and what follows from it.
+struct Layer {
+  const LayerOps& ops;
+  const LayerArguments& args;
+  int64_t batch, seqlen, dim, dstate, rank, d_model;
+  ScalarType dtype;  // of the matrix products, and of all that they take and give
+  // Of this dtype:
+  Tensor input;  // rows, with in_proj_weight
+  Tensor xz;     // channels are neighbours in memory
+  Tensor A;
+
+  Layer(const LayerOps& ops, const LayerArguments& args) : ops(ops), args(args) {
+    check_options();
+    for_each_tensor(args, check_dense);
+    for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
+      check_same_device(name, tensor, "xz", args.xz);
+    });
+    check_dtypes(args);
+    check_shapes();
+    const ScalarType given = dtype_of(args.xz);
+    dtype = given == ScalarType::Double ? given : args.autocast_dtype.value_or(given);
+    if (args.in_proj_weight) {
+      input = as_contiguous(cast(args.xz, dtype));
+      return;
+    }
+    xz = cast(args.xz, dtype);
+    if (xz.stride(1) != 1) {
+      const Tensor rows = new_rows(2 * dim);
+      copy(channels_of(rows), xz);
+      xz = channels_of(rows);
+    }
+    A = args.A;
+  }
+
+  /// What else precedes the convolution, unless it was kept.
+  void project(LayerKept& kept) {
+    if (!args.in_proj_weight) return;
+    if (!kept.xz_rows.defined() || !kept.poles.defined()) {
+      kept.xz_rows = new_rows(2 * dim);
+      multiply(kept.xz_rows, input, *args.in_proj_weight, args.in_proj_bias);
+      kept.poles = poles_of(args.A);
+      if (dtype_of(args.xz) != dtype) kept.input = input;
+    }
+    check_kept("xz_rows", kept.xz_rows, {"2*dim", 2 * dim});
+    xz = channels_of(kept.xz_rows);
+    A = kept.poles;
+  }
+
+  void check_options() {
+    parse_method(args.discretization_method);
+    if (args.checkpoint_lvl != 0 && args.checkpoint_lvl != 1) {
+      fail("checkpoint_lvl must be one of 1, 0, got ", args.checkpoint_lvl);
+    }
+    if (args.autocast_dtype && *args.autocast_dtype != ScalarType::Half &&
+        *args.autocast_dtype != ScalarType::BFloat16) {
+      fail("autocast_dtype must be None or one of torch.float16, torch.bfloat16, got torch.",
+           dtype_name(*args.autocast_dtype));
+    }
+  }
+
+  void check_shapes() {
+    check_input();
+    const Dim channels{"dim", dim};
+    check_shape("conv1d_weight", args.conv1d_weight, {channels, {"1", 1}, {"width"}});
+    if (const int64_t width = args.conv1d_weight.size(2); width < 1 || width > kMaxConvWidth) {
+      fail("conv1d_weight must have width of 1 to ", kMaxConvWidth, ", got ",
+           shape_text(args.conv1d_weight));
+    }
+    if (args.conv1d_bias) check_shape("conv1d_bias", *args.conv1d_bias, {channels});
+    check_shape("x_proj_weight", args.x_proj_weight, {{"projected"}, channels});
+    check_shape("delta_proj_weight", args.delta_proj_weight, {channels, {"dt_rank"}});
+    rank = args.delta_proj_weight.size(1);
+    check_shape("out_proj_weight", args.out_proj_weight, {{"d_model"}, channels});
+    d_model = args.out_proj_weight.size(0);
+    if (args.out_proj_bias) {
+      check_shape("out_proj_bias", *args.out_proj_bias, {{"d_model", d_model}});
+    }
+    check_shape("A", args.A, {channels, {"dstate"}});
+    dstate = args.A.size(1);
+    if (dstate < 1) fail("A must have dstate of at least 1, got ", shape_text(args.A));
+    if (args.D) check_shape("D", *args.D, {channels});
+    if (args.delta_bias) check_shape("delta_bias", *args.delta_bias, {channels});
+    if (args.cu_seqlens) packed_sequences(*args.cu_seqlens, "xz", args.xz);
+    check_shape("x_proj_weight", args.x_proj_weight,
+                {{"dt_rank+dstate+dstate", projected()}, channels});
+  }
+
+  void check_input() {
+    const Tensor& xz = args.xz;
+    const OptionalTensor& weight = args.in_proj_weight;
+    if (weight) {
+      check_shape("xz", xz, {{"batch"}, {"seqlen"}, {"d_input"}});
+      check_shape("in_proj_weight", *weight, {{"2*dim"}, {"d_input", xz.size(2)}});
+    } else {
+      check_shape("xz", xz, {{"batch"}, {"2*dim"}, {"seqlen"}});
+    }
+    const int64_t channels = weight ? weight->size(0) : xz.size(1);
+    if (channels % 2 != 0) {
+      fail(weight ? "in_proj_weight" : "xz", " must have an even number of channels, got ",
+           shape_text(weight ? *weight : xz));
+    }
+    if (args.in_proj_bias) check_shape("in_proj_bias", *args.in_proj_bias, {{"2*dim", channels}});
+    batch = xz.size(0);
+    seqlen = xz.size(weight ? 1 : 2);
+    dim = channels / 2;
+  }
+
+  /// Rows that the backward pass is given.
+  void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
+    check_dense(name, rows);
+    check_same_device(name, rows, "xz", args.xz);
+    check_dtype(name, rows, {dtype});
+    check_shape(name, rows, {{"batch", batch}, {"seqlen", seqlen}, channels});
+    if (!rows.is_contiguous()) fail(name, " must be contiguous");
+  }
+
+  int64_t projected() const { return rank + 2 * dstate; }
+
+  Tensor new_rows(int64_t channels) const {
+    return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, dtype);
+  }
+
+  /// Of (batch, dim, seqlen).
+  Tensor rows_of(const Tensor& channels) const {
+    return as_contiguous(view_as(channels, {batch, seqlen, dim},
+                                 {channels.stride(0), channels.stride(2), channels.stride(1)}));
+  }
+
+  /// x and z are the halves of xz.
+  Tensor half(int64_t index) const {
+    return view_as(xz, {batch, dim, seqlen}, {xz.stride(0), 1, xz.stride(2)}, index * dim);
+  }
+
+  void multiply(const Tensor& out, const Tensor& left, const Tensor& right) const {
+    TORCH_ERROR_CODE_CHECK(ops.mm_out(out.get(), left.get(), right.get()));
+  }
+  /// As torch.nn.functional.linear, of contiguous rows.
+  void multiply(const Tensor& out, const Tensor& rows, const Tensor& weight,
+                const OptionalTensor& bias) const {
+    const Tensor target = matrix_of(out), left = matrix_of(rows),
+                 right = transposed(cast(weight, dtype));
+    if (!bias) return multiply(target, left, right);
+    TORCH_ERROR_CODE_CHECK(
+        ops.addmm_out(target.get(), cast(*bias, dtype).get(), left.get(), right.get(), 1.0, 1.0));
+  }
+  /// out += left·right
+  void accumulate(const Tensor& out, const Tensor& left, const Tensor& right) const {
+    TORCH_ERROR_CODE_CHECK(ops.addmm_out(out.get(), out.get(), left.get(), right.get(), 1.0, 1.0));
+  }
+  /// The gradient of a product's weight, of rows in front of it and gradients behind.
+  Tensor weight_gradient(const Tensor& weight, const Tensor& gradient, const Tensor& rows) const {
+    const Tensor result = allocate_like(weight);
+    const bool is_cast = dtype_of(weight) != dtype;
+    const Tensor product =
+        is_cast ? allocate(xz, std::array<int64_t, 2>{weight.size(0), weight.size(1)}, dtype)
+                : result;
+    multiply(product, transposed(gradient), rows);
+    if (is_cast) copy(result, product);
+    return result;
+  }
+
+  OptionalTensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
+    if (!bias) return std::nullopt;
+    const std::array<int64_t, 1> rows = {0};
+    return cast(
+        torch::stable::sum(gradient, IntHeaderOnlyArrayRef(rows), false, at_least_single(dtype)),
+        dtype_of(*bias));
+  }
+
+  // The convolution as rows, and delta as the product gives it.
+  Tensor convolve(const Tensor& x) const {
+    const Tensor u =
+        std::get<0>(ops.conv.forward(x, taps_of(args.conv1d_weight), args.conv1d_bias, std::nullopt,
+                                     args.cu_seqlens, std::nullopt, false, kSilu));
+    return rows_of(u);
+  }
+  Tensor steps_of(const Tensor& x_dbl) const {
+    const Tensor steps = new_rows(dim);
+    multiply(matrix_of(steps), matrix_of(x_dbl, 0, rank),
+             transposed(cast(args.delta_proj_weight, dtype)));
+    return steps;
+  }
+  Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
+  Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
+
+  Tensor forward(bool saves, LayerKept& kept);
+  LayerGradients backward(const Tensor& dout, LayerKept kept);
+
+  static inline const std::optional<std::string> kSilu = "silu";
+};
+
+Tensor Layer::forward(bool saves, LayerKept& kept) {
+  project(kept);
+  const Tensor u = convolve(half(0));
+  const Tensor x_dbl = new_rows(projected());
+  multiply(x_dbl, u, args.x_proj_weight, std::nullopt);
+  const Tensor steps = steps_of(x_dbl);
+  const auto [scanned, last_state, states] =
+      ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
+                       half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
+                       std::nullopt, false, args.cu_seqlens, saves);
+  const Tensor y = rows_of(scanned);
+  const Tensor out = new_rows(d_model);
+  multiply(out, y, args.out_proj_weight, args.out_proj_bias);
+  if (saves) {
+    kept.x_dbl = x_dbl;
+    kept.y = y;
+    kept.states = states;
+    if (args.checkpoint_lvl == 0) {
+      kept.u = u;
+      kept.steps = steps;
+    }
+  }
+  return out;
+}
+
+LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
+  check_dense("dout", dout);
+  check_same_device("dout", dout, "xz", args.xz);
+  check_dtype("dout", dout, {dtype});
+  check_shape("dout", dout, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
+  if (kept.x_dbl.defined()) {
+    project(kept);
+  } else {
+    forward(true, kept);
+  }
+  check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
+  check_kept("y", kept.y, {"dim", dim});
+  if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
+  if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
+  const Tensor &x_dbl = kept.x_dbl, gradient = matrix_of(as_contiguous(dout));
+  const Tensor x = half(0), z = half(1);
+  LayerGradients made;
+  made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
+  made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
+  const Tensor dy = new_rows(dim);
+  multiply(matrix_of(dy), gradient, cast(args.out_proj_weight, dtype));
+  const Tensor u = kept.u.defined() ? kept.u : convolve(x);
+  const Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
+
+  const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected()), du = new_rows(dim),
+               dsteps = new_rows(dim);
+  const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
+  const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
+  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
+      ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), channels_of(steps), A,
+                        B_of(x_dbl), C_of(x_dbl), args.D, z, args.delta_bias, args.delta_softplus,
+                        args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
+                        channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
+
+  multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), cast(args.delta_proj_weight, dtype));
+  made.ddelta_proj_weight =
+      weight_gradient(args.delta_proj_weight, matrix_of(dsteps), matrix_of(x_dbl, 0, rank));
+  accumulate(matrix_of(du), matrix_of(dx_dbl), cast(args.x_proj_weight, dtype));
+  made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
+  std::tie(made.dconv1d_weight, made.dconv1d_bias, std::ignore) =
+      ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
+                        args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
+  const Tensor& taps = made.dconv1d_weight;
+  made.dconv1d_weight =
+      view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});
+  if (!args.in_proj_weight) {
+    made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
+    return made;
+  }
+  made.dxz = new_rows(input.size(2));
+  multiply(matrix_of(made.dxz), matrix_of(dxz), cast(*args.in_proj_weight, dtype));
+  made.dxz = cast(made.dxz, dtype_of(args.xz));
+  made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
+  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz)).value_or(Tensor());
+  made.dA = cast(call("aten::mul", "Tensor", made.dA, A), dtype_of(args.A));
+  return made;
+}
+
+}  // namespace
+
+LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves) {
+  LayerForward made;
+  made.out = Layer(ops, args).forward(saves, made.kept);
+  if (!saves) made.kept = {};
+  return made;
+}
+
+LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
+                              LayerKept kept) {
+  return Layer(ops, args).backward(dout, std::move(kept));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,131 @@
+// What lies between the projections of a Mamba layer, or the layer, of the ops of one backend and
+// of PyTorch's matrix products: the plain layer alone, of one direction, real, with B and C taken
+// from x.
+//
+// Everything is called without PyTorch's dispatcher, which a small layer would wait for.
+// selective_scan/_mamba_inner.py has the same for every layer, step by step, and tells the layout.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "conv_ops.h"
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+
+/// What a backend computes a layer with.
+struct LayerOps {
+  const ScanOps& scan;
+  const ConvOps& conv;
+  /// out = left·right
+  AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right);
+  /// out = beta·self + alpha·left·right
+  AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle left,
+                              AtenTensorHandle right, double beta, double alpha);
+};
+
+/// In the order of the schemas. With in_proj_weight, xz is the layer's input, (batch, seqlen,
+/// d_input), and A the logarithm of −A.
+struct LayerArguments {
+  const Tensor& xz;
+  const OptionalTensor& in_proj_weight;
+  const OptionalTensor& in_proj_bias;
+  const Tensor& conv1d_weight;
+  const OptionalTensor& conv1d_bias;
+  const Tensor& x_proj_weight;
+  const Tensor& delta_proj_weight;
+  const Tensor& out_proj_weight;
+  const OptionalTensor& out_proj_bias;
+  const Tensor& A;
+  const OptionalTensor& D;
+  const OptionalTensor& delta_bias;
+  bool delta_softplus;
+  int64_t checkpoint_lvl;
+  const std::string& discretization_method;
+  const OptionalTensor& cu_seqlens;
+  std::optional<ScalarType> autocast_dtype;
+};
+
+/// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
+/// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
+struct LayerKept {
+  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states;
+};
+
+struct LayerForward {
+  Tensor out;
+  LayerKept kept;
+};
+
+struct LayerGradients {
+  Tensor dxz, din_proj_weight, din_proj_bias, dconv1d_weight, dconv1d_bias, dx_proj_weight,
+      ddelta_proj_weight, dout_proj_weight, dout_proj_bias, dA, dD, ddelta_bias;
+};
+
+LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves);
+/// `kept` is computed again if it is empty.
+LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
+                              LayerKept kept);
+
+template <const LayerOps& kOps>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+plain_mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
+                      const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
+                      const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
+                      const Tensor& delta_proj_weight, const Tensor& out_proj_weight,
+                      const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& D,
+                      const OptionalTensor& delta_bias, bool delta_softplus, int64_t checkpoint_lvl,
+                      const std::string& discretization_method, const OptionalTensor& cu_seqlens,
+                      std::optional<ScalarType> autocast_dtype, bool save_states) {
+  const auto [out, kept] = layer_forward(
+      kOps,
+      {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
+       delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
+       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype},
+      save_states);
+  return {out,    kept.input, kept.xz_rows, kept.poles, kept.x_dbl,
+          kept.y, kept.u,     kept.steps,   kept.states};
+}
+
+template <const LayerOps& kOps>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+           Tensor>
+plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor& in_proj_weight,
+                      const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
+                      const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
+                      const Tensor& delta_proj_weight, const Tensor& out_proj_weight,
+                      const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& D,
+                      const OptionalTensor& delta_bias, bool delta_softplus, int64_t checkpoint_lvl,
+                      const std::string& discretization_method, const OptionalTensor& cu_seqlens,
+                      std::optional<ScalarType> autocast_dtype, const OptionalTensor& xz_rows,
+                      const OptionalTensor& poles, const OptionalTensor& x_dbl,
+                      const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
+                      const OptionalTensor& states) {
+  const auto given = [](const OptionalTensor& kept) { return kept ? *kept : Tensor(); };
+  const LayerGradients made = layer_backward(
+      kOps,
+      {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
+       delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
+       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype},
+      dout,
+      {Tensor(), given(xz_rows), given(poles), given(x_dbl), given(y), given(u), given(steps),
+       given(states)});
+  return {made.dxz,
+          made.din_proj_weight,
+          made.din_proj_bias,
+          made.dconv1d_weight,
+          made.dconv1d_bias,
+          made.dx_proj_weight,
+          made.ddelta_proj_weight,
+          made.dout_proj_weight,
+          made.dout_proj_bias,
+          made.dA,
+          made.dD,
+          made.ddelta_bias};
+}
+
+}  // namespace selective_scan::op

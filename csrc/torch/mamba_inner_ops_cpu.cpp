@@ -1,0 +1,42 @@
+// Schemas of the ops of a plain Mamba layer, and their CPU backend.
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include "mamba_inner.h"
+
+namespace selective_scan::op {
+namespace {
+
+constexpr LayerOps kLayerOps{kCpuScanOps, kCpuConvOps, &aoti_torch_cpu_mm_out,
+                             &aoti_torch_cpu_addmm_out};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def(
+      "plain_mamba_inner_fwd(Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
+      "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
+      "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
+      "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
+      "Tensor? cu_seqlens, ScalarType? autocast_dtype, bool save_states) -> (Tensor out, "
+      "Tensor input, Tensor xz_rows, Tensor poles, Tensor x_dbl, Tensor y, Tensor u, Tensor "
+      "steps, Tensor states)");
+  m.def(
+      "plain_mamba_inner_bwd(Tensor dout, Tensor xz, Tensor? in_proj_weight, Tensor? "
+      "in_proj_bias, Tensor conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor "
+      "delta_proj_weight, Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, "
+      "Tensor? delta_bias, bool delta_softplus, int checkpoint_lvl, str "
+      "discretization_method, Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? "
+      "xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? "
+      "states) -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor "
+      "dconv1d_weight, Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, "
+      "Tensor dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, Tensor "
+      "ddelta_bias)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("plain_mamba_inner_fwd", TORCH_BOX(&plain_mamba_inner_fwd<kLayerOps>));
+  m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
+}
+
+}  // namespace selective_scan::op

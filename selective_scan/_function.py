@@ -1,0 +1,53 @@
+"""The derivative of an op as autograd takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from . import _pytorch
+
+
+def make_function(
+    name: str,
+    op: Callable,
+    setup_context: Callable[..., None],
+    backward: Callable[..., object],
+    *,
+    map_over: Callable[..., tuple] | None = None,
+    jvp: Callable[..., NoReturn] | None = None,
+) -> type[torch.autograd.Function]:
+    """An op with a derivative as register_autograd would make it, which is slower and does not
+    support the transforms of torch.func."""
+
+    call = _pytorch.shortest_call(op)
+
+    def forward(*arguments):
+        with _pytorch.below_autograd():
+            return call(*arguments)
+
+    def vmap(info, in_dims: tuple, *arguments):
+        return map_over(function.apply, info, in_dims, *arguments)
+
+    members = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    if map_over is not None:
+        members["vmap"] = vmap
+    if jvp is not None:
+        members["jvp"] = jvp
+    members = {key: staticmethod(value) for key, value in members.items()}
+    members |= {"op": op, "generate_vmap_rule": map_over is None}
+    function = type(name, (torch.autograd.Function,), members)
+    return function
+
+
+def save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    pass
+
+
+def refuse_double_backward(ctx, *gradients: Tensor | None):
+    raise RuntimeError(
+        "selective_scan: the gradient is once differentiable; double backward is not supported"
+    )

@@ -1,0 +1,71 @@
+"""The projection to the step sizes of a Mamba layer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class StepProjection(nn.Linear):
+    """The linear map to the step sizes, whose bias the scan adds, in full precision.
+
+    Args:
+        rank: number of input channels.
+        dim: number of output channels.
+        bias: whether there is a bias, which holds the initial steps.
+        constant_weight: whether all weights start as rank^-0.5·scale, else uniform in ± that.
+        scale: see constant_weight.
+        step_range: the initial steps' range, log-uniform.
+        floor: the initial steps' minimum.
+        softplus: whether the step is the softplus of this projection.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        dim: int,
+        *,
+        bias: bool,
+        constant_weight: bool,
+        scale: float,
+        step_range: tuple[float, float],
+        floor: float,
+        softplus: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # nn.Linear's constructor calls reset_parameters.
+        self.constant_weight = constant_weight
+        self.scale = scale
+        self.step_range = step_range
+        self.floor = floor
+        self.softplus = softplus
+        super().__init__(rank, dim, bias=bias, device=device, dtype=dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        bound = self.in_features**-0.5 * self.scale
+        if self.constant_weight:
+            self.weight.fill_(bound)
+        else:
+            self.weight.uniform_(-bound, bound)
+        if self.bias is not None:
+            low, high = map(math.log, self.step_range)
+            step = torch.empty_like(self.bias, dtype=at_least_single(self.bias.dtype))
+            step = step.uniform_(low, high).exp().clamp(min=self.floor)
+            # The inverse of softplus, log(exp(step) - 1), for any size of step.
+            self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
+
+    def forward(self, dt: Tensor) -> Tensor:
+        """(..., rank) to (..., dim), without the bias."""
+        return F.linear(dt, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, softplus={self.softplus}"
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
