@@ -1,0 +1,75 @@
+// States of sequences that lie in slots of a pool between the calls, and where a call has them.
+#pragma once
+
+#include <cstdint>
+
+#include "index_array.h"
+#include "params.h"
+
+namespace selective_scan {
+
+/// Bools, one for each sequence. The stride counts elements.
+struct FlagArray {
+  const bool* data = nullptr;  // null: all are false
+  int64_t stride = 0;
+
+  SELECTIVE_SCAN_HD bool at(int64_t index) const { return data != nullptr && data[index * stride]; }
+};
+
+/// The states are (channel, state) of each slot, real or complex, of any dtype. A sequence whose
+/// index is negative, pad_slot_id or beyond the slots is padding: nothing is read or written for
+/// it.
+struct StateSlots {
+  static constexpr int64_t kNone = -1;
+
+  int64_t sequences = 0;
+  int64_t slots = 0;
+  int64_t channels = 0;
+  int64_t dstate = 0;
+  bool is_complex = false;
+  bool is_double = false;  // the arrays of a call are fp64, else fp32 or less
+  int64_t pad_slot_id = -1;
+
+  ArrayView pool;       // (slot, channel, state): ArrayView::batch is the stride of slots
+  IndexArray indices;   // (sequence), optional: else sequence i has slot i
+  FlagArray has_state;  // (sequence): whether it goes on from its slot, else it begins with 0
+
+  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const {
+    return index < 0 || index >= slots || index == pad_slot_id ? kNone : index;
+  }
+  SELECTIVE_SCAN_HD int64_t of(int64_t sequence) const {
+    return indices.present() ? slot_of(indices.at(sequence)) : sequence;
+  }
+
+  /// The state that a sequence begins with goes to `to`, (sequence, channel, state).
+  SELECTIVE_SCAN_HD void load(int64_t sequence, const ArrayView& to, int64_t channel,
+                              int64_t state) const {
+    const int64_t slot = has_state.at(sequence) ? of(sequence) : kNone;
+    copy(slot == kNone ? ArrayView{} : pool, slot, to, sequence, channel, state);
+  }
+  /// A state in row `row` of `from`, (row, channel, state), goes to a slot that there is.
+  SELECTIVE_SCAN_HD void store(const ArrayView& from, int64_t row, int64_t slot, int64_t channel,
+                               int64_t state) const {
+    copy(from, row, pool, slot, channel, state);
+  }
+
+ private:
+  SELECTIVE_SCAN_HD void copy(const ArrayView& from, int64_t from_row, const ArrayView& to,
+                              int64_t to_row, int64_t channel, int64_t state) const {
+    for (int part = 0; part < (is_complex ? 2 : 1); ++part) {
+      const auto at = [&](const ArrayView& view, int64_t row) {
+        return row * view.batch + channel * view.channel + state * view.state + part * view.imag;
+      };
+      const int64_t source = at(from, from_row), target = at(to, to_row);
+      is_double ? copy<double>(from, source, to, target) : copy<float>(from, source, to, target);
+    }
+  }
+  template <class R>
+  static SELECTIVE_SCAN_HD void copy(const ArrayView& from, int64_t source, const ArrayView& to,
+                                     int64_t target) {
+    const R value = from.present() ? load_element<R>(from.data, from.dtype, source) : R(0);
+    store_element<R>(to.data, to.dtype, target, value);
+  }
+};
+
+}  // namespace selective_scan
