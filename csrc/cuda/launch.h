@@ -62,6 +62,8 @@ cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void* workspa
                                   cudaStream_t stream);
 cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                                    cudaStream_t stream);
+/// The forward pass over a pool of states.
+cudaError_t causal_conv1d_prefill(const ConvPrefillParams& params, cudaStream_t stream);
 /// Batch, dim and the steps are at least 1.
 cudaError_t causal_conv1d_update(const ConvUpdateParams& params, cudaStream_t stream);
 

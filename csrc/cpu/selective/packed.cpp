@@ -81,14 +81,6 @@ ForwardParams steps_of(const ForwardParams& call, int64_t begin, int64_t steps) 
   return steps_of(call, begin, steps, {&ForwardParams::out});
 }
 
-void clear_out(const ForwardParams& call) {
-  for (int64_t channel = 0; channel < call.dim; ++channel) {
-    ArrayView row = call.out;
-    advance(row, channel, row.channel);
-    clear_steps(row, 0, call.seqlen);
-  }
-}
-
 void clear_padding(const ForwardParams& packed) {
   if (!has_padding(packed.packed)) return;
   clear_padding(packed.packed, packed.out, packed.dim, packed.out.channel, 1, 0);

@@ -14,9 +14,6 @@ BackwardParams params_of(const BackwardParams& packed, int64_t sequence);
 /// The parameters of some steps of a call of one sequence, which saves no states.
 ForwardParams steps_of(const ForwardParams& call, int64_t begin, int64_t steps);
 
-/// Writes zeros for the output of a call of one sequence.
-void clear_out(const ForwardParams& call);
-
 /// Writes zeros at the steps of no sequence.
 void clear_padding(const ForwardParams& packed);
 void clear_padding(const BackwardParams& packed);

@@ -50,9 +50,12 @@ int64_t bytes_of_sequence(const Sequence& sequence, const ThreadPool& pool) {
 }
 
 void scan_sequence(const Sequence& sequence, void* workspace, const ThreadPool& pool) {
-  if (sequence.slot() == StateSlots::kNone) return clear_out(sequence);
-  const StateSlots& slots = sequence.all->slots;
-  load_slot(slots, sequence.index, sequence.all->initial_state);
+  const PrefillParams& all = *sequence.all;
+  const StateSlots& slots = all.slots;
+  if (sequence.slot() == StateSlots::kNone) {
+    return clear_sequence(slots, all.packed, sequence.index, all.out);
+  }
+  load_slot(slots, sequence.index, all.initial_state);
   // What is behind a piece is what the next one begins with.
   ArrayView before = sequence.initial_state, behind = sequence.last_state;
   sequence.for_each_piece([&](int64_t begin, int64_t end, int64_t slot) {

@@ -18,7 +18,7 @@ struct SlotRows {
 
   SlotRows(const StateSlots& slots, int64_t rows)
       : rows(rows),
-        blocks(ceil_div(slots.channels * slots.dstate, int64_t{kSlotThreads})),
+        blocks(std::max<int64_t>(1, ceil_div(slots.channels * slots.dstate, kSlotThreads))),
         channels(slots.channels),
         dstate(slots.dstate) {}
 
