@@ -54,19 +54,18 @@ def one_by_one(arguments):
     return out, pool
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"dtype": BF16, "states": BF16, "layout": "channel_last"},
-        {"dtype": HALF, "index": torch.int64},
-        {"states": F64},
-        {"states": BF16, "dim": 130},
-        *({"width": width, "layout": "channel_last"} for width in (1, 2, 8)),
-        *({"layout": layout} for layout in ("sliced", "offset", "dim_first", "expanded")),
-    ],
-    ids=str,
-)
+CASES = [
+    {},
+    {"dtype": BF16, "states": BF16, "layout": "channel_last"},
+    {"dtype": HALF, "index": torch.int64},
+    {"states": F64},
+    {"states": BF16, "dim": 130},
+    *({"width": width, "layout": "channel_last"} for width in (1, 2, 8)),
+    *({"layout": layout} for layout in ("sliced", "offset", "dim_first", "expanded")),
+]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
 def test_matches_sequences_one_by_one(changes, device):
     arguments = make(device, **changes)
     expected_out, expected_pool = one_by_one(arguments)
