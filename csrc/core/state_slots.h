@@ -41,34 +41,9 @@ struct StateSlots {
     return indices.present() ? slot_of(indices.at(sequence)) : sequence;
   }
 
-  /// The state that a sequence begins with goes to `to`, (sequence, channel, state).
-  SELECTIVE_SCAN_HD void load(int64_t sequence, const ArrayView& to, int64_t channel,
-                              int64_t state) const {
-    const int64_t slot = has_state.at(sequence) ? of(sequence) : kNone;
-    copy(slot == kNone ? ArrayView{} : pool, slot, to, sequence, channel, state);
-  }
-  /// A state in row `row` of `from`, (row, channel, state), goes to a slot that there is.
-  SELECTIVE_SCAN_HD void store(const ArrayView& from, int64_t row, int64_t slot, int64_t channel,
-                               int64_t state) const {
-    copy(from, row, pool, slot, channel, state);
-  }
-
- private:
-  SELECTIVE_SCAN_HD void copy(const ArrayView& from, int64_t from_row, const ArrayView& to,
-                              int64_t to_row, int64_t channel, int64_t state) const {
-    for (int part = 0; part < (is_complex ? 2 : 1); ++part) {
-      const auto at = [&](const ArrayView& view, int64_t row) {
-        return row * view.batch + channel * view.channel + state * view.state + part * view.imag;
-      };
-      const int64_t source = at(from, from_row), target = at(to, to_row);
-      is_double ? copy<double>(from, source, to, target) : copy<float>(from, source, to, target);
-    }
-  }
-  template <class R>
-  static SELECTIVE_SCAN_HD void copy(const ArrayView& from, int64_t source, const ArrayView& to,
-                                     int64_t target) {
-    const R value = from.present() ? load_element<R>(from.data, from.dtype, source) : R(0);
-    store_element<R>(to.data, to.dtype, target, value);
+  /// Where a sequence begins, kNone for 0.
+  SELECTIVE_SCAN_HD int64_t source(int64_t sequence) const {
+    return has_state.at(sequence) ? of(sequence) : kNone;
   }
 };
 

@@ -1,5 +1,6 @@
 #include "state_slots.h"
 
+#include "elements.cuh"
 #include "launch_tools.h"
 #include "slot_rows.cuh"
 
@@ -14,10 +15,20 @@ struct SlotArgs {
   ArrayView out;
 };
 
+__device__ int64_t offset(const ArrayView& view, int64_t row, int64_t channel, int64_t state) {
+  return row * view.batch + channel * view.channel + state * view.state;
+}
+
+template <class T>
 __global__ void __launch_bounds__(kSlotThreads)
     load_slots_kernel(const __grid_constant__ SlotArgs args) {
+  const ArrayView& pool = args.slots.pool;
   for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
-    args.slots.load(sequence, args.states, channel, state);
+    const int64_t slot = args.slots.source(sequence);
+    const T value = slot == StateSlots::kNone
+                        ? T{}
+                        : load_component<T>(pool, offset(pool, slot, channel, state));
+    store_component(args.states, offset(args.states, sequence, channel, state), value);
   });
 }
 
@@ -33,30 +44,49 @@ __device__ void clear_steps(const SlotArgs& args, int64_t sequence, int64_t part
   }
 }
 
+template <class T>
 __global__ void __launch_bounds__(kSlotThreads)
     store_slots_kernel(const __grid_constant__ SlotArgs args) {
+  const ArrayView& pool = args.slots.pool;
   for_each_block(args.rows, [&](int64_t sequence, int64_t part) {
     if (args.slots.of(sequence) == StateSlots::kNone) clear_steps(args, sequence, part);
   });
   for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
     const int64_t slot = args.slots.of(sequence);
-    if (slot != StateSlots::kNone) args.slots.store(args.states, sequence, slot, channel, state);
+    if (slot == StateSlots::kNone) return;
+    store_component(pool, offset(pool, slot, channel, state),
+                    load_component<T>(args.states, offset(args.states, sequence, channel, state)));
   });
+}
+
+template <class T>
+cudaError_t load(const SlotArgs& args, cudaStream_t stream) {
+  return launch_kernel(load_slots_kernel<T>, args.rows.shape(), stream, args);
+}
+template <class T>
+cudaError_t store(const SlotArgs& args, cudaStream_t stream) {
+  return launch_kernel(store_slots_kernel<T>, args.rows.shape(), stream, args);
 }
 
 }  // namespace
 
 cudaError_t load_slots(const StateSlots& slots, const ArrayView& to, cudaStream_t stream) {
-  const SlotRows rows(slots, slots.sequences);
-  if (rows.rows == 0) return cudaSuccess;
-  return launch_kernel(load_slots_kernel, rows.shape(), stream, {slots, rows, to, {}, {}});
+  const SlotArgs args{slots, SlotRows(slots, slots.sequences), to, {}, {}};
+  if (args.rows.rows == 0) return cudaSuccess;
+  const auto run = slots.is_complex
+                       ? (slots.is_double ? load<Complex<double>> : load<Complex<float>>)
+                       : (slots.is_double ? load<double> : load<float>);
+  return run(args, stream);
 }
 
 cudaError_t store_slots(const StateSlots& slots, const ArrayView& from,
                         const PackedSequences& packed, const ArrayView& out, cudaStream_t stream) {
-  const SlotRows rows(slots, slots.sequences);
-  if (rows.rows == 0) return cudaSuccess;
-  return launch_kernel(store_slots_kernel, rows.shape(), stream, {slots, rows, from, packed, out});
+  const SlotArgs args{slots, SlotRows(slots, slots.sequences), from, packed, out};
+  if (args.rows.rows == 0) return cudaSuccess;
+  const auto run = slots.is_complex
+                       ? (slots.is_double ? store<Complex<double>> : store<Complex<float>>)
+                       : (slots.is_double ? store<double> : store<float>);
+  return run(args, stream);
 }
 
 }  // namespace selective_scan::cuda
