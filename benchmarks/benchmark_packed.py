@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times the selective scan of packed sequences beside one dense batch of as many steps, and beside
-padding all sequences to the longest.
+"""Times the selective scan of packed sequences beside one dense batch of as many steps, beside
+padding all sequences to the longest, and beside prefill, which has the states in a pool.
 
 Lengths are drawn from a log-normal distribution, but for one long sequence. All tensors lie
 channel-last, as in a Mamba layer. A call is forward, or forward and backward. Results are compared
-with those of the sequences one by one first.
+with those of the sequences one by one first, those of prefill with the packed ones.
 
 Example:
     python benchmarks/benchmark_packed.py --json packed.json
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, records, report, timing
-from selective_scan import selective_scan_fn
+from selective_scan import selective_scan_fn, selective_scan_prefill
 
 _ERROR_ALLOWED = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 _SPREAD = 1.0  # standard deviation of the lengths' logarithms
@@ -81,7 +81,7 @@ class Batch:
     ) -> None:
         self.tensors = problem.tensors(batch, seqlen, device)
         self.steps = batch * seqlen
-        self._options = {
+        self.options = {
             "delta_softplus": True,
             "discretization_method": problem.method,
             "cu_seqlens": cu_seqlens,
@@ -90,16 +90,16 @@ class Batch:
 
     def forward(self) -> Tensor:
         with torch.no_grad():
-            return selective_scan_fn(**self.tensors, **self._options)
+            return selective_scan_fn(**self.tensors, **self.options)
 
     def train(self) -> tuple[Tensor, ...]:
-        out = selective_scan_fn(**self.tensors, **self._options)
+        out = selective_scan_fn(**self.tensors, **self.options)
         return torch.autograd.grad(out, list(self.tensors.values()), self._dout)
 
     def error_of_sequences(self, lengths: list[int]) -> float:
         """The largest error of a sequence of this packed batch, compared with it alone."""
         out, largest = self.forward(), 0.0
-        options = self._options | {"cu_seqlens": None}
+        options = self.options | {"cu_seqlens": None}
         for begin, end in itertools.pairwise(itertools.accumulate(lengths, initial=0)):
             alone = {
                 name: tensor[..., begin:end] if tensor.dim() == 3 else tensor
@@ -112,6 +112,31 @@ class Batch:
         return largest
 
 
+class Prefill:
+    """The same packed sequences, each of which goes on from its slot of a pool of u's dtype."""
+
+    def __init__(self, packed: Batch, lengths: list[int], every: int) -> None:
+        """`every`: the steps from one state that is kept to the next, 0 for none."""
+        u, A = packed.tensors["u"], packed.tensors["A"]
+        count, columns = len(lengths), max(lengths) // every if every else 0
+        slots = torch.arange(count * (1 + columns), device=u.device)
+        self.steps = packed.steps
+        self._tensors = packed.tensors | {
+            name: packed.tensors[name][0] for name in ("u", "delta", "z")
+        }
+        self._options = packed.options | {
+            "states": torch.zeros(len(slots), *A.shape, dtype=u.dtype, device=u.device),
+            "cache_indices": slots[:count],
+            "has_initial_state": torch.ones(count, dtype=torch.bool, device=u.device),
+            "checkpoint_every": every,
+            "checkpoint_slots": slots[count:].view(count, columns) if every else None,
+        }
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return selective_scan_prefill(**self._tensors, **self._options)
+
+
 def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
     device, lengths = options.device, problem.lengths()
     total, count = sum(lengths), len(lengths)
@@ -120,15 +145,23 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
     error = packed.error_of_sequences(lengths)
     if not error < _ERROR_ALLOWED[problem.dtype]:
         raise RuntimeError(f"{problem} is wrong: relative error {error}")
+    kept = f"prefill, states kept every {options.checkpoint_every}"
     batches = {
         "packed": packed,
+        "prefill": Prefill(packed, lengths, 0),
+        kept: Prefill(packed, lengths, options.checkpoint_every),
         "dense, as many steps": Batch(problem, count, math.ceil(total / count), device),
         "padded to the longest": Batch(problem, count, max(lengths), device),
     }
+    expected = packed.forward()[0].float()
+    for name in ("prefill", kept):  # from states of 0, for the first call
+        difference = (batches[name].forward().float() - expected).norm() / expected.norm()
+        if not difference < _ERROR_ALLOWED[problem.dtype]:
+            raise RuntimeError(f"{name}, {problem}, is wrong: relative error {difference}")
     rows = []
     for which in ("forward", "train"):
         calls: dict[str, Callable[[], object]] = {
-            name: getattr(batch, which) for name, batch in batches.items()
+            name: getattr(batch, which) for name, batch in batches.items() if hasattr(batch, which)
         }
         times = timing.measure(calls, device, warmup=2, runs=options.runs, budget=options.budget)
         rows += [
@@ -143,6 +176,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
                 "error": error if name == "packed" else None,
             }
             for name, batch in batches.items()
+            if name in times
         ]
     return rows
 
@@ -158,6 +192,7 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dstate", type=positive, nargs="+", default=[16])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=_ERROR_ALLOWED)
     parser.add_argument("--method", nargs="+", default=["zoh"])
+    parser.add_argument("--checkpoint-every", type=positive, default=512, help="of prefill")
     parser.add_argument("--runs", type=positive, default=20)
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each pass")
     parser.add_argument("--json", type=Path, help="where to write the record")

@@ -9,7 +9,7 @@ fp64 first.
 
 Example:
     python benchmarks/benchmark_serving.py --device cpu --threads 1 2 --batch 1 64
-    python benchmarks/benchmark_serving.py --dim 1536 5120 --json serving.json
+    python benchmarks/benchmark_serving.py --dim 1536 5120 --json serving.json --plot serving.png
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness import arguments, ceilings, records, report, timing
+from harness import arguments, ceilings, plots, records, report, timing
 from selective_scan import selective_state_update, selective_state_update_ref
 
 _GRAPH_CALLS = 10  # in one graph, so that its launch hardly counts
@@ -151,6 +151,7 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each problem")
     parser.add_argument("--host-calls", type=positive, default=1000)
     parser.add_argument("--json", type=Path, help="where to write the record")
+    parser.add_argument("--plot", type=Path, help="where to draw the times")
     options = arguments.parse(parser, command_line)
     options.dtype = options.dtype or ["bfloat16"]
     for name in (*options.dtype, *options.state):
@@ -175,8 +176,9 @@ def main(command_line: list[str] | None = None) -> None:
         for axes in itertools.product(*sizes, *kinds):
             rows += measure(UpdateProblem(*axes), threads, options, copy)
         print(f"copy bandwidth: {copy / 1e9:.0f} GB/s")
+    title = f"selective_state_update on {records.device_name(options.device)}"
     report.print_table(
-        f"selective_state_update on {records.device_name(options.device)}",
+        title,
         rows,
         "implementation batch dim dstate state dtype method threads time_us=time,_µs "
         "host_us=host,_µs GB_per_s=GB/s of_copy_bandwidth error",
@@ -184,6 +186,21 @@ def main(command_line: list[str] | None = None) -> None:
     if options.json:
         content = {"environment": records.environment(options.device), "rows": rows}
         records.write(options.json, content)
+    if options.plot:
+        panels = {
+            f"dim {dim}, dstate {dstate}": [
+                row for row in rows if (row["dim"], row["dstate"]) == (dim, dstate)
+            ]
+            for dim, dstate in itertools.product(options.dim, options.dstate)
+        }
+        plots.plot_bars(
+            options.plot, title, panels, "µs for a step",
+            label=lambda row: f"batch {row['batch']}, {row['method']}, {row['dtype']}, "
+                              f"states {row['state']}",
+            group=lambda row: f"{row['implementation']}, {row['threads']} threads"
+                              if options.device.type == "cpu" else row["implementation"],
+            length=lambda row: row["time_us"]["median"],
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

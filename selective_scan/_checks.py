@@ -21,6 +21,7 @@ SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
 REAL = (torch.float32, *HALF, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 INTEGER = (torch.int32, torch.int64)
+BOOL = (torch.bool,)
 _DOUBLE = (torch.float64, torch.complex128)
 MAX_WIDTH = 8  # of the convolution, as in csrc/core/conv_params.h
 # The least and the largest sizes of dimensions; None is any.
@@ -90,7 +91,7 @@ class TensorArgument:
 
     @property
     def has_gradient(self) -> bool:
-        return self.dtypes is not INTEGER
+        return self.dtypes not in (INTEGER, BOOL)
 
     def check_type(self, value: object) -> None:
         if isinstance(value, Tensor) or (value is None and self.optional):

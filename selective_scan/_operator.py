@@ -75,7 +75,7 @@ class Operator:
 
     An op without a derivative, such as one that updates a state in place, has neither results that
     are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
-    that would need a gradient is refused. Tensors of INTEGER dtypes have no gradient.
+    that would need a gradient is refused. Tensors of INTEGER and BOOL dtypes have no gradient.
 
     Args:
         name: the ops are ``selective_scan::{name}_fwd`` and ``selective_scan::{name}_bwd``, or

@@ -16,11 +16,13 @@ from ._checks import (
     Option,
     Table,
     TensorArgument,
+    check_cu_seqlens,
     check_dims,
     fail,
 )
 from ._operator import Operator
 from ._result import Result
+from ._state_slots import SLOTS, boundaries_of, check_pool, first_states, slots_of
 from ._typing import typed_as
 
 Activation = Literal["silu", "swish"]
@@ -88,6 +90,65 @@ _CAUSAL_CONV1D = Operator(
 )
 
 
+def _check_pool(name: str, tensor: Tensor, call: Call) -> None:
+    check_pool(name, tensor, call, ("dim", "width-1"))
+
+
+_PREFILL = Operator(
+    "causal_conv1d_prefill",
+    Table(
+        _X,
+        WEIGHT,
+        TensorArgument("conv_states", REAL, _check_pool, is_changed=True),
+        BIAS,
+        ACTIVATION,
+        TensorArgument("cu_seqlens", INTEGER, check_cu_seqlens),
+        *SLOTS,
+        anchor="x",
+    ),
+    results=[Result("out", ("batch", "dim", "seqlen"), lambda call: call["x"].dtype, like="x")],
+    flops=lambda call: (_flops(call)[0], 0),
+    reference="causal_conv1d_ref",
+)
+
+
+def _is_over_pool(
+    pool: tuple[Tensor | None, ...], others: tuple[Tensor | bool | None, ...]
+) -> bool:
+    """Whether conv_states are given; refuses what does not go with them, or without them."""
+    conv_states, *of_pool = pool
+    if conv_states is None:
+        for name, value in zip(("cache_indices", "has_initial_state"), of_pool, strict=True):
+            if value is not None:
+                fail(f"{name} must be None unless conv_states is given")
+        return False
+    names = ("seq_idx", "initial_states", "final_states_out", "return_final_states")
+    for name, value in zip(names, others, strict=True):
+        if value is not None and value is not False:
+            wanted = "False" if name == "return_final_states" else "None"
+            fail(f"{name} must be {wanted} where conv_states is given")
+    return True
+
+
+def _convolve_over_pool(values: tuple) -> Tensor:
+    """`values` are the arguments of the op, and the backend."""
+    call = _PREFILL.check(values)
+    x, weight, pool, bias, activation = values[:5]
+    slots, bounds = slots_of(call, pool), boundaries_of(call, x.shape[2])
+    out = torch.zeros_like(x)
+    states = first_states(call, pool, slots)
+    for state, slot, (begin, end) in zip(states, slots, bounds, strict=True):
+        if slot is None:
+            continue
+        steps, last_state = causal_conv1d_ref(
+            *(x[..., begin:end].to(call.compute_dtype), weight, bias, None, state[None], True),
+            activation=activation,
+        )
+        out[..., begin:end] = steps
+        pool[slot] = last_state[0].to(pool.dtype)
+    return out
+
+
 class _Steps(NamedTuple):
     """Where steps lie, (batch, number) each: which steps, the first one of the sequence that each
     belongs to, and the index of that sequence's states."""
@@ -122,6 +183,10 @@ def causal_conv1d_ref(
     activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
+    conv_states: Tensor | None = None,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The depthwise causal convolution, tap by tap in plain PyTorch.
@@ -136,6 +201,11 @@ def causal_conv1d_ref(
         >>> causal_conv1d_ref(torch.arange(4.0).view(1, 1, 4), torch.tensor([[1.0, 10.0]]))
         tensor([[[ 0., 10., 21., 32.]]])
     """
+    pool = (conv_states, cache_indices, has_initial_state)
+    if _is_over_pool(pool, (seq_idx, initial_states, final_states_out, return_final_states)):
+        slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
+        values = (x, weight, conv_states, bias, activation, *slot_arguments, backend)
+        return _convolve_over_pool(values)
     call = _CAUSAL_CONV1D.check(
         (
             *(x, weight, bias, seq_idx, cu_seqlens, initial_states),
@@ -199,6 +269,10 @@ def causal_conv1d_fn(
     activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
+    conv_states: Tensor | None = None,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor: ...
 
@@ -231,6 +305,10 @@ def causal_conv1d_fn(
     activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
+    conv_states: Tensor | None = None,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
@@ -246,6 +324,10 @@ def causal_conv1d_fn(
     activation: Activation | None = None,
     *,
     cu_seqlens: Tensor | None = None,
+    conv_states: Tensor | None = None,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Convolves every channel with taps of its own, looking back only, and applies SiLU.
@@ -266,6 +348,12 @@ def causal_conv1d_fn(
     numbers, a negative number marks steps of none, whose out is 0, and there are no states.
     cu_seqlens has the boundaries, and every sequence has states.
 
+    These may lie in slots of a pool, conv_states, which is changed in place: sequence i begins with
+    what is in slot cache_indices[i] where has_initial_state[i], else with 0, and leaves its final
+    state there. A sequence whose index is negative or pad_slot_id is padding: no state is read or
+    changed for it, and its out is 0. Such a call has no derivative. :func:`selective_scan_prefill`
+    does the same for the scan, and says what of slots is refused.
+
     Args:
         x: (batch, dim, seqlen), float32, float16, bfloat16 or float64; with cu_seqlens batch is 1.
         weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is the one of
@@ -282,6 +370,13 @@ def causal_conv1d_fn(
             steps from cu_seqlens[i] to before cu_seqlens[i + 1]. Out is 0 at steps of no sequence.
             A sequence without steps keeps its state. On CUDA the values are not read back to the
             host, and those out of order or of range are moved to where they do no harm.
+        conv_states: (slots, dim, width - 1), any of the dtypes above. With cu_seqlens, without
+            seq_idx, initial_states and return_final_states.
+        cache_indices: the slot of each sequence, (sequences,), int32 or int64. Without it there are
+            as many slots as sequences, and sequence i has slot i.
+        has_initial_state: whether each sequence goes on from its slot, (sequences,), bool. Without
+            it none does.
+        pad_slot_id: an index that marks padding, as every negative one does.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`causal_conv1d_ref`, on any device.
 
@@ -316,6 +411,13 @@ def causal_conv1d_fn(
         >>> x.grad.shape
         torch.Size([2, 64, 100])
     """
+    pool = (conv_states, cache_indices, has_initial_state)
+    if _is_over_pool(pool, (seq_idx, initial_states, final_states_out, return_final_states)):
+        slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
+        values = (x, weight, conv_states, bias, activation, *slot_arguments, backend)
+        return (
+            _PREFILL(*values[:-1]) if _PREFILL.has_kernels(values) else _convolve_over_pool(values)
+        )
     arguments = (x, weight, bias, seq_idx, cu_seqlens, initial_states, return_final_states)
     values = (*arguments, activation, final_states_out, backend)
     if not _CAUSAL_CONV1D.has_kernels(values):

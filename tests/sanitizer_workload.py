@@ -19,6 +19,7 @@ import torch
 
 import test_adaptive_unitary as unitary
 import test_causal_conv1d as conv
+import test_causal_conv1d_pool as conv_pool
 import test_causal_conv1d_update as conv_update
 import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
@@ -27,6 +28,7 @@ import test_matrix_scan as matrix
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
+import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
 import test_slices as slices
 import test_streamed_backward as streamed
@@ -126,7 +128,9 @@ def check_boundaries() -> int:
         packed.test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, "cuda")
     for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
         packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
-    return 4 * len(packed.BAD_BOUNDS)
+    for every in (1, 3, 64):
+        prefill.test_bad_values_do_no_harm(every, "cuda")
+    return 4 * len(packed.BAD_BOUNDS) + 3
 
 
 def check_selective_scan() -> int:
@@ -162,6 +166,10 @@ CHECKS = {
     ),
     "convolution": lambda: check_all(conv.check, conv.case_list()),
     "convolution_update": lambda: check_all(conv_update.check, conv_update.CASES),
+    "convolution_pool": lambda: check_all(
+        conv_pool.test_matches_sequences_one_by_one, conv_pool.CASES
+    ),
+    "prefill": lambda: check_all(prefill.check, prefill.case_list()),
     "state_update": lambda: check_all(update.check, update.case_list()),
 }
 

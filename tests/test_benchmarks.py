@@ -306,15 +306,30 @@ def test_benchmark_of_packed_sequences(tmp_path):
     run_program(
         "benchmark_packed.py", "--device", "cpu", "--sequences", "5", "--mean", "9",
         "--longest", "40", "--dim", "8", "--dstate", "2", "--dtype", "float32", "--runs", "2",
-        "--json", tmp_path / "packed.json",
+        "--checkpoint-every", "16", "--json", tmp_path / "packed.json",
     )  # fmt: skip
     rows = json.loads((tmp_path / "packed.json").read_text())["rows"]
-    assert len(rows) == 6
+    assert [row["which"] for row in rows] == ["forward"] * 5 + ["train"] * 3
     for row in rows:
         assert_is_timing(row["time_ms"], 2)
         assert (row["error"] is None) == (row["implementation"] != "packed")
     steps = {row["implementation"]: row["steps"] for row in rows}
     assert steps["packed"] <= steps["dense, as many steps"] < steps["padded to the longest"] == 200
+
+
+def test_benchmark_of_the_state_update(tmp_path):
+    run_program(
+        "benchmark_serving.py", "--device", "cpu", "--batch", "1", "3", "--dim", "8",
+        "--dstate", "2", "--dtype", "float32", "--state", "float32", "--runs", "2",
+        "--threads", "1", "--json", tmp_path / "serving.json", "--plot", tmp_path / "serving.png",
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "serving.json").read_text())["rows"]
+    assert [(row["implementation"], row["batch"]) for row in rows] == [
+        ("selective_scan", 1), ("selective_scan", 3)
+    ]  # fmt: skip
+    for row in rows:
+        assert_is_timing(row["time_us"], 2)
+    assert (tmp_path / "serving.png").stat().st_size > 0
 
 
 def test_benchmark_of_decoding(tmp_path):

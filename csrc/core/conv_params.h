@@ -27,6 +27,7 @@
 
 #include "index_array.h"
 #include "params.h"
+#include "state_slots.h"
 
 namespace selective_scan {
 
@@ -61,6 +62,22 @@ struct ConvForwardParams : ConvParams {
 
   ArrayView out;           // (batch, channel, step)
   ArrayView final_states;  // as initial_states, optional; never together with seq_idx
+};
+
+/// The forward pass of packed sequences whose states lie in slots of a pool, (slot, channel, step).
+/// `initial_states` and `final_states` are arrays for the kernels to use: what is in them before
+/// does not matter.
+struct ConvPrefillParams : ConvForwardParams {
+  ConvPrefillParams() = default;
+  explicit ConvPrefillParams(const ConvParams& inputs) : ConvForwardParams(inputs) {}
+
+  StateSlots slots;
+
+  /// initial_states or final_states as StateSlots has them.
+  static SELECTIVE_SCAN_HD ArrayView as_states(ArrayView view) {
+    view.state = view.step;
+    return view;
+  }
 };
 
 /// Every gradient that is present is written in full, never added to.

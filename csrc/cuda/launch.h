@@ -12,7 +12,7 @@
 #include "../core/conv_params.h"
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
-#include "../core/params.h"
+#include "../core/prefill_params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
 #include "kit/config.h"
@@ -30,6 +30,11 @@ cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memor
                          cudaStream_t stream);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
+
+/// Chunked prefill: the selective scan of packed sequences over a pool of states. Where checkpoints
+/// are wanted, `states` is there to be written to.
+cudaError_t scan_prefill(const PrefillParams& params, const ScratchMemory& memory,
+                         cudaStream_t stream);
 
 /// The scan with full state matrices.
 constexpr int64_t kMaxMatrixDstate = 64;
@@ -57,6 +62,8 @@ cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void* workspa
                                   cudaStream_t stream);
 cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                                    cudaStream_t stream);
+/// The forward pass over a pool of states.
+cudaError_t causal_conv1d_prefill(const ConvPrefillParams& params, cudaStream_t stream);
 /// Batch, dim and the steps are at least 1.
 cudaError_t causal_conv1d_update(const ConvUpdateParams& params, cudaStream_t stream);
 

@@ -1,5 +1,7 @@
 #include "conv_arguments.h"
 
+#include "state_slots.h"
+
 namespace selective_scan::op {
 namespace {
 
@@ -151,6 +153,57 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
     check_states_shape("dfinal_states", *dfinal_states, params);
   }
   if (dx) check_given_gradient("dx", *dx, "x", args.x);
+}
+
+ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
+  ConvPrefillParams params;
+  params.silu = parse_activation(args.activation);
+  const auto for_each = [&](const auto& visit) {
+    visit("x", args.x);
+    visit("weight", args.weight);
+    visit("conv_states", args.conv_states);
+    if (args.bias) visit("bias", *args.bias);
+    visit("cu_seqlens", args.cu_seqlens);
+    if (args.cache_indices) visit("cache_indices", *args.cache_indices);
+    if (args.has_initial_state) visit("has_initial_state", *args.has_initial_state);
+  };
+  for_each(check_dense);
+  for_each([&](const char* name, const Tensor& tensor) {
+    check_same_device(name, tensor, "x", args.x);
+    params.is_double = params.is_double || dtype_of(tensor) == ScalarType::Double;
+  });
+  check_dtype("x", args.x, kRealDtypes);
+  check_dtype("weight", args.weight, kRealDtypes);
+  check_dtype("conv_states", args.conv_states, kRealDtypes);
+  if (args.bias) check_dtype("bias", *args.bias, kRealDtypes);
+  check_dtype("cu_seqlens", args.cu_seqlens, kIndexDtypes);
+  check_slot_dtypes(args.cache_indices, args.has_initial_state);
+
+  check_shape("x", args.x, {{"batch"}, {"dim"}, {"seqlen"}});
+  params.batch = args.x.size(0);
+  params.dim = args.x.size(1);
+  params.seqlen = args.x.size(2);
+  check_weight_shape(args.weight, params);
+  params.sequences = packed_sequences(args.cu_seqlens, "x", args.x).count;
+  const Dim dim{"dim", params.dim}, sequences{"sequences", params.sequences};
+  check_shape("conv_states", args.conv_states,
+              {args.cache_indices ? Dim{"slots"} : sequences, dim, {"width-1", params.width - 1}});
+  if (args.bias) check_shape("bias", *args.bias, {dim});
+  check_slot_shapes(sequences, args.cache_indices, args.has_initial_state);
+
+  params.x = conv_view(args.x);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  params.cu_seqlens = index_view(args.cu_seqlens);
+  params.slots =
+      state_slots(params.sequences, args.cache_indices, args.has_initial_state, args.pad_slot_id);
+  params.slots.slots = args.conv_states.size(0);
+  params.slots.channels = params.dim;
+  params.slots.dstate = params.width - 1;
+  params.slots.is_double = params.is_double;
+  params.slots.pool =
+      view_of(args.conv_states, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
+  return params;
 }
 
 ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {

@@ -31,6 +31,22 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                           const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                           const OptionalTensor& dx);
 
+/// In the order of the schema.
+struct ConvPrefillArguments {
+  const Tensor& x;
+  const Tensor& weight;
+  const Tensor& conv_states;
+  const OptionalTensor& bias;
+  const std::optional<std::string>& activation;
+  const Tensor& cu_seqlens;
+  const OptionalTensor& cache_indices;
+  const OptionalTensor& has_initial_state;
+  int64_t pad_slot_id;
+};
+
+/// As make_conv_params; out and the states that kernels use are still to be filled in.
+ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args);
+
 struct ConvUpdateArguments {
   const Tensor& x;
   const Tensor& conv_state;

@@ -8,11 +8,15 @@
 //       Refuses values of cu_seqlens, where they can be looked at.
 //   void check(const ConvUpdateParams& params) const
 //       Refuses indices of slots that there are not, where they can be looked at.
+//   void check(const ConvPrefillParams& params) const
+//       Refuses values of cu_seqlens and indices of slots, where they can be looked at.
 //   int64_t workspace_bytes(const Params& params) const
 //       How much scratch memory a pass takes.
 //   void launch(const ConvForwardParams& params, void* workspace) const
 //   void launch(const ConvBackwardParams& params, void* workspace) const
 //       Runs a pass; dim and batch are at least 1.
+//   void launch(const ConvPrefillParams& params) const
+//       Runs the forward pass over a pool of states; dim is at least 1.
 //   void launch(const ConvUpdateParams& params) const
 //       Runs some steps; there is at least one value.
 #pragma once
@@ -122,6 +126,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
   Tensor dx = allocate_like(x);
   return std::tuple_cat(std::make_tuple(dx),
                         differentiate(backend, args, params, dout, dfinal_states, dx));
+}
+
+template <class Backend>
+Tensor causal_conv1d_prefill(const Tensor& x, const Tensor& weight, const Tensor& conv_states,
+                             const OptionalTensor& bias,
+                             const std::optional<std::string>& activation, const Tensor& cu_seqlens,
+                             const OptionalTensor& cache_indices,
+                             const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
+  ConvPrefillParams params =
+      make_conv_prefill_params({x, weight, conv_states, bias, activation, cu_seqlens, cache_indices,
+                                has_initial_state, pad_slot_id});
+  const Backend backend(x);
+  backend.check(params);
+  const Tensor out = allocate_like(x);
+  if (is_empty(params)) return out;
+  params.out = conv_view(out);
+  const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
+  const ScalarType dtype = float_dtype(params.is_double, false);
+  const Tensor before = allocate(x, shape, dtype), behind = allocate(x, shape, dtype);
+  params.initial_states = conv_view(before);
+  params.final_states = conv_view(behind);
+  backend.launch(params);
+  return out;
 }
 
 /// Returns out, or no tensor where the caller gave one.

@@ -2,6 +2,7 @@
 
 #include "../cpu/conv/launch.h"
 #include "conv_ops.h"
+#include "state_slots.h"
 #include "thread_pool.h"
 
 namespace selective_scan::op {
@@ -11,6 +12,10 @@ struct CpuBackend {
   explicit CpuBackend(const Tensor&) {}
 
   void check(const ConvParams& params) const { check_boundaries(params.packed()); }
+  void check(const ConvPrefillParams& params) const {
+    check_boundaries(params.packed());
+    check_slots(params.slots);
+  }
   void check(const ConvUpdateParams& params) const {
     const IndexArray& indices = params.conv_state_indices;
     if (!indices.present()) return;
@@ -30,6 +35,9 @@ struct CpuBackend {
   }
   void launch(const ConvBackwardParams& params, void* workspace) const {
     cpu::causal_conv1d_backward(params, workspace, torch_thread_pool());
+  }
+  void launch(const ConvPrefillParams& params) const {
+    cpu::causal_conv1d_prefill(params, torch_thread_pool());
   }
   void launch(const ConvUpdateParams& params) const {
     cpu::causal_conv1d_update(params, torch_thread_pool());
@@ -55,6 +63,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "str? activation, *, Tensor(a!) dx) -> (Tensor dweight, Tensor dbias, "
       "Tensor dinitial_states)");
   m.def(
+      "causal_conv1d_prefill(Tensor x, Tensor weight, Tensor(a!) conv_states, Tensor? bias, "
+      "str? activation, Tensor cu_seqlens, Tensor? cache_indices=None, "
+      "Tensor? has_initial_state=None, int pad_slot_id=-1) -> Tensor");
+  m.def(
       "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
       "str? activation=None, Tensor? cache_seqlens=None, Tensor? conv_state_indices=None, "
       "int pad_slot_id=-1, Tensor(b!)? out=None) -> Tensor");
@@ -64,6 +76,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CpuBackend>));
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));
+  m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CpuBackend>));
   m.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<CpuBackend>));
 }
 

@@ -11,6 +11,7 @@ struct CudaBackend {
   explicit CudaBackend(const Tensor& x) : stream(x) {}
 
   void check(const ConvParams&) const {}
+  void check(const ConvPrefillParams&) const {}
   void check(const ConvUpdateParams&) const {}
   template <class Params>
   int64_t workspace_bytes(const Params& params) const {
@@ -21,6 +22,9 @@ struct CudaBackend {
   }
   void launch(const ConvBackwardParams& params, void* workspace) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, workspace, stream));
+  }
+  void launch(const ConvPrefillParams& params) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_prefill(params, stream));
   }
   void launch(const ConvUpdateParams& params) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_update(params, stream));
@@ -37,6 +41,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
   m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CudaBackend>));
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CudaBackend>));
+  m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CudaBackend>));
   m.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<CudaBackend>));
 }
 

@@ -25,19 +25,6 @@ bool is_variable(const Tensor& projection) {
   return projection.dim() != 2;
 }
 
-void check_projection_dtype(const char* name, const Tensor& tensor, bool is_complex) {
-  if (!is_complex) {
-    check_dtype(name, tensor, kRealDtypes);
-  } else if (is_variable(tensor)) {
-    check_dtype(name, tensor,
-                {ScalarType::ComplexFloat, ScalarType::ComplexDouble, ScalarType::Float,
-                 ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
-  } else {
-    check_dtype(name, tensor, {ScalarType::ComplexFloat, ScalarType::ComplexDouble},
-                " (complex A, constant B and C)");
-  }
-}
-
 void check_dtypes(const ScanArguments& args, bool is_complex) {
   check_dtype("u", args.u, kRealDtypes);
   check_dtype("delta", args.delta, kRealDtypes);
@@ -171,6 +158,19 @@ Method parse_method(const std::string& name) {
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
+}
+
+void check_projection_dtype(const char* name, const Tensor& tensor, bool is_complex) {
+  if (!is_complex) {
+    check_dtype(name, tensor, kRealDtypes);
+  } else if (is_variable(tensor)) {
+    check_dtype(name, tensor,
+                {ScalarType::ComplexFloat, ScalarType::ComplexDouble, ScalarType::Float,
+                 ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
+  } else {
+    check_dtype(name, tensor, {ScalarType::ComplexFloat, ScalarType::ComplexDouble},
+                " (complex A, constant B and C)");
+  }
 }
 
 void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params) {

@@ -1,4 +1,5 @@
-// What the ops need of tensors beside checks: component types, and memory like that of a tensor.
+// What the ops need of tensors beside checks: component types, views, and memory like that of a
+// tensor.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -8,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "../core/dtype.h"
+#include "../core/params.h"
 #include "allocation.h"
 #include "huge_pages.h"
 
@@ -39,6 +40,25 @@ inline ScalarType float_dtype(bool is_double, bool is_complex) {
   if (is_complex) return is_double ? ScalarType::ComplexDouble : ScalarType::ComplexFloat;
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
+
+/// A view with the strides of a tensor's dimensions, in their order; kNone takes no dimension.
+template <class... Strides>
+ArrayView view_of(const Tensor& tensor, Strides... strides) {
+  ArrayView view;
+  // Inputs are only read; what else is viewed may be written to.
+  view.data = const_cast<void*>(tensor.const_data_ptr());
+  view.dtype = component_dtype(tensor);
+  const int64_t per_element = components(tensor);
+  view.imag = per_element - 1;
+  int64_t dim = 0;
+  const auto take = [&](int64_t ArrayView::* stride) {
+    if (stride != nullptr) view.*stride = tensor.stride(dim++) * per_element;
+  };
+  (take(strides), ...);
+  return view;
+}
+
+constexpr int64_t ArrayView::* kNone = nullptr;
 
 inline IntHeaderOnlyArrayRef sizes_of(const std::vector<int64_t>& sizes) {
   return {sizes.data(), sizes.size()};

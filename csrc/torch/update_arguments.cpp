@@ -185,25 +185,6 @@ class ShapeChecks {
   Dim batch_{"batch"}, step_{"steps"}, head_{"heads"}, dim_{"dim"}, dstate_{"dstate"};
 };
 
-/// The strides of a tensor's dimensions, in their order.
-template <class... Strides>
-ArrayView view_of(const Tensor& tensor, Strides... strides) {
-  ArrayView view;
-  // Inputs are only read; `state` and `out` may be written to.
-  view.data = const_cast<void*>(tensor.const_data_ptr());
-  view.dtype = component_dtype(tensor);
-  const int64_t per_element = components(tensor);
-  view.imag = per_element - 1;
-  int64_t dim = 0;
-  const auto take = [&](int64_t ArrayView::* stride) {
-    if (stride != nullptr) view.*stride = tensor.stride(dim++) * per_element;
-  };
-  (take(strides), ...);
-  return view;
-}
-
-constexpr int64_t ArrayView::* kNone = nullptr;
-
 /// Groups without heads are made heads of.
 ArrayView with_heads(ArrayView view, const UpdateArguments& args, const UpdateParams& params) {
   if (!has_heads(args)) view.group = params.dim * view.channel;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../capability.h"
+#include "../state_slots.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -110,6 +111,21 @@ void causal_conv1d_forward(const ConvForwardParams& params, void*, const ThreadP
   for_each_task(params, split, pool,
                 [&](const ConvTask& task) { kernels.forward(params, split, task); });
   if (params.final_states.present()) for_each_end(params, split, pool, kernels.end_forward);
+}
+
+void causal_conv1d_prefill(const ConvPrefillParams& params, const ThreadPool& pool) {
+  const StateSlots& slots = params.slots;
+  for (int64_t i = 0; i < slots.sequences; ++i)
+    load_slot(slots, i, params.as_states(params.initial_states));
+  causal_conv1d_forward(params, nullptr, pool);
+  for (int64_t i = 0; i < slots.sequences; ++i) {
+    const int64_t slot = slots.of(i);
+    if (slot == StateSlots::kNone) {
+      clear_sequence(slots, params.packed(), i, params.out);
+    } else {
+      store_slot(slots, params.as_states(params.final_states), i, slot);
+    }
+  }
 }
 
 void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,

@@ -18,6 +18,7 @@ void causal_conv1d_forward(const ConvForwardParams& params, void* workspace,
 void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
                             const ThreadPool& pool);
 
+void causal_conv1d_prefill(const ConvPrefillParams& params, const ThreadPool& pool);
 void causal_conv1d_update(const ConvUpdateParams& params, const ThreadPool& pool);
 
 }  // namespace selective_scan::cpu

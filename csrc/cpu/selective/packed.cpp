@@ -11,19 +11,26 @@ void advance(ArrayView& view, int64_t index, int64_t stride) {
   view.data = static_cast<char*>(view.data) + index * stride * element_size(view.dtype);
 }
 
+/// `params` for its steps from `begin` on, `steps` of them.
 template <class Params>
-Params params_of(const Params& packed, int64_t sequence,
-                 std::initializer_list<ArrayView Params::*> written,
-                 std::initializer_list<ArrayView Params::*> states) {
-  Params params = packed;
-  const int64_t begin = packed.packed.begin(sequence);
-  params.packed = {};
-  params.seqlen = packed.packed.end(sequence) - begin;
+Params steps_of(Params params, int64_t begin, int64_t steps,
+                std::initializer_list<ArrayView Params::*> written) {
+  params.seqlen = steps;
   for (ArrayView ScanParams::* view :
        {&ScanParams::u, &ScanParams::delta, &ScanParams::B, &ScanParams::C, &ScanParams::z}) {
     advance(params.*view, begin, (params.*view).step);
   }
   for (ArrayView Params::* view : written) advance(params.*view, begin, (params.*view).step);
+  return params;
+}
+
+template <class Params>
+Params params_of(const Params& packed, int64_t sequence,
+                 std::initializer_list<ArrayView Params::*> written,
+                 std::initializer_list<ArrayView Params::*> states) {
+  const int64_t begin = packed.packed.begin(sequence);
+  Params params = steps_of(packed, begin, packed.packed.end(sequence) - begin, written);
+  params.packed = {};
   advance(params.initial_state, sequence, params.initial_state.batch);
   for (ArrayView Params::* view : states) advance(params.*view, sequence, (params.*view).batch);
   if (params.states) {
@@ -68,6 +75,10 @@ BackwardParams params_of(const BackwardParams& packed, int64_t sequence) {
   using P = BackwardParams;
   return params_of(packed, sequence, {&P::dout, &P::du, &P::ddelta, &P::dB, &P::dC, &P::dz},
                    {&P::dlast_state, &P::dinitial_state});
+}
+
+ForwardParams steps_of(const ForwardParams& call, int64_t begin, int64_t steps) {
+  return steps_of(call, begin, steps, {&ForwardParams::out});
 }
 
 void clear_padding(const ForwardParams& packed) {

@@ -11,6 +11,9 @@ namespace selective_scan::cpu {
 ForwardParams params_of(const ForwardParams& packed, int64_t sequence);
 BackwardParams params_of(const BackwardParams& packed, int64_t sequence);
 
+/// The parameters of some steps of a call of one sequence, which saves no states.
+ForwardParams steps_of(const ForwardParams& call, int64_t begin, int64_t steps);
+
 /// Writes zeros at the steps of no sequence.
 void clear_padding(const ForwardParams& packed);
 void clear_padding(const BackwardParams& packed);

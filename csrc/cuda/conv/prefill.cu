@@ -1,0 +1,16 @@
+// The convolution of packed sequences between what brings their states from a pool and back there.
+#include "../kit/state_slots.h"
+#include "../launch.h"
+
+namespace selective_scan::cuda {
+
+cudaError_t causal_conv1d_prefill(const ConvPrefillParams& params, cudaStream_t stream) {
+  const auto as_states = &ConvPrefillParams::as_states;
+  cudaError_t error = load_slots(params.slots, as_states(params.initial_states), stream);
+  if (error == cudaSuccess) error = causal_conv1d_forward(params, nullptr, stream);
+  if (error != cudaSuccess) return error;
+  return store_slots(params.slots, as_states(params.final_states), params.packed(), params.out,
+                     stream);
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,92 @@
+#include "state_slots.h"
+
+#include "elements.cuh"
+#include "launch_tools.h"
+#include "slot_rows.cuh"
+
+namespace selective_scan::cuda {
+namespace {
+
+struct SlotArgs {
+  StateSlots slots;
+  SlotRows rows;
+  ArrayView states;  // (sequence, channel, state)
+  PackedSequences packed;
+  ArrayView out;
+};
+
+__device__ int64_t offset(const ArrayView& view, int64_t row, int64_t channel, int64_t state) {
+  return row * view.batch + channel * view.channel + state * view.state;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSlotThreads)
+    load_slots_kernel(const __grid_constant__ SlotArgs args) {
+  const ArrayView& pool = args.slots.pool;
+  for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
+    const int64_t slot = args.slots.source(sequence);
+    const T value = slot == StateSlots::kNone
+                        ? T{}
+                        : load_component<T>(pool, offset(pool, slot, channel, state));
+    store_component(args.states, offset(args.states, sequence, channel, state), value);
+  });
+}
+
+/// Together the blocks of a sequence that is padding write its steps' zeros.
+__device__ void clear_steps(const SlotArgs& args, int64_t sequence, int64_t part) {
+  const int64_t begin = args.packed.begin(sequence);
+  const int64_t steps = args.packed.end(sequence) - begin;
+  const int64_t count = args.slots.channels * steps;
+  for (int64_t i = part * kSlotThreads + threadIdx.x; i < count;
+       i += args.rows.blocks * kSlotThreads) {
+    const int64_t at = i / steps * args.out.channel + (begin + i % steps) * args.out.step;
+    store_element(args.out.data, args.out.dtype, at, 0.0f);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSlotThreads)
+    store_slots_kernel(const __grid_constant__ SlotArgs args) {
+  const ArrayView& pool = args.slots.pool;
+  for_each_block(args.rows, [&](int64_t sequence, int64_t part) {
+    if (args.slots.of(sequence) == StateSlots::kNone) clear_steps(args, sequence, part);
+  });
+  for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
+    const int64_t slot = args.slots.of(sequence);
+    if (slot == StateSlots::kNone) return;
+    store_component(pool, offset(pool, slot, channel, state),
+                    load_component<T>(args.states, offset(args.states, sequence, channel, state)));
+  });
+}
+
+template <class T>
+cudaError_t load(const SlotArgs& args, cudaStream_t stream) {
+  return launch_kernel(load_slots_kernel<T>, args.rows.shape(), stream, args);
+}
+template <class T>
+cudaError_t store(const SlotArgs& args, cudaStream_t stream) {
+  return launch_kernel(store_slots_kernel<T>, args.rows.shape(), stream, args);
+}
+
+}  // namespace
+
+cudaError_t load_slots(const StateSlots& slots, const ArrayView& to, cudaStream_t stream) {
+  const SlotArgs args{slots, SlotRows(slots, slots.sequences), to, {}, {}};
+  if (args.rows.rows == 0) return cudaSuccess;
+  const auto run = slots.is_complex
+                       ? (slots.is_double ? load<Complex<double>> : load<Complex<float>>)
+                       : (slots.is_double ? load<double> : load<float>);
+  return run(args, stream);
+}
+
+cudaError_t store_slots(const StateSlots& slots, const ArrayView& from,
+                        const PackedSequences& packed, const ArrayView& out, cudaStream_t stream) {
+  const SlotArgs args{slots, SlotRows(slots, slots.sequences), from, packed, out};
+  if (args.rows.rows == 0) return cudaSuccess;
+  const auto run = slots.is_complex
+                       ? (slots.is_double ? store<Complex<double>> : store<Complex<float>>)
+                       : (slots.is_double ? store<double> : store<float>);
+  return run(args, stream);
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,104 @@
+// A checkpoint is found from the last state that the scan has saved before it: a thread takes one
+// state of one channel on from there, by less than a chunk of steps. Checkpoints at the chunks'
+// boundaries, and at a sequence's end, are copies. Bound by latency, which the many threads of all
+// checkpoints hide.
+#include "checkpoints.h"
+
+#include "../../core/method_table.h"
+#include "../kit/launch_tools.h"
+#include "../kit/slot_rows.cuh"
+#include "../kit/states.cuh"
+
+namespace selective_scan::cuda {
+namespace {
+
+struct CheckpointArgs {
+  PrefillParams params;
+  SlotRows rows;  // one for each candidate
+};
+
+/// The last known state that is no later than a checkpoint, and how many steps are before it.
+template <class T>
+struct KnownState {
+  T value;
+  int64_t steps;
+
+  __device__ KnownState(const PrefillParams& params, const Checkpoint& checkpoint, int64_t channel,
+                        int64_t state) {
+    const PackedSequences& packed = params.packed;
+    const int64_t begin = packed.begin(checkpoint.sequence);
+    const auto value_in = [&](const ArrayView& view) {
+      return load_component<T>(
+          view, checkpoint.sequence * view.batch + channel * view.channel + state * view.state);
+    };
+    const int64_t chunks = checkpoint.steps / kChunk;
+    if (begin + checkpoint.steps == packed.end(checkpoint.sequence)) {
+      value = value_in(params.last_state);
+      steps = checkpoint.steps;
+    } else if (chunks == 0) {
+      value = value_in(params.initial_state);
+      steps = 0;
+    } else {
+      const int64_t row = first_saved_state(begin) + chunks - 1;
+      const int64_t at = (row * params.dim + channel) * params.dstate + state;
+      value = static_cast<const T*>(params.states)[at];
+      steps = chunks * kChunk;
+    }
+  }
+};
+
+template <class T, Method kMethod>
+__global__ void __launch_bounds__(kSlotThreads)
+    checkpoints_kernel(const __grid_constant__ CheckpointArgs args) {
+  using R = real_t<T>;
+  const PrefillParams& params = args.params;
+  for_each_state(args.rows, [&](int64_t candidate, int64_t channel, int64_t state) {
+    const Checkpoint checkpoint = params.candidate(candidate);
+    if (checkpoint.slot == StateSlots::kNone) return;
+    const KnownState<T> known(params, checkpoint, channel, state);
+    T h = known.value;
+    const int64_t group = channel / (params.dim / params.groups);
+    const int64_t begin = params.packed.begin(checkpoint.sequence);
+    const auto A = load_component<T>(params.A, channel * params.A.channel + state * params.A.state);
+    const Pole<T> pole = make_pole<DeviceMath>(A);
+    const R bias = load_component<R>(params.delta_bias, channel * params.delta_bias.channel);
+    for (int64_t t = begin + known.steps; t < begin + checkpoint.steps; ++t) {
+      const auto at_step = [&](const ArrayView& view) {
+        return load_component<R>(view, channel * view.channel + t * view.step);
+      };
+      R delta = at_step(params.delta) + bias;
+      if (params.delta_softplus) delta = device_softplus(delta);
+      const auto B =
+          load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
+                                          state * params.B.state + t * params.B.step);
+      const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+      h = value.abar * h + held_input<kMethod>(delta, at_step(params.u), value) * B;
+    }
+    const ArrayView& pool = params.slots.pool;
+    store_component(pool,
+                    checkpoint.slot * pool.batch + channel * pool.channel + state * pool.state, h);
+  });
+}
+
+using Kernel = void (*)(CheckpointArgs);
+
+template <class T>
+Kernel kernel_of(Method method) {
+  static constexpr auto kKernels =
+      make_method_table<Kernel>([&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
+  return kKernels[method];
+}
+
+}  // namespace
+
+cudaError_t store_checkpoints(const PrefillParams& params, cudaStream_t stream) {
+  const CheckpointArgs args{params, SlotRows(params.slots, params.checkpoint_candidates())};
+  if (args.rows.rows == 0 || params.packed.count == 0) return cudaSuccess;
+  const Kernel kernel =
+      params.is_complex ? (params.is_double ? kernel_of<Complex<double>>
+                                            : kernel_of<Complex<float>>)(params.method)
+                        : (params.is_double ? kernel_of<double> : kernel_of<float>)(params.method);
+  return launch_kernel(kernel, args.rows.shape(), stream, args);
+}
+
+}  // namespace selective_scan::cuda

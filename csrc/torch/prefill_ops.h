@@ -1,0 +1,57 @@
+// The op of chunked prefill on one backend.
+//
+// A Backend names where the kernels run. It has:
+//
+//   static constexpr int64_t kMaxDstate
+//       The largest dstate; 0 says that there is no limit.
+//   static constexpr bool kSavesStates
+//       Whether checkpoints are found from states that the scan saves on its way.
+//   explicit Backend(const Tensor& u)
+//       Selects the device of u.
+//   void check(const PrefillParams& params) const
+//       Refuses values of boundaries, indices and positions, where they can be looked at.
+//   void launch(const PrefillParams& params, const auto& memory) const
+//       Runs it. memory(int64_t bytes) returns the void* of its scratch memory.
+#pragma once
+
+#include "prefill_arguments.h"
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+
+/// Returns out, or no tensor where the caller gave one.
+template <class Backend>
+Tensor selective_scan_prefill(const Tensor& u, const Tensor& states, const Tensor& delta,
+                              const Tensor& A, const Tensor& B, const Tensor& C,
+                              const OptionalTensor& D, const OptionalTensor& z,
+                              const OptionalTensor& delta_bias, bool delta_softplus,
+                              const Tensor& cu_seqlens, const OptionalTensor& cache_indices,
+                              const OptionalTensor& has_initial_state, int64_t pad_slot_id,
+                              int64_t checkpoint_every, const OptionalTensor& first_position,
+                              const OptionalTensor& checkpoint_slots, const OptionalTensor& out,
+                              const std::string& discretization_method) {
+  PrefillParams params = make_prefill_params(
+      {u, states, delta, A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens, cache_indices,
+       has_initial_state, pad_slot_id, checkpoint_every, first_position, checkpoint_slots, out,
+       parse_method(discretization_method)},
+      Backend::kMaxDstate);
+  const Backend backend(u);
+  backend.check(params);
+  const Tensor result = out ? Tensor() : allocate_like(u);
+  if (is_empty(params)) return result;
+  params.out = prefill_view(out ? *out : result);
+  const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
+  const Tensor before = allocate(u, shape, state_dtype(params));
+  const Tensor behind = allocate(u, shape, state_dtype(params));
+  params.initial_state = state_view(before);
+  params.last_state = state_view(behind);
+  OptionalTensor saved;
+  if (Backend::kSavesStates && checkpoint_every > 0) {
+    saved = new_states(u, params);
+    params.states = saved->mutable_data_ptr();
+  }
+  launch_with_workspace(backend, u, params);
+  return result;
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,30 @@
+// The CUDA backend of the op of chunked prefill.
+
+#include "../cuda/launch.h"
+#include "cuda_stream.h"
+#include "prefill_ops.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CudaBackend {
+  static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
+  static constexpr bool kSavesStates = true;
+
+  explicit CudaBackend(const Tensor& u) : stream(u) {}
+
+  void check(const PrefillParams&) const {}  // the kernels do no harm whatever the values are
+  void launch(const PrefillParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_prefill(params, memory, stream));
+  }
+
+  CudaStream stream;
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+  m.impl("selective_scan_prefill", TORCH_BOX(&selective_scan_prefill<CudaBackend>));
+}
+
+}  // namespace selective_scan::op

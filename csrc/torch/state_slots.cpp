@@ -1,0 +1,43 @@
+#include "state_slots.h"
+
+namespace selective_scan::op {
+
+void check_slot_dtypes(const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state) {
+  if (cache_indices) check_dtype("cache_indices", *cache_indices, kIndexDtypes);
+  if (has_initial_state) check_dtype("has_initial_state", *has_initial_state, {ScalarType::Bool});
+}
+
+void check_slot_shapes(Dim sequences, const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state) {
+  if (cache_indices) check_shape("cache_indices", *cache_indices, {sequences});
+  if (has_initial_state) check_shape("has_initial_state", *has_initial_state, {sequences});
+}
+
+StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
+  StateSlots slots;
+  slots.sequences = sequences;
+  slots.pad_slot_id = pad_slot_id;
+  if (cache_indices) slots.indices = index_view(*cache_indices);
+  if (has_initial_state) {
+    const auto* data = static_cast<const bool*>(has_initial_state->const_data_ptr());
+    slots.has_state = {data, has_initial_state->stride(0)};
+  }
+  return slots;
+}
+
+void check_slot(const char* name, int64_t index, const StateSlots& slots) {
+  if (index >= slots.slots && index != slots.pad_slot_id) {
+    fail(name, " must be less than slots = ", slots.slots, ", got ", index);
+  }
+}
+
+void check_slots(const StateSlots& slots) {
+  if (!slots.indices.present()) return;
+  for (int64_t i = 0; i < slots.sequences; ++i) {
+    check_slot("cache_indices", slots.indices.at(i), slots);
+  }
+}
+
+}  // namespace selective_scan::op

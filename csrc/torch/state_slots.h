@@ -1,0 +1,24 @@
+// The arguments that say which slots of a pool a call's sequences have.
+#pragma once
+
+#include "../core/state_slots.h"
+#include "packed_sequences.h"
+#include "tensor_views.h"
+
+namespace selective_scan::op {
+
+void check_slot_dtypes(const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state);
+void check_slot_shapes(Dim sequences, const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state);
+
+/// With what these arguments say; the pool is still to be filled in.
+StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
+                       const OptionalTensor& has_initial_state, int64_t pad_slot_id);
+
+/// Refuses an index of a slot that there is not.
+void check_slot(const char* name, int64_t index, const StateSlots& slots);
+/// The same for all sequences; reads the indices, so that they must be the host's.
+void check_slots(const StateSlots& slots);
+
+}  // namespace selective_scan::op

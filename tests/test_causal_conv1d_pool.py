@@ -1,0 +1,262 @@
+"""The causal convolution over a pool of states: chunks of packed sequences."""
+
+import itertools
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from problem import Error, lay_out
+from selective_scan import causal_conv1d_fn, causal_conv1d_ref
+
+F32, F64, BF16, HALF = torch.float32, torch.float64, torch.bfloat16, torch.float16
+BOUNDS = (1, 4, 40, 40, 42, 70, 75, 98)
+INDICES = (3, -1, 0, 7, 5, 9, 2)  # of 9 slots; 7 is pad_slot_id
+LIVE = [i for i, slot in enumerate(INDICES) if slot not in (-1, 7, 9)]
+ORDER = ("x", "weight", "conv_states", "bias", "activation", "cu_seqlens", "cache_indices",
+         "has_initial_state", "pad_slot_id")  # fmt: skip
+
+
+def make(device, *, dim=20, width=4, dtype=F32, states=F32, layout="contiguous", index=torch.int32):
+    def normal(*shape):
+        return torch.randn(shape, device=device)
+
+    indices = torch.tensor([-5 if slot == 9 else slot for slot in INDICES])
+    x = lay_out(normal(1, dim, 100).to(dtype), layout, 0)
+    pool = lay_out(normal(9, dim, width - 1).to(states), layout, 1)
+    return {
+        "x": x,
+        "weight": normal(dim, width),
+        "bias": normal(dim),
+        "activation": "silu",
+        "cu_seqlens": torch.tensor(BOUNDS, dtype=index, device=device),
+        "conv_states": pool.contiguous() if layout == "expanded" else pool,
+        "cache_indices": indices.to(device, index),
+        "has_initial_state": (torch.arange(7) % 3 != 1).to(device),
+        "pad_slot_id": 7,
+    }
+
+
+def one_by_one(arguments):
+    """What each sequence gives alone in fp64, on the CPU."""
+    given = {n: t.cpu().double() if torch.is_tensor(t) else t for n, t in arguments.items()}
+    pool = given["conv_states"].clone()
+    out = torch.zeros_like(given["x"])
+    for i in LIVE:
+        steps = slice(BOUNDS[i], BOUNDS[i + 1])
+        state = pool[INDICES[i]].clone() if given["has_initial_state"][i] else 0 * pool[0]
+        out[..., steps], last = causal_conv1d_ref(
+            *(given["x"][..., steps], given["weight"], given["bias"], None, state[None], True),
+            activation=arguments["activation"],
+        )
+        pool[INDICES[i]] = last[0]
+    return out, pool
+
+
+CASES = [
+    {},
+    {"dtype": BF16, "states": BF16, "layout": "channel_last"},
+    {"dtype": HALF, "index": torch.int64},
+    {"states": F64},
+    {"states": BF16, "dim": 130},
+    *({"width": width, "layout": "channel_last"} for width in (1, 2, 8)),
+    *({"layout": layout} for layout in ("sliced", "offset", "dim_first", "expanded")),
+]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_matches_sequences_one_by_one(changes, device):
+    arguments = make(device, **changes)
+    expected_out, expected_pool = one_by_one(arguments)
+    for function in (causal_conv1d_fn, causal_conv1d_ref):
+        pool = arguments["conv_states"].clone()
+        out = function(**(arguments | {"conv_states": pool}))
+        assert out.dtype == arguments["x"].dtype
+        error = Error.of(out.cpu().double(), expected_out).relative_l2
+        assert error < 2e-6 + torch.finfo(out.dtype).eps, error
+        before = arguments["conv_states"]
+        for slot in range(len(pool)):
+            if slot not in [INDICES[i] for i in LIVE]:
+                assert torch.equal(pool[slot], before[slot])
+        # A state is x as it is, or what was in the pool.
+        torch.testing.assert_close(pool.cpu().double(), expected_pool.to(pool.dtype).double())
+        for i in set(range(7)) - set(LIVE):
+            assert not out[..., BOUNDS[i] : BOUNDS[i + 1]].any()
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_any_chunking_gives_what_the_whole_gives(width, device):
+    lengths = (50, 1, 33)
+    begins = [0, *itertools.accumulate(lengths)]
+    dim, dtype = 24, F32
+    x, weight = torch.randn(1, dim, sum(lengths), device=device), torch.randn(dim, width)
+    weight = weight.to(device)
+    whole = [causal_conv1d_fn(x[..., a:b], weight) for a, b in itertools.pairwise(begins)]
+    for cuts in ((), (1,), (0, 2, 3, 20), (30, 31, 31)):
+        pool = torch.full((5, dim, width - 1), torch.nan, dtype=dtype, device=device)
+        outs = [[], [], []]
+        for begin, end in itertools.pairwise((0, *cuts, 50)):
+            parts = [
+                x[..., first + min(begin, n) : first + min(end, n)]
+                for first, n in zip(begins, lengths, strict=False)
+            ]
+            sizes = [part.shape[2] for part in parts]
+            bounds = torch.tensor([0, *itertools.accumulate(sizes)], device=device)
+            out = causal_conv1d_fn(
+                torch.cat(parts, 2),
+                weight,
+                cu_seqlens=bounds,
+                conv_states=pool,
+                cache_indices=torch.tensor([4, 0, 2], device=device),
+                has_initial_state=torch.full((3,), begin > 0, device=device),
+            )
+            for results, part in zip(outs, out.split(sizes, 2), strict=True):
+                results.append(part)
+        for expected, parts in zip(whole, outs, strict=True):
+            assert Error.of(torch.cat(parts, 2).cpu(), expected.cpu()).relative_l2 < 2e-6
+
+
+def test_padding_is_left_alone(device):
+    arguments = make(device)
+    arguments["conv_states"][[1, 4, 6, 7, 8]] = torch.nan
+    arguments["x"][..., 4:40] = torch.nan
+    before = arguments["conv_states"].clone()
+    out = causal_conv1d_fn(**arguments)
+    assert out.isfinite().all()
+    after = arguments["conv_states"]
+    assert torch.equal(after[[1, 4, 6, 7, 8]].nan_to_num(9), before[[1, 4, 6, 7, 8]].nan_to_num(9))
+
+
+def test_no_derivative(device):
+    arguments = make(device)
+    arguments["weight"].requires_grad_()
+    with pytest.raises(
+        RuntimeError, match="causal_conv1d_prefill has no derivative; call it under"
+    ):
+        causal_conv1d_fn(**arguments)
+    with torch.no_grad():
+        assert not causal_conv1d_fn(**arguments).requires_grad
+
+
+@pytest.mark.parametrize("changes", [{"dim": 0}, {"cu_seqlens": [5]}], ids=str)
+def test_empty(changes, device):
+    arguments = make(device, dim=changes.get("dim", 20))
+    if "cu_seqlens" in changes:
+        arguments |= {n: arguments[n][:0] for n in ("cache_indices", "has_initial_state")}
+        arguments["cu_seqlens"] = torch.tensor(changes["cu_seqlens"], device=device)
+    before = arguments["conv_states"].clone()
+    assert not causal_conv1d_fn(**arguments).any()
+    assert torch.equal(arguments["conv_states"], before)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def call_op(arguments):
+    return torch.ops.selective_scan.causal_conv1d_prefill(*map(arguments.get, ORDER))
+
+
+def call_fake(arguments):
+    mode = FakeTensorMode()
+    with mode:
+        return call_op(
+            {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in arguments.items()
+            }
+        )
+
+
+ENTRIES = {
+    "function": lambda arguments: causal_conv1d_fn(**arguments),
+    "reference": lambda arguments: causal_conv1d_ref(**arguments),
+    "op": call_op,
+    "fake": call_fake,
+}
+ones, REAL = torch.ones, "float32, float16, bfloat16 or float64"
+BAD = [
+    ("x", ones(2, 20, 100), "have batch of 1 where cu_seqlens is given, got (2, 20, 100)"),
+    ("weight", ones(20, 9), "have width of 1 to 8, got (20, 9)"),
+    ("conv_states", ones(9, 20, 4), "be (slots, dim, width-1) = (*, 20, 3), got (9, 20, 4)"),
+    ("conv_states", ones(9, 20, 3, dtype=torch.int64), f"have dtype {REAL}, got int64"),
+    ("bias", ones(21), "be (dim,) = (20,), got (21,)"),
+    ("activation", "gelu", "be None or one of silu, swish, got 'gelu'"),
+    ("cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
+    ("cache_indices", ones(6, dtype=torch.int32), "be (sequences,) = (7,), got (6,)"),
+    ("cache_indices", None, None),
+    ("has_initial_state", ones(7), "have dtype bool, got float32"),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_bad_calls_are_refused_in_the_same_words(entry, device):
+    for name, value, sentence in BAD:
+        wanted = f"selective_scan: {name} must {sentence}"
+        if value is None:
+            sizes = "(sequences, dim, width-1) = (7, 20, 3), got (9, 20, 3)"
+            wanted = f"selective_scan: conv_states must be {sizes}"
+        value = value.to(device) if isinstance(value, torch.Tensor) else value
+        with pytest.raises(RuntimeError) as error:
+            ENTRIES[entry](make(device) | {name: value})
+        assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
+def test_what_does_not_go_with_a_pool(function, device):
+    for name, value, wanted in (
+        ("seq_idx", torch.zeros(1, 100, dtype=torch.int32, device=device), "None where"),
+        ("initial_states", torch.zeros(7, 20, 3, device=device), "None where"),
+        ("return_final_states", True, "False where"),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} must be {wanted} conv_states is given"):
+            function(**make(device), **{name: value})
+    with pytest.raises(TypeError, match="cu_seqlens must be a Tensor, got NoneType"):
+        function(**(make(device) | {"cu_seqlens": None}))
+    with pytest.raises(RuntimeError, match="cache_indices must be None unless conv_states is"):
+        function(**(make(device) | {"conv_states": None}))
+
+
+def test_indices_of_no_slot(device):
+    """Refused where the host sees them before anything changes; taken for padding on CUDA."""
+    arguments = make(device)
+    before = arguments["conv_states"].clone()
+    padded = arguments | {"conv_states": before.clone()}
+    arguments["cache_indices"] = torch.tensor([3, -1, 0, 7, 9, 5, 2], device=device)
+    padded["cache_indices"] = torch.tensor([3, -1, 0, 7, -1, 5, 2], device=device)
+    for function in (causal_conv1d_fn, causal_conv1d_ref):
+        if device == "cuda" and function is causal_conv1d_fn:
+            assert torch.equal(function(**arguments), function(**padded))
+            assert torch.equal(arguments["conv_states"], padded["conv_states"])
+            continue
+        with pytest.raises(RuntimeError, match="cache_indices must be less than slots = 9, got 9"):
+            function(**(arguments | {"conv_states": before}))
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+def test_opcheck(device):
+    values = tuple(map(make(device, dtype=BF16).get, ORDER))
+    opcheck(torch.ops.selective_scan.causal_conv1d_prefill.default, values)
+
+
+def test_compiles_once(device):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def step(arguments):
+        return causal_conv1d_fn(**arguments)
+
+    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    for shift in (0, 3):
+        arguments = make(device)
+        arguments["cu_seqlens"] = arguments["cu_seqlens"].clamp(min=shift)
+        copy = arguments | {"conv_states": arguments["conv_states"].clone()}
+        assert torch.equal(compiled(copy), step(arguments))
+        assert torch.equal(copy["conv_states"], arguments["conv_states"])
+    assert len(graphs) == 1

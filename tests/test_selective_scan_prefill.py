@@ -1,0 +1,699 @@
+"""Chunked prefill: against the reference in fp64, against the scan of whole sequences however they
+are cut, and what it leaves alone."""
+
+import dataclasses
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import vmap
+from torch.library import opcheck
+
+from problem import METHODS, Error, generator, lay_out
+from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+HALF, BF16 = torch.float16, torch.bfloat16
+# In the order of the op.
+ORDER = (
+    *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
+    *("cu_seqlens", "cache_indices", "has_initial_state", "pad_slot_id", "checkpoint_every"),
+    *("first_position", "checkpoint_slots", "out", "discretization_method"),
+)
+# Sequences of no step, one, less and more than a chunk of the kernels, and around them steps of
+# none. The first one is padding, and so is the last but one.
+BOUNDS = (1, 4, 40, 40, 41, 70, 75, 148)
+POSITIONS = (0, 3, 16, 15, 0, 9, 52)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; the defaults are the base case, and a test changes one axis at a time."""
+
+    dim: int = 12
+    dstate: int = 5
+    groups: int = 2  # 0: B and C are constant
+    method: str = "zoh"
+    states: torch.dtype = F32
+    u: torch.dtype = F32  # also of delta, z, B and C, the latter complex where states are
+    pole: torch.dtype = F32  # of A, D and delta_bias, the first complex where states are
+    optional: tuple[str, ...] = ("D", "z", "delta_bias")
+    delta_softplus: bool = True
+    interleaved: bool = False
+    bounds: tuple[int, ...] = BOUNDS
+    total: int = 150
+    every: int = 16
+    positions: tuple[int, ...] = POSITIONS
+    is_wide: bool = False  # whether indices are int64
+    has_indices: bool = True
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return ",".join(changed).replace(" ", "") or "base"
+
+    def with_(self, **changes) -> "Case":
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def columns(self) -> int:
+        lengths = (end - begin for begin, end in itertools.pairwise(self.bounds))
+        ends = map(sum, zip(self.positions, lengths, strict=False))
+        return max(ends, default=0) // self.every if self.every else 0
+
+    @property
+    def compute_eps(self) -> float:
+        return eps(F64 if {F64, C128} & {self.states, self.u, self.pole} else F32)
+
+
+def eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps  # of a complex one that of its parts
+
+
+def tensors_of(case: Case, draw: torch.Generator) -> dict[str, torch.Tensor | None]:
+    """What the scan is of. Poles are stable; without softplus steps are positive."""
+    is_complex = case.states.is_complex
+
+    def normal(*shape, dtype=F64):
+        wide = C128 if dtype.is_complex else F64
+        return torch.randn(shape, generator=draw, dtype=wide).to(dtype)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(shape, generator=draw, dtype=F64)
+
+    def projected(dtype):
+        return dtype if not is_complex else C128 if dtype == F64 else C64
+
+    A = -uniform(0.2, 2.0, case.dim, case.dstate)
+    if is_complex:
+        A = torch.complex(A, uniform(-3.0, 3.0, *A.shape))
+    rows = (case.dim, case.total)
+    delta = normal(*rows) - 1 if case.delta_softplus else uniform(0.05, 0.6, *rows)
+    if case.groups == 0:
+        shape, dtype = (case.dim, case.dstate), projected(case.u)
+    elif case.interleaved:
+        shape, dtype = (case.groups, case.dstate, 2 * case.total), case.u
+    else:
+        shape, dtype = (case.groups, case.dstate, case.total), projected(case.u)
+    tensors = {
+        "u": normal(*rows).to(case.u),
+        "delta": delta.to(case.u),
+        "A": A.to(projected(case.pole)),
+        "B": normal(*shape, dtype=dtype),
+        "C": normal(*shape, dtype=dtype),
+        "D": normal(case.dim).to(case.pole),
+        "z": normal(*rows).to(case.u),
+        "delta_bias": uniform(0.0, 0.3, case.dim).to(case.pole),
+    }
+    for name in {"D", "z", "delta_bias"} - set(case.optional):
+        tensors[name] = None
+    return tensors
+
+
+def make(case: Case, device: str) -> dict:
+    """The arguments by name."""
+    draw = generator(case.with_(layout="contiguous"))
+    tensors = tensors_of(case, draw)
+    count, columns = case.sequences, case.columns
+    index_dtype = torch.int64 if case.is_wide else torch.int32
+    slots = count * (1 + columns) + 5 if case.has_indices else count
+    order = torch.randperm(slots, generator=draw).to(index_dtype)
+    wide_state = C128 if case.states.is_complex else F64
+    pool = torch.randn(slots, case.dim, case.dstate, generator=draw, dtype=wide_state)
+    arguments = {}
+    for index, (name, tensor) in enumerate({**tensors, "states": pool.to(case.states)}.items()):
+        layout = case.layout if tensor is not None and tensor.dim() > 1 else "contiguous"
+        if layout == "expanded" and name == "states":
+            layout = "contiguous"
+        arguments[name] = (
+            None if tensor is None else lay_out(tensor.to(device), layout, index).detach()
+        )
+    arguments |= {
+        "delta_softplus": case.delta_softplus,
+        "discretization_method": case.method,
+        "cu_seqlens": torch.tensor(case.bounds, dtype=index_dtype),
+        "has_initial_state": torch.arange(count) % 3 != 1,
+    }
+    if case.has_indices:
+        indices = order[:count].clone()
+        if count > 2:
+            indices[0], indices[-2] = -3, slots + 9
+        arguments |= {"cache_indices": indices, "pad_slot_id": slots + 9}
+    if case.every:
+        targets = torch.full((count, columns), -1, dtype=index_dtype)
+        if case.has_indices:
+            targets.view(-1).copy_(order[count : count * (1 + columns)])
+        if columns > 1:
+            targets[-1, -1], targets[1, 1] = -1, slots + 9
+        arguments |= {
+            "checkpoint_every": case.every,
+            "first_position": torch.tensor(case.positions, dtype=index_dtype),
+            "checkpoint_slots": targets,
+            "pad_slot_id": slots + 9,
+        }
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+
+
+def wide(arguments: dict) -> dict:
+    """The same on the CPU in fp64."""
+
+    def cast(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach().cpu()
+        if not (value.is_floating_point() or value.is_complex()):
+            return value
+        return value.to(C128 if value.is_complex() else F64, copy=True)
+
+    return {name: cast(value) for name, value in arguments.items()}
+
+
+def check(case: Case, device: str) -> None:
+    arguments = make(case, device)
+    before = arguments["states"].clone()
+    exact = wide(arguments)
+    exact_out = selective_scan_prefill_ref(**exact)
+    out = selective_scan_prefill(**arguments)
+    assert (out.shape, out.dtype) == (arguments["u"].shape, case.u)
+    if case.layout in ("contiguous", "dim_first"):
+        assert out.stride() == arguments["u"].stride()
+    states = arguments["states"]
+    for name, actual, expected in (("out", out, exact_out), ("states", states, exact["states"])):
+        error = Error.of(actual.cpu().to(expected.dtype), expected)
+        allowed = 16 * case.compute_eps + eps(actual.dtype)
+        assert error.relative_l2 < allowed, f"{name}: {error}"
+    is_untouched = (exact["states"] == wide({"states": before})["states"]).flatten(1).all(1)
+    assert torch.equal(states.cpu()[is_untouched], before.cpu()[is_untouched])
+    if case.has_indices:
+        assert is_untouched.any()
+    assert not is_untouched.all()
+
+
+def case_list():
+    base = Case()
+    complex_base = Case(states=C64)
+    cases = [
+        base.with_(method=method, states=states) for method in METHODS for states in (F32, C64)
+    ]
+    cases += [base.with_(states=dtype) for dtype in (BF16, HALF, F64)]
+    cases += [base.with_(u=dtype, states=dtype, layout="channel_last") for dtype in (BF16, HALF)]
+    cases += [base.with_(u=F64), base.with_(pole=F64), complex_base.with_(states=C128)]
+    cases += [base.with_(dstate=n) for n in (1, 16, 40)] + [complex_base.with_(dstate=8)]
+    cases += [base.with_(groups=n) for n in (0, 1, 12)] + [complex_base.with_(groups=0)]
+    cases += [complex_base.with_(interleaved=True), complex_base.with_(interleaved=True, u=BF16)]
+    cases += [base.with_(dim=n, groups=1) for n in (1, 70)]
+    cases += [base.with_(every=n) for n in (0, 1, 7, 32, 500)]
+    cases += [base.with_(is_wide=True), base.with_(has_indices=False)]
+    cases += [base.with_(has_indices=False, every=0, bounds=(0, 150), positions=(0,))]
+    cases += [base.with_(optional=names) for names in ((), ("D",), ("delta_bias",), ("z",))]
+    cases += [base.with_(delta_softplus=False)]
+    # A long one, whose time a GPU and a CPU of several threads divide.
+    long = {"bounds": (0, 2, 2200, 2500), "positions": (40, 100, 0), "total": 2500, "every": 100}
+    cases += [base.with_(**long, dim=6, dstate=3, layout=where) for where in ("sliced", "offset")]
+    for layout in ("dim_first", "sliced", "offset", "expanded", "channel_last"):
+        cases += [base.with_(layout=layout), complex_base.with_(layout=layout)]
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.parametrize("case", case_list(), ids=str)
+def test_matches_reference(case, device):
+    check(case, device)
+
+
+# --- however a sequence is cut --------------------------------------------------------------------
+
+
+def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and the last state of these steps alone."""
+    per_step = ("u", "delta", "z", *(() if case.groups == 0 else ("B", "C")))
+    given = {
+        n: None if t is None else t[..., steps] if n in per_step else t for n, t in tensors.items()
+    }
+    given |= {name: given[name][None] for name in per_step if given[name] is not None}
+    out, state = selective_scan_fn(
+        **given, delta_softplus=True, return_last_state=True, discretization_method=case.method
+    )
+    return out[0], state[0]
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("method", METHODS)
+def test_any_chunking_gives_what_the_whole_gives(method, is_complex, device):
+    """Outputs, the state in the end, and at every checkpoint, which lie at absolute positions."""
+    lengths, every = (90, 1, 64, 37), 16
+    count, total = len(lengths), sum(lengths)
+    case = Case(method=method, states=C64 if is_complex else F32, total=total)
+    draw = generator(case)
+    tensors = {n: t.to(device) for n, t in tensors_of(case, draw).items()}
+    begins = [0, *itertools.accumulate(lengths)]
+    whole = [scan_of(tensors, slice(begins[i], begins[i + 1]), case) for i in range(count)]
+    columns = max(lengths) // every
+    targets = (count + torch.arange(count * columns)).view(count, columns)
+    choose = random.Random(int(torch.randint(2**31, (), generator=draw)))
+    for cuts in (1, 2, 5):
+        pool = torch.full((count * (1 + columns), case.dim, case.dstate), 9.0, dtype=case.states)
+        pool = pool.to(device)
+        marks = [sorted(choose.choices(range(length + 1), k=cuts - 1)) for length in lengths]
+        outs = [[] for _ in lengths]
+        done = [0] * count
+        for call in range(cuts):
+            ends = [(*mark, length)[call] for mark, length in zip(marks, lengths, strict=True)]
+            order = choose.sample(range(count), count)
+            steps = [torch.arange(begins[i] + done[i], begins[i] + ends[i]) for i in order]
+            packed = torch.cat(steps).to(device)
+            given = {
+                n: t[..., packed] if n in ("u", "delta", "z", "B", "C") else t
+                for n, t in tensors.items()
+            }
+            bounds = list(itertools.accumulate(map(len, steps), initial=0))
+            out = selective_scan_prefill(
+                **given,
+                states=pool,
+                delta_softplus=True,
+                discretization_method=method,
+                cu_seqlens=torch.tensor(bounds, device=device),
+                cache_indices=torch.tensor(order, device=device),
+                has_initial_state=torch.tensor([call > 0] * count, device=device),
+                checkpoint_every=every,
+                first_position=torch.tensor([done[i] for i in order], device=device),
+                checkpoint_slots=targets[order].to(device),
+            )
+            for i, begin, end in zip(order, bounds, bounds[1:], strict=False):
+                outs[i].append(out[:, begin:end])
+            done = ends
+        for i, (expected, last_state) in enumerate(whole):
+            error = Error.of(torch.cat(outs[i], 1).cpu(), expected.cpu())
+            assert error.relative_l2 < 3e-6, (cuts, i, error)
+            assert Error.of(pool[i].cpu(), last_state.cpu()).relative_l2 < 3e-6, (cuts, i)
+            for column in range(columns):
+                kept, position = pool[targets[i, column]], (column + 1) * every
+                if position > lengths[i]:
+                    assert (kept == 9).all()
+                    continue
+                _, state = scan_of(tensors, slice(begins[i], begins[i] + position), case)
+                assert Error.of(kept.cpu(), state.cpu()).relative_l2 < 3e-6, (cuts, i, column)
+
+
+@pytest.mark.parametrize("dtype", [BF16, HALF])
+def test_states_are_rounded_as_they_are_stored_alone(dtype, device):
+    """out, and what a checkpoint hands on within a call, are computed from unrounded states."""
+    case = Case(u=F32)
+    arguments = make(case, device)
+    rounded = arguments["states"].to(dtype)
+    arguments["states"] = rounded.to(F32)
+    expected = selective_scan_prefill(**arguments)
+    out = selective_scan_prefill(**(arguments | {"states": rounded}))
+    assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
+    # Rounding errors of the arithmetic seldom move a state from one number to the next.
+    assert (rounded == arguments["states"].to(dtype)).double().mean() > 0.99
+
+
+# --- what is left alone ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, C64])
+def test_padding_is_left_alone(dtype, device):
+    """Neither by a negative index nor by pad_slot_id is a state read or written."""
+    case = Case(states=dtype, bounds=(0, 40, 70, 75, 150), positions=(0, 0, 0, 0))
+    arguments = make(case, device)
+    states = torch.randn(6, case.dim, case.dstate, device=device).to(dtype)
+    states[[0, 2]] = torch.nan
+    before = states.clone()
+    arguments |= {
+        "states": states,
+        "cache_indices": torch.tensor([3, 2, -7, 1], device=device),
+        "has_initial_state": torch.ones(4, dtype=torch.bool, device=device),
+        "pad_slot_id": 2,
+        "checkpoint_slots": torch.tensor(
+            [[2, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0], [4, 2, -5, -1]], device=device
+        ),
+    }
+    arguments["u"][:, 40:75] = torch.nan
+    out = selective_scan_prefill(**arguments)
+    assert not out[:, 40:75].any()
+    assert out[:, :40].isfinite().all()
+    assert out[:, 75:].isfinite().all()
+    untouched = [0, 2, 5]
+    assert torch.equal(states[untouched].nan_to_num(9), before[untouched].nan_to_num(9))
+    for slot in (1, 3, 4):
+        assert not torch.equal(states[slot], before[slot])
+
+
+def test_what_a_sequence_begins_with(device):
+    """Its slot's state where has_initial_state says so; without that no sequence has one. Of a
+    sequence without steps that is all that there is."""
+    case = Case(bounds=(0, 30, 60, 60, 60), positions=(), every=0, total=60)
+    arguments = make(case, device)
+    flags = torch.tensor([True, False, True, False], device=device)
+    pool = torch.randn(4, case.dim, case.dstate, device=device)
+    given = {"cache_indices": torch.arange(4, device=device)}
+    results = {}
+    for name, states, has_state in (
+        ("mixed", pool, flags),
+        ("none", torch.full_like(pool, torch.nan), None),
+        ("false", torch.full_like(pool, torch.nan), torch.zeros_like(flags)),
+    ):
+        states = states.clone()
+        changes = {**given, "states": states, "has_initial_state": has_state}
+        results[name] = selective_scan_prefill(**(arguments | changes)), states
+    assert all(map(torch.equal, results["none"], results["false"]))
+    out, states = results["mixed"]
+    assert not torch.equal(out[:, :30], results["none"][0][:, :30])
+    assert torch.equal(out[:, 30:], results["none"][0][:, 30:])
+    assert torch.equal(states[2], pool[2])
+    assert not states[3].any()
+    assert not results["none"][1][2:].any()
+
+
+def test_out_is_written_and_returned(device):
+    arguments = make(Case(u=BF16), device)
+    expected = selective_scan_prefill(**(arguments | {"states": arguments["states"].clone()}))
+    for function in (selective_scan_prefill, selective_scan_prefill_ref):
+        for out in (torch.empty_like(expected), torch.empty(150, 12, dtype=BF16, device=device).mT):
+            states = arguments["states"].clone()
+            assert function(**(arguments | {"states": states, "out": out})) is out
+            torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dim=0, groups=1, bounds=(0, 9), positions=(0,)),
+        Case(bounds=(0, 0, 0), positions=(0, 5), total=0),
+        Case(bounds=(7,), positions=()),
+        Case(bounds=(0, 0), positions=(0,), has_indices=False),
+    ],
+    ids=str,
+)
+def test_empty(case, device):
+    for function in (selective_scan_prefill, selective_scan_prefill_ref):
+        arguments = make(case, device)
+        before = arguments["states"].clone()
+        out = function(**arguments)
+        assert out.shape == arguments["u"].shape
+        assert not out.any()
+        states = arguments["states"]
+        for i, has_state in enumerate(arguments["has_initial_state"].tolist()):
+            slot = arguments["cache_indices"][i].item() if case.has_indices else i
+            assert torch.equal(states[slot], before[slot] * has_state)
+
+
+def test_changes_are_seen_by_autograd(device):
+    """A pool that a graph has saved cannot be changed without a word."""
+    arguments = make(Case(), device)
+    weight = torch.ones((), device=device, requires_grad=True)
+    product = weight * arguments["states"]
+    with torch.no_grad():
+        selective_scan_prefill(**arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_no_derivative(device):
+    arguments = make(Case(), device)
+    arguments["A"].requires_grad_()
+    with pytest.raises(RuntimeError) as error:
+        selective_scan_prefill(**arguments)
+    assert str(error.value) == (
+        "selective_scan: selective_scan_prefill has no derivative; call it under torch.no_grad()"
+    )
+    with torch.no_grad():
+        assert not selective_scan_prefill(**arguments).requires_grad
+
+
+def test_same_bits_for_any_number_of_threads(set_threads):
+    results = []
+    for count in (1, 2, 5):
+        set_threads(count)
+        arguments = make(Case(dim=300, groups=1), "cpu")
+        results.append((selective_scan_prefill(**arguments), arguments["states"]))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def call_op(arguments):
+    defaults = {"pad_slot_id": -1, "checkpoint_every": 0}
+    return torch.ops.selective_scan.selective_scan_prefill(
+        *((defaults | arguments).get(name) for name in ORDER)
+    )
+
+
+def call_fake(arguments):
+    mode = FakeTensorMode()
+    with mode:
+        return call_op(
+            {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in arguments.items()
+            }
+        )
+
+
+ENTRIES = {
+    "function": lambda arguments: selective_scan_prefill(**arguments),
+    "reference": lambda arguments: selective_scan_prefill_ref(**arguments),
+    "op": call_op,
+    "fake": call_fake,
+}
+ones = torch.ones
+
+
+def int_ones(*shape):
+    return torch.ones(shape, dtype=torch.int64)
+
+
+REAL = "float32, float16, bfloat16 or float64"
+ALONE = {"has_indices": False, "every": 0}
+# Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
+BAD = [
+    ({}, "u", ones(1, 12, 150), "be (dim, total), got (1, 12, 150)"),
+    ({}, "u", int_ones(12, 150), f"have dtype {REAL}, got int64"),
+    ({}, "states", ones(9, 12), "be (slots, dim, dstate) = (*, 12, *), got (9, 12)"),
+    ({}, "states", ones(9, 11, 5), "be (slots, dim, dstate) = (*, 12, *), got (9, 11, 5)"),
+    (ALONE, "states", ones(9, 12, 5), "be (sequences, dim, dstate) = (7, 12, *), got (9, 12, 5)"),
+    ({}, "states", ones(9, 12, 0), "have dstate of at least 1, got (9, 12, 0)"),
+    ({}, "states", int_ones(9, 12, 5), f"have dtype {REAL}, got int64"),
+    ({"states": C64}, "states", ones(9, 12, 5),
+     "have dtype complex64 or complex128 (complex A), got float32"),
+    ({}, "delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
+    ({}, "A", ones(12, 6), "be (dim, dstate) = (12, 5), got (12, 6)"),
+    ({}, "A", ones(12, 5, dtype=BF16),
+     "have dtype float32, float64, complex64 or complex128, got bfloat16"),
+    ({}, "B", ones(5), "be (dim, dstate) or (groups, dstate, total), got (5,)"),
+    ({}, "B", ones(5, 150), "be (dim, dstate) = (12, 5), got (5, 150)"),
+    ({}, "B", ones(2, 5, 149), "be (groups, dstate, total) = (*, 5, 150), got (2, 5, 149)"),
+    ({"states": C64}, "B", ones(2, 5, 150),
+     "be (groups, dstate, 2*total) = (*, 5, 300), got (2, 5, 150)"),
+    ({"states": C64}, "B", ones(12, 5),
+     "have dtype complex64 or complex128 (complex A, constant B and C), got float32"),
+    ({}, "B", ones(5, 5, 150), "have a number of groups that divides dim = 12, got 5"),
+    ({}, "C", ones(4, 5, 150), "have as many groups as B, 2, got 4"),
+    ({}, "D", ones(1), "be (dim,) = (12,), got (1,)"),
+    ({}, "z", ones(150, 12), "be (dim, total) = (12, 150), got (150, 12)"),
+    ({}, "delta_bias", ones(12, dtype=C64), f"have dtype {REAL}, got complex64"),
+    ({}, "cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
+    ({}, "cu_seqlens", int_ones(2, 4), "be (sequences+1,), got (2, 4)"),
+    ({}, "cu_seqlens", int_ones(0), "have sequences+1 of at least 1, got (0,)"),
+    ({}, "cache_indices", int_ones(6), "be (sequences,) = (7,), got (6,)"),
+    ({}, "cache_indices", ones(7), "have dtype int32 or int64, got float32"),
+    ({}, "has_initial_state", ones(6, dtype=torch.bool), "be (sequences,) = (7,), got (6,)"),
+    ({}, "has_initial_state", int_ones(7), "have dtype bool, got int64"),
+    ({}, "checkpoint_every", -1, "be at least 0, got -1"),
+    ({}, "checkpoint_every", 0, "be at least 1 where checkpoint_slots is given, got 0"),
+    ({}, "first_position", int_ones(8), "be (sequences,) = (7,), got (8,)"),
+    ({}, "checkpoint_slots", None, "be a Tensor where checkpoint_every is above 0, got None"),
+    ({}, "checkpoint_slots", int_ones(7), "be (sequences, checkpoints) = (7, *), got (7,)"),
+    ({}, "out", ones(12, 151), "be (dim, total) = (12, 150), got (12, 151)"),
+    ({}, "out", ones(12, 150, dtype=BF16), "have dtype float32, got bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_bad_calls_are_refused_in_the_same_words(entry, device):
+    failures = []
+    for changes, name, value, sentence in BAD:
+        value = value.to(device) if isinstance(value, torch.Tensor) else value
+        try:
+            ENTRIES[entry](make(Case(**changes), device) | {name: value})
+            outcome = "accepted"
+        except RuntimeError as error:
+            outcome = str(error)
+        if outcome != f"selective_scan: {name} must {sentence}":
+            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("function", [selective_scan_prefill, selective_scan_prefill_ref])
+def test_wrong_types(function, device):
+    arguments = make(Case(), device)
+    for name, value, wanted, got in (
+        ("states", None, "a Tensor", "NoneType"),
+        ("cu_seqlens", None, "a Tensor", "NoneType"),
+        ("has_initial_state", True, "a Tensor or None", "bool"),
+        ("delta_softplus", 1, "a bool", "int"),
+        ("pad_slot_id", True, "an int", "bool"),
+        ("checkpoint_every", 1.0, "an int", "float"),
+    ):
+        with pytest.raises(TypeError) as error:
+            function(**(arguments | {name: value}))
+        assert str(error.value) == f"selective_scan: {name} must be {wanted}, got {got}"
+
+
+# Values that only the host can see, and what is said of them.
+BAD_VALUES = {
+    "cache_indices": ([0, 1, 2, 3, 4, 6, 6], "be less than slots = 6, got 6"),
+    "first_position": ([0, 0, -1, 0, 0, 0, 0], "be at least 0, got -1"),
+    "checkpoint_slots": ([[6, -1, -1, -1]] * 7, "be less than slots = 6, got 6"),
+    "columns": (
+        [[0]] * 7,
+        "have checkpoints of at least 2 for the positions of sequence 1, got 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_values_that_name_nothing(name, device):
+    """Refused where the host sees them before anything changes; padding or 0 on CUDA."""
+    values, sentence = BAD_VALUES[name]
+    argument = "checkpoint_slots" if name == "columns" else name
+    states = torch.randn(6, 12, 5, device=device)
+    changes = {
+        "states": states.clone(),
+        "cache_indices": [0, 1, 2, 3, 4, -1, 5],
+        "first_position": [0] * 7,
+        "checkpoint_slots": [[-1] * 4] * 7,
+        argument: values,
+    }
+    changes = {n: torch.as_tensor(value, device=device) for n, value in changes.items()}
+    arguments = make(Case(), device) | changes
+    refusing = [selective_scan_prefill_ref]
+    if device == "cpu":
+        refusing.append(selective_scan_prefill)
+    for function in refusing:
+        with pytest.raises(RuntimeError) as error:
+            function(**arguments)
+        assert str(error.value) == f"selective_scan: {argument} must {sentence}"
+        assert torch.equal(arguments["states"], states)
+    if device == "cuda":
+        good = {
+            "cache_indices": lambda given: torch.where(given >= 6, -1, given),
+            "first_position": lambda given: given.clamp(min=0),
+            "checkpoint_slots": lambda given: torch.where(given >= 6, -1, given),
+            "columns": lambda given: torch.cat([given, torch.full_like(given, -1).expand(7, 9)], 1),
+        }[name](arguments[argument])
+        other = arguments | {"states": states.clone(), argument: good}
+        expected = selective_scan_prefill(**other)
+        assert torch.equal(selective_scan_prefill(**arguments), expected)
+        assert torch.equal(arguments["states"], other["states"])
+
+
+@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 151)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    case = Case(bounds=(0,) * len(bounds), positions=(0,) * (len(bounds) - 1))
+    arguments = make(case, "cpu") | {"cu_seqlens": torch.tensor(bounds)}
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        selective_scan_prefill(**arguments)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("every", [1, 3, 64])
+def test_bad_values_do_no_harm(every, cuda_device):
+    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    bad = torch.tensor([0, -9, 2**40, 149, 75, 30, 2**62, -(2**62)], device=cuda_device)
+    for roll in range(len(bad)):
+        values = bad.roll(roll)
+        arguments = make(Case(every=every), cuda_device) | {
+            "cu_seqlens": values,
+            "cache_indices": values[1:],
+            "first_position": values[:-1],
+            "checkpoint_slots": values[None].expand(7, -1),
+        }
+        selective_scan_prefill(**arguments)
+    torch.cuda.synchronize()
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("case", [Case(), Case(optional=(), states=C64, every=0)], ids=str)
+def test_opcheck(case, with_out, device):
+    arguments = make(case, device)
+    if with_out:
+        arguments["out"] = torch.empty_like(arguments["u"])
+    values = tuple(
+        ({"pad_slot_id": -1, "checkpoint_every": 0} | arguments).get(name) for name in ORDER
+    )
+    opcheck(torch.ops.selective_scan.selective_scan_prefill.default, values)
+
+
+def test_other_lengths_and_boundaries_do_not_compile_again(device):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def step(arguments, out=None):
+        return selective_scan_prefill(**arguments, out=out)
+
+    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    for total, bounds in ((150, BOUNDS), (149, BOUNDS), (201, (0, 7, 8, 9, 10, 180, 190, 199))):
+        arguments = make(Case(total=total, bounds=bounds, every=0), device)
+        copy = arguments | {"states": arguments["states"].clone()}
+        assert torch.equal(compiled(copy), step(arguments))
+        assert torch.equal(copy["states"], arguments["states"])
+    assert len(graphs) == 1
+
+
+def test_vmap(device):
+    """In place, for each entry of a pool of its own."""
+    arguments = make(Case(), device)
+    pools = torch.stack([arguments.pop("states"), torch.zeros_like(make(Case(), device)["states"])])
+    u = torch.stack([arguments.pop("u"), torch.randn(12, 150, device=device)])
+    expected_pools = pools.clone()
+    expected = [
+        selective_scan_prefill(u=u[i], states=expected_pools[i], **arguments) for i in range(2)
+    ]
+    out = vmap(lambda u, states: selective_scan_prefill(u=u, states=states, **arguments))(u, pools)
+    assert torch.equal(out, torch.stack(expected))
+    assert torch.equal(pools, expected_pools)
+
+
+@pytest.mark.cuda
+def test_a_captured_call_takes_other_values(cuda_device):
+    case = Case(u=BF16, states=BF16, layout="channel_last")
+    arguments = make(case, cuda_device)
+    before = arguments["states"].clone()
+    selective_scan_prefill(**arguments)  # takes what memory it needs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = selective_scan_prefill(**arguments)
+    for shift in (0, 3):
+        arguments["cu_seqlens"].copy_(torch.tensor(BOUNDS).clamp(min=shift))
+        arguments["first_position"].add_(shift)
+        arguments["cache_indices"].copy_(arguments["cache_indices"].roll(shift))
+        arguments["has_initial_state"].logical_not_()
+        arguments["states"].copy_(before)
+        other = arguments | {"states": before.clone()}
+        graph.replay()
+        assert torch.equal(out, selective_scan_prefill(**other))
+        assert torch.equal(arguments["states"], other["states"])
