@@ -17,9 +17,11 @@ pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ra
 WIDE = Case(batch=4, dim=8, groups=1, seqlen=20)
 
 
-def mesh_of(device: str, where: tuple, count: int) -> dist.DeviceMesh:
+def mesh_of(group, device: str, where: tuple) -> dist.DeviceMesh:
     """Of one dimension for each of `where`: what it splits, "batch", "dim" or None."""
-    return dist.init_device_mesh(device, (count,) if len(where) == 1 else (2, count // 2))
+    if len(where) == 1:
+        return dist.DeviceMesh.from_group(group, device)
+    return dist.init_device_mesh(device, (2, dist.get_world_size(group) // 2))
 
 
 def placements(where: tuple) -> list:
@@ -35,7 +37,7 @@ def whole(results: dict) -> dict:
 
 
 def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
-    mesh = mesh_of(device, where, dist.get_world_size())
+    mesh = mesh_of(group, device, where)
 
     def distribute(name: str, tensor: torch.Tensor) -> DTensor:
         is_split = name in ("u", "delta", "z")
@@ -62,7 +64,8 @@ def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
 def check_scan(ranks, case: Case, where: tuple, compiled: bool = False) -> None:
     if len(where) > 1 and ranks.count < 4:
         pytest.skip(f"needs 4 devices, there are {ranks.count}")
-    for results in ranks(scan, case, where, ranks.device, compiled):
+    of_ranks = ranks(scan, case, where, ranks.device, compiled, ranks=2 if compiled else None)
+    for results in of_ranks:
         problem.check_results(case, results, ranks.device)
 
 
@@ -86,7 +89,7 @@ def test_compiled_scan(ranks):
 
 
 def convolve(group, values: dict, where: tuple, device: str) -> dict:
-    mesh = mesh_of(device, where, dist.get_world_size())
+    mesh = mesh_of(group, device, where)
     none = [Replicate()] * len(where)
     inputs = {
         name: distribute_tensor(tensor.to(device), mesh, placements(where) if name == "x" else none)
@@ -115,7 +118,7 @@ def test_convolution(ranks, where):
 
 
 def refusals(group, device: str) -> list[str]:
-    mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
+    mesh = dist.DeviceMesh.from_group(group, device)
 
     def call(case: Case, place, function=selective_scan_fn) -> str:
         inputs = {
