@@ -177,7 +177,7 @@ class BatchingRule:
             if isinstance(kind, str):
                 return _separate(result, forms[kind], shapes[kind], size, target), 0
             shape = _shape(kind, sizes)
-            form = Form(shape, shape, _by_batch(kind).index(target))
+            form = Form(shape, shape, by_batch(kind).index(target))
             return _separate(result, form, shape, size, target), 0
 
         return _each(separate, results, self.results)
@@ -264,10 +264,10 @@ def _fixed_dims(argument: TensorArgument) -> tuple[str, ...]:
     kind = argument.shape
     if isinstance(kind, Blocks):
         return kind.dims
-    return _by_batch(kind if isinstance(kind, tuple) else argument.dims)
+    return by_batch(kind if isinstance(kind, tuple) else argument.dims)
 
 
-def _by_batch(dims: tuple[str, ...]) -> tuple[str, ...]:
+def by_batch(dims: tuple[str, ...]) -> tuple[str, ...]:
     """Sequences are the batch where no indices tell them apart, and with these it is not joined."""
     return tuple(_BATCH if dim == "sequences" else dim for dim in dims)
 

@@ -113,21 +113,21 @@ class ComposedOperator(Operator):
     def _backward_fake(self, *arguments):
         given = dict(zip(self._backward_names, arguments, strict=True))
         call = self._backward_arguments.check(given)
-        for result in self._results:
+        for result in self.results:
             if result.is_differentiable and given[f"d{result.name}"] is not None:
                 check_dims(f"d{result.name}", given[f"d{result.name}"], result.dims, call.sizes)
         return self._backward_kernel(*arguments)
 
     def _define(self) -> None:
         types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
-        types |= {result.name: "Tensor?" for result in self._results}
+        types |= {result.name: "Tensor?" for result in self.results}
         cotangent = "Tensor" if self._num_cotangents == 1 else "Tensor?"
-        types |= {f"d{result.name}": cotangent for result in self._results}
+        types |= {f"d{result.name}": cotangent for result in self.results}
         kernels = {
             "fwd": (
                 self._forward_fake,
                 [*self.arguments.names, "save_states"],
-                [result.name for result in self._results],
+                [result.name for result in self.results],
             ),
             "bwd": (
                 self._backward_fake,

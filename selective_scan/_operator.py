@@ -30,6 +30,7 @@ from ._checks import (
 )
 from ._function import make_function, refuse_double_backward, save_nothing
 from ._result import Result
+from ._sharding import are_distributed, call_sharded
 
 _type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".
@@ -124,7 +125,7 @@ class Operator:
         self.name = name
         self._reference = reference or f"{name}_ref"
         self.arguments = arguments
-        self._results = results
+        self.results = results
         self._backward_names = tuple(backward.split())
         self._function_arguments = function_arguments or arguments
         self._backward_arguments = backward_arguments or arguments
@@ -203,6 +204,8 @@ class Operator:
             # A trace serves calls with and without gradients; backward computes states again.
             is_saved = needs_gradient and not (is_tracing and self._recomputes_states)
             arguments = (*arguments, is_saved)
+        if is_compiling and are_distributed(arguments):
+            return call_sharded(self, arguments[: len(self.arguments.names)])
         if is_compiling or is_tracing:
             return self._forward(*arguments)
         try:
@@ -213,6 +216,8 @@ class Operator:
             with _pytorch.below_autograd():
                 results = self._run_forward(*arguments)
         except NotImplementedError:  # no kernels for such tensors; the checks say why
+            if are_distributed(arguments):
+                return call_sharded(self, arguments[: len(self.arguments.names)])
             self.arguments.check_values(arguments)
             raise
         except RuntimeError as error:
@@ -261,7 +266,7 @@ class Operator:
         self._run_forward = _pytorch.shortest_call(self._forward)
         if self._has_batching_rules:
             self._forward_rule = BatchingRule.of_forward(
-                self.arguments, self._results, self._forward
+                self.arguments, self.results, self._forward
             )
             self._register_vmap(self._forward, self._map_forward)
         if not self._backward_names:
@@ -278,7 +283,7 @@ class Operator:
         self._run_backward = _pytorch.shortest_call(self._backward_op)
         if self._has_batching_rules:
             self._backward_rule = BatchingRule.of_backward(
-                self._backward_names, self._backward_arguments, self._results, self.arguments
+                self._backward_names, self._backward_arguments, self.results, self.arguments
             )
             self._register_vmap(self._backward_op, self._map_backward)
         self._function = make_function(
@@ -350,7 +355,7 @@ class Operator:
     def _forward_fake(self, *arguments):
         call = self.arguments.check_values(arguments)
         is_saved = len(arguments) == len(self._defaults) and arguments[-1] is True
-        results = tuple(result.allocate(call, is_saved) for result in self._results)
+        results = tuple(result.allocate(call, is_saved) for result in self.results)
         return results[0] if len(results) == 1 else results or None
 
     def _backward_fake(self, *arguments):
@@ -371,7 +376,7 @@ class Operator:
         """The backward op's arguments by name."""
         given = dict(zip(self._backward_names, arguments, strict=True))
         call = self._backward_arguments.check(given)
-        for result in self._results:
+        for result in self.results:
             self._check_backward_argument(result, given, call)
         return given
 
@@ -415,10 +420,10 @@ class Operator:
         """
         arguments = [argument.name for argument in self.arguments.arguments]
         arguments += ["save_states"] * self._saves_states
-        row = [*arguments, *(result.name for result in self._results)]
+        row = [*arguments, *(result.name for result in self.results)]
         tensors = {argument.name for argument in self.arguments.tensors}
-        tensors |= {result.name for result in self._results}
-        self._num_cotangents = sum(result.is_differentiable for result in self._results)
+        tensors |= {result.name for result in self.results}
+        self._num_cotangents = sum(result.is_differentiable for result in self.results)
         given = self._backward_names[self._num_cotangents :]
         saved = [name for name in given if name in tensors]
         options = [name for name in given if name not in tensors and name not in self._derived]

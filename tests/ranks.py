@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -27,7 +28,8 @@ class Ranks:
     """A process for each of `count` ranks.
 
     They share a folder for their rendezvous, so that there is no port that could be taken. Every
-    rank makes the groups of the first 1, 2, ... `count` ranks.
+    rank makes the groups of the first 1, 2, ... `count` ranks; what makes other groups must run on
+    all of them. Where a call fails the processes end, and the next one starts others.
 
     Args:
         count: number of ranks.
@@ -37,43 +39,51 @@ class Ranks:
 
     def __init__(self, count: int, folder: Path, device: str = "cpu") -> None:
         self.count, self.device = count, device
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED, "problem"])
+        self._folder, self._starts = folder, 0
         self._pipes, self._processes = [], []
-        for rank in range(count):
-            here, there = context.Pipe()
-            arguments = (there, rank, count, f"file://{folder}/rendezvous", device)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
-        try:
-            self._collect(self._pipes)
-        except BaseException:
-            self.close()
-            raise
 
     def __call__(
         self, function: Callable, *arguments, ranks: int | None = None, answering: int | None = None
     ) -> list:
         """What function(group, *arguments) returns on each of the first `ranks` ranks, or on the
         first `answering` of these."""
-        pipes = self._pipes[:ranks]
-        for pipe in pipes:
-            pipe.send_bytes(_packed((function, len(pipes), arguments)))
-        return self._collect(pipes[:answering])
+        try:
+            if not self._processes:
+                self._start()
+            pipes = self._pipes[:ranks]
+            for pipe in pipes:
+                pipe.send_bytes(_packed((function, len(pipes), arguments)))
+            return self._collect(pipes[:answering])
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED, "problem"])
+        self._starts += 1
+        rendezvous = f"file://{self._folder}/rendezvous{self._starts}"
+        for rank in range(self.count):
+            here, there = context.Pipe()
+            arguments = (there, rank, self.count, rendezvous, self.device)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+        self._collect(self._pipes)
 
     def _collect(self, pipes: Sequence) -> list:
-        results = []
-        deadline = time.monotonic() + LIMIT_SECONDS
-        for rank, pipe in enumerate(pipes):
-            is_there = pipe.poll(max(0, deadline - time.monotonic()))
-            assert is_there, f"rank {rank} did not answer within {LIMIT_SECONDS} s"
-            results.append(_unpacked(pipe.recv_bytes()))
-        errors = [str(result) for result in results if isinstance(result, RankError)]
-        assert not errors, "\n".join(errors)
-        return results
+        results, deadline = {}, time.monotonic() + LIMIT_SECONDS
+        while len(results) < len(pipes):
+            left = [pipe for pipe in pipes if pipe not in results]
+            ready = wait(left, max(0, deadline - time.monotonic()))
+            ranks = [self._pipes.index(pipe) for pipe in left]
+            assert ready, f"ranks {ranks} did not answer within {LIMIT_SECONDS} s"
+            for pipe in ready:
+                results[pipe] = _unpacked(pipe.recv_bytes())
+                assert not isinstance(results[pipe], RankError), str(results[pipe])
+        return [results[pipe] for pipe in pipes]
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -83,6 +93,7 @@ class Ranks:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._pipes, self._processes = [], []
 
 
 class RankError(Exception):

@@ -5,7 +5,10 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict
+from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ranks import usable
@@ -19,55 +22,72 @@ D_MODEL = 8
 
 def make_model(options: dict) -> S6:
     torch.manual_seed(0)
-    return S6(D_MODEL, depth=2, **options, dtype=torch.float64)
+    return S6(D_MODEL, **{"depth": 2, **options}, dtype=torch.float64)
 
 
-def run_model(model, x: torch.Tensor) -> dict:
-    """The output, and the gradients of its squares' sum."""
+def draw(batch: int, seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An input, and the gradient of the output."""
+    return tuple(torch.randn(2, batch, seqlen, D_MODEL, dtype=torch.float64).unbind())
+
+
+def run_model(model, x: torch.Tensor, dout: torch.Tensor) -> dict:
+    """The output and all gradients, whole ones of whole parameters."""
     x = x.clone().requires_grad_()
     out = model(x)
-    out.square().sum().backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    out.backward(dout)
+    gradients = {
+        name.removeprefix("module."): whole(parameter.grad)
+        for name, parameter in model.named_parameters()
+    }
     return {"out": out.detach(), "x": x.grad} | gradients
 
 
-def run_own_steps(group, options: dict, x: torch.Tensor, lengths, device: str, around: str) -> dict:
-    rank = dist.get_rank(group)
-    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
-    model = distributed.parallelize(make_model(options).to(device), mesh, sequence_dim="sequence")
-    x = x.split(lengths, dim=1)[rank].to(device)
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def surround(model: S6, around: str, mesh: dist.DeviceMesh):
+    """Has a model do what is done around parallel ones; `mesh` has the ranks of the sequence."""
     if around == "ddp":
-        model = DistributedDataParallel(model, process_group=group)
-    elif around == "fsdp":
+        return DistributedDataParallel(model, process_group=mesh.get_group())
+    if around == "fsdp":
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     elif around == "compile":
         model.compile(fullgraph=True, backend="aot_eager")
-    results = run_model(model, x)
-    return {
-        name.removeprefix("module."): value.full_tensor()
-        if hasattr(value, "full_tensor")
-        else value
-        for name, value in results.items()
-    }
+    return model
 
 
-def check_model(ranks, options: dict, lengths: tuple[int, ...], around: str = "") -> None:
-    lengths = usable(ranks, lengths)
-    x = torch.randn(2, sum(lengths), D_MODEL, dtype=torch.float64)
-    exact = run_model(make_model(options), x)
-    arguments = (options, x, lengths, ranks.device, around)
-    parts = ranks(run_own_steps, *arguments, ranks=len(lengths))
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def run_own_steps(group, options: dict, data, lengths, device: str, around: str) -> dict:
+    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
+    model = distributed.parallelize(make_model(options).to(device), mesh, sequence_dim="sequence")
+    own = (tensor.split(lengths, dim=1)[dist.get_rank(group)].to(device) for tensor in data)
+    return run_model(surround(model, around, mesh), *own)
+
+
+def check(exact: dict, parts: list[dict], factor: int | None = None) -> None:
+    """Compares what ranks with a part of the steps each have with the whole. `factor` is that of a
+    parameter's gradient which all ranks have; by default its gradients are added."""
     for name, expected in exact.items():
         values = [part[name].cpu() for part in parts]
         if name in ("out", "x"):
             actual = torch.cat(values, dim=1)
-        elif around in ("ddp", "fsdp"):  # take the mean
-            actual = len(lengths) * values[0]
         else:
-            actual = sum(values)
+            actual = sum(values) if factor is None else factor * values[0]
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def check_sequences(ranks, options: dict, lengths: tuple[int, ...], around: str = "") -> None:
+    lengths = usable(ranks, lengths)
+    data = draw(2, sum(lengths))
+    arguments = (options, data, lengths, ranks.device, around)
+    parts = ranks(run_own_steps, *arguments, ranks=len(lengths))
+    takes_mean = around in ("ddp", "fsdp")
+    check(run_model(make_model(options), *data), parts, len(lengths) if takes_mean else None)
 
 
 @pytest.mark.parametrize(
@@ -79,26 +99,166 @@ def check_model(ranks, options: dict, lengths: tuple[int, ...], around: str = ""
     ],
     ids=str,
 )
-def test_model(ranks, options):
-    check_model(ranks, options, (9, 0, 2, 12))
+def test_sequences(ranks, options):
+    check_sequences(ranks, options, (9, 0, 2, 12))
 
 
 @pytest.mark.parametrize("around", ["ddp", "fsdp", "compile"])
-def test_model_within_others(ranks, around):
-    check_model(ranks, {"bidirectional": True}, (11, 9), around)
+def test_sequences_within_others(ranks, around):
+    depth = 1 if around == "compile" else 2  # that takes time
+    check_sequences(ranks, {"bidirectional": True, "depth": depth}, (11, 9), around)
+
+
+# --- channels -------------------------------------------------------------------------------------
+
+
+def split_both(group, model: S6, device: str, shape: tuple[int, int]) -> dist.DeviceMesh:
+    """Splits a model over (ranks of the sequence, ranks of the channels)."""
+    mesh = dist.init_device_mesh(device, shape, mesh_dim_names=("sequence", "tensor"))
+    sequence_dim = "sequence" if shape[0] > 1 else None
+    distributed.parallelize(model.to(device), mesh, sequence_dim=sequence_dim, tensor_dim="tensor")
+    return mesh
+
+
+def run_own_channels(group, options: dict, data, device: str, shape, around: str) -> dict:
+    model = make_model(options)
+    mesh = split_both(group, model, device, shape)
+    place = mesh.get_local_rank("sequence")
+    own = (tensor.tensor_split(shape[0], dim=1)[place].to(device) for tensor in data)
+    return run_model(surround(model, around, mesh["sequence"]), *own)
+
+
+def check_channels(ranks, options: dict, shape: tuple[int, int], around: str = "") -> None:
+    if shape[0] * shape[1] != ranks.count:
+        pytest.skip(f"needs {shape[0] * shape[1]} devices, there are {ranks.count}")
+    data = draw(2, 21)
+    parts = ranks(run_own_channels, options, data, ranks.device, shape, around)
+    rows = [parts[first : first + shape[1]] for first in range(0, len(parts), shape[1])]
+    for row in rows:  # ranks with the same steps agree to the bit
+        assert all(torch.equal(part[name], row[0][name]) for part in row for name in ("out", "x"))
+    exact = run_model(make_model(options), *data)
+    check(exact, [row[0] for row in rows], shape[0] if around == "fsdp" else None)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (1, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bidirectional": True, "bias": True, "discretization_method": "bilinear"},
+        {"d_conv": 1, "conv_bias": False, "dt_proj_bias": False, "dt_soft_plus": False},
+    ],
+    ids=str,
+)
+def test_channels(ranks, options, shape):
+    check_channels(ranks, options, shape)
+
+
+def test_channels_with_a_wide_convolution(ranks):
+    check_channels(ranks, {"d_conv": 9}, (1, ranks.count))
+
+
+def test_channels_and_sequences_within_fsdp(ranks):
+    check_channels(ranks, {"bidirectional": True}, (2, 2), "fsdp")
+
+
+def run_compiled_channels(group, data, device: str) -> dict:
+    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("tensor",))
+    model = make_model({"depth": 1}).to(device)
+    distributed.parallelize(model, mesh, tensor_dim="tensor")
+    return run_model(surround(model, "compile", mesh), *(tensor.to(device) for tensor in data))
+
+
+def test_compiled_channels(ranks):
+    data = draw(2, 21)
+    parts = ranks(run_compiled_channels, data, ranks.device, ranks=2)
+    check(run_model(make_model({"depth": 1}), *data), parts[:1])
+
+
+def take_steps(model, data: list, own=lambda tensor: tensor, scale: int = 1, optimizer=None):
+    """As many steps of gradient descent with momentum as there are data."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for x, dout in data:
+        optimizer.zero_grad()
+        model(own(x)).backward(scale * own(dout))
+        optimizer.step()
+    return optimizer
+
+
+def states(model, optimizer) -> dict:
+    model_state, optimizer_state = checkpoint.state_dict.get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def go_on_elsewhere(group, data: list, device: str, shapes: list, folder: str) -> list[dict]:
+    """Takes the first step on one layout, saves, and takes the second one on each of `shapes`, from
+    what was saved. Returns the parameters; None is a layout of one device."""
+    data = [tuple(tensor.to(device) for tensor in pair) for pair in data]
+
+    def layout(shape):
+        model = make_model({}).to(device)
+        if shape is None:
+            return model, lambda tensor: tensor, 1
+        mesh = split_both(group, model, device, shape)
+        if shape[0] > 1:
+            surround(model, "fsdp", mesh["sequence"])
+        place = mesh.get_local_rank("sequence")
+        return model, lambda tensor: tensor.tensor_split(shape[0], dim=1)[place], shape[0]
+
+    model, *how = layout(shapes[0])
+    checkpoint.save(states(model, take_steps(model, data[:1], *how)), checkpoint_id=folder)
+    results = []
+    for shape in shapes:
+        model, *how = layout(shape)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        state = states(model, optimizer)
+        checkpoint.load(state, checkpoint_id=folder)
+        checkpoint.state_dict.set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        take_steps(model, data[1:], *how, optimizer)
+        results.append({name: whole(p.detach()).cpu() for name, p in model.named_parameters()})
+    return results
+
+
+@pytest.mark.parametrize("first", [(1, 4), (2, 2), None], ids=str)
+def test_a_checkpoint_of_one_layout_is_one_of_all(ranks, first, tmp_path):
+    if ranks.count < 4:
+        pytest.skip(f"needs 4 devices, there are {ranks.count}")
+    data = [draw(1, 20) for _ in range(2)]
+    shapes = [first, *({(1, 4), (2, 2), None} - {first})]
+    model = make_model({})
+    take_steps(model, data)
+    for results in ranks(go_on_elsewhere, data, ranks.device, shapes, str(tmp_path)):
+        for result in results:
+            for name, parameter in model.named_parameters():
+                torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-9, atol=1e-11)
+
+
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def refused_models(group) -> list[str]:
     mesh = dist.DeviceMesh.from_group(group, "cpu", mesh_dim_names=("sequence",))
+    split = distributed.parallelize
     model = S6(D_MODEL)
-    parallel = distributed.parallelize(S6(D_MODEL), mesh, sequence_dim=0)
+    parallel = split(S6(D_MODEL), mesh, sequence_dim=0)
     calls = [
-        lambda: distributed.parallelize(model.layers[0], mesh, sequence_dim=0),
-        lambda: distributed.parallelize(model, group, sequence_dim=0),
-        lambda: distributed.parallelize(model, mesh, sequence_dim=1),
-        lambda: distributed.parallelize(model, mesh, sequence_dim="time"),
-        lambda: distributed.parallelize(S6(D_MODEL, d_conv=9), mesh, sequence_dim=0),
-        lambda: distributed.parallelize(parallel, mesh, sequence_dim=0),
+        lambda: split(model.layers[0], mesh, sequence_dim=0),
+        lambda: split(model, group, sequence_dim=0),
+        lambda: split(model, mesh),
+        lambda: split(model, mesh, sequence_dim=1),
+        lambda: split(model, mesh, tensor_dim="channels"),
+        lambda: split(model, mesh, sequence_dim=0, tensor_dim="sequence"),
+        lambda: split(S6(D_MODEL, d_conv=9), mesh, sequence_dim=0),
+        lambda: split(S6(3, expand=1), mesh, tensor_dim=0),
+        lambda: split(parallel, mesh, sequence_dim=0),
         lambda: parallel(torch.randn(1, 4, D_MODEL), cache=parallel.allocate_cache(1)),
     ]
     messages = []
@@ -112,15 +272,18 @@ def refused_models(group) -> list[str]:
 
 
 def test_models_are_refused(ranks):
-    (messages,) = ranks(refused_models, ranks=1)
+    (messages, _) = ranks(refused_models, ranks=2)
     patterns = [
         "TypeError: .*model must be of type S6, got S6Layer",
         "TypeError: .*mesh must be of type DeviceMesh, got ProcessGroup",
+        "ValueError: .*sequence_dim or tensor_dim must be given, got neither",
         "ValueError: .*sequence_dim must be a dimension of the mesh, one of sequence, 0, got 1",
-        "ValueError: .*sequence_dim must be .* got 'time'",
+        "ValueError: .*tensor_dim must be a dimension of the mesh, .* got 'channels'",
+        "ValueError: .*tensor_dim must be another dimension .* than sequence_dim, got 'sequence'",
         "ValueError: .*model must be one with d_conv of at most 8, got 9",
+        "ValueError: .*model must be one with d_inner a multiple of 2, got 3",
         "ValueError: .*model must be of layers that are not parallel yet",
-        "ValueError: .*cache must be None where a sequence is split over ranks",
+        "ValueError: .*cache must be None where a model is split over ranks",
     ]
     assert len(messages) == len(patterns)
     for message, pattern in zip(messages, patterns, strict=True):

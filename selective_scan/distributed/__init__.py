@@ -1,8 +1,8 @@
-"""Sequences that are split over the ranks of torch.distributed.
+"""Sequences and models that are split over the ranks of torch.distributed.
 
     selective_scan_fn   the scan of a sequence whose steps lie on several ranks
     causal_conv1d_fn    the convolution that stands before it
-    parallelize         an S6 for such sequences
+    parallelize         an S6 with its steps, its channels, or both on several ranks
 
 Nothing of the package imports this module; a program that wants it does.
 """

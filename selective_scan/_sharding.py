@@ -1,0 +1,110 @@
+"""Calls with DTensors: every rank calls the op with its own rows of the batch, or its own channels.
+
+How the first of an operator's tensors is sharded decides for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ._batching import by_batch
+from ._checks import Projection, TensorArgument
+from ._module_arguments import refuse
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+    from ._operator import Operator
+
+
+def are_distributed(arguments: Sequence) -> bool:
+    """Whether there is a DTensor among these; none is, before the module was imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(it, module.DTensor) for it in arguments)
+
+
+def call_sharded(operator: Operator, arguments: Sequence) -> tuple | DTensor:
+    """The results of the forward op, sharded as its anchor is; saved states are the rank's own.
+
+    A tensor that has no such dimension is the same on all ranks, and its gradient the sum of what
+    they find. Results need no communication, and of the others none that lies as it must.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    table = operator.arguments
+    call = table.check_values(arguments)
+    anchor = call[table.anchor]
+    for name, tensor in call.tensors.items():
+        if not isinstance(tensor, DTensor):
+            refuse(name, f"a DTensor as other arguments of {operator.name} are", type(tensor))
+    mesh = anchor.device_mesh
+    kinds = {argument.name: argument for argument in table.tensors}
+    anchor_dims = _dims(kinds[table.anchor], anchor)
+    if not {"batch", "dim"} <= set(anchor_dims):
+        raise NotImplementedError(f"selective_scan: {operator.name} takes no DTensors")
+    split = _split_dims(table.anchor, anchor_dims, anchor)
+    groups = {f"groups of {name}": size for name, size in call.groups.items() if size > 1}
+    for dim, others in (("batch", {}), ("dim", groups)):
+        count = math.prod([mesh.size(i) for i, it in enumerate(split) if it == dim])
+        for what, size in {dim: call.sizes[dim], **others}.items():
+            if size % count != 0:
+                refuse(
+                    table.anchor, f"sharded over ranks whose number divides {what} = {size}", count
+                )
+
+    def placements(dims: Sequence[str], other: Placement) -> list[Placement]:
+        return [
+            Replicate() if it is None else Shard(dims.index(it)) if it in dims else other
+            for it in split
+        ]
+
+    def local(name: str, tensor: DTensor) -> Tensor:
+        dims = _dims(kinds[name], tensor)
+        wanted = placements(dims, Replicate())
+        own = tensor.redistribute(mesh, wanted)
+        return own.to_local(grad_placements=placements(dims, Partial()))
+
+    given = dict(zip(table.names, arguments, strict=True))
+    given |= {name: local(name, tensor) for name, tensor in call.tensors.items()}
+    results = operator(*given.values())
+    alone = isinstance(results, Tensor)
+    whole = [
+        DTensor.from_local(it, mesh, placements(by_batch(result.dims), Replicate()))
+        if isinstance(it, Tensor) and result.is_differentiable
+        else it
+        for it, result in zip((results,) if alone else results, operator.results, strict=True)
+    ]
+    return whole[0] if alone else tuple(whole)
+
+
+def _split_dims(name: str, dims: Sequence[str], anchor: DTensor) -> list[str | None]:
+    """For each dimension of the mesh, the dimension that it shares out."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    split = []
+    for placement in anchor.placements:
+        dim = dims[placement.dim] if isinstance(placement, Shard) else None
+        if dim not in ("batch", "dim") and not isinstance(placement, Replicate):
+            raise ValueError(
+                f"selective_scan: {name} must be replicated, or sharded by batch or by channels, "
+                f"got {placement!r}; selective_scan.distributed has functions for steps that lie "
+                "on several ranks"
+            )
+        split.append(dim)
+    return split
+
+
+def _dims(argument: TensorArgument, tensor: Tensor) -> tuple[str, ...]:
+    """The names of a tensor's dimensions; groups of channels are split as these are."""
+    kind = argument.shape
+    if not isinstance(kind, Projection):
+        return by_batch(kind if isinstance(kind, tuple) else argument.dims)
+    if tensor.dim() == len(kind.constant):
+        return kind.constant
+    groups = ("dim",) if tensor.dim() == 4 and tensor.shape[1] > 1 else ("groups",)
+    return ("batch", *groups[: tensor.dim() - 3], "dstate", "seqlen")

@@ -1,0 +1,171 @@
+"""Layers of which a rank computes its own steps, its own channels, or both."""
+
+from __future__ import annotations
+
+import copy
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh, ProcessGroup
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.func import functional_call
+
+from .._module_arguments import refuse
+from ..cache import MixerCache
+from ..s6 import S6Layer
+from .causal_conv1d import causal_conv1d_fn
+from .selective_scan import selective_scan_fn
+
+# How the channels of a layer's parameters are split; all others are the same on every rank.
+_CHANNELS = {
+    "in_proj.weight": Shard(0),
+    "in_proj.bias": Shard(0),
+    "conv1d.weight": Shard(0),
+    "conv1d.bias": Shard(0),
+    "x_proj.weight": Shard(1),
+    "dt_proj.weight": Shard(0),
+    "dt_proj.bias": Shard(0),
+    "out_proj.weight": Shard(1),
+    "A_log": Shard(0),
+    "D": Shard(0),
+}
+
+
+def split_steps(layer: S6Layer, group: ProcessGroup) -> None:
+    layer.__class__ = _OwnSteps
+    layer.group = group
+
+
+def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
+    """The parameters become DTensors over the mesh, which has one dimension. Returns the layer that
+    computes with this rank's parts of them."""
+    own = copy.deepcopy(layer).to("meta")
+    own.d_inner //= mesh.size()
+    own.__class__ = _OwnPart
+    for name, kind in _PROJECTIONS.items():
+        projection = own.get_submodule(name)
+        projection.__class__ = kind
+        projection.mesh = mesh
+    layer.__class__ = _OwnChannels
+    layer.own = [own]  # whose parameters are none of the layer's
+    _distribute_parameters(layer, mesh, _CHANNELS)
+    return own
+
+
+def replicate_norm(norm: nn.RMSNorm, mesh: DeviceMesh) -> None:
+    norm.__class__ = _ReplicatedNorm
+    _distribute_parameters(norm, mesh, {})
+
+
+def _distribute_parameters(
+    module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]
+) -> None:
+    """Makes DTensors of a module's parameters, of what the mesh's first rank has for them."""
+    for name, parameter in list(module.named_parameters()):
+        placement = placements.get(name, Replicate())
+        tensor = distribute_tensor(parameter.detach(), mesh, [placement])
+        distributed = nn.Parameter(tensor, parameter.requires_grad)
+        distributed.__dict__.update(parameter.__dict__)  # marks for optimizers
+        *path, last = name.split(".")
+        setattr(module.get_submodule(".".join(path)), last, distributed)
+
+
+class _OwnPart(S6Layer):
+    """A layer that sees a part of the steps or of the channels."""
+
+    def forward(
+        self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        for name, value in (("cache", cache), ("cu_seqlens", cu_seqlens)):
+            if value is not None:
+                refuse(name, "None where a model is split over ranks", type(value).__name__)
+        return super().forward(hidden)
+
+    def _is_plain(self) -> bool:
+        return False
+
+
+class _OwnSteps(_OwnPart):
+    """What it needs of others' steps it gets through collectives."""
+
+    group: ProcessGroup
+
+    def _convolve(self, x: Tensor, _cu_seqlens: None) -> Tensor:
+        weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
+        return causal_conv1d_fn(x, weight, bias, activation="silu", group=self.group)
+
+    def _scan_steps(self, *arguments: Tensor, cu_seqlens: None = None, **options: object) -> Tensor:
+        return selective_scan_fn(*arguments, **options, group=self.group)
+
+
+class _OwnChannels(S6Layer):
+    """Holds the parameters, as DTensors. `own` computes with this rank's parts of them."""
+
+    own: list[S6Layer]
+
+    def forward(self, hidden: Tensor, **options: object) -> Tensor:
+        parts = {
+            name: _own_rows(parameter) if name.startswith("in_proj.") else parameter.to_local()
+            for name, parameter in self.named_parameters()
+        }
+        return functional_call(self.own[0], parts, (hidden,), options)
+
+
+def _own_rows(parameter: DTensor) -> Tensor:
+    """This rank's rows for x and for z. The parameter itself is split without regard to the two, so
+    that it lies in a checkpoint as that of a whole layer does."""
+    mesh = parameter.device_mesh
+    whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    rows = whole.unflatten(0, (2, mesh.size(), -1))[:, mesh.get_local_rank()]
+    return rows.flatten(0, 1)
+
+
+def _sum(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum over the ranks, whose gradient is each part's."""
+    partial = DTensor.from_local(part, mesh, [Partial()], run_check=False)
+    return partial.redistribute(placements=[Replicate()]).to_local()
+
+
+def _sum_gradients(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The tensor, which is the same on all ranks, and of whose gradient each has a part."""
+    replicated = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+    return replicated.to_local(grad_placements=[Partial()])
+
+
+class _InProjection(nn.Linear):
+    mesh: DeviceMesh
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(_sum_gradients(hidden, self.mesh))
+
+
+class _SummedProjection(nn.Linear):
+    mesh: DeviceMesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = _sum(F.linear(x, self.weight), self.mesh)
+        return out if self.bias is None else out + self.bias
+
+
+class _SharedProjection(_SummedProjection):
+    def forward(self, x: Tensor) -> Tensor:
+        return _sum_gradients(super().forward(x), self.mesh)
+
+
+class _ReplicatedNorm(nn.RMSNorm):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.rms_norm(hidden, self.normalized_shape, self.weight.to_local(), self.eps)
+
+
+_PROJECTIONS = {
+    "in_proj": _InProjection,
+    "x_proj": _SharedProjection,
+    "out_proj": _SummedProjection,
+}

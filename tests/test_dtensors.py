@@ -1,0 +1,164 @@
+"""The operators of one device on DTensors, sharded by batch or by channels, give what they give on
+whole tensors."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import problem
+from problem import Case
+from selective_scan import causal_conv1d_fn, causal_conv1d_ref, diagonal_scan_fn, selective_scan_fn
+
+pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
+
+WIDE = Case(batch=4, dim=8, groups=1, seqlen=20)
+
+
+def mesh_of(group, device: str, where: tuple) -> dist.DeviceMesh:
+    """Of one dimension for each of `where`: what it splits, "batch", "dim" or None."""
+    if len(where) == 1:
+        return dist.DeviceMesh.from_group(group, device)
+    return dist.init_device_mesh(device, (2, dist.get_world_size(group) // 2))
+
+
+def placements(where: tuple) -> list:
+    dims = {"batch": Shard(0), "dim": Shard(1), "seqlen": Shard(2), None: Replicate()}
+    return [dims[dim] for dim in where]
+
+
+def whole(results: dict) -> dict:
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in results.items()
+    }
+
+
+def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
+    mesh = mesh_of(group, device, where)
+
+    def distribute(name: str, tensor: torch.Tensor) -> DTensor:
+        is_split = name in ("u", "delta", "z")
+        places = placements(where) if is_split else [Replicate()] * len(where)
+        return distribute_tensor(tensor.to(device), mesh, places)
+
+    made = problem.make(case)
+    inputs = {
+        name: None if tensor is None else distribute(name, tensor).requires_grad_()
+        for name, tensor in made.tensors.items()
+    }
+
+    def call(inputs):
+        return selective_scan_fn(**inputs, **made.options, return_last_state=True)
+
+    call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    results = dict(zip(("out", "last_state"), call(inputs), strict=True))
+    for result in results.values():
+        assert list(result.placements) == placements(where)
+    cotangents = {name: distribute(name, tensor) for name, tensor in made.cotangents.items()}
+    return whole(results | problem.differentiate(results, inputs, cotangents))
+
+
+def check_scan(ranks, case: Case, where: tuple, compiled: bool = False) -> None:
+    if len(where) > 1 and ranks.count < 4:
+        pytest.skip(f"needs 4 devices, there are {ranks.count}")
+    of_ranks = ranks(scan, case, where, ranks.device, compiled, ranks=2 if compiled else None)
+    for results in of_ranks:
+        problem.check_results(case, results, ranks.device)
+
+
+@pytest.mark.parametrize("where", [("batch",), ("dim",), (None, "dim"), ("batch", "dim")], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        WIDE,
+        WIDE.with_(groups=4, B="constant", dtype=torch.float64),
+        WIDE.with_(B="constant", C="shared", method="foh", reverse=True),
+        WIDE.with_(D=False, z=False, delta_bias=False, initial_state=False, dtype=torch.float64),
+    ],
+    ids=str,
+)
+def test_scan(ranks, case, where):
+    check_scan(ranks, case, where)
+
+
+def test_compiled_scan(ranks):
+    check_scan(ranks, WIDE, ("dim",), compiled=True)
+
+
+def convolve(group, values: dict, where: tuple, device: str) -> dict:
+    mesh = mesh_of(group, device, where)
+    none = [Replicate()] * len(where)
+    inputs = {
+        name: distribute_tensor(tensor.to(device), mesh, placements(where) if name == "x" else none)
+        for name, tensor in values.items()
+    }
+    dout = inputs.pop("dout")
+    return whole(differentiate(causal_conv1d_fn, inputs, dout))
+
+
+def differentiate(function, inputs: dict, dout) -> dict:
+    inputs = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
+    out = function(**inputs, activation="silu")
+    out.backward(dout)
+    return {"out": out.detach()} | {name: tensor.grad for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize("where", [("batch",), ("dim",)], ids=str)
+def test_convolution(ranks, where):
+    shapes = {"x": (4, 8, 9), "weight": (8, 4), "bias": (8,), "initial_states": (4, 8, 3)}
+    values = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    dout = torch.randn(4, 8, 9, dtype=torch.float64)
+    exact = differentiate(causal_conv1d_ref, values, dout)
+    for results in ranks(convolve, values | {"dout": dout}, where, ranks.device):
+        for name, expected in exact.items():
+            torch.testing.assert_close(results[name].cpu(), expected, rtol=1e-9, atol=1e-11)
+
+
+def refusals(group, device: str) -> list[str]:
+    mesh = dist.DeviceMesh.from_group(group, device)
+
+    def call(case: Case, place, function=selective_scan_fn) -> str:
+        inputs = {
+            name: distribute_tensor(
+                tensor.to(device), mesh, [place if tensor.dim() > 2 else Replicate()]
+            )
+            for name, tensor in problem.make(case).tensors.items()
+            if tensor is not None
+        }
+        try:
+            function(**inputs)
+        except (NotImplementedError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    case = WIDE.with_(B="constant", C="constant", initial_state=False)
+
+    def call_another(**inputs) -> None:
+        diagonal_scan_fn(inputs["u"], inputs["delta"])
+
+    return [
+        call(case, Shard(2)),
+        call(case.with_(batch=3), Shard(0)),
+        call(case.with_(dim=6), Shard(1)),
+        call(case.with_(C="grouped", groups=2), Shard(1)),
+        call(case, Shard(0), call_another),
+    ]
+
+
+def test_what_is_refused(ranks):
+    if ranks.count < 4:
+        pytest.skip(f"needs 4 devices, there are {ranks.count}")
+    patterns = [
+        r"ValueError: .*u must be .* or by channels, got Shard.*2\); selective_scan.distributed",
+        "ValueError: .*u must be sharded over ranks whose number divides batch = 3, got 4",
+        "ValueError: .*u must be sharded over ranks whose number divides dim = 6, got 4",
+        "ValueError: .*u must be sharded over ranks .* divides groups of C = 2, got 4",
+        "NotImplementedError: .*diagonal_scan takes no DTensors",
+    ]
+    for messages in ranks(refusals, ranks.device):
+        assert len(messages) == len(patterns)
+        for message, pattern in zip(messages, patterns, strict=True):
+            assert re.search(pattern, message), message
