@@ -29,6 +29,7 @@ import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
 import test_selective_scan_prefill as prefill
+import test_selective_scan_prefill_calls as prefill_calls
 import test_selective_state_update as update
 import test_slices as slices
 import test_streamed_backward as streamed
@@ -129,7 +130,7 @@ def check_boundaries() -> int:
     for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
         packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
     for every in (1, 3, 64):
-        prefill.test_bad_values_do_no_harm(every, "cuda")
+        prefill_calls.test_bad_values_do_no_harm(every, "cuda")
     return 4 * len(packed.BAD_BOUNDS) + 3
 
 

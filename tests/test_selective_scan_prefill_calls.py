@@ -1,0 +1,270 @@
+"""Chunked prefill: what is refused, and what PyTorch sees of a call."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import vmap
+from torch.library import opcheck
+
+from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
+from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
+
+# In the order of the op.
+ORDER = (
+    *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
+    *("cu_seqlens", "cache_indices", "has_initial_state", "pad_slot_id", "checkpoint_every"),
+    *("first_position", "checkpoint_slots", "out", "discretization_method"),
+)
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def call_op(arguments):
+    defaults = {"pad_slot_id": -1, "checkpoint_every": 0}
+    return torch.ops.selective_scan.selective_scan_prefill(
+        *((defaults | arguments).get(name) for name in ORDER)
+    )
+
+
+def call_fake(arguments):
+    mode = FakeTensorMode()
+    with mode:
+        return call_op(
+            {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in arguments.items()
+            }
+        )
+
+
+ENTRIES = {
+    "function": lambda arguments: selective_scan_prefill(**arguments),
+    "reference": lambda arguments: selective_scan_prefill_ref(**arguments),
+    "op": call_op,
+    "fake": call_fake,
+}
+ones = torch.ones
+
+
+def int_ones(*shape):
+    return torch.ones(shape, dtype=torch.int64)
+
+
+REAL = "float32, float16, bfloat16 or float64"
+ALONE = {"has_indices": False, "every": 0}
+# Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
+BAD = [
+    ({}, "u", ones(1, 12, 150), "be (dim, total), got (1, 12, 150)"),
+    ({}, "u", int_ones(12, 150), f"have dtype {REAL}, got int64"),
+    ({}, "states", ones(9, 12), "be (slots, dim, dstate) = (*, 12, *), got (9, 12)"),
+    ({}, "states", ones(9, 11, 5), "be (slots, dim, dstate) = (*, 12, *), got (9, 11, 5)"),
+    (ALONE, "states", ones(9, 12, 5), "be (sequences, dim, dstate) = (7, 12, *), got (9, 12, 5)"),
+    ({}, "states", ones(9, 12, 0), "have dstate of at least 1, got (9, 12, 0)"),
+    ({}, "states", int_ones(9, 12, 5), f"have dtype {REAL}, got int64"),
+    ({"states": C64}, "states", ones(9, 12, 5),
+     "have dtype complex64 or complex128 (complex A), got float32"),
+    ({}, "delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
+    ({}, "A", ones(12, 6), "be (dim, dstate) = (12, 5), got (12, 6)"),
+    ({}, "A", ones(12, 5, dtype=BF16),
+     "have dtype float32, float64, complex64 or complex128, got bfloat16"),
+    ({}, "B", ones(5), "be (dim, dstate) or (groups, dstate, total), got (5,)"),
+    ({}, "B", ones(5, 150), "be (dim, dstate) = (12, 5), got (5, 150)"),
+    ({}, "B", ones(2, 5, 149), "be (groups, dstate, total) = (*, 5, 150), got (2, 5, 149)"),
+    ({"states": C64}, "B", ones(2, 5, 150),
+     "be (groups, dstate, 2*total) = (*, 5, 300), got (2, 5, 150)"),
+    ({"states": C64}, "B", ones(12, 5),
+     "have dtype complex64 or complex128 (complex A, constant B and C), got float32"),
+    ({}, "B", ones(5, 5, 150), "have a number of groups that divides dim = 12, got 5"),
+    ({}, "C", ones(4, 5, 150), "have as many groups as B, 2, got 4"),
+    ({}, "D", ones(1), "be (dim,) = (12,), got (1,)"),
+    ({}, "z", ones(150, 12), "be (dim, total) = (12, 150), got (150, 12)"),
+    ({}, "delta_bias", ones(12, dtype=C64), f"have dtype {REAL}, got complex64"),
+    ({}, "cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
+    ({}, "cu_seqlens", int_ones(2, 4), "be (sequences+1,), got (2, 4)"),
+    ({}, "cu_seqlens", int_ones(0), "have sequences+1 of at least 1, got (0,)"),
+    ({}, "cache_indices", int_ones(6), "be (sequences,) = (7,), got (6,)"),
+    ({}, "cache_indices", ones(7), "have dtype int32 or int64, got float32"),
+    ({}, "has_initial_state", ones(6, dtype=torch.bool), "be (sequences,) = (7,), got (6,)"),
+    ({}, "has_initial_state", int_ones(7), "have dtype bool, got int64"),
+    ({}, "checkpoint_every", -1, "be at least 0, got -1"),
+    ({}, "checkpoint_every", 0, "be at least 1 where checkpoint_slots is given, got 0"),
+    ({}, "first_position", int_ones(8), "be (sequences,) = (7,), got (8,)"),
+    ({}, "checkpoint_slots", None, "be a Tensor where checkpoint_every is above 0, got None"),
+    ({}, "checkpoint_slots", int_ones(7), "be (sequences, checkpoints) = (7, *), got (7,)"),
+    ({}, "out", ones(12, 151), "be (dim, total) = (12, 150), got (12, 151)"),
+    ({}, "out", ones(12, 150, dtype=BF16), "have dtype float32, got bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_bad_calls_are_refused_in_the_same_words(entry, device):
+    failures = []
+    for changes, name, value, sentence in BAD:
+        value = value.to(device) if isinstance(value, torch.Tensor) else value
+        try:
+            ENTRIES[entry](make(Case(**changes), device) | {name: value})
+            outcome = "accepted"
+        except RuntimeError as error:
+            outcome = str(error)
+        if outcome != f"selective_scan: {name} must {sentence}":
+            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("function", [selective_scan_prefill, selective_scan_prefill_ref])
+def test_wrong_types(function, device):
+    arguments = make(Case(), device)
+    for name, value, wanted, got in (
+        ("states", None, "a Tensor", "NoneType"),
+        ("cu_seqlens", None, "a Tensor", "NoneType"),
+        ("has_initial_state", True, "a Tensor or None", "bool"),
+        ("delta_softplus", 1, "a bool", "int"),
+        ("pad_slot_id", True, "an int", "bool"),
+        ("checkpoint_every", 1.0, "an int", "float"),
+    ):
+        with pytest.raises(TypeError) as error:
+            function(**(arguments | {name: value}))
+        assert str(error.value) == f"selective_scan: {name} must be {wanted}, got {got}"
+
+
+# Values that only the host can see, and what is said of them.
+BAD_VALUES = {
+    "cache_indices": ([0, 1, 2, 3, 4, 6, 6], "be less than slots = 6, got 6"),
+    "first_position": ([0, 0, -1, 0, 0, 0, 0], "be at least 0, got -1"),
+    "checkpoint_slots": ([[6, -1, -1, -1]] * 7, "be less than slots = 6, got 6"),
+    "columns": (
+        [[0]] * 7,
+        "have checkpoints of at least 2 for the positions of sequence 1, got 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_values_that_name_nothing(name, device):
+    """Refused where the host sees them before anything changes; padding or 0 on CUDA."""
+    values, sentence = BAD_VALUES[name]
+    argument = "checkpoint_slots" if name == "columns" else name
+    states = torch.randn(6, 12, 5, device=device)
+    changes = {
+        "states": states.clone(),
+        "cache_indices": [0, 1, 2, 3, 4, -1, 5],
+        "first_position": [0] * 7,
+        "checkpoint_slots": [[-1] * 4] * 7,
+        argument: values,
+    }
+    changes = {n: torch.as_tensor(value, device=device) for n, value in changes.items()}
+    arguments = make(Case(), device) | changes
+    refusing = [selective_scan_prefill_ref]
+    if device == "cpu":
+        refusing.append(selective_scan_prefill)
+    for function in refusing:
+        with pytest.raises(RuntimeError) as error:
+            function(**arguments)
+        assert str(error.value) == f"selective_scan: {argument} must {sentence}"
+        assert torch.equal(arguments["states"], states)
+    if device == "cuda":
+        good = {
+            "cache_indices": lambda given: torch.where(given >= 6, -1, given),
+            "first_position": lambda given: given.clamp(min=0),
+            "checkpoint_slots": lambda given: torch.where(given >= 6, -1, given),
+            "columns": lambda given: torch.cat([given, torch.full_like(given, -1).expand(7, 9)], 1),
+        }[name](arguments[argument])
+        other = arguments | {"states": states.clone(), argument: good}
+        expected = selective_scan_prefill(**other)
+        assert torch.equal(selective_scan_prefill(**arguments), expected)
+        assert torch.equal(arguments["states"], other["states"])
+
+
+@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 151)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    case = Case(bounds=(0,) * len(bounds), positions=(0,) * (len(bounds) - 1))
+    arguments = make(case, "cpu") | {"cu_seqlens": torch.tensor(bounds)}
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        selective_scan_prefill(**arguments)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("every", [1, 3, 64])
+def test_bad_values_do_no_harm(every, cuda_device):
+    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    bad = torch.tensor([0, -9, 2**40, 149, 75, 30, 2**62, -(2**62)], device=cuda_device)
+    for roll in range(len(bad)):
+        values = bad.roll(roll)
+        arguments = make(Case(every=every), cuda_device) | {
+            "cu_seqlens": values,
+            "cache_indices": values[1:],
+            "first_position": values[:-1],
+            "checkpoint_slots": values[None].expand(7, -1),
+        }
+        selective_scan_prefill(**arguments)
+    torch.cuda.synchronize()
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("case", [Case(), Case(optional=(), states=C64, every=0)], ids=str)
+def test_opcheck(case, with_out, device):
+    arguments = make(case, device)
+    if with_out:
+        arguments["out"] = torch.empty_like(arguments["u"])
+    values = tuple(
+        ({"pad_slot_id": -1, "checkpoint_every": 0} | arguments).get(name) for name in ORDER
+    )
+    opcheck(torch.ops.selective_scan.selective_scan_prefill.default, values)
+
+
+def test_other_lengths_and_boundaries_do_not_compile_again(device):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def step(arguments, out=None):
+        return selective_scan_prefill(**arguments, out=out)
+
+    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    for total, bounds in ((150, BOUNDS), (149, BOUNDS), (201, (0, 7, 8, 9, 10, 180, 190, 199))):
+        arguments = make(Case(total=total, bounds=bounds, every=0), device)
+        copy = arguments | {"states": arguments["states"].clone()}
+        assert torch.equal(compiled(copy), step(arguments))
+        assert torch.equal(copy["states"], arguments["states"])
+    assert len(graphs) == 1
+
+
+def test_vmap(device):
+    """In place, for each entry of a pool of its own."""
+    arguments = make(Case(), device)
+    pools = torch.stack([arguments.pop("states"), torch.zeros_like(make(Case(), device)["states"])])
+    u = torch.stack([arguments.pop("u"), torch.randn(12, 150, device=device)])
+    expected_pools = pools.clone()
+    expected = [
+        selective_scan_prefill(u=u[i], states=expected_pools[i], **arguments) for i in range(2)
+    ]
+    out = vmap(lambda u, states: selective_scan_prefill(u=u, states=states, **arguments))(u, pools)
+    assert torch.equal(out, torch.stack(expected))
+    assert torch.equal(pools, expected_pools)
+
+
+@pytest.mark.cuda
+def test_a_captured_call_takes_other_values(cuda_device):
+    case = Case(u=BF16, states=BF16, layout="channel_last")
+    arguments = make(case, cuda_device)
+    before = arguments["states"].clone()
+    selective_scan_prefill(**arguments)  # takes what memory it needs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = selective_scan_prefill(**arguments)
+    for shift in (0, 3):
+        arguments["cu_seqlens"].copy_(torch.tensor(BOUNDS).clamp(min=shift))
+        arguments["first_position"].add_(shift)
+        arguments["cache_indices"].copy_(arguments["cache_indices"].roll(shift))
+        arguments["has_initial_state"].logical_not_()
+        arguments["states"].copy_(before)
+        other = arguments | {"states": before.clone()}
+        graph.replay()
+        assert torch.equal(out, selective_scan_prefill(**other))
+        assert torch.equal(arguments["states"], other["states"])
