@@ -1,7 +1,6 @@
 """Chunked prefill: against the reference in fp64, against the scan of whole sequences however they
 are cut, and what it leaves alone."""
 
-import dataclasses
 import itertools
 import random
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from cases import Axes
 from problem import METHODS, Error, generator, lay_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
 
@@ -21,7 +21,7 @@ POSITIONS = (0, 3, 16, 15, 0, 9, 52)
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One call; the defaults are the base case, and a test changes one axis at a time."""
 
     dim: int = 12
@@ -41,17 +41,6 @@ class Case:
     is_wide: bool = False  # whether indices are int64
     has_indices: bool = True
     layout: str = "contiguous"
-
-    def __str__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)}".replace("torch.", "")
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return ",".join(changed).replace(" ", "") or "base"
-
-    def with_(self, **changes) -> "Case":
-        return dataclasses.replace(self, **changes)
 
     @property
     def sequences(self) -> int:

@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
 from torch.library import opcheck
 
+from cases import REAL, assert_refused, fake, ones
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
 
@@ -19,22 +20,18 @@ ORDER = (
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def call_op(arguments):
+def op_arguments(arguments: dict) -> tuple:
     defaults = {"pad_slot_id": -1, "checkpoint_every": 0}
-    return torch.ops.selective_scan.selective_scan_prefill(
-        *((defaults | arguments).get(name) for name in ORDER)
-    )
+    return tuple((defaults | arguments).get(name) for name in ORDER)
+
+
+def call_op(arguments):
+    return torch.ops.selective_scan.selective_scan_prefill(*op_arguments(arguments))
 
 
 def call_fake(arguments):
-    mode = FakeTensorMode()
-    with mode:
-        return call_op(
-            {
-                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-                for name, value in arguments.items()
-            }
-        )
+    with FakeTensorMode() as mode:
+        return call_op(fake(arguments, mode))
 
 
 ENTRIES = {
@@ -43,14 +40,12 @@ ENTRIES = {
     "op": call_op,
     "fake": call_fake,
 }
-ones = torch.ones
 
 
 def int_ones(*shape):
     return torch.ones(shape, dtype=torch.int64)
 
 
-REAL = "float32, float16, bfloat16 or float64"
 ALONE = {"has_indices": False, "every": 0}
 # Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
 BAD = [
@@ -122,9 +117,8 @@ def test_wrong_types(function, device):
         ("pad_slot_id", True, "an int", "bool"),
         ("checkpoint_every", 1.0, "an int", "float"),
     ):
-        with pytest.raises(TypeError) as error:
-            function(**(arguments | {name: value}))
-        assert str(error.value) == f"selective_scan: {name} must be {wanted}, got {got}"
+        message = f"{name} must be {wanted}, got {got}"
+        assert_refused(function, arguments | {name: value}, message, TypeError)
 
 
 # Values that only the host can see, and what is said of them.
@@ -158,9 +152,7 @@ def test_values_that_name_nothing(name, device):
     if device == "cpu":
         refusing.append(selective_scan_prefill)
     for function in refusing:
-        with pytest.raises(RuntimeError) as error:
-            function(**arguments)
-        assert str(error.value) == f"selective_scan: {argument} must {sentence}"
+        assert_refused(function, arguments, f"{argument} must {sentence}")
         assert torch.equal(arguments["states"], states)
     if device == "cuda":
         good = {
@@ -209,10 +201,7 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["u"])
-    values = tuple(
-        ({"pad_slot_id": -1, "checkpoint_every": 0} | arguments).get(name) for name in ORDER
-    )
-    opcheck(torch.ops.selective_scan.selective_scan_prefill.default, values)
+    opcheck(torch.ops.selective_scan.selective_scan_prefill.default, op_arguments(arguments))
 
 
 def test_other_lengths_and_boundaries_do_not_compile_again(device):
