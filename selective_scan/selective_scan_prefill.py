@@ -108,7 +108,13 @@ _PREFILL = Operator(
         relations=_check_checkpoints,
     ),
     results=[
-        Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u", unless="out"),
+        Result(
+            "out",
+            _SEQUENCE,
+            lambda call: call["u"].dtype,
+            like="u",
+            is_asked=lambda call: "out" not in call.tensors,
+        ),
     ],
     flops=_flops,
 )
