@@ -433,7 +433,7 @@ class Operator:
         self._order = _picker([kept.index(name) for name in given])
         self._stand_ins = [
             (row.index(result.stands_for), row.index(result.name))
-            for result in self._results
+            for result in self.results
             if result.stands_for is not None
         ]
         with_gradient = [argument.name for argument in self._gradients]
