@@ -38,6 +38,7 @@ struct Call {
   bool z = true;
   int64_t padding = 0;              // elements behind every row
   bool packed = false;              // sequences
+  bool state_alone = false;         // the initial state's gradient is the only one
   bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
   std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
 
@@ -115,6 +116,10 @@ ScanParams make_inputs(const Call& call) {
 BackwardParams make_backward(const Call& call) {
   BackwardParams params(make_inputs(call));
   params.dout = make_view(call, "dout", params.u.dtype, call.dim);
+  if (call.state_alone) {
+    params.dinitial_state = {address(), params.A.dtype, 0, call.dstate};
+    return params;
+  }
   params.du = make_view(call, "du", params.u.dtype, call.dim);
   params.ddelta = make_view(call, "ddelta", params.delta.dtype, call.dim);
   if (call.z) params.dz = make_view(call, "dz", params.z.dtype, call.dim, call.wider_rows ? 2 : 1);
@@ -385,6 +390,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("z", &Call::z)
       .def_readwrite("padding", &Call::padding)
       .def_readwrite("packed", &Call::packed)
+      .def_readwrite("state_alone", &Call::state_alone)
       .def_readwrite("wider_rows", &Call::wider_rows)
       .def_readwrite("turned", &Call::turned);
   py::class_<Device>(m, "Device")

@@ -36,6 +36,7 @@ class Call:
     wider_rows: bool = False
     turned: tuple[str, ...] = ()
     packed: bool = False
+    state_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,25 @@ def test_table(plan, call, forward, backward):
     for which, expected in (("forward", forward), ("backward", backward)):
         made = plan(which, call)
         assert tuple(made[name] for name in names) == expected, which
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "segments"),
+    [
+        (Call(1, 2048, 65536, 16), "streamed", 24),
+        (Call(2, 1024, 800, 16), "streamed", 1),
+        (Call(64, 1024, 100, 1), "general", 1),
+        (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
+        (Call(1, 1536, 2048, 16, **CONSTANT), "streamed", 4),
+        (Call(1, 64, 4096, 16, dtype="float64"), "general", 8),
+    ],
+    ids=str,
+)
+def test_the_state_gradient_alone(plan, call, path, segments):
+    made = plan("backward", replace(call, state_alone=True))
+    assert made["path"] == path
+    assert made["segments"] == segments + 1  # one goes in front
+    assert plan("backward", call, wanted=path)["segments"] == segments
 
 
 def random_call(generator):

@@ -45,6 +45,7 @@ def test_methods(device, method, is_complex, dtype):
         BASE.with_(layout="channel_last", dim=64),
         BASE.with_(dstate=1),
         BASE.with_(dstate=70, dim=2),
+        BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030),  # in slices of the states
         *(BASE.with_(seqlen=seqlen) for seqlen in (1, 2, 31, 33, 64)),
         # Segments of time, as the lanes of a vector or one after the other; a slow memory.
         BASE.with_(batch=1, dim=2, seqlen=2049, decay=1e-2),

@@ -81,7 +81,8 @@ struct ForwardParams : ScanParams {
 
 /// Every gradient of a present input is present, has its input's indices and dtype and strides of
 /// its own, and is written in full (never accumulated into). Or dinitial_state is the only one,
-/// contiguous and of the compute type: then dout is present, and dlast_state is not.
+/// of the compute type, states contiguous and channels equally far apart, also from one batch entry
+/// to the next: then dout is present, and dlast_state is not.
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}

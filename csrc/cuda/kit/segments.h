@@ -34,10 +34,10 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
 template <class T>
 cudaError_t copy_state_gradient(const BackwardParams& params, int padded_states,
                                 const SegmentStates& segments, cudaStream_t stream) {
-  const size_t width = params.dstate * sizeof(T);
-  return cudaMemcpy2DAsync(params.dinitial_state.data, width, segments.offsets,
-                           padded_states * sizeof(T), width, params.batch * params.dim,
-                           cudaMemcpyDeviceToDevice, stream);
+  const ArrayView& target = params.dinitial_state;
+  return cudaMemcpy2DAsync(target.data, target.channel * element_size(target.dtype),
+                           segments.offsets, padded_states * sizeof(T), params.dstate * sizeof(T),
+                           params.batch * params.dim, cudaMemcpyDeviceToDevice, stream);
 }
 
 }  // namespace selective_scan::cuda

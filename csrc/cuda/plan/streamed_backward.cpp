@@ -234,8 +234,7 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
   using namespace streamed;
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
-  auto views = rows_of(params);
-  if (!plan_rows(params, variant->row_channels, views, plan.map, plan.rows) ||
+  if (!plan_rows(params, variant->row_channels, rows_of(params), plan.map, plan.rows) ||
       !std::all_of(plan.rows.begin(), plan.rows.end(), &fits_lanes)) {
     return {"strides of channels and steps must be less than 16 MiB"};
   }
@@ -243,13 +242,14 @@ Refusal plan_streamed(const BackwardParams& params, const Device& device,
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
+  BackwardParams summarized = params;
   if (params.wants_state_alone()) {
     put_segment_in_front(params.seqlen, geometry);
-    views = rows_of(behind_front_segment(params, geometry));
+    summarized = behind_front_segment(params, geometry);
   }
   // Every warp moves the rows of all its channels where it finds out what a segment does.
-  if (geometry.segments > 1 &&
-      !plan_rows(params, geometry.warp_channels(), views, plan.summary_map, plan.summary_rows)) {
+  if (geometry.segments > 1 && !plan_rows(summarized, geometry.warp_channels(), rows_of(summarized),
+                                          plan.summary_map, plan.summary_rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
   keep_order(plan.summary_map, plan.summary_rows);
