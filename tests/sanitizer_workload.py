@@ -122,16 +122,20 @@ def packed_cases():
         yield base.with_(layout="channel_last", dtype=torch.bfloat16, reverse=True)
         yield base.with_(complex=True, dstate=5)
     yield packed.BASE.with_(cu_seqlens=(7, 40, 41, 100), B="constant")
+    many = packed.LONG.with_(**packed.MANY_CHANNELS)
+    yield many.with_(layout="channel_last", dtype=torch.bfloat16)
+    yield many.with_(reverse=True)
 
 
 def check_boundaries() -> int:
-    for bounds, reverse in itertools.product(packed.BAD_BOUNDS, (False, True)):
-        packed.test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, "cuda")
+    cases = [*itertools.product(packed.DIMS, packed.BAD_BOUNDS, (False, True))]
+    for dim, bounds, reverse in cases:
+        packed.test_boundaries_that_do_not_rise_do_no_harm(dim, bounds, reverse, "cuda")
     for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
         packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
     for every in (1, 3, 64):
         prefill_calls.test_bad_values_do_no_harm(every, "cuda")
-    return 4 * len(packed.BAD_BOUNDS) + 3
+    return len(cases) + 2 * len(packed.BAD_BOUNDS) + 3
 
 
 def check_selective_scan() -> int:

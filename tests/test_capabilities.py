@@ -58,6 +58,21 @@ def check_scans(device, changes_of_cases) -> None:
         check(Case(method=method, complex=is_complex, **{"seqlen": 35, **changes}), device)
 
 
+PACKED = tuple(
+    {"batch": 1, "cu_seqlens": bounds, "seqlen": seqlen} | changes
+    for (bounds, seqlen), changes in itertools.product(
+        (
+            ((3, 30, 30, 31, 64, 130), 140),
+            ((0, 5, 70, 71, 2300, 2310, 2600), 2601),  # has segments
+        ),
+        (
+            {"dstate": 16, "dim": 16, "layout": "channel_last", "dtype": torch.bfloat16},
+            {"dstate": 5, "dim": 6, "reverse": True, "dtype": torch.float16},
+            {"dstate": 9, "dim": 16, "initial_state": False, "layout": "channel_last"},
+        ),
+    )
+)
+
 # By path: problems that it solves, and most of which it would not be chosen for.
 CUDA_PATHS = {
     "general": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
@@ -71,6 +86,7 @@ CUDA_PATHS = {
         {"dstate": 5, "seqlen": 40},
         {"dstate": 16, "seqlen": 70, "dtype": torch.bfloat16},
         {"dstate": 16, "seqlen": 1030, "dim": 8, "B": "constant", "C": "constant"},
+        *PACKED,
     ),
 }
 

@@ -44,6 +44,9 @@ LONG = Case(
     step_shift=-3.0,
     cu_seqlens=(0, 5, 70, 71, 2300, 2310, 2600),
 )
+# Elements enough for the streamed kernels on CUDA.
+MANY_CHANNELS = {"dim": 408, "dstate": 16}
+DIMS = (BASE.dim, 8200)  # the same of BASE
 BAD_BOUNDS = (
     (0, 50, 40, 130),
     (-9, 60),
@@ -139,8 +142,10 @@ def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
             assert torch.equal(results[name][index : index + 1], alone[name]), name
 
 
-def test_what_is_not_finite_stays_in_its_sequence(device):
-    inputs, options = inputs_on(LONG, device), options_on(LONG, device)
+@pytest.mark.parametrize("changes", [{}, MANY_CHANNELS], ids=["few", "many"])
+def test_what_is_not_finite_stays_in_its_sequence(changes, device):
+    case = LONG.with_(**changes)
+    inputs, options = inputs_on(case, device), options_on(case, device)
     inputs = {name: tensor.detach() for name, tensor in inputs.items()}
     inputs["u"][..., 100] = torch.nan
     inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
@@ -201,9 +206,10 @@ def test_boundaries_that_do_not_rise_are_refused(bounds):
 @pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", BAD_BOUNDS)
-def test_boundaries_that_do_not_rise_do_no_harm(bounds, reverse, cuda_device):
+@pytest.mark.parametrize("dim", DIMS)
+def test_boundaries_that_do_not_rise_do_no_harm(dim, bounds, reverse, cuda_device):
     """What comes out has no meaning, but the call ends, and memory is left alone."""
-    case = BASE.with_(cu_seqlens=bounds, reverse=reverse)
+    case = BASE.with_(dim=dim, cu_seqlens=bounds, reverse=reverse)
     inputs = inputs_on(case, cuda_device)
     out = selective_scan_fn(**inputs, **options_on(case, cuda_device))
     torch.autograd.grad(out.sum(), list(inputs.values()))
@@ -375,8 +381,24 @@ def test_it_does_not_synchronize(cuda_device):
 
 
 @pytest.mark.cuda
-def test_a_captured_graph_takes_other_boundaries(cuda_device):
-    case = BASE.with_(seqlen=600, dim=40, cu_seqlens=(0, 30, 300, 301, 600))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"layout": "channel_last", "dtype": torch.bfloat16},
+        {"reverse": True, "dim": 400, "groups": 1},
+        {"layout": "channel_last", "dstate": 5, "z": False, "delta_bias": False, "D": False},
+    ],
+    ids=str,
+)
+def test_streamed(changes, cuda_device):
+    check(LONG.with_(**MANY_CHANNELS).with_(**changes), cuda_device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dim", [40, 1800])  # the general kernels and the streamed ones
+def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
+    case = BASE.with_(seqlen=600, dim=dim, cu_seqlens=(0, 30, 300, 301, 600))
     inputs, options = inputs_on(case, cuda_device), options_on(case, cuda_device)
     cotangent = torch.randn(inputs["u"].shape, generator=generator(case)).to(cuda_device)
 

@@ -148,16 +148,32 @@ TABLE = [
         ("general", 16, 1, 0),
         ("general", 44, 1, 10125312),
     ),
-    # Packed sequences, which the general kernels alone take; many channels need no segments.
+    # Packed sequences; many channels need no segments.
     (
         Call(1, 1536, 40000, 16, channel_last=True, packed=True),
-        ("general", 96, 33, 6488064),
-        ("general", 96, 33, 92057600),
+        ("streamed", 32, 8, 6976256),
+        ("streamed", 96, 8, 93975296),
     ),
     (
         Call(1, 8192, 40000, 16, packed=True),
+        ("streamed", 64, 1, 5403392),
+        ("streamed", 64, 1, 694907648),
+    ),
+    # Sequences or calls too short for that, and what has no kernel for it.
+    (
+        Call(1, 8192, 1000, 16, packed=True),
         ("general", 64, 1, 0),
-        ("general", 64, 1, 655949824),
+        ("general", 64, 1, 16973824),
+    ),
+    (
+        Call(1, 256, 2000, 16, packed=True),
+        ("general", 96, 3, 98304),
+        ("general", 96, 3, 921600),
+    ),
+    (
+        Call(1, 8192, 40000, 32, packed=True),
+        ("general", 16, 1, 0),
+        ("general", 48, 1, 1752154112),
     ),
     (Call(8, 1536, 2048, 65), ("general", 12, 1, 0), ("general", 12, 1, 543260672)),
     (
@@ -190,6 +206,14 @@ ROWS = [
     (replace(MAMBA, seqlen=2047, turned=("u", "out")), "elements", "ceeeeee"),
     (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
     (replace(MAMBA, dstate=8, complex=True, turned=("z",)), "channels", "sscssss"),
+    # A packed sequence begins anywhere along steps.
+    (replace(MAMBA, batch=1, packed=True, channel_last=True), "step pairs", "ccccccc"),
+    (replace(MAMBA, batch=1, packed=True), "elements", "eeeeeee"),
+    (
+        replace(MAMBA, batch=1, packed=True, channel_last=True, dtype="float32"),
+        "elements",
+        "ccccccc",
+    ),
 ]
 
 
@@ -238,10 +262,11 @@ def test_the_state_gradient_alone(plan, call, path, segments):
 def random_call(generator):
     """A call of any sizes and layout, the commonest of them often."""
     choose = generator.choice
+    batch = choose([1, 1, 2, 3, 8, 64, 1000])
     groups = choose([1, 1, 1, 2, 3])
     is_complex = generator.random() < 0.2
     return Call(
-        batch=choose([1, 1, 2, 3, 8, 64, 1000]),
+        batch=batch,
         dim=groups * choose([1, 2, 16, 96, 256, 768, 1536, generator.randint(1, 700)]),
         seqlen=choose([1, 7, 64, 200, 784, 2048, 65536, 1 << 20, generator.randint(1, 5000)]),
         dstate=choose([1, 2, 4, 8, 16, 16, 16, 32, 64, generator.randint(1, 256)]),
@@ -256,7 +281,11 @@ def random_call(generator):
         z=generator.random() < 0.7,
         padding=choose([0, 0, 1, 8, 64]),
         wider_rows=generator.random() < 0.2,
+        packed=batch == 1 and generator.random() < 0.3,
     )
+
+
+PACKED_SEQUENCES = 64  # of plan_bindings.cpp
 
 
 def shares_of(count, share):
@@ -269,9 +298,13 @@ def check_plan(made, call, device):
     tiles = shares_of(call.dim // call.groups, made["tile_channels"])
     assert made["tiles"] == len(tiles)
     assert sum(tiles) == call.dim // call.groups
-    segments = shares_of(call.seqlen, made["segment_steps"])
+    steps = call.seqlen
+    # Where packed sequences are cut, they are in chunks: as many as there may be of these.
+    if call.packed and made["path"] == "streamed" and made["segments"] > 1:
+        steps = 32 * min(steps, steps // 32 + PACKED_SEQUENCES)
+    segments = shares_of(steps, made["segment_steps"])
     assert made["segments"] == len(segments)
-    assert sum(segments) == call.seqlen
+    assert sum(segments) == steps
     assert made["segments"] == 1 or made["segment_steps"] % 32 == 0
     assert 1 <= made["tiles_per_sum"] <= made["tiles"]
 
@@ -335,7 +368,9 @@ def refusal(path):
         ("dstate1", {}, "dstate must be 1, got 16"),
         ("dstate1", {"dstate": 1, "mixed": True}, "must have one dtype and the same strides"),
         ("streamed", {"dstate": 65}, "dstate must be at most 64"),
-        ("streamed", {"batch": 1, "packed": True}, "sequences are packed"),
+        ("streamed", {"batch": 1, "packed": True, "dstate": 32}, "of packed .* 16, got 32"),
+        ("streamed", {"batch": 1, "packed": True, "complex": True}, "of packed .* must be real"),
+        ("streamed", {"batch": 1, "packed": True, **CONSTANT}, "of packed .* C variable"),
         ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),

@@ -1,8 +1,6 @@
 // What the general forward and backward scan share.
 #pragma once
 
-#include <limits>
-
 #include "../kit/segments.h"
 #include "../kit/states.cuh"
 #include "parts.cuh"
@@ -25,17 +23,6 @@ inline InputPlans make_input_plans(const ScanParams& params, const Geometry& geo
   return {make_row_plan(params.u, params, geometry), make_row_plan(params.delta, params, geometry),
           make_row_plan(params.z, params, geometry), make_projection_plan(params.B, params),
           make_projection_plan(params.C, params)};
-}
-
-/// What stands for the factor of a segment behind which its offset comes whatever enters it: a
-/// product with 0 would let through what is not finite. A factor that is no number by itself has
-/// such an offset, too.
-template <class T, int kStates>
-__device__ __forceinline__ Pack<T, kStates> no_factor() {
-  Pack<T, kStates> factor;
-#pragma unroll
-  for (T& value : factor.v) value = T{std::numeric_limits<real_t<T>>::quiet_NaN()};
-  return factor;
 }
 
 template <class T, int kStates>

@@ -20,7 +20,7 @@ struct ReduceArgs {
   BackwardParams params;
   BackwardWorkspace workspace;
   int padded_states;
-  int slice_states;  // padded, of a slice of them
+  int slice_states = 0;  // padded, of a slice of them
   int tiles = 0;
   int64_t tile_stride = 0;  // of partial sums, and that of slices
   int64_t slice_stride = 0;
@@ -28,6 +28,11 @@ struct ReduceArgs {
   int64_t projection_items = 0;
   int64_t step_items = 1;
   int64_t state_items = 1;
+};
+
+/// Of packed sequences in chunks.
+struct PackedReduceArgs : ReduceArgs {
+  PackedChunks chunks;
 };
 
 /// Values that nobody reads again.
@@ -48,8 +53,10 @@ __device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
 /// there is one tile only, of as many times kReduceSteps steps, which then make up a work item. All
 /// loads of a whole batch come without a branch or predicate, or the compiler would have each wait
 /// for the one before.
-template <class T, int kVector>
+template <class T, int kVector, class Args>
 struct TileSums {
+  static constexpr bool kPacked = std::is_same_v<Args, PackedReduceArgs>;
+  static_assert(kReduceSteps == kChunk);
   static constexpr int kVectors = kReduceStates / kVector;  // of a step's dB or dC
   static constexpr int kStride = kReduceThreads / (2 * kVectors);
   static constexpr int kSums = kReduceSteps / kStride;  // of a thread
@@ -61,11 +68,11 @@ struct TileSums {
     return tiles == 1 ? kBatch * kReduceSteps : kReduceSteps;
   }
 
-  const ReduceArgs& args;
+  const Args& args;
   Results& results;
   // Of the work item:
   const T* source;  // of the first tile
-  int64_t dB, dC;   // where they begin
+  int64_t dB, dC;   // where they begin; of packed sequences that of the first step of all
   int steps;        // that exist
   int states;
   // Of the thread:
@@ -73,14 +80,16 @@ struct TileSums {
   int kind = threadIdx.x / kVectors % 2;
   int first_t = threadIdx.x / (2 * kVectors);
 
-  __device__ TileSums(const ReduceArgs& args, Results& results, int64_t item)
+  int64_t first_step;
+
+  __device__ TileSums(const Args& args, Results& results, int64_t item)
       : args(args), results(results) {
     const BackwardParams& params = args.params;
     const int64_t block = item / args.step_items;
     const int64_t sequence = block / args.state_items;  // batch · groups + group
     const int first_state = static_cast<int>(block % args.state_items) * kReduceStates;
     const int most = item_steps(args.tiles);
-    const int64_t first_step = item % args.step_items * most;
+    first_step = item % args.step_items * most;
     const int64_t left = params.seqlen - first_step;
     steps = left < most ? static_cast<int>(left) : most;
     states = static_cast<int>(params.dstate) - first_state;
@@ -90,7 +99,7 @@ struct TileSums {
              first_state % args.slice_states;
     const auto target = [&](const ArrayView& view) {
       return sequence / params.groups * view.batch + sequence % params.groups * view.group +
-             first_state * view.state + first_step * view.step;
+             first_state * view.state + (kPacked ? 0 : first_step * view.step);
     };
     dB = target(params.dB);
     dC = target(params.dC);
@@ -156,8 +165,17 @@ struct TileSums {
     }
     __syncthreads();
     const int t = threadIdx.x % kReduceSteps;
+    int64_t step = first + t;
+    bool exists = first + t < steps;
+    if constexpr (kPacked) {
+      if (exists) {
+        const PackedChunk chunk = args.chunks[(first_step + first) / kChunk];
+        step = chunk.first_step + t;
+        exists = t < chunk.steps;
+      }
+    }
     const auto store = [&](const ArrayView& view, int64_t begin, int kind) {
-      const int64_t at = begin + (first + t) * view.step;
+      const int64_t at = begin + step * view.step;
 #pragma unroll
       for (int n = threadIdx.x / kReduceSteps; n < kReduceStates;
            n += kReduceThreads / kReduceSteps) {
@@ -166,7 +184,7 @@ struct TileSums {
         }
       }
     };
-    if (first + t < steps) {
+    if (exists) {
       if (args.params.variable_B) store(args.params.dB, dB, 0);
       if (args.params.variable_C) store(args.params.dC, dC, 1);
     }
@@ -175,15 +193,16 @@ struct TileSums {
 };
 
 /// Two sorts of work: see TileSums, for the first `projection_blocks` blocks, and sum_batches().
-template <class T, int kVector>
+template <class T, int kVector, class Args>
 __global__ void __launch_bounds__(kReduceThreads, kVector == 4 ? kReduceBlocks : 3)
-    reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ BatchSums sums,
+    reduce_kernel(const __grid_constant__ Args args, const __grid_constant__ BatchSums sums,
                   unsigned projection_blocks) {
-  __shared__ typename TileSums<T, kVector>::Results results;
+  using Sums = TileSums<T, kVector, Args>;
+  __shared__ typename Sums::Results results;
   wait_for_primary();
   if (blockIdx.x < projection_blocks) {
     for (int64_t item = blockIdx.x; item < args.projection_items; item += projection_blocks) {
-      TileSums<T, kVector>(args, results, item).add();
+      Sums(args, results, item).add();
     }
     return;
   }
@@ -194,16 +213,14 @@ __global__ void __launch_bounds__(kReduceThreads, kVector == 4 ? kReduceBlocks :
   }
 }
 
-}  // namespace
-
-template <class T>
-cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
-                             int padded_states, const BackwardWorkspace& workspace,
-                             cudaStream_t stream) {
+template <class T, class Args>
+cudaError_t reduce(Args args, const Geometry& geometry, cudaStream_t stream) {
+  const BackwardParams& params = args.params;
+  const BackwardWorkspace& workspace = args.workspace;
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  ReduceArgs args{params, workspace, padded_states, padded_states / workspace.slices};
+  args.slice_states = args.padded_states / workspace.slices;
   const BatchSums sums(params, workspace, geometry.segments * params.batch);
   const auto launch = [&]<int kVector>() {
     if (workspace.dBC_partials != nullptr) {
@@ -211,7 +228,7 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
       args.tiles = static_cast<int>(geometry.sums_per_group);
       args.tile_stride = sequences * params.seqlen * 2 * args.slice_states;
       args.slice_stride = args.tiles * args.tile_stride;
-      args.step_items = ceil_div(params.seqlen, TileSums<T, kVector>::item_steps(args.tiles));
+      args.step_items = ceil_div(params.seqlen, TileSums<T, kVector, Args>::item_steps(args.tiles));
       args.state_items = ceil_div(params.dstate, kReduceStates);
       args.projection_items = sequences * args.step_items * args.state_items;
     }
@@ -223,14 +240,30 @@ cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geome
     const int64_t batch_blocks = std::min(sums.work_items(), kMostBlocks);
     // Its launch may overlap the end of the scan; the work begins when that is complete.
     const LaunchShape shape{projection_blocks + batch_blocks, kReduceThreads, 0, true};
-    return launch_kernel(reduce_kernel<T, kVector>, shape, stream, args, sums,
+    return launch_kernel(reduce_kernel<T, kVector, Args>, shape, stream, args, sums,
                          static_cast<unsigned>(projection_blocks));
   };
   constexpr int kVector = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
-  if constexpr (kVector > 2) {
+  if constexpr (kVector > 2 && !TileSums<T, kVector, Args>::kPacked) {
     if (args.slice_states % kVector != 0) return launch.template operator()<1>();
   }
   return launch.template operator()<kVector>();
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
+                             int padded_states, const BackwardWorkspace& workspace,
+                             cudaStream_t stream) {
+  return reduce<T>(ReduceArgs{params, workspace, padded_states}, geometry, stream);
+}
+
+cudaError_t reduce_packed_gradients(const BackwardParams& params, const PackedChunks& chunks,
+                                    const Geometry& geometry, int padded_states,
+                                    const BackwardWorkspace& workspace, cudaStream_t stream) {
+  return reduce<float>(PackedReduceArgs{{params, workspace, padded_states}, chunks}, geometry,
+                       stream);
 }
 
 template cudaError_t reduce_gradients<float>(const BackwardParams&, const Geometry&, int,

@@ -1,6 +1,7 @@
 // What the backward kernels leave behind, and its sums.
 #pragma once
 
+#include "packed_chunks.cuh"
 #include "segments.h"
 
 namespace selective_scan::cuda {
@@ -37,5 +38,10 @@ template <class T>
 cudaError_t reduce_gradients(const BackwardParams& params, const Geometry& geometry,
                              int padded_states, const BackwardWorkspace& workspace,
                              cudaStream_t stream);
+
+/// The same of real states in fp32 where packed sequences are scanned in chunks (in_chunks()).
+cudaError_t reduce_packed_gradients(const BackwardParams& params, const PackedChunks& chunks,
+                                    const Geometry& geometry, int padded_states,
+                                    const BackwardWorkspace& workspace, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -5,6 +5,7 @@
 #include "bulk_copy.cuh"
 #include "elements.cuh"
 #include "launch_tools.h"
+#include "packed_chunks.cuh"
 
 namespace selective_scan::cuda {
 namespace {
@@ -58,9 +59,11 @@ struct LaneItems {
 /// through shared memory so that both reads and writes are of neighbours. Commonly that is a few
 /// megabytes, and bound by latency; beyond it, blocks that are resident together go through all
 /// chunks, and issue slots count.
+template <bool kPacked>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     convert_projections_kernel(const __grid_constant__ ScanParams params, int slice_values,
-                               int sequences, int chunks, float* stream, ClearedWords cleared) {
+                               int sequences, int chunks, float* stream, ClearedWords cleared,
+                               [[maybe_unused]] PackedChunks packed_chunks) {
   __shared__ float tile[kSlab][kChunk + 1];
   start_dependents();
   if (blockIdx.y == 0) {
@@ -93,8 +96,13 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   for (int index = static_cast<int>(blockIdx.x); index < sequences * chunks;
        index += static_cast<int>(gridDim.x)) {
     const int sequence = index / chunks;
-    const int64_t step = static_cast<int64_t>(index % chunks) * kChunk + first_step;
-    const int64_t steps_left = params.seqlen - step;
+    int64_t step = static_cast<int64_t>(index % chunks) * kChunk + first_step;
+    int64_t steps_left = params.seqlen - step;
+    if constexpr (kPacked) {
+      const PackedChunk chunk = packed_chunks[index % chunks];
+      step = chunk.first_step + first_step;
+      steps_left = chunk.steps - first_step;
+    }
     LaneItems items(is_C ? params.C : params.B, params.is_complex, lanes_along_values);
     items.origin = sequence / groups * items.view.batch + sequence % groups * items.view.group +
                    value / components * items.view.state + value % components * items.view.imag +
@@ -154,9 +162,17 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   const int64_t slabs = 2 * values_per_step / kSlab;
   const int64_t resident = ceil_div(int64_t{kResidentBlocks} * device.multiprocessors, slabs);
   const dim3 grid(static_cast<unsigned>(std::min(blocks, resident)), static_cast<unsigned>(slabs));
-  convert_projections_kernel<<<grid, kThreads, 0, stream>>>(
+  void* const packed_chunks = static_cast<char*>(stream_memory) + layout.projection_bytes(params);
+  if (params.packed.present()) {
+    const cudaError_t error = write_packed_chunks(params.packed, packed_chunks, stream);
+    if (error != cudaSuccess) return error;
+  }
+  const auto kernel = params.packed.present() ? convert_projections_kernel<true>
+                                              : convert_projections_kernel<false>;
+  kernel<<<grid, kThreads, 0, stream>>>(
       params, values_per_step / slices, static_cast<int>(sequences),
-      static_cast<int>(layout.chunks), static_cast<float*>(stream_memory), cleared);
+      static_cast<int>(layout.chunks), static_cast<float*>(stream_memory), cleared,
+      PackedChunks(packed_chunks));
   return cudaGetLastError();
 }
 

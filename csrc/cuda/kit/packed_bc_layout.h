@@ -6,13 +6,15 @@
 
 #include "../../core/params.h"
 #include "config.h"
+#include "packed_chunks.h"
 
 namespace selective_scan::cuda {
 
 /// An array (batch·group, step, B states | C states) of float or Complex<float>. States are padded
 /// to `padded_states` and steps to whole chunks of kChunk, with zeros; so is the half of a
 /// projection that is constant. Where states are cut into slices, it is (batch·group, chunk, slice,
-/// step of the chunk, B states of the slice | C states).
+/// step of the chunk, B states of the slice | C states). Packed sequences come in chunks, which
+/// PackedChunks behind it tell of.
 struct PackedBC {
   int64_t chunks;   // of a sequence
   int chunk_bytes;  // these are contiguous, one chunk after another
@@ -23,8 +25,11 @@ struct PackedBC {
                     static_cast<int>(sizeof(float))) {}
 
   SELECTIVE_SCAN_HD int64_t sequence_bytes() const { return chunks * chunk_bytes; }
-  int64_t bytes(const ScanParams& params) const {
+  SELECTIVE_SCAN_HD int64_t projection_bytes(const ScanParams& params) const {
     return params.batch * params.groups * sequence_bytes();
+  }
+  int64_t bytes(const ScanParams& params) const {
+    return projection_bytes(params) + packed_chunk_bytes(params.packed);
   }
 };
 

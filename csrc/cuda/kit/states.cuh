@@ -1,6 +1,8 @@
 // Poles and states of a channel, and what a step does to them.
 #pragma once
 
+#include <limits>
+
 #include "../../core/affine_map.h"
 #include "../../core/discretization.h"
 #include "elements.cuh"
@@ -65,6 +67,17 @@ __device__ void store_channel_states(const ArrayView& view, const WorkItem& item
                                      int first_state, int64_t dstate,
                                      const Pack<T, kStates>& states) {
   store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
+}
+
+/// What stands for the factor of a segment behind which its offset comes whatever enters it: a
+/// product with 0 would let through what is not finite. A factor that is no number by itself has
+/// such an offset, too.
+template <class T, int kStates>
+__device__ __forceinline__ Pack<T, kStates> no_factor() {
+  Pack<T, kStates> factor;
+#pragma unroll
+  for (T& value : factor.v) value = T{std::numeric_limits<real_t<T>>::quiet_NaN()};
+  return factor;
 }
 
 /// Dynamic shared memory. Going through this function rather than through a pointer that was passed

@@ -47,9 +47,11 @@ inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_
          (along_steps ? aligned(params.dim, view.channel) : view.step * size % bytes == 0);
 }
 
-/// Whether `items` consecutive steps are always one aligned vector, or several of 16 bytes.
+/// Whether `items` consecutive steps are always one aligned vector, or several of 16 bytes. Packed
+/// sequences begin anywhere.
 inline bool has_step_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
   const int64_t size = element_size(view.dtype);
+  if (params.packed.present()) return false;
   if ((view.step != 1 && view.step != -1) || params.seqlen % items != 0) return false;
   const auto address = reinterpret_cast<uintptr_t>(view.data);
   const uintptr_t lowest =

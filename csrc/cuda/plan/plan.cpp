@@ -84,18 +84,28 @@ bool pays_padding(const BackwardParams& params) {
   return params.dstate > 1 || params.is_complex;
 }
 
+/// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
+/// the chunks: neither many short sequences nor few elements pay for that. The figures are by
+/// count, not measured.
+bool pays_chunks(const ScanParams& params) {
+  constexpr int64_t kFewestSteps = 16;  // of a sequence on average
+  constexpr int64_t kFewElements = int64_t{1} << 20;
+  return !params.packed.present() || (params.seqlen >= kFewestSteps * params.packed.count &&
+                                      params.dim * params.seqlen >= kFewElements);
+}
+
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
 /// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const StreamedForwardPlan& plan) {
-  return pays_padding(params) &&
+  return pays_padding(params) && pays_chunks(params) &&
          (params.variable_B || params.seqlen < kShortSequence ||
           warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
 }
 
 /// Blocks of few warps read B and C too often.
 bool is_preferred(const BackwardParams& params, const Device&, const StreamedBackwardPlan& plan) {
-  return pays_padding(params) && plan.has_enough_warps;
+  return pays_padding(params) && pays_chunks(params) && plan.has_enough_warps;
 }
 
 // --- the choice ---
@@ -108,7 +118,8 @@ bool is_preferred(const BackwardParams& params, const Device&, const StreamedBac
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
-  if (params.packed.present() && kPath != Path::kGeneral) return {"sequences are packed"};
+  constexpr bool kTakesPacked = kPath == Path::kGeneral || kPath == Path::kStreamed;
+  if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
   auto& plan = any.of_path.template emplace<static_cast<size_t>(kPath)>();
   if constexpr (kPath == Path::kGeneral) return plan_general(params, device, plan);
   if constexpr (kPath == Path::kDstate1) return plan_dstate1(params, device, plan);

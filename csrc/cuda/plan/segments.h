@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "../../core/params.h"
@@ -42,6 +43,16 @@ inline BackwardParams behind_front_segment(BackwardParams params, const Geometry
                   geometry.segment_steps * array->step * element_size(array->dtype);
   }
   return params;
+}
+
+/// Of a segment's steps the part that is summarized: of packed sequences what lies behind the last
+/// beginning in it, or before the first end, if these lie at random.
+inline double summarized_part(const ScanParams& params, int64_t segment_steps) {
+  if (!params.packed.present()) return 1;
+  const double beginnings = static_cast<double>(segment_steps) *
+                            static_cast<double>(params.packed.count) /
+                            static_cast<double>(params.packed.total);
+  return beginnings > 0 ? (1 - std::exp(-beginnings)) / beginnings : 1;
 }
 
 }  // namespace selective_scan::cuda

@@ -114,6 +114,25 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
+/// Of packed sequences less is summarized in longer segments, which may pay for an uneven end.
+void cut_into_segments(const BackwardParams& params, const Device& device, Geometry& geometry) {
+  constexpr double kSummaryShare = 0.35;  // of the time for the scan, roughly
+  const Geometry whole = geometry;
+  double best_time = 0;
+  for (const int64_t blocks : {int64_t{1}, int64_t{2}, kSegmentBlocks}) {
+    if (!params.packed.present() && blocks < kSegmentBlocks) continue;
+    Geometry candidate = whole;
+    cut_time(params.seqlen, blocks * device.multiprocessors / whole.work_items, candidate);
+    const int64_t rounds = ceil_div(candidate.work_items, device.multiprocessors);
+    const double time = static_cast<double>(rounds * candidate.segment_steps) *
+                        (1 + kSummaryShare * summarized_part(params, candidate.segment_steps));
+    if (best_time == 0 || time < best_time) {
+      geometry = candidate;
+      best_time = time;
+    }
+  }
+}
+
 /// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
 /// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
 /// of its full rate. No work items where shared memory has room for no block.
@@ -163,7 +182,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     }
   }
   if (best.work_items > 0 && 2 * best.work_items <= device.multiprocessors) {
-    cut_time(params.seqlen, kSegmentBlocks * device.multiprocessors / best.work_items, best);
+    cut_into_segments(params, device, best);
   }
 }
 
@@ -177,6 +196,11 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
   if (variant == nullptr) {
     return {params.is_complex ? "with complex A, dstate must be at most 16, and B and C variable"
                               : "dstate must be at most 64, or 16 where B and C are constant",
+            params.dstate};
+  }
+  const bool has_packed = !params.is_complex && variant->team_warps == 1 && variant->variable;
+  if (params.packed.present() && !has_packed) {
+    return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
   if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};
@@ -229,9 +253,10 @@ void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
 }  // namespace
 }  // namespace streamed
 
-Refusal plan_streamed(const BackwardParams& params, const Device& device,
+Refusal plan_streamed(const BackwardParams& call, const Device& device,
                       StreamedBackwardPlan& plan) {
   using namespace streamed;
+  const BackwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
   if (!plan_rows(params, variant->row_channels, rows_of(params), plan.map, plan.rows) ||

@@ -8,6 +8,7 @@
 #include "../kit/packed_bc_layout.h"
 #include "../streamed/forward_shape.h"
 #include "candidates.h"
+#include "segments.h"
 #include "streamed_rows.h"
 
 namespace selective_scan::cuda {
@@ -25,6 +26,7 @@ struct Variant {
   int warp_bytes;  // of shared memory
   bool has_constant;
   bool has_own_maps;
+  bool has_packed;
   MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
 };
 
@@ -40,6 +42,7 @@ constexpr Variant make_variant(int64_t least_states) {
           Shape::kWarpFloats * static_cast<int>(sizeof(float)),
           Shape::kHasConstant,
           kHasOwnMaps<T, kStates>,
+          kHasPacked<T, kStates>,
           make_method_table<bool (*)(LaneMap, int64_t)>(
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
 }
@@ -142,7 +145,8 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
         static_cast<double>(candidate.segment_chunks) *
         estimated_time(device, blocks, candidate.segment_chunks, candidate.warps, resident);
     if (waves > 0) {
-      time *= 1 + kSummaryShare + kUnevenness / waves + kCoupling * candidate.warps +
+      time *= 1 + kSummaryShare * summarized_part(params, candidate.segment_chunks * kChunk) +
+              kUnevenness / waves + kCoupling * candidate.warps +
               (candidate.few_registers ? 0 : kSparse);
       time += kSummaryDelay;
     }
@@ -185,10 +189,15 @@ LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4
     return std::all_of(rows.begin(), rows.end(),
                        [&](const RowArray& it) { return !it.present() || holds(it); });
   };
-  if (all([](const RowArray& it) { return it.has_vectors; })) return LaneMap::kStepPairs;
-  const bool is_mixed = params.variable_B && all([](const RowArray& it) {
-                          return it.has_step_vectors || (it.has_vectors && has_short_steps(it));
-                        });
+  const bool may_be_pairs =
+      !params.packed.present() || has_packed(LaneMap::kStepPairs, element_size(params.u.dtype));
+  if (may_be_pairs && all([](const RowArray& it) { return it.has_vectors; })) {
+    return LaneMap::kStepPairs;
+  }
+  const bool is_mixed =
+      params.variable_B && !params.packed.present() && all([](const RowArray& it) {
+        return it.has_step_vectors || (it.has_vectors && has_short_steps(it));
+      });
   return is_mixed ? LaneMap::kMixed : LaneMap::kElements;
 }
 
@@ -204,6 +213,10 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
   }
   if (!params.variable_B && !variant->has_constant) {
     return {"dstate must be at most 16 where B and C are constant", params.dstate};
+  }
+  if (params.packed.present() && !(variant->has_packed && params.variable_B)) {
+    return {"of packed sequences A must be real, B and C variable and dstate at most 16",
+            params.dstate};
   }
   constexpr int64_t kMost = std::numeric_limits<int>::max();
   const int64_t sequences = params.batch * params.groups;
@@ -222,9 +235,9 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
 }  // namespace
 }  // namespace streamed
 
-Refusal plan_streamed(const ForwardParams& params, const Device& device,
-                      StreamedForwardPlan& plan) {
+Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedForwardPlan& plan) {
   using namespace streamed;
+  const ForwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
   plan.lane_states = variant->lane_states;

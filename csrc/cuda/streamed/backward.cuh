@@ -28,7 +28,10 @@
 
 namespace selective_scan::cuda::streamed {
 
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+/// kPacked: chunks are those of packed sequences, whose states and gradients change where one
+/// begins or ends.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap,
+          bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using Shape = StreamedShape<T, kLaneBits, kVariable>;
@@ -38,7 +41,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
-  const LaneWork<Shape, T, kSize, kMethod> work(args, order.item());
+  LaneWork<Shape, T, kSize, kMethod> own_work(args, order.item());
+  [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
+  if constexpr (kPacked) own_work.trim(packed_chunks.count());
+  const LaneWork<Shape, T, kSize, kMethod>& work = own_work;
   const WorkItem& item = work.item;
   if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
   const int first_added = order.wait(item);
@@ -55,12 +61,27 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   __syncwarp();
   // Rows take long to arrive. Meanwhile barriers are set up, of which each takes a hundred cycles.
   int steps = work.steps - (work.chunks - 1) * kChunk;
-  WarpRows<Shape, kSize, kMap, true> rows(args, own, work.lane, work.channels, item.batch,
-                                          work.first_channel, item.begin / kChunk + work.chunks - 1,
-                                          steps);
+  // Loaded whenever it is needed: registers are for the sweeps.
+  [[maybe_unused]] const auto packed_chunk = [&](int chunk) {
+    return packed_chunks[item.begin / kChunk + opaque(chunk)];
+  };
+  const auto last_chunk = [&] {
+    if constexpr (kPacked) {
+      return packed_chunk(work.chunks - 1);
+    } else {
+      return item.begin / kChunk + work.chunks - 1;
+    }
+  }();
+  if constexpr (kPacked) steps = last_chunk.steps;
+  WarpRows<Shape, kSize, kMap, true, kPacked> rows(args, own, work.lane, work.channels, item.batch,
+                                                   work.first_channel, last_chunk, steps);
   // The state before the chunk that the rows fetch next, if there is one; the first one starts from
   // the initial state.
   const auto fetch_start = [&](int chunk) {
+    if constexpr (kPacked) {
+      const PackedChunk wanted = chunk < 0 ? PackedChunk{} : packed_chunk(chunk);
+      return load_packed_states(work, params, wanted, rows.saved_states());
+    }
     if (item.begin > 0 || chunk != 0) {
       return load_saved_states(work, params, rows.saved_states(), chunk >= 0);
     }
@@ -90,10 +111,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const auto poles = work.load_poles(params);
 
   States carry{};
-  if (args.geometry.segments == 1 && !order.is_second(item)) {
+  if (!kPacked && args.geometry.segments == 1 && !order.is_second(item)) {
     carry = load_channel_states<T, kStates>(params.dlast_state, item, work.channel, work.exists,
                                             work.first_state, params.dstate);
-  } else if (work.exists) {
+  } else if (work.exists && (!kPacked || args.geometry.segments > 1 || order.is_second(item))) {
     carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
                                   work.segment_row);
   }
@@ -121,12 +142,30 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
-    rows.step_back();
+    if constexpr (kPacked) {
+      const PackedChunk now = packed_chunk(chunk);
+      const PackedChunk before = chunk > 0 ? packed_chunk(chunk - 1) : now;
+      const int behind =
+          chunk + 1 < work.chunks ? packed_chunk(chunk + 1).first_step : now.first_step + kChunk;
+      rows.step_back(now.first_step - before.first_step, behind - now.first_step,
+                     now.saved - before.saved);
+      if (now.is_last) {
+        carry = load_channel_states<T, kStates>(params.dlast_state, work.item_of(now.sequence),
+                                                work.channel, work.exists, work.first_state,
+                                                params.dstate);
+      }
+    } else {
+      rows.step_back();
+    }
     rows.to_shared(steps);
     __syncwarp();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
-    const int groups = static_cast<int>(ceil_div(static_cast<unsigned>(steps), kSweepSteps));
+    // Sums over channels count on groups that follow one another: no chunk may have fewer but that
+    // behind all others.
+    const int groups = kPacked
+                           ? kChunk / kSweepSteps
+                           : static_cast<int>(ceil_div(static_cast<unsigned>(steps), kSweepSteps));
     const int last_block = groups * kSweepBlocks - 1;
     // Behind which group the next chunk is fetched; none if there is no next one.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
@@ -170,7 +209,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
           work_on_block.template operator()<1>(group);
           work_on_block.template operator()<0>(group);
           __syncwarp();
-          if (group == fetch_behind) rows.fetch(kChunk);
+          if (group == fetch_behind) rows.fetch(kPacked ? packed_chunk(chunk - 1).steps : kChunk);
         }
       } else {
         int row = first_row;
@@ -261,6 +300,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
     steps = kChunk;
+    if constexpr (kPacked) {
+      const PackedChunk now = packed_chunk(chunk);
+      if (now.is_first && work.exists && params.dinitial_state.present()) {
+        store_channel_states(params.dinitial_state, work.item_of(now.sequence), work.channel,
+                             work.first_state, params.dstate, carry);
+      }
+      if (chunk > 0) steps = packed_chunk(chunk - 1).steps;
+    }
     // Not behind a branch: where its ways meet, the compiler would wait for what is loaded. With
     // registers to spare it does not, and the branch is the better way.
     if (kVariable || chunk > 0) {
@@ -276,7 +323,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     finish_constant_sums(args, work, order.is_second(item), carry, lane_sums);
   }
 
-  store_results(args, order, work, poles, carry, lane_sums);
+  store_results<kPacked>(args, order, work, poles, carry, lane_sums);
 #pragma unroll
   for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
     group_finish.dD += __shfl_xor_sync(kFullMask, group_finish.dD, mask);
@@ -293,15 +340,34 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   order.signal(item);
 }
 
-/// The summary run of a sequence cut into segments: see SegmentStates.
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+/// The first chunk of packed sequences from `begin` on and before `end` that is its sequence's last
+/// one, or -1. To be called by all lanes of a warp together.
+__device__ __forceinline__ int64_t first_end(const PackedChunks& chunks, int64_t begin,
+                                             int64_t end) {
+  for (int64_t first = begin; first < end; first += kWarpSize) {
+    const int64_t own = first + threadIdx.x % kWarpSize;
+    const unsigned ends = __ballot_sync(kFullMask, own < end && chunks[own].is_last);
+    if (ends != 0) return first + __ffs(static_cast<int>(ends)) - 1;
+  }
+  return -1;
+}
+
+/// The summary run of a sequence cut into segments: see SegmentStates. What comes behind the first
+/// packed sequence that ends in a segment does not show in front of it, so that is where it begins.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap,
+          bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
   using Shape = SummaryShape<T, kLaneBits>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
-  const LaneWork<Shape, T, kSize, kMethod> work(
-      args, work_item(args.params, args.geometry, blockIdx.x), args.geometry.state_warps);
+  WorkItem item = work_item(args.params, args.geometry, blockIdx.x);
+  [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
+  if constexpr (kPacked) {
+    const int64_t found = first_end(packed_chunks, item.begin / kChunk, item.end / kChunk);
+    if (found >= 0) item.end = (found + 1) * kChunk;
+  }
+  const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
   if (work.item.segment == 0) return;  // nothing comes before it
   const BackwardLayout layout =
       BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);
@@ -312,9 +378,17 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     ring.start();
   }
   int steps = work.steps - (work.chunks - 1) * kChunk;
-  WarpRows<Shape, kSize, kMap, false> rows(args, own, work.lane, work.channels, work.item.batch,
-                                           work.first_channel,
-                                           work.item.begin / kChunk + work.chunks - 1, steps);
+  const int64_t first_chunk = work.item.begin / kChunk;
+  const auto last_chunk = [&] {
+    if constexpr (kPacked) {
+      return packed_chunks[first_chunk + work.chunks - 1];
+    } else {
+      return first_chunk + work.chunks - 1;
+    }
+  }();
+  if constexpr (kPacked) steps = last_chunk.steps;
+  WarpRows<Shape, kSize, kMap, false, kPacked> rows(
+      args, own, work.lane, work.channels, work.item.batch, work.first_channel, last_chunk, steps);
   rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
   // Without a gradient of the last state the scan goes by what C is multiplied with.
@@ -326,15 +400,31 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   States factor;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
+  if constexpr (kPacked) {
+    if (last_chunk.is_last) {
+      factor = no_factor<T, kStates>();
+      carry = load_channel_states<T, kStates>(args.params.dlast_state,
+                                              work.item_of(last_chunk.sequence), work.channel,
+                                              work.exists, work.first_state, args.params.dstate);
+    }
+  }
 
   __syncwarp();
   for (int chunk = work.chunks - 1; chunk >= 0; --chunk) {
-    rows.step_back();
+    int steps_before = kChunk;
+    if constexpr (kPacked) {
+      const PackedChunk now = packed_chunks[first_chunk + chunk];
+      const PackedChunk before = chunk > 0 ? packed_chunks[first_chunk + chunk - 1] : now;
+      rows.step_back(now.first_step - before.first_step, 0, 0);
+      steps_before = before.steps;
+    } else {
+      rows.step_back();
+    }
     rows.to_shared(steps);
     __syncwarp();
     if (chunk > 0) {
-      rows.fetch(kChunk);
-      rows.fetch_late(kChunk);
+      rows.fetch(steps_before);
+      rows.fetch_late(steps_before);
     }
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
@@ -351,7 +441,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     }
     if constexpr (kVariable) ring.release();
     __syncwarp();
-    steps = kChunk;
+    steps = steps_before;
   }
   if (!work.exists) return;
   const auto store = [&](void* array, const States& states) {
@@ -364,15 +454,31 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                       shape, stream, args);
+  if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
+    if (args.params.packed.present()) {
+      return launch_kernel(
+          streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, true>, shape,
+          stream, args);
+    }
+  }
+  return launch_kernel(
+      streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, false>, shape, stream,
+      args);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap>,
-                       shape, stream, args);
+  if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
+    if (args.params.packed.present()) {
+      return launch_kernel(
+          streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, true>, shape,
+          stream, args);
+    }
+  }
+  return launch_kernel(
+      streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, false>, shape, stream,
+      args);
 }
 
 }  // namespace selective_scan::cuda::streamed

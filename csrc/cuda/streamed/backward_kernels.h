@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
+#include "../kit/packed_chunks.cuh"
 #include "../plan/plan.h"
 #include "row_slices.cuh"
 
@@ -24,6 +25,10 @@ struct BackwardArgs {
   int* done;                // flags of blocks that others wait for; null where there are none
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
+  /// Of packed sequences.
+  SELECTIVE_SCAN_HD PackedChunks packed_chunks() const {
+    return PackedChunks(projections + params.groups * sequence_bytes);
+  }
 };
 
 /// The launches of one instantiation: T is the type of states, kSize the size of the elements of

@@ -74,8 +74,9 @@ void begin_behind_front_segment(const BackwardParams& params, const StreamedBack
 
 }  // namespace
 
-cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
+  const BackwardParams params = in_chunks(call);
   const auto& maps = tables_for(params, plan.team_warps)[element_size(params.u.dtype) / 2 - 1];
   const auto kernels = [&](LaneMap map) -> const Kernels& {
     return maps[static_cast<size_t>(map)][params.method];
@@ -115,6 +116,10 @@ cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, 
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
     if (error != cudaSuccess) return error;
+    if (params.packed.present()) {
+      return reduce_packed_gradients(params, args.packed_chunks(), plan.geometry,
+                                     plan.padded_states, args.workspace, stream);
+    }
     return reduce_gradients<T>(params, plan.geometry, plan.padded_states, args.workspace, stream);
   };
   return params.is_complex ? run_type(Complex<float>{}) : run_type(float{});

@@ -20,9 +20,11 @@ __device__ __forceinline__ float pass_gate(float z, float& gradient) {
 
 /// A warp's rows of one chunk, which lanes take slice by slice: a lane has consecutive steps of one
 /// channel (LaneMap::kSteps), whichever way the rows lie in memory. Without kGradients, only those
-/// of Δ and dy.
-template <class Shape, int kSize, LaneMap kMap, bool kGradients>
+/// of Δ and dy. If kPacked, chunks are those of packed sequences.
+template <class Shape, int kSize, LaneMap kMap, bool kGradients, bool kPacked = false>
 class WarpRows {
+  static_assert(!kPacked || kMap != LaneMap::kSteps);
+  using Chunk = std::conditional_t<kPacked, PackedChunk, int64_t>;
   static constexpr int kItems = Shape::kChannels;
   static constexpr bool kAlongSteps = kMap == LaneMap::kSteps;
   using Copies = RowCopies<kItems, kSize, kMap>;
@@ -31,11 +33,10 @@ class WarpRows {
   using Raw = RawSlice<kItems>;
 
  public:
-  /// Begins to fetch chunk `chunk` of the sequence, which has `steps` steps. `shared` is the warp's
-  /// part of shared memory.
+  /// Begins to fetch chunk `chunk`, of the sequence, which has `steps` steps. `shared` is the
+  /// warp's part of shared memory.
   __device__ __forceinline__ WarpRows(const BackwardArgs& args, int shared, int lane, int channels,
-                                      int64_t batch, int64_t first_channel, int64_t chunk,
-                                      int steps)
+                                      int64_t batch, int64_t first_channel, Chunk chunk, int steps)
       : args_(args),
         shared_(shared),
         lane_(lane),
@@ -44,13 +45,23 @@ class WarpRows {
       // In place of an array that is absent u: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
       // Gradients of a chunk are stored after the one before it was fetched.
-      const int64_t first_chunk = chunk + (lane >= static_cast<int>(Row::kDu) ? 1 : 0);
-      address_at(lane) = array.data + batch * array.batch + first_channel * array.channel +
-                         first_chunk * (kChunk * array.step);
+      const int chunks_behind = lane >= static_cast<int>(Row::kDu) ? 1 : 0;
+      if constexpr (kPacked) {
+        address_at(lane) = array.data + first_channel * array.channel +
+                           (chunk.first_step + chunks_behind * kChunk) * array.step;
+      } else {
+        const int64_t first_chunk = chunk + chunks_behind;
+        address_at(lane) = array.data + batch * array.batch + first_channel * array.channel +
+                           first_chunk * (kChunk * array.step);
+      }
     } else if (lane == kRowArrays) {
-      const int64_t row =
-          (batch * num_saved_states(args.params.seqlen) + chunk - 1) * args.params.dim +
-          first_channel;
+      int64_t row;
+      if constexpr (kPacked) {
+        row = (chunk.saved - 1) * args.params.dim + first_channel;
+      } else {
+        row = (batch * num_saved_states(args.params.seqlen) + chunk - 1) * args.params.dim +
+              first_channel;
+      }
       address_at(lane) = static_cast<char*>(args.params.states) + row * state_bytes();
     }
     const auto load = [&](const ArrayView& view) {
@@ -82,6 +93,17 @@ class WarpRows {
     } else if (lane_ <= kRowArrays) {
       address_at(lane_) -=
           lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * state_bytes();
+    }
+  }
+
+  /// The same from one packed chunk to another: of what is fetched, what is stored, and the states.
+  __device__ __forceinline__ void step_back(int fetched_steps, int stored_steps, int saved_rows) {
+    static_assert(kPacked);
+    if (lane_ < kRowArrays) {
+      const int steps = lane_ < static_cast<int>(Row::kDu) ? fetched_steps : stored_steps;
+      address_at(lane_) -= steps * args_.rows[lane_].step;
+    } else if (lane_ == kRowArrays) {
+      address_at(lane_) -= saved_rows * (args_.params.dim * state_bytes());
     }
   }
 

@@ -159,6 +159,10 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
   static constexpr int kSumBytes = 0;
 };
 
+/// Whether there are kernels for packed sequences.
+template <class T, bool kVariable>
+constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
+
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;

@@ -53,6 +53,20 @@ struct LaneWork {
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
 
+  /// Leaves out chunks that packed sequences do not have, of which there are `count` in all; but
+  /// the first one, so that there are sums to store.
+  __device__ __forceinline__ void trim(int64_t count) {
+    const int64_t left = count - item.begin / kChunk;
+    if (chunks > 0 && left < chunks) chunks = left < 1 ? 1 : static_cast<int>(left);
+    steps = chunks * kChunk;
+  }
+  /// The item with a packed sequence's number as its batch: where it is in arrays of states.
+  __device__ __forceinline__ WorkItem item_of(int sequence) const {
+    WorkItem result = item;
+    result.batch = sequence;
+    return result;
+  }
+
   /// The lane's of a (channel, state) array.
   __device__ __forceinline__ Pack<T, kStates> load_parameters(const ArrayView& view,
                                                               int64_t dstate) const {
@@ -179,6 +193,31 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
   return result;
 }
 
+/// The same of the states before a chunk of packed sequences, which may be their initial ones.
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
+    const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
+    const PackedChunk& chunk, const char* first_channel) {
+  const ArrayView& initial = params.initial_state;
+  const T* states = reinterpret_cast<const T*>(first_channel) +
+                    work.channel_in_warp * static_cast<int>(params.dstate);
+  int64_t stride = 1;
+  bool wanted = chunk.steps > 0;
+  if (chunk.is_first) {
+    states = static_cast<const T*>(initial.data) + chunk.sequence * initial.batch +
+             work.channel * initial.channel;
+    stride = initial.state;
+    wanted = initial.present();
+  }
+  const int left = work.exists && wanted ? static_cast<int>(params.dstate) - work.first_state : 0;
+  Pack<T, Shape::kStates> result{};
+#pragma unroll
+  for (int s = 0; s < Shape::kStates; ++s) {
+    if (s < left) result.v[s] = states[(work.first_state + s) * stride];
+  }
+  return result;
+}
+
 /// From what sweeps by h/B and g/C sum up to what they would by h and g, and so with `carry` in
 /// front of the first step: see constant_sweeps.cuh.
 template <class Shape, int kSize, Method kMethod>
@@ -216,8 +255,9 @@ __device__ __forceinline__ void finish_constant_sums(
 }
 
 /// Stores what a lane has of its channel's states at the end: the gradient of those before the
-/// first step, or what the second part of a tile is handed, and its sums over the steps.
-template <class Shape, class T, int kSize, Method kMethod>
+/// first step, or what the second part of a tile is handed, and its sums over the steps. Packed
+/// sequences' gradients of what is before their first steps are stored already.
+template <bool kPacked, class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_results(
     const BackwardArgs& args, const BlockOrder& order,
     const LaneWork<Shape, T, kSize, kMethod>& work,
@@ -229,7 +269,7 @@ __device__ __forceinline__ void store_results(
   const WorkItem& item = work.item;
   if (order.is_first(item)) {
     store_pack(static_cast<T*>(args.workspace.segments.offsets) + work.segment_row, carry);
-  } else if (item.begin == 0 && params.dinitial_state.present()) {
+  } else if (!kPacked && item.begin == 0 && params.dinitial_state.present()) {
     store_channel_states(params.dinitial_state, item, work.channel, work.first_state, params.dstate,
                          carry);
   }

@@ -148,8 +148,9 @@ struct LaneStates {
 /// than pointers.
 enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
 
+/// kPacked: chunks are those of packed sequences, whose states change where one begins or ends.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          bool kVariable, bool kFewRegisters>
+          bool kVariable, bool kFewRegisters, bool kPacked>
 __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads : kResidentThreads,
                                   1) forward_kernel(const __grid_constant__ ForwardArgs args) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
@@ -164,7 +165,18 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const int warp = threadIdx.x / kWarpSize;
   const LaneRole role = lane_role(lane, kLaneBits);
 
-  const BlockItem item = block_item(args, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
+  BlockItem item = block_item(args, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
+  constexpr int kChunkBytes = kChunk * 2 * Shape::kPadded * static_cast<int>(sizeof(T));
+  [[maybe_unused]] const auto packed_chunk = [&](int chunk) {
+    return args.packed_chunks(kChunkBytes)[item.first_chunk + chunk];
+  };
+  [[maybe_unused]] PackedChunk now, next;
+  if constexpr (kPacked) {
+    item.chunks = min(item.chunks, args.packed_chunks(kChunkBytes).count() - item.first_chunk);
+    if (item.chunks <= 0) return;
+    now = packed_chunk(0);
+    if (item.chunks > 1) next = packed_chunk(1);
+  }
   const int first_in_tile = warp * Shape::kChannels;
   const int left = item.channels - first_in_tile;
   const int channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
@@ -179,6 +191,14 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   Cursor z_cursor(args.z, slice, item.batch, first_channel, item.first_chunk);
   Cursor out_cursor(args.out, slice, item.batch, first_channel, item.first_chunk);
   int steps_left = static_cast<int>(params.seqlen) - item.first_chunk * kChunk;
+  if constexpr (kPacked) {
+    const int steps = now.first_step - item.first_chunk * kChunk;
+    u_cursor.advance_steps(args.u, steps);
+    delta_cursor.advance_steps(args.delta, steps);
+    z_cursor.advance_steps(args.z, steps);
+    out_cursor.advance_steps(args.out, steps);
+    steps_left = now.steps;
+  }
   auto raw_u = u_cursor.fetch(args.u, slice, steps_left);
   auto raw_delta = delta_cursor.fetch(args.delta, slice, steps_left);
   auto raw_z = raw_u;
@@ -197,7 +217,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     States::load(params.A, channel * params.A.channel, role.part, params.dstate, A);
     if (args.segments > 1) {
       States::load_packed(args.states.offsets, item, channel, role.part, params, h);
-    } else if (params.initial_state.present()) {
+    } else if (!kPacked && params.initial_state.present()) {
       States::load(params.initial_state,
                    item.batch * params.initial_state.batch + channel * params.initial_state.channel,
                    role.part, params.dstate, h);
@@ -210,7 +230,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
 
   auto& barriers = *reinterpret_cast<RingBarriers<kRingSlots>*>(shared);
   char* slots = shared + sizeof(RingBarriers<kRingSlots>);
-  constexpr int kChunkBytes = kChunk * 2 * Shape::kPadded * static_cast<int>(sizeof(T));
   const int chunks = item.chunks;
   ChunkRing<kRingSlots> ring(
       barriers, slots,
@@ -255,8 +274,11 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const auto has = [&](Feature feature) { return (features & feature) != 0; };
   int chunk_bytes = slice.is_backward ? -kChunk * kSize : kChunk * kSize;
   asm volatile("" : "+r"(chunk_bytes));
+  [[maybe_unused]] int gap = 0;  // from one packed chunk to the next
   const auto advance = [&](Cursor& cursor, const RowArray& rows) {
-    if constexpr (kMap == LaneMap::kSteps) {
+    if constexpr (kPacked) {
+      cursor.advance_steps(rows, gap);
+    } else if constexpr (kMap == LaneMap::kSteps) {
       cursor.advance_bytes(chunk_bytes);
     } else {
       cursor.advance(rows);
@@ -299,13 +321,33 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     // Before the loads: behind them the compiler may wait for what they load.
     const char* slot = kVariable ? ring.acquire() : nullptr;
 
+    [[maybe_unused]] PackedChunk after_next;
+    if constexpr (kPacked) {
+      gap = next.first_step - now.first_step;
+      if (chunk + 2 < chunks) after_next = packed_chunk(chunk + 2);
+      if (now.is_first) {
+        T initial[kStates] = {};
+        if (exists && params.initial_state.present()) {
+          States::load(
+              params.initial_state,
+              now.sequence * params.initial_state.batch + channel * params.initial_state.channel,
+              role.part, params.dstate, initial);
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          h[s] = kGoesByIncrements<kMethod> ? A[s] * initial[s] : initial[s];
+        }
+      }
+    }
+
     const auto raw_this_u = raw_u;
     if (has(kGate)) z_cursor.fetch_into(args.z, slice, steps_left, raw_z);
     advance(z_cursor, args.z);
     advance(u_cursor, args.u);
     advance(delta_cursor, args.delta);
-    u_cursor.fetch_into(args.u, slice, steps_left - kChunk, raw_u);
-    delta_cursor.fetch_into(args.delta, slice, steps_left - kChunk, raw_delta);
+    u_cursor.fetch_into(args.u, slice, kPacked ? next.steps : steps_left - kChunk, raw_u);
+    delta_cursor.fetch_into(args.delta, slice, kPacked ? next.steps : steps_left - kChunk,
+                            raw_delta);
 
     const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
     const int steps = steps_left < kChunk ? steps_left : kChunk;
@@ -321,7 +363,21 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     if constexpr (!kVariable || !kHasBulkCopy) __syncwarp();  // else release() does
     if constexpr (kVariable) ring.release();
 
-    if (has(kSaveStates) && chunk < chunks_to_save) {
+    bool is_saved = chunk < chunks_to_save;
+    if constexpr (kPacked) {
+      if (now.is_last && exists && params.last_state.present()) {
+#pragma unroll
+        for (int q = 0; q < Shape::kQuads; ++q) {
+          store_states<T, Shape::kQuad>(
+              params.last_state,
+              now.sequence * params.last_state.batch + channel * params.last_state.channel,
+              Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
+        }
+      }
+      is_saved = !now.is_last;
+      saved = static_cast<T*>(params.states) + now.saved * saved_stride + channel * params.dstate;
+    }
+    if (has(kSaveStates) && is_saved) {
 #pragma unroll
       for (int q = 0; q < Shape::kQuads; ++q) {
         store_states(saved, Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
@@ -345,11 +401,17 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
       out_cursor.store(args.out, slice, steps_left, y);
     }
     advance(out_cursor, args.out);
-    steps_left -= kChunk;
+    if constexpr (kPacked) {
+      now = next;
+      next = after_next;
+      steps_left = now.steps;
+    } else {
+      steps_left -= kChunk;
+    }
     make_rows();
   }
 
-  if (exists && params.last_state.present() && item.segment == args.segments - 1) {
+  if (!kPacked && exists && params.last_state.present() && item.segment == args.segments - 1) {
 #pragma unroll
     for (int q = 0; q < Shape::kQuads; ++q) {
       store_states<T, Shape::kQuad>(
@@ -368,15 +430,22 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
-    if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
-      if (args.few_registers) {
+    if constexpr (kHasPacked<T, kStates> && kVariable && has_packed(kMap, kSize)) {
+      if (args.params.packed.present()) {
         return launch_kernel(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true>, shape,
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true, false, true>, shape,
             stream, args);
       }
     }
+    if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
+      if (args.few_registers) {
+        return launch_kernel(
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true, false>,
+            shape, stream, args);
+      }
+    }
     return launch_kernel(
-        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false>, shape,
+        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false, false>, shape,
         stream, args);
   };
   const auto launch_of_size = [&](auto size, auto variable) {

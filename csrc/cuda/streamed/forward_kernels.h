@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
+#include "../kit/packed_chunks.cuh"
 #include "../plan/plan.h"
 #include "forward_shape.h"
 #include "row_slices.cuh"
@@ -14,10 +15,15 @@ struct ForwardArgs : ForwardGeometry {
   ForwardParams params;
   RowArray u, delta, z, out;
   LaneMap map = LaneMap::kChannels;
-  int64_t chunks = 0;                 // of a sequence
+  int64_t chunks = 0;                 // of a sequence; that there may be of packed ones
   SegmentStates states;               // null where there is one segment
   const char* projections = nullptr;  // see PackedBC; null where B and C are constant
   bool is_dependent = false;          // launched behind the kernel that writes the projections
+
+  /// Of packed sequences; a chunk of B and C takes `chunk_bytes`.
+  SELECTIVE_SCAN_HD PackedChunks packed_chunks(int chunk_bytes) const {
+    return PackedChunks(projections + params.groups * chunks * chunk_bytes);
+  }
 };
 
 /// What a block works on.

@@ -31,8 +31,9 @@ const Kernels& kernels_for(const ScanParams& params, int lane_states) {
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& params, const StreamedForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& call, const StreamedForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
+  const ForwardParams params = in_chunks(call);
   const Kernels& kernels = kernels_for(params, plan.lane_states);
   ForwardArgs args{};
   static_cast<ForwardGeometry&>(args) = plan.geometry;

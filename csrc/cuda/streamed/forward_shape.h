@@ -45,6 +45,14 @@ struct WarpShape {
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
 
+/// Whether there is a kernel for packed sequences, with variable B and C. Elements of 4 bytes go
+/// one by one however they lie, which is one kernel less.
+template <class T, int kStates>
+constexpr bool kHasPacked = kHasOwnMaps<T, kStates>;
+SELECTIVE_SCAN_HD constexpr bool has_packed(LaneMap map, int64_t size) {
+  return map == LaneMap::kElements || (map == LaneMap::kStepPairs && size == 2);
+}
+
 /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
 /// of `size` bytes; those of 4 need too many registers on their way.
 template <class T, int kStates, Method kMethod>

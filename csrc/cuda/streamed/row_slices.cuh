@@ -85,6 +85,11 @@ class RowCursor {
     address_ += chunks * kChunk * rows.step;
   }
 
+  /// Moves so many steps, which may be negative.
+  __device__ __forceinline__ void advance_steps(const RowArray& rows, int steps) {
+    address_ += steps * rows.step;
+  }
+
   /// For who knows how far apart chunks lie.
   __device__ __forceinline__ void advance_bytes(int bytes) { address_ += bytes; }
 

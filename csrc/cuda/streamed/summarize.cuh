@@ -87,7 +87,10 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
   }
 }
 
-template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod>
+/// kPacked: chunks are those of packed sequences. What comes before the last sequence that begins
+/// in a segment does not leave it, so that is where the way ends.
+template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
+          bool kPacked>
 __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
                                   SummaryShape<T, kStates, kLaneBits>::kBlocks)
     summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles) {
@@ -103,16 +106,28 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   const int warp = threadIdx.x / kWarpSize;
   const BlockItem item = block_item(args, tiles, kWarpSize, blockIdx.x);
   const int last_chunk = item.first_chunk + item.chunks - 1;
+  constexpr int kStep = 2 * Shape::kPadded;  // of B and C
+  [[maybe_unused]] const PackedChunks packed_chunks =
+      args.packed_chunks(kChunk * kStep * static_cast<int>(sizeof(T)));
+  [[maybe_unused]] PackedChunk now;
+  if constexpr (kPacked) now = packed_chunks[last_chunk];
 
   // As one that makes rows.
   const int left = item.channels - warp * Shape::kChannels;
   const int row_channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
   const int64_t first_channel = item.first_channel + warp * Shape::kChannels;
   const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, row_channels);
-  Cursor u_cursor(args.u, slice, item.batch, first_channel, last_chunk);
-  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, last_chunk);
-  auto raw_u = u_cursor.fetch(args.u, slice, kChunk);
-  auto raw_delta = delta_cursor.fetch(args.delta, slice, kChunk);
+  const int cursor_chunk = kPacked ? 0 : last_chunk;
+  Cursor u_cursor(args.u, slice, item.batch, first_channel, cursor_chunk);
+  Cursor delta_cursor(args.delta, slice, item.batch, first_channel, cursor_chunk);
+  int steps = kChunk;
+  if constexpr (kPacked) {
+    u_cursor.advance_steps(args.u, now.first_step);
+    delta_cursor.advance_steps(args.delta, now.first_step);
+    steps = now.steps;
+  }
+  auto raw_u = u_cursor.fetch(args.u, slice, steps);
+  auto raw_delta = delta_cursor.fetch(args.delta, slice, steps);
   const Channels bias(params.delta_bias, slice,
                       Channels::load(params.delta_bias, first_channel, slice, lane));
 
@@ -139,7 +154,6 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   float* const delta_u_rows = delta_rows + Summary::kBuffers * Summary::kRows;
   T* const B_parts = reinterpret_cast<T*>(delta_u_rows + Summary::kBuffers * Summary::kRows) +
                      warp * Summary::kBuffers * Summary::kPart;
-  constexpr int kStep = 2 * Shape::kPadded;  // of B and C
   const T* B_step =
       reinterpret_cast<const T*>(args.projections) +
       (((item.batch * params.groups + item.group) * args.chunks + last_chunk) * kChunk + lane) *
@@ -169,14 +183,27 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
     slice_to_shared(slice, values, own_rows + Summary::kBuffers * Summary::kRows);
+    if (kPacked && now.steps < kChunk) {
+      clear_missing_steps<Shape::kChannels>(slice, now.steps, own_rows);
+      clear_missing_steps<Shape::kChannels>(slice, now.steps,
+                                            own_rows + Summary::kBuffers * Summary::kRows);
+    }
     __pipeline_wait_prior(0);
     if (__syncthreads_and(is_done)) break;
 
+    [[maybe_unused]] PackedChunk before;
     if (chunks_left > 1) {
-      u_cursor.advance(args.u, -1);
-      delta_cursor.advance(args.delta, -1);
-      u_cursor.fetch_into(args.u, slice, kChunk, raw_u);
-      delta_cursor.fetch_into(args.delta, slice, kChunk, raw_delta);
+      if constexpr (kPacked) {
+        before = packed_chunks[item.first_chunk + chunks_left - 2];
+        u_cursor.advance_steps(args.u, before.first_step - now.first_step);
+        delta_cursor.advance_steps(args.delta, before.first_step - now.first_step);
+        steps = before.steps;
+      } else {
+        u_cursor.advance(args.u, -1);
+        delta_cursor.advance(args.delta, -1);
+      }
+      u_cursor.fetch_into(args.u, slice, steps, raw_u);
+      delta_cursor.fetch_into(args.delta, slice, steps, raw_delta);
       B_step -= kChunk * kStep;
       copy_B(buffer ^ 1);
     }
@@ -199,9 +226,35 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
       }
       is_done = __all_sync(kFullMask, is_lane_done);
     }
+    if constexpr (kPacked) {
+      if (now.is_first) {
+        T initial[kStates] = {};
+        if (exists && params.initial_state.present()) {
+          States::load(
+              params.initial_state,
+              now.sequence * params.initial_state.batch + channel * params.initial_state.channel,
+              part, params.dstate, initial);
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          if (!is_forgotten(factor[s])) offset[s] = apply_map(factor[s], offset[s], initial[s]);
+          factor[s] = T{};
+        }
+        is_done = true;
+      }
+      now = before;
+    }
     buffer ^= 1;
   }
 
+  if constexpr (kPacked) {
+    // A product with 0 would let through what is not finite from one sequence to another.
+    const auto none = no_factor<T, kStates>();
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      if (is_forgotten(factor[s])) factor[s] = none.v[s];
+    }
+  }
   if (exists) {
     States::store_packed(args.states.factors, item, channel, part, params, factor);
     States::store_packed(args.states.offsets, item, channel, part, params, offset);
@@ -219,8 +272,14 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
-    return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod>, shape,
-                         stream, args, tiles);
+    if constexpr (kHasPacked<T, kStates> && kMap == LaneMap::kChannels) {
+      if (params.packed.present()) {
+        return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true>,
+                             shape, stream, args, tiles);
+      }
+    }
+    return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, false>,
+                         shape, stream, args, tiles);
   };
   const auto launch_of_size = [&](auto size) {
     return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})

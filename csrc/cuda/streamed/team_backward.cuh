@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
   channel_sums.finish(0);
 
-  store_results(args, order, work, poles, carry, lane_sums);
+  store_results<false>(args, order, work, poles, carry, lane_sums);
   const bool is_second = order.is_second(item);
   rows.each_channel([&](int channel, float dD, float ddelta_bias) {
     const auto store = [&](void* array, float value) {

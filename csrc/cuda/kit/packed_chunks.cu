@@ -1,0 +1,77 @@
+#include "packed_chunks.cuh"
+
+#include "launch_tools.h"
+
+namespace selective_scan::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+/// One block: it counts the chunks of kThreads sequences at a time, and then writes them, a thread
+/// one at a time whatever the sequences' lengths. Bound by latency.
+__global__ void __launch_bounds__(kThreads)
+    write_packed_chunks_kernel(const __grid_constant__ PackedSequences packed, int64_t most,
+                               PackedChunk* memory) {
+  __shared__ int64_t behind[kThreads];  // chunks of the sequences up to this one
+  __shared__ int begins[kThreads];
+  __shared__ int ends[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  PackedChunk* const chunks = memory + 1;
+  int64_t written = 0;
+  for (int64_t first = 0; first < packed.count; first += kThreads) {
+    const auto number = [&](int64_t index) {
+      return packed.reversed ? packed.count - 1 - index : index;
+    };
+    int64_t begin = 0, end = 0;
+    if (first + thread < packed.count) {
+      begin = packed.begin(number(first + thread));
+      end = packed.end(number(first + thread));
+    }
+    begins[thread] = static_cast<int>(begin);
+    ends[thread] = static_cast<int>(end);
+    int64_t sum = ceil_div(end - begin, kChunk);
+    for (int distance = 1; distance < kThreads; distance *= 2) {
+      behind[thread] = sum;
+      __syncthreads();
+      if (thread >= distance) sum += behind[thread - distance];
+      __syncthreads();
+    }
+    behind[thread] = sum;
+    __syncthreads();
+    // Sequences overlap where boundaries do not rise: there may be more than there is room for.
+    const int64_t count = min(behind[kThreads - 1], most - written);
+    for (int64_t at = thread; at < count; at += kThreads) {
+      int low = 0;  // sequences before this one end by then
+      for (int step = kThreads / 2; step > 0; step /= 2) {
+        if (behind[low + step - 1] <= at) low += step;
+      }
+      const auto within = static_cast<int>(at - (low == 0 ? 0 : behind[low - 1]));
+      PackedChunk chunk;
+      chunk.first_step = begins[low] + within * kChunk;
+      chunk.sequence = static_cast<int>(number(first + low));
+      chunk.saved = static_cast<int>(first_saved_state(begins[low])) + within;
+      chunk.steps = static_cast<int16_t>(min(ends[low] - chunk.first_step, kChunk));
+      chunk.is_first = within == 0;
+      chunk.is_last = chunk.first_step + kChunk >= ends[low];
+      chunks[written + at] = chunk;
+    }
+    written += count;
+    __syncthreads();
+  }
+  for (int64_t at = written + thread; at < most; at += kThreads) chunks[at] = PackedChunk{};
+  if (thread == 0) {
+    PackedChunk head;
+    head.first_step = static_cast<int>(written);
+    memory[0] = head;
+  }
+}
+
+}  // namespace
+
+cudaError_t write_packed_chunks(const PackedSequences& packed, void* memory, cudaStream_t stream) {
+  write_packed_chunks_kernel<<<1, kThreads, 0, stream>>>(packed, most_packed_chunks(packed),
+                                                         static_cast<PackedChunk*>(memory));
+  return cudaGetLastError();
+}
+
+}  // namespace selective_scan::cuda

@@ -1,0 +1,40 @@
+// The chunks of packed sequences in memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "packed_chunks.h"
+
+namespace selective_scan::cuda {
+
+/// In the order of the scan, one sequence's behind the other's.
+class PackedChunks {
+ public:
+  /// The memory is aligned to 16 bytes.
+  explicit SELECTIVE_SCAN_HD PackedChunks(const void* memory)
+      : memory_(static_cast<const int4*>(memory)) {}
+
+  /// How many there are.
+  __device__ __forceinline__ int count() const { return __ldg(memory_).x; }
+
+  /// One of those that there may be.
+  __device__ __forceinline__ PackedChunk operator[](int64_t chunk) const {
+    const int4 words = __ldg(memory_ + 1 + chunk);
+    PackedChunk result;
+    result.first_step = words.x;
+    result.sequence = words.y;
+    result.saved = words.z;
+    result.steps = static_cast<int16_t>(words.w & 0xffff);
+    result.is_first = (words.w >> 16 & 0xff) != 0;
+    result.is_last = words.w >> 24 != 0;
+    return result;
+  }
+
+ private:
+  const int4* memory_;
+};
+
+/// Writes packed_chunk_bytes().
+cudaError_t write_packed_chunks(const PackedSequences& packed, void* memory, cudaStream_t stream);
+
+}  // namespace selective_scan::cuda
