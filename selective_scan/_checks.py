@@ -334,26 +334,39 @@ class Projection:
         if tensor.dim() == len(self.constant):
             return check_dims(name, tensor, self.constant, sizes)
         if tensor.dim() == 3:
-            call.groups[name] = 1
+            groups = 1
             check_dims(name, tensor, of_all, sizes)
         elif tensor.dim() == 4:
-            call.groups[name] = groups = tensor.shape[1]
+            groups = tensor.shape[1]
             check_dims(name, tensor, of_groups, sizes)
-            if groups == 0 or sizes["dim"] % groups != 0:
-                fail(
-                    f"{name} must have a number of groups that divides dim = {sizes['dim']}, "
-                    f"got {groups}"
-                )
         else:
             fail(
                 f"{name} must be {_tuple_text(self.constant)}, (batch, dstate, seqlen) or "
                 f"(batch, groups, dstate, seqlen), got {tuple(tensor.shape)}"
             )
-        for other, groups in call.groups.items():
-            if groups != call.groups[name]:
-                fail(
-                    f"{name} must have as many groups as {other}, {groups}, got {call.groups[name]}"
-                )
+        check_groups(name, groups, "dim", call)
+
+
+def check_groups(name: str, groups: int | torch.SymInt, divided: str, call: Call) -> None:
+    """Of B or C: as many as the others of the call have, which share the dimension `divided`."""
+    size = call.sizes[divided]
+    if groups == 0 or size % groups != 0:
+        fail(f"{name} must have a number of groups that divides {divided} = {size}, got {groups}")
+    for other, groups_of_other in call.groups.items():
+        if groups_of_other != groups:
+            fail(f"{name} must have as many groups as {other}, {groups_of_other}, got {groups}")
+    call.groups[name] = groups
+
+
+# --- dtypes that others decide --------------------------------------------------------------------
+
+
+def real_or_complex(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (COMPLEX, " (complex A)") if call.is_complex else (REAL, "")
+
+
+def dtype_of_anchor(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (call[call.anchor].dtype,), ""
 
 
 # --- one tensor -----------------------------------------------------------------------------------

@@ -39,16 +39,14 @@ def projection_dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
     return (*COMPLEX, *REAL), ""
 
 
-def _flops(call: Call) -> tuple[int, int]:
+def scan_flops(call: Call) -> tuple[int, int]:
     """Multiplications, additions and exponentials for each state and step, zoh's for all methods.
 
     Forward 7: x = Δ·A and exp(x), abar·h, bbar·u, their sum, C·h and its sum. Backward 22: all but
     the last two again, and 17 for the gradient of h, and from it of A, B, C, Δ and u. A complex
     multiplication with its addition is four real ones.
     """
-    sizes = call.sizes
-    states = sizes["batch"] * sizes["dim"] * sizes["seqlen"] * sizes["dstate"]
-    states *= 4 if call.is_complex else 1
+    states = call[call.anchor].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
     return 7 * states, 22 * states
 
 
@@ -132,7 +130,7 @@ def scan_operator(
 POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
 _POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, _check_poles, dims=POLES)
 SELECTIVE_SCAN = scan_operator(
-    "selective_scan", _POLES_OF_METHODS, METHODS, _flops, given_gradients="u delta B C z"
+    "selective_scan", _POLES_OF_METHODS, METHODS, scan_flops, given_gradients="u delta B C z"
 )
 # Of the gradients that of the state before the first step alone, where none comes of the last one.
 STATE_GRADIENT = Operator(

@@ -12,19 +12,21 @@ from ._checks import (
     SINGLE_OR_DOUBLE,
     BackendName,
     Call,
-    Dtypes,
     Number,
     Option,
     Table,
     TensorArgument,
     check_cu_seqlens,
     check_dims,
+    check_groups,
+    dtype_of_anchor,
     fail,
+    real_or_complex,
 )
 from ._discretization import METHODS, Method
 from ._operator import Operator
 from ._result import Result
-from ._selective_scan import projection_dtypes
+from ._selective_scan import projection_dtypes, scan_flops
 from ._state_slots import SLOTS, boundaries_of, check_pool, first_states, slot_of, slots_of
 from .reference import selective_scan_ref
 
@@ -53,12 +55,7 @@ def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
         steps = "2*total"
         sizes[steps] = 2 * sizes["total"]
     check_dims(name, tensor, ("groups", "dstate", steps), sizes)
-    call.groups[name] = groups = tensor.shape[0]
-    if groups == 0 or sizes["dim"] % groups != 0:
-        fail(f"{name} must have a number of groups that divides dim = {sizes['dim']}, got {groups}")
-    for other, groups_of_other in call.groups.items():
-        if groups_of_other != groups:
-            fail(f"{name} must have as many groups as {other}, {groups_of_other}, got {groups}")
+    check_groups(name, tensor.shape[0], "dim", call)
 
 
 def _check_checkpoints(call: Call) -> None:
@@ -69,25 +66,11 @@ def _check_checkpoints(call: Call) -> None:
         fail("checkpoint_every must be at least 1 where checkpoint_slots is given, got 0")
 
 
-def _pool_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    return (COMPLEX, " (complex A)") if call.is_complex else (REAL, "")
-
-
-def _dtype_of_u(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    return (call["u"].dtype,), ""
-
-
-def _flops(call: Call) -> tuple[int, int]:
-    """Those of the scan, for each state and step; there is no backward op."""
-    states = call["u"].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
-    return 7 * states, 0
-
-
 _PREFILL = Operator(
     "selective_scan_prefill",
     Table(
         TensorArgument("u", REAL, _check_u),
-        TensorArgument("states", _pool_dtypes, _check_states, is_changed=True),
+        TensorArgument("states", real_or_complex, _check_states, is_changed=True),
         TensorArgument("delta", REAL, _SEQUENCE),
         TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
         TensorArgument("B", projection_dtypes, _check_projection),
@@ -101,7 +84,7 @@ _PREFILL = Operator(
         Number("checkpoint_every", 0, low=0),
         TensorArgument("first_position", INTEGER, ("sequences",), optional=True),
         TensorArgument("checkpoint_slots", INTEGER, ("sequences", "checkpoints"), optional=True),
-        TensorArgument("out", _dtype_of_u, _SEQUENCE, optional=True, is_changed=True),
+        TensorArgument("out", dtype_of_anchor, _SEQUENCE, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
         anchor="u",
         complex_by=("A",),
@@ -116,7 +99,7 @@ _PREFILL = Operator(
             is_asked=lambda call: "out" not in call.tensors,
         ),
     ],
-    flops=_flops,
+    flops=scan_flops,
 )
 
 

@@ -15,17 +15,20 @@ from ._checks import (
     SINGLE_OR_DOUBLE,
     BackendName,
     Call,
-    Dtypes,
     Number,
     Option,
     Table,
     TensorArgument,
     check_dims,
+    check_groups,
+    dtype_of_anchor,
     fail,
+    real_or_complex,
 )
 from ._discretization import DISCRETIZATIONS, METHODS, Method
 from ._operator import Operator
 from ._result import Result
+from ._selective_scan import scan_flops
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 
@@ -76,22 +79,14 @@ def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
     of_groups = (*of_all[:-1], "groups", "dstate")
     sizes = call.sizes.copy()
     if tensor.dim() == len(of_all):
-        call.groups[name] = groups = 1
+        groups = 1
         check_dims(name, tensor, of_all, sizes)
     elif tensor.dim() == len(of_groups):
-        call.groups[name] = groups = tensor.shape[-2]
+        groups = tensor.shape[-2]
         check_dims(name, tensor, of_groups, sizes)
     else:
         fail(f"{name} must be {_text(of_all)} or {_text(of_groups)}, got {tuple(tensor.shape)}")
-    divided = "heads" if "heads" in sizes else "dim"
-    if groups == 0 or sizes[divided] % groups != 0:
-        fail(
-            f"{name} must have a number of groups that divides {divided} = {sizes[divided]}, "
-            f"got {groups}"
-        )
-    for other, groups_of_other in call.groups.items():
-        if groups_of_other != groups:
-            fail(f"{name} must have as many groups as {other}, {groups_of_other}, got {groups}")
+    check_groups(name, groups, "heads" if "heads" in sizes else "dim", call)
 
 
 def _check_destinations(name: str, tensor: Tensor, call: Call) -> None:
@@ -104,29 +99,15 @@ def _check_destinations(name: str, tensor: Tensor, call: Call) -> None:
 # --- the operator ---------------------------------------------------------------------------------
 
 
-def _real_or_complex(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    return (COMPLEX, " (complex A)") if call.is_complex else (REAL, "")
-
-
-def _dtype_of_x(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    return (call["x"].dtype,), ""
-
-
-def _flops(call: Call) -> tuple[int, int]:
-    """Those of the scan, for each state and step; there is no backward op."""
-    states = call["x"].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
-    return 7 * states, 0
-
-
 _STATE_UPDATE = Operator(
     "selective_state_update",
     Table(
-        TensorArgument("state", _real_or_complex, _check_state, is_changed=True),
+        TensorArgument("state", real_or_complex, _check_state, is_changed=True),
         TensorArgument("x", REAL, _check_x),
         TensorArgument("dt", REAL, _ROWS),
         TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", _real_or_complex, _check_projection),
-        TensorArgument("C", _real_or_complex, _check_projection),
+        TensorArgument("B", real_or_complex, _check_projection),
+        TensorArgument("C", real_or_complex, _check_projection),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("z", REAL, _ROWS, optional=True),
         TensorArgument("dt_bias", REAL, _CHANNELS, optional=True),
@@ -134,7 +115,7 @@ _STATE_UPDATE = Operator(
         TensorArgument("state_batch_indices", INTEGER, ("batch",), optional=True),
         TensorArgument("dst_state_batch_indices", INTEGER, _check_destinations, optional=True),
         Number("pad_slot_id", -1),
-        TensorArgument("out", _dtype_of_x, _ROWS, optional=True, is_changed=True),
+        TensorArgument("out", dtype_of_anchor, _ROWS, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
         anchor="x",
         complex_by=("A",),
@@ -148,7 +129,7 @@ _STATE_UPDATE = Operator(
             is_asked=lambda call: "out" not in call.tensors,
         ),
     ],
-    flops=_flops,
+    flops=scan_flops,
 )
 
 

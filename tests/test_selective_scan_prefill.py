@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import Axes
+from cases import Axes, assert_change_is_seen, assert_no_derivative
 from problem import METHODS, Error, generator, lay_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
 
@@ -393,26 +393,13 @@ def test_empty(case, device):
 
 
 def test_changes_are_seen_by_autograd(device):
-    """A pool that a graph has saved cannot be changed without a word."""
-    arguments = make(Case(), device)
-    weight = torch.ones((), device=device, requires_grad=True)
-    product = weight * arguments["states"]
-    with torch.no_grad():
-        selective_scan_prefill(**arguments)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
+    assert_change_is_seen(selective_scan_prefill, make(Case(), device), "states")
 
 
 def test_no_derivative(device):
-    arguments = make(Case(), device)
-    arguments["A"].requires_grad_()
-    with pytest.raises(RuntimeError) as error:
-        selective_scan_prefill(**arguments)
-    assert str(error.value) == (
-        "selective_scan: selective_scan_prefill has no derivative; call it under torch.no_grad()"
+    assert_no_derivative(
+        selective_scan_prefill, make(Case(), device), "A", "selective_scan_prefill"
     )
-    with torch.no_grad():
-        assert not selective_scan_prefill(**arguments).requires_grad
 
 
 def test_same_bits_for_any_number_of_threads(set_threads):

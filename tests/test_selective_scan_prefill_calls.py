@@ -10,6 +10,7 @@ from cases import REAL, assert_refused, fake, ones
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
 
+INT64 = torch.int64
 # In the order of the op.
 ORDER = (
     *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
@@ -42,20 +43,16 @@ ENTRIES = {
 }
 
 
-def int_ones(*shape):
-    return torch.ones(shape, dtype=torch.int64)
-
-
 ALONE = {"has_indices": False, "every": 0}
 # Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
 BAD = [
     ({}, "u", ones(1, 12, 150), "be (dim, total), got (1, 12, 150)"),
-    ({}, "u", int_ones(12, 150), f"have dtype {REAL}, got int64"),
+    ({}, "u", ones(12, 150, dtype=INT64), f"have dtype {REAL}, got int64"),
     ({}, "states", ones(9, 12), "be (slots, dim, dstate) = (*, 12, *), got (9, 12)"),
     ({}, "states", ones(9, 11, 5), "be (slots, dim, dstate) = (*, 12, *), got (9, 11, 5)"),
     (ALONE, "states", ones(9, 12, 5), "be (sequences, dim, dstate) = (7, 12, *), got (9, 12, 5)"),
     ({}, "states", ones(9, 12, 0), "have dstate of at least 1, got (9, 12, 0)"),
-    ({}, "states", int_ones(9, 12, 5), f"have dtype {REAL}, got int64"),
+    ({}, "states", ones(9, 12, 5, dtype=INT64), f"have dtype {REAL}, got int64"),
     ({"states": C64}, "states", ones(9, 12, 5),
      "have dtype complex64 or complex128 (complex A), got float32"),
     ({}, "delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
@@ -75,17 +72,18 @@ BAD = [
     ({}, "z", ones(150, 12), "be (dim, total) = (12, 150), got (150, 12)"),
     ({}, "delta_bias", ones(12, dtype=C64), f"have dtype {REAL}, got complex64"),
     ({}, "cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
-    ({}, "cu_seqlens", int_ones(2, 4), "be (sequences+1,), got (2, 4)"),
-    ({}, "cu_seqlens", int_ones(0), "have sequences+1 of at least 1, got (0,)"),
-    ({}, "cache_indices", int_ones(6), "be (sequences,) = (7,), got (6,)"),
+    ({}, "cu_seqlens", ones(2, 4, dtype=INT64), "be (sequences+1,), got (2, 4)"),
+    ({}, "cu_seqlens", ones(0, dtype=INT64), "have sequences+1 of at least 1, got (0,)"),
+    ({}, "cache_indices", ones(6, dtype=INT64), "be (sequences,) = (7,), got (6,)"),
     ({}, "cache_indices", ones(7), "have dtype int32 or int64, got float32"),
     ({}, "has_initial_state", ones(6, dtype=torch.bool), "be (sequences,) = (7,), got (6,)"),
-    ({}, "has_initial_state", int_ones(7), "have dtype bool, got int64"),
+    ({}, "has_initial_state", ones(7, dtype=INT64), "have dtype bool, got int64"),
     ({}, "checkpoint_every", -1, "be at least 0, got -1"),
     ({}, "checkpoint_every", 0, "be at least 1 where checkpoint_slots is given, got 0"),
-    ({}, "first_position", int_ones(8), "be (sequences,) = (7,), got (8,)"),
+    ({}, "first_position", ones(8, dtype=INT64), "be (sequences,) = (7,), got (8,)"),
     ({}, "checkpoint_slots", None, "be a Tensor where checkpoint_every is above 0, got None"),
-    ({}, "checkpoint_slots", int_ones(7), "be (sequences, checkpoints) = (7, *), got (7,)"),
+    ({}, "checkpoint_slots", ones(7, dtype=INT64),
+     "be (sequences, checkpoints) = (7, *), got (7,)"),
     ({}, "out", ones(12, 151), "be (dim, total) = (12, 150), got (12, 151)"),
     ({}, "out", ones(12, 150, dtype=BF16), "have dtype float32, got bfloat16"),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import Axes
+from cases import Axes, assert_change_is_seen, assert_no_derivative
 from problem import METHODS, Error, generator, lay_out
 from selective_scan import (
     selective_scan_fn,
@@ -337,26 +337,13 @@ def test_out_is_written_and_returned(device):
 
 
 def test_changes_are_seen_by_autograd(device):
-    """A state that a graph has saved cannot be changed without a word."""
-    arguments = make(Case(), device)
-    weight = torch.ones((), device=device, requires_grad=True)
-    product = weight * arguments["state"]
-    with torch.no_grad():
-        selective_state_update(**arguments)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
+    assert_change_is_seen(selective_state_update, make(Case(), device), "state")
 
 
 def test_no_derivative(device):
-    arguments = make(Case(), device)
-    arguments["A"].requires_grad_()
-    with pytest.raises(RuntimeError) as error:
-        selective_state_update(**arguments)
-    assert str(error.value) == (
-        "selective_scan: selective_state_update has no derivative; call it under torch.no_grad()"
+    assert_no_derivative(
+        selective_state_update, make(Case(), device), "A", "selective_state_update"
     )
-    with torch.no_grad():
-        assert not selective_state_update(**arguments).requires_grad
 
 
 def test_autocast_casts_nothing(device):

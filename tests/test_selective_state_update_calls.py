@@ -8,7 +8,7 @@ from cases import assert_refused, fake, ones
 from selective_scan import selective_state_update, selective_state_update_ref
 from test_selective_state_update import Case, make
 
-BF16, C64 = torch.bfloat16, torch.complex64
+BF16, C64, INT64 = torch.bfloat16, torch.complex64, torch.int64
 # In the order of the op.
 ORDER = (
     *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus"),
@@ -38,10 +38,6 @@ ENTRIES = {
 }
 
 
-def int_ones(*shape):
-    return torch.ones(shape, dtype=torch.int64)
-
-
 STEPS = {"steps": 2}
 HEADS = {"heads": 4, "dim": 6}
 # Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
@@ -49,7 +45,7 @@ BAD = [
     ({}, "state", ones(3, 20),
      "be (slots, dim, dstate) or (slots, heads, dim, dstate), got (3, 20)"),
     ({}, "state", ones(3, 20, 0), "have dstate of at least 1, got (3, 20, 0)"),
-    ({}, "state", int_ones(3, 20, 16),
+    ({}, "state", ones(3, 20, 16, dtype=INT64),
      "have dtype float32, float16, bfloat16 or float64, got int64"),
     ({}, "state", ones(3, 20, 16, dtype=C64),
      "have dtype float32, float16, bfloat16 or float64, got complex64"),
@@ -81,11 +77,13 @@ BAD = [
     ({}, "z", ones(3, 20, 1), "be (batch, dim) = (3, 20), got (3, 20, 1)"),
     ({}, "dt_bias", ones(20, dtype=C64),
      "have dtype float32, float16, bfloat16 or float64, got complex64"),
-    ({}, "state_batch_indices", int_ones(2), "be (batch,) = (3,), got (2,)"),
+    ({}, "state_batch_indices", ones(2, dtype=INT64), "be (batch,) = (3,), got (2,)"),
     ({}, "state_batch_indices", ones(3), "have dtype int32 or int64, got float32"),
-    ({}, "dst_state_batch_indices", int_ones(3, 2), "be (batch, steps) = (3, 1), got (3, 2)"),
-    (STEPS, "dst_state_batch_indices", int_ones(3, 3), "be (batch, steps) = (3, 2), got (3, 3)"),
-    ({}, "dst_state_batch_indices", int_ones(3, 1, 1),
+    ({}, "dst_state_batch_indices", ones(3, 2, dtype=INT64),
+     "be (batch, steps) = (3, 1), got (3, 2)"),
+    (STEPS, "dst_state_batch_indices", ones(3, 3, dtype=INT64),
+     "be (batch, steps) = (3, 2), got (3, 3)"),
+    ({}, "dst_state_batch_indices", ones(3, 1, 1, dtype=INT64),
      "be (batch,) or (batch, steps), got (3, 1, 1)"),
     ({}, "out", ones(3, 21), "be (batch, dim) = (3, 20), got (3, 21)"),
     ({}, "out", ones(3, 20, dtype=BF16), "have dtype float32, got bfloat16"),
