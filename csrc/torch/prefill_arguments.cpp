@@ -52,9 +52,9 @@ void check_dtypes(const PrefillArguments& args, bool is_complex) {
 
 /// The number of groups, 0 for a constant B or C.
 int64_t groups_of(const char* name, const Tensor& tensor, const PrefillParams& params) {
-  const Dim dstate{"dstate", params.dstate};
+  const Dim dim{"dim", params.dim}, dstate{"dstate", params.dstate};
   if (tensor.dim() == 2) {
-    check_shape(name, tensor, {{"dim", params.dim}, dstate});
+    check_shape(name, tensor, {dim, dstate});
     return 0;
   }
   if (tensor.dim() != 3) {
@@ -64,11 +64,8 @@ int64_t groups_of(const char* name, const Tensor& tensor, const PrefillParams& p
   const Dim steps =
       is_interleaved ? Dim{"2*total", 2 * params.seqlen} : Dim{"total", params.seqlen};
   check_shape(name, tensor, {{"groups"}, dstate, steps});
-  const int64_t groups = tensor.size(0);
-  if (groups == 0 || params.dim % groups != 0) {
-    fail(name, " must have a number of groups that divides dim = ", params.dim, ", got ", groups);
-  }
-  return groups;
+  check_groups(name, tensor.size(0), dim);
+  return tensor.size(0);
 }
 
 void check_shapes(const PrefillArguments& args, PrefillParams& params, int64_t max_dstate) {

@@ -205,11 +205,15 @@ int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims cons
          ", (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got ", shape_text(tensor));
   }
   check_shape(name, tensor, {batch, {"groups"}, dstate, steps});
-  const int64_t groups = tensor.size(1);
-  if (groups == 0 || dim.size % groups != 0) {
-    fail(name, " must have a number of groups that divides dim = ", dim.size, ", got ", groups);
+  check_groups(name, tensor.size(1), dim);
+  return tensor.size(1);
+}
+
+void check_groups(const char* name, int64_t groups, Dim divided) {
+  if (groups == 0 || divided.size % groups != 0) {
+    fail(name, " must have a number of groups that divides ", divided.name, " = ", divided.size,
+         ", got ", groups);
   }
-  return groups;
 }
 
 int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,

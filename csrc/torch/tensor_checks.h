@@ -65,6 +65,8 @@ void check_given_gradient(const char* name, const Tensor& gradient, const char* 
 /// dim or (batch, groups, dstate, steps). Returns the number of groups, 0 for a constant one.
 int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
                                Dim dim, Dim dstate, Dim steps);
+/// The groups of B or C share the dimension `divided`.
+void check_groups(const char* name, int64_t groups, Dim divided);
 /// The number of groups of two such, 1 where both are constant.
 int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,
                       int64_t groups_of_C);

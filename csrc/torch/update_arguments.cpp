@@ -162,11 +162,7 @@ class ShapeChecks {
     steps_ ? check_shape(name, tensor, {batch_, step_, {"groups"}, dstate_})
            : check_shape(name, tensor, {batch_, {"groups"}, dstate_});
     const int64_t groups = tensor.size(tensor.dim() - 2);
-    const Dim divided = heads_ ? head_ : dim_;
-    if (groups == 0 || divided.size % groups != 0) {
-      fail(name, " must have a number of groups that divides ", divided.name, " = ", divided.size,
-           ", got ", groups);
-    }
+    check_groups(name, groups, heads_ ? head_ : dim_);
     return groups;
   }
 
