@@ -453,7 +453,7 @@ SLICES = [
         ([16], STREAMED, 3, 1),
         ([16], STREAMED, 4, 3),
     ),
-    (Call(8, 1024, 1023, 16), ([16], STREAMED, 3, 1), ([16], STREAMED, 4, 3)),
+    (Call(8, 1024, 1023, 16), None, None),
     (Call(8, 1023, 1023, 16), None, None),
 ]
 

@@ -34,7 +34,7 @@ def test_slices(case, cuda_device):
 
 MANY = Case(batch=16, dim=1024, seqlen=64, dstate=4, groups=1, initial_state=False)
 
-# Rows that are copied first, if they are so many.
+# Rows of several dtypes or layouts, and odd ones, so many that some of them are copied first.
 COPIES = [
     MANY.with_(dtype=BF16, projection_dtype=F32),
     MANY.with_(dtype=BF16, layout="channel_last", dim=1025),

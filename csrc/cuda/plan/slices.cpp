@@ -39,13 +39,17 @@ int64_t num_elements(const ScanParams& params) {
   return params.batch * params.dim * params.seqlen;
 }
 
+bool lies_along_steps(const ArrayView& view) {
+  return std::abs(view.step) <= std::abs(view.channel);
+}
+
 /// The layout of u, if that can have vectors or the other one cannot.
 Arrangement arrange(const ScanParams& params, DType dtype) {
   const bool may_lie_along_steps = params.seqlen % kVectorItems == 0;
   const bool may_lie_along_channels = params.dim / params.groups % kVectorItems == 0;
-  const bool lies_along_steps = std::abs(params.u.step) <= std::abs(params.u.channel);
-  const bool along_steps = lies_along_steps ? may_lie_along_steps || !may_lie_along_channels
-                                            : may_lie_along_steps && !may_lie_along_channels;
+  const bool along_steps = lies_along_steps(params.u)
+                               ? may_lie_along_steps || !may_lie_along_channels
+                               : may_lie_along_steps && !may_lie_along_channels;
   return {params.dstate, 1, dtype, along_steps,
           along_steps ? may_lie_along_steps : may_lie_along_channels};
 }
@@ -232,7 +236,10 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
       return !row.present() || row.has_vectors;
     });
     const Arrangement arrangement = arrange(params, params.u.dtype);
-    if (!has_vectors && arrangement.has_vectors) return arrangement;
+    // Single elements along steps take a tenth to a half longer than vectors, and to turn them
+    // round takes twice as long.
+    const bool pays = arrangement.along_steps || !lies_along_steps(params.u);
+    if (!has_vectors && arrangement.has_vectors && pays) return arrangement;
   }
   return std::nullopt;
 }
