@@ -14,14 +14,12 @@ Environment variables:
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -32,24 +30,8 @@ ROOT = Path(__file__).resolve().parent
 
 MINIMUM_TORCH = (2, 10)
 MINIMUM_SETUPTOOLS = 77
-MINIMUM_NVCC = 12  # the first with C++20
-MINIMUM_ARCHITECTURE = 8  # the first with asynchronous copies and mbarriers
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
-
-ALL_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
-# The names that PyTorch gives to groups of architectures.
-NAMED_ARCHITECTURES = {
-    "volta": ("7.0+PTX",),
-    "volta+tegra": ("7.2",),
-    "turing": ("7.5+PTX",),
-    "ampere": ("8.0", "8.6+PTX"),
-    "ampere+tegra": ("8.7",),
-    "ada": ("8.9+PTX",),
-    "hopper": ("9.0+PTX",),
-    "blackwell": ("10.0", "10.3", "12.0", "12.1+PTX"),
-    "blackwell+tegra": ("11.0",),
-}
 
 
 def stop(sentence: str) -> NoReturn:
@@ -81,6 +63,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 instantiations = load_module(ROOT / "csrc" / "cuda" / "instantiations.py")
+cuda = load_module(ROOT / "csrc" / "cuda" / "toolkit.py")
 
 
 def chosen_methods() -> list[str]:
@@ -103,191 +86,15 @@ def method_flags(methods: list[str]) -> list[str]:
     return [f"{'/D' if os.name == 'nt' else '-D'}SELECTIVE_SCAN_METHOD_BITS={bits}u"]
 
 
-# --- GPU architectures ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A compute capability such as 9.0 or 9.0a, with or without PTX for later GPUs."""
-
-    major: int
-    minor: int
-    suffix: str = ""
-    ptx: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Architecture:
-        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", text, re.IGNORECASE)
-        if match is None:
-            names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
-            raise ValueError(
-                "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as 9.0, 9.0a, "
-                f"9.0+PTX or {names}, got {text!r}"
-            )
-        major, minor, suffix, ptx = match.groups()
-        return cls(int(major), int(minor), suffix.lower(), ptx is not None)
-
-    @property
-    def number(self) -> str:
-        """As nvcc writes it: 90a."""
-        return f"{self.major}{self.minor}{self.suffix}"
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}{self.suffix}{'+PTX' if self.ptx else ''}"
-
-    def nvcc_flags(self) -> list[str]:
-        compute = f"-gencode=arch=compute_{self.number}"
-        flags = [f"{compute},code=sm_{self.number}"]
-        if self.ptx:
-            flags.append(f"{compute},code=compute_{self.number}")
-        return flags
-
-
-def parse_architectures(text: str) -> list[Architecture]:
-    """Reads a TORCH_CUDA_ARCH_LIST; ValueError names what is wrong with it."""
-    chosen: dict[str, Architecture] = {}
-    for entry in re.split(r"[;,\s]+", text.strip(";, \t\n")):
-        for item in NAMED_ARCHITECTURES.get(entry.lower(), (entry,)):
-            architecture = Architecture.parse(item)
-            known = chosen.get(architecture.number)
-            if known is None or architecture.ptx:
-                chosen[architecture.number] = architecture
-    return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
-
-
-def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
-    """The compute capabilities of the GPUs that are there, as torch or the driver tells them."""
-    if torch.version.cuda is not None:
-        count = torch.cuda.device_count()
-        return [torch.cuda.get_device_capability(index) for index in range(count)]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    found = re.findall(r"^(\d+)\.(\d+)$", answer.stdout, re.MULTILINE)
-    return [(int(major), int(minor)) for major, minor in found]
-
-
-def with_ptx(architectures: list[Architecture]) -> list[Architecture]:
-    """The same, the last one with PTX for later GPUs."""
-    return [*architectures[:-1], replace(architectures[-1], ptx=True)]
-
-
-def all_architectures(supported: set[str]) -> list[Architecture]:
-    known = [Architecture.parse(text) for text in ALL_ARCHITECTURES]
-    known = [architecture for architecture in known if architecture.number in supported]
-    if not known:
-        raise ValueError(f"nvcc supports none of {', '.join(ALL_ARCHITECTURES)}")
-    return with_ptx(known)
-
-
-def choose_architectures(
-    text: str, supported: set[str], visible: list[tuple[int, int]]
-) -> list[Architecture]:
-    """The architectures to compile for.
-
-    `text` is TORCH_CUDA_ARCH_LIST, `supported` what nvcc supports, as in {"80", "90"}, `visible`
-    the compute capabilities of the GPUs that are there.
-    """
-    word = text.strip().lower()
-    if word == "native" and not visible:
-        raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
-    if word == "":
-        present = [Architecture(*capability) for capability in sorted(set(visible))]
-        # A GPU too old is left out, and one too new for nvcc is served by the PTX of the last.
-        fit = [a for a in present if a.major >= MINIMUM_ARCHITECTURE]
-        if fit and all(a.number in supported for a in fit):
-            return with_ptx(fit)
-    if word in ("", "all"):
-        return all_architectures(supported)
-    if word == "native":
-        text = ";".join(f"{major}.{minor}" for major, minor in visible)
-    architectures = parse_architectures(text)
-    for architecture in architectures:
-        if architecture.major < MINIMUM_ARCHITECTURE:
-            raise ValueError(
-                f"TORCH_CUDA_ARCH_LIST asks for {architecture}; the kernels need "
-                f"{MINIMUM_ARCHITECTURE}.0 or later"
-            )
-        if f"{architecture.major}{architecture.minor}" not in supported:
-            raise ValueError(
-                f"TORCH_CUDA_ARCH_LIST asks for {architecture}, which this nvcc does not support"
-            )
-    return architectures
-
-
-# --- the CUDA toolkit -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit as nvcc itself describes it.
-
-    nvcc on PATH may be a link or a wrapper script, so nothing is derived from where it lies.
-    """
-
-    nvcc: str
-    home: str
-    version: tuple[int, int]
-    include_dirs: list[str]
-    library_dirs: list[str]
-    supported: set[str]
-
-    @classmethod
-    def ask(cls, nvcc: str) -> Toolkit:
-        def run(*arguments: str) -> str:
-            result = subprocess.run([nvcc, *arguments], capture_output=True, text=True, check=False)
-            return result.stdout + result.stderr
-
-        plan = run("--dryrun", "-E", "-x", "cu", os.devnull)
-        release = re.search(r"release (\d+)\.(\d+)", run("--version"))
-        top = re.search(r"^#\$ TOP=(.*)$", plan, re.MULTILINE)
-        if release is None or top is None:
-            stop(f"{nvcc} does not answer as nvcc does; set CUDA_HOME to a working CUDA toolkit")
-        home = os.path.realpath(top[1].strip())
-        if shutil.which("nvcc", path=os.path.join(home, "bin")) is None:
-            home = os.path.dirname(os.path.dirname(nvcc))
-
-        def folders(variable: str, flag: str) -> list[str]:
-            line = re.search(rf"^#\$ {variable}=(.*)$", plan, re.MULTILINE)
-            found = re.findall(rf'"{flag}([^"]+)"', line[1]) if line else []
-            return [os.path.realpath(folder) for folder in found if os.path.isdir(folder)]
-
-        return cls(
-            nvcc=nvcc,
-            home=home,
-            version=(int(release[1]), int(release[2])),
-            include_dirs=folders("INCLUDES", "-I"),
-            library_dirs=folders("LIBRARIES", "(?:-L|/LIBPATH:)"),
-            supported=set(re.findall(r"sm_(\d+)", run("--list-gpu-code"))),
-        )
-
-
-def find_nvcc() -> str | None:
-    """nvcc of CUDA_HOME, of PATH, or of the usual places."""
-    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    for folder in folders:
-        if folder and (nvcc := shutil.which("nvcc", path=os.path.join(folder, "bin"))):
-            return nvcc
-    if nvcc := shutil.which("nvcc"):
-        return nvcc
-    if os.name == "nt":
-        usual = [r"C:\Program Files\NVIDIA GPU Computing Toolkit\CUDA\v*"]
-    else:
-        usual = ["/usr/local/cuda", "/opt/cuda", "/usr/local/cuda-*"]
-    for pattern in usual:
-        for folder in sorted(glob.glob(pattern), reverse=True):
-            if nvcc := shutil.which("nvcc", path=os.path.join(folder, "bin")):
-                return nvcc
-    return None
+# --- what to build of the CUDA library ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CudaPlan:
     """What to build of the CUDA library: all of it, or nothing and why."""
 
-    toolkit: Toolkit | None = None
-    architectures: tuple[Architecture, ...] = ()
+    toolkit: cuda.Toolkit | None = None
+    architectures: tuple[cuda.Architecture, ...] = ()
     reason: str = ""
 
 
@@ -302,30 +109,16 @@ def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaP
         return CudaPlan(
             reason=f"torch {torch.__version__} is not a CUDA build (USE_CUDA=1 builds it anyway)"
         )
-
-    nvcc = find_nvcc()
-    problem = None
-    toolkit = None
-    if nvcc is None:
-        problem = "nvcc was not found by CUDA_HOME, on PATH or in the usual places"
-    else:
-        toolkit = Toolkit.ask(nvcc)
-        release = ".".join(map(str, toolkit.version))
-        if toolkit.version[0] < MINIMUM_NVCC:
-            problem = f"{nvcc} is of CUDA {release}, and C++20 needs {MINIMUM_NVCC}.0 or later"
-        elif torch.version.cuda and int(torch.version.cuda.split(".")[0]) != toolkit.version[0]:
-            problem = (
-                f"{nvcc} is of CUDA {release}, but torch {torch.__version__} of CUDA "
-                f"{torch.version.cuda}; set CUDA_HOME to a toolkit of torch's major version"
-            )
-    if problem is not None or toolkit is None:
+    try:
+        toolkit = cuda.find_toolkit(torch)
+    except ValueError as problem:
         if use_cuda:
             stop(f"USE_CUDA=1 asks for the CUDA library, but {problem}.")
-        return CudaPlan(reason=problem or "")
+        return CudaPlan(reason=str(problem))
     try:
         wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-        visible = visible_capabilities(torch)
-        architectures = choose_architectures(wanted, toolkit.supported, visible)
+        visible = cuda.visible_capabilities(torch)
+        architectures = cuda.choose_architectures(wanted, toolkit.supported, visible)
     except ValueError as error:
         stop(f"{error}.")
     return CudaPlan(toolkit, tuple(architectures))
@@ -421,7 +214,7 @@ def link_flags(torch_libraries: list[str], debug: bool, sanitize: bool) -> list[
     return flags if debug else [*flags, "-Wl,--strip-all"]
 
 
-def cudart_flags(toolkit: Toolkit) -> list[str]:
+def cudart_flags(toolkit: cuda.Toolkit) -> list[str]:
     """The static CUDA runtime, so that one build serves torch builds of several CUDA versions."""
     if os.name == "nt":
         return [*(f"/LIBPATH:{folder}" for folder in toolkit.library_dirs), "cudart_static.lib"]

@@ -87,19 +87,19 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the fake nvcc i
     ],
 )
 def test_architecture_list(setup, text, expected):
-    assert [str(architecture) for architecture in setup.parse_architectures(text)] == expected
+    assert [str(architecture) for architecture in setup.cuda.parse_architectures(text)] == expected
 
 
 @pytest.mark.parametrize("text", ["9", "sm_90", "9.0b", "Hooper", "9.0+ptxas", "90"])
 def test_architecture_list_refuses(setup, text):
     expected = "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as"
     with pytest.raises(ValueError, match=expected) as caught:
-        setup.parse_architectures(f"8.0;{text}")
+        setup.cuda.parse_architectures(f"8.0;{text}")
     assert repr(text) in str(caught.value)
 
 
 def test_nvcc_flags_of_an_architecture(setup):
-    (architecture,) = setup.parse_architectures("9.0a+PTX")
+    (architecture,) = setup.cuda.parse_architectures("9.0a+PTX")
     assert architecture.nvcc_flags() == [
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_90a,code=compute_90a",
@@ -115,7 +115,7 @@ def test_nvcc_flags_of_an_architecture(setup):
     ],
 )
 def test_all_architectures_are_those_nvcc_supports(setup, text, supported, expected):
-    chosen = setup.choose_architectures(text, supported, visible=[])
+    chosen = setup.cuda.choose_architectures(text, supported, visible=[])
     assert [str(architecture) for architecture in chosen] == expected
 
 
@@ -130,20 +130,20 @@ def test_all_architectures_are_those_nvcc_supports(setup, text, supported, expec
     ],
 )
 def test_an_unset_list_means_the_gpus_that_are_there(setup, visible, expected):
-    chosen = setup.choose_architectures("", SUPPORTED, visible)
+    chosen = setup.cuda.choose_architectures("", SUPPORTED, visible)
     assert [str(architecture) for architecture in chosen] == expected
 
 
 def test_a_list_goes_before_the_gpus_that_are_there(setup):
     for text, expected in [("8.0", ["8.0"]), ("native", ["8.6", "9.0"])]:
-        chosen = setup.choose_architectures(text, SUPPORTED, visible=[(9, 0), (8, 6)])
+        chosen = setup.cuda.choose_architectures(text, SUPPORTED, visible=[(9, 0), (8, 6)])
         assert [str(architecture) for architecture in chosen] == expected
 
 
 def test_a_cuda_build_of_torch_tells_the_gpus(setup):
     gpus = ((8, 0), (9, 0))
-    assert setup.visible_capabilities(fake_torch(cuda="13.0", gpus=gpus)) == [*gpus]
-    assert setup.visible_capabilities(fake_torch(cuda="13.0")) == []
+    assert setup.cuda.visible_capabilities(fake_torch(cuda="13.0", gpus=gpus)) == [*gpus]
+    assert setup.cuda.visible_capabilities(fake_torch(cuda="13.0")) == []
 
 
 @posix_only
@@ -164,22 +164,22 @@ def test_the_driver_tells_the_gpus_to_a_cpu_build_of_torch(
         program.write_text(f"#!/bin/sh\n{answer}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert setup.visible_capabilities(fake_torch()) == expected
+    assert setup.cuda.visible_capabilities(fake_torch()) == expected
 
 
 def test_an_architecture_nvcc_lacks_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 11\.0, which this nvcc does not support"):
-        setup.choose_architectures("9.0;11.0", SUPPORTED, visible=[])
+        setup.cuda.choose_architectures("9.0;11.0", SUPPORTED, visible=[])
 
 
 def test_an_architecture_the_kernels_lack_is_refused(setup):
     with pytest.raises(ValueError, match=r"asks for 7\.5\+PTX; the kernels need 8\.0 or later"):
-        setup.choose_architectures("Turing", SUPPORTED, visible=[])
+        setup.cuda.choose_architectures("Turing", SUPPORTED, visible=[])
 
 
 def test_native_needs_a_gpu(setup):
     with pytest.raises(ValueError, match="native needs a GPU"):
-        setup.choose_architectures("native", SUPPORTED, visible=[])
+        setup.cuda.choose_architectures("native", SUPPORTED, visible=[])
 
 
 # --- the decision about the CUDA library ----------------------------------------------------------
@@ -197,7 +197,7 @@ def test_cuda_is_built_where_nvcc_is(setup, monkeypatch, tmp_path, use_cuda, cud
     write_nvcc(tmp_path, "13.0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
-    monkeypatch.setattr(setup, "visible_capabilities", lambda torch: [])
+    monkeypatch.setattr(setup.cuda, "visible_capabilities", lambda torch: [])
     plan = setup.plan_cuda(fake_torch(cuda=cuda), use_cuda, sanitize=False)
     assert [str(architecture) for architecture in plan.architectures] == ["8.0", "9.0", "12.0+PTX"]
 
@@ -228,7 +228,7 @@ def test_an_unfit_nvcc(setup, monkeypatch, tmp_path, release, expected):
 
 
 def test_missing_nvcc(setup, monkeypatch):
-    monkeypatch.setattr(setup, "find_nvcc", lambda: None)
+    monkeypatch.setattr(setup.cuda, "find_nvcc", lambda: None)
     torch = fake_torch(cuda="13.0")
     assert "nvcc was not found" in setup.plan_cuda(torch, None, sanitize=False).reason
     with pytest.raises(SystemExit, match=r"USE_CUDA=1 .* nvcc was not found"):
@@ -241,7 +241,7 @@ def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
     home = tmp_path / "toolkit"
     write_nvcc(home, "13.0")
     wrapper = write_nvcc(tmp_path / "local", "13.0", home=home)
-    toolkit = setup.Toolkit.ask(str(wrapper))
+    toolkit = setup.cuda.Toolkit.ask(str(wrapper))
     assert toolkit.home == str(home)
     assert toolkit.version == (13, 0)
     assert toolkit.include_dirs == [str(home / "include")]
@@ -255,9 +255,9 @@ def test_cuda_home_goes_before_path(setup, monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", str(on_path.parent))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert setup.find_nvcc() == str(in_home)
+    assert setup.cuda.find_nvcc() == str(in_home)
     monkeypatch.delenv("CUDA_HOME")
-    assert setup.find_nvcc() == str(on_path)
+    assert setup.cuda.find_nvcc() == str(on_path)
 
 
 @pytest.mark.parametrize(
