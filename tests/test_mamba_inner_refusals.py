@@ -8,7 +8,8 @@ from cases import REAL, assert_refused, fake
 from problem import METHODS
 from selective_scan import mamba_inner_fn, mamba_inner_ref
 from selective_scan._mamba_operators import PLAIN_MAMBA_INNER
-from test_mamba_inner import BASE, EVERYTHING, op_arguments, tensors_of
+from test_mamba_inner import BASE, EVERYTHING, tensors_of
+from test_mamba_inner_operator import op_arguments
 
 b, e, s, n, r = BASE.batch, BASE.dim, BASE.seqlen, BASE.dstate, BASE.rank
 BAD = [

@@ -1,0 +1,231 @@
+"""mamba_inner_fn as an op: what PyTorch's transforms, compilers and checks see of it."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from problem import generator
+from selective_scan import mamba_inner_fn
+from selective_scan._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
+from test_mamba_inner import BASE, EVERYTHING, run, tensors_of
+
+
+def op_arguments(case, device="cpu", requires_grad=True, operator=MAMBA_INNER, **changes):
+    tensors = tensors_of(case, device) | changes
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor):
+            tensors[name] = tensor.detach().requires_grad_(requires_grad)
+    names, defaults = operator.arguments.names, operator.arguments.defaults
+    # Without softplus steps may be negative, with which states grow without bound.
+    given = dict(zip(names, defaults, strict=True)) | {"delta_softplus": True} | tensors
+    return tuple(given[name] for name in names)
+
+
+QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
+THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")
+
+
+@pytest.mark.parametrize(
+    ("case", "tests"),
+    [
+        (BASE.with_(seqlen=40), THOROUGH),
+        (EVERYTHING.with_(complex=True, seqlen=5), QUICK),
+        (BASE.with_(given="BC", xz="contiguous", batch=1, seqlen=0), QUICK),
+    ],
+    ids=str,
+)
+def test_opcheck(case, tests, device):
+    ops = torch.ops.selective_scan
+    for bidirectional, save_states, chosen in ((False, False, QUICK), (True, True, tests)):
+        arguments = op_arguments(case, device, bidirectional=bidirectional)
+        torch.library.opcheck(ops.mamba_inner_fwd, (*arguments, save_states), test_utils=chosen)
+        arguments = op_arguments(case, device, False, bidirectional=bidirectional)
+        out, *kept = ops.mamba_inner_fwd(*arguments, save_states)
+        torch.library.opcheck(
+            ops.mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept), test_utils=chosen
+        )
+
+
+def input_of_a_layer(case, device="cpu"):
+    """What takes the place of xz and A, and the projection of the former."""
+    random = generator(case)
+    hidden = torch.randn(case.batch, case.seqlen, 3, generator=random, dtype=torch.float64)
+    weight = torch.randn(2 * case.dim, 3, generator=random, dtype=torch.float64)
+    bias = torch.randn(2 * case.dim, generator=random, dtype=torch.float64)
+    A_log = torch.rand(case.dim, case.dstate, generator=random, dtype=torch.float64)
+    tensors = {"xz": hidden, "in_proj_weight": weight, "in_proj_bias": bias, "A": A_log}
+    return {
+        name: tensor.to(device, case.dtype).requires_grad_() for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("of_layer", [False, True], ids=["of xz", "of a layer's input"])
+@pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=str)
+def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
+    case = BASE.with_(seqlen=40)
+    for level, save_states, chosen in ((0, False, QUICK), (0, True, QUICK), (1, True, THOROUGH)):
+        changes = input_of_a_layer(case, device) if of_layer else {}
+        changes |= {"checkpoint_lvl": level, "autocast_dtype": autocast_dtype}
+        ops = torch.ops.selective_scan
+        arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
+        torch.library.opcheck(
+            ops.plain_mamba_inner_fwd, (*arguments, save_states), test_utils=chosen
+        )
+        arguments = op_arguments(case, device, False, PLAIN_MAMBA_INNER, **changes)
+        out, cast_input, *kept = ops.plain_mamba_inner_fwd(*arguments, save_states)
+        assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)
+        torch.library.opcheck(
+            ops.plain_mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept), test_utils=chosen
+        )
+
+
+class _SeeParts(TorchDispatchMode):
+    """With it a layer is made of its parts, in Python."""
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        assert "plain" not in str(op)
+        return op(*args, **(kwargs or {}))
+
+
+PLAIN = [
+    BASE,
+    BASE.with_(dim=64, dstate=16, rank=8, d_model=32, dtype=torch.bfloat16, seqlen=200),
+    BASE.with_(dtype=torch.float16, absent=(*BASE.absent, "out_proj_bias", "D")),
+    BASE.with_(dtype=torch.float64, absent=(*BASE.absent, "conv1d_bias", "delta_bias")),
+    *(BASE.with_(xz=xz) for xz in ("contiguous", "sliced", "expanded")),
+    *(BASE.with_(batch=batch, seqlen=seqlen) for batch, seqlen in ((2, 0), (0, 5), (1, 2))),
+    BASE.with_(options=(("checkpoint_lvl", 0), ("delta_softplus", False)), seqlen=9),
+]
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device):
+    tensors = tensors_of(case, device)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        actual = run(mamba_inner_fn, case, tensors)
+        with _SeeParts():
+            expected = run(mamba_inner_fn, case, tensors)
+    for name, value in actual.items():
+        assert torch.equal(value, expected[name]), name
+        assert value.dtype == expected[name].dtype, name
+        assert value.stride() == expected[name].stride(), name
+
+
+@pytest.mark.parametrize("of_layer", [False, True], ids=["of xz", "of a layer's input"])
+def test_gradcheck_of_a_plain_layer(of_layer):
+    case = TINY.with_(absent=BASE.absent)
+    changes = input_of_a_layer(case) if of_layer else {}
+    given = op_arguments(case, operator=PLAIN_MAMBA_INNER, **changes)
+    places = [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]
+
+    def function(*values):
+        arguments = list(given)
+        for place, value in zip(places, values, strict=True):
+            arguments[place] = value
+        return PLAIN_MAMBA_INNER(*arguments)[0]
+
+    assert torch.autograd.gradcheck(function, [given[place] for place in places])
+
+
+TINY = EVERYTHING.with_(
+    batch=1, dim=2, seqlen=3, dstate=2, rank=1, d_model=2, width=2, dtype=torch.float64
+)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("complex", [False, True])
+def test_gradcheck(complex, bidirectional):
+    case = TINY.with_(complex=complex)
+    tensors = tensors_of(case)
+
+    def function(*values):
+        given = tensors | dict(zip(present, values, strict=True))
+        return mamba_inner_fn(**given, bidirectional=bidirectional)
+
+    present = [name for name, tensor in tensors.items() if tensor is not None]
+    assert torch.autograd.gradcheck(function, [tensors[name] for name in present])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile(backend, device):
+    torch._dynamo.reset()
+    compiled = torch.compile(mamba_inner_fn, fullgraph=True, backend=backend)
+    tensors = tensors_of(EVERYTHING, device)
+    for autocast, seqlen in itertools.product((False, True), (70, 33)):
+        case = EVERYTHING.with_(seqlen=seqlen)
+        tensors = tensors_of(case, device)
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            expected = run(mamba_inner_fn, case, tensors)
+            actual = run(compiled, case, tensors)
+        for name, value in actual.items():
+            torch.testing.assert_close(value, expected[name])
+
+
+def test_export(device):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, tensor in tensors.items():
+                setattr(self, name, None if tensor is None else torch.nn.Buffer(tensor))
+
+        def forward(self, xz):
+            return mamba_inner_fn(xz, *(getattr(self, name) for name in list(tensors)[:11]))
+
+    tensors = tensors_of(BASE, device)
+    xz = tensors.pop("xz").detach()
+    layer = Layer()
+    program = torch.export.export(layer, (xz,))
+    assert "selective_scan.plain_mamba_inner_fwd" in str(program.graph)
+    torch.testing.assert_close(program.module()(xz), layer(xz))
+
+
+def test_transforms(device):
+    tensors = tensors_of(BASE, device, torch.float64)
+    xz = tensors.pop("xz").detach()
+    tensors = {name: None if x is None else x.detach() for name, x in tensors.items()}
+
+    def loss(xz):
+        return mamba_inner_fn(xz, **tensors).square().sum()
+
+    single = torch.func.grad(loss)(xz)
+    both = torch.func.vmap(torch.func.grad(loss))(torch.stack([xz, 2 * xz]))
+    # The products of both are one, summed otherwise.
+    tolerance = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(both[0], single, **tolerance)
+    torch.testing.assert_close(both[1], torch.func.grad(loss)(2 * xz), **tolerance)
+    with pytest.raises(RuntimeError, match="mamba_inner_ref, or backend='reference', supports it"):
+        torch.func.jvp(loss, (xz,), (xz,))
+
+
+def test_a_second_derivative_is_refused(device):
+    tensors = tensors_of(BASE, device)
+    out = mamba_inner_fn(**tensors)
+    (gradient,) = torch.autograd.grad(out.sum(), tensors["xz"], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported"):
+        gradient.sum().backward()
+
+
+def test_its_products_are_counted(device):
+    case = BASE
+    tensors = tensors_of(case, device)
+    rows = 2 * case.batch * case.seqlen * case.dim
+    products = rows * (2 * case.rank + 2 * case.dstate + case.d_model)
+    with FlopCounterMode(display=False) as counter:
+        out = mamba_inner_fn(**tensors)
+    counted = counter.get_flop_counts()["Global"]
+    assert sum(counted[op] for op in (torch.ops.aten.mm, torch.ops.aten.addmm)) == products
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() >= 2 * products
+
+
+def test_nothing_is_kept_without_gradients():
+    with torch.no_grad():
+        arguments = op_arguments(BASE)
+        out, *kept = torch.ops.selective_scan.mamba_inner_fwd(*arguments, False)
+    assert out.shape == (2, 70, 5)
+    assert all(tensor is None for tensor in kept)
