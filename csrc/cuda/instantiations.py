@@ -104,24 +104,32 @@ STREAMED_FORWARD = [
 ]
 
 # Bytes of an element, and what a warp's lanes stand for as they move rows.
-STREAMED_ACCESS = list(itertools.product((2, 4), ("kSteps", "kChannels")))
+STREAMED_MAPS = ("kSteps", "kChannels")
+STREAMED_ACCESS = list(itertools.product((2, 4), STREAMED_MAPS))
 
 # Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether
-# B and C vary.
+# B and C vary, what is known of elements.
 STREAMED_BACKWARD = [
     Source(
         f"streamed_backward_{name}",
         "streamed",
         ("backward",),
-        tuple(
-            f"StreamedBackward<{kind}, {bits}, {size}, {variable}, METHOD, LaneMap::{lane_map}>"
-            for size, lane_map in STREAMED_ACCESS
+        (
+            *(
+                f"StreamedSummary<{kind}, {bits}, {size}, {variable}, METHOD, LaneMap::{lane_map}>"
+                for size, lane_map in STREAMED_ACCESS
+            ),
+            *(
+                f"StreamedBackward<{kind}, {bits}, Elements::{of}, {variable}, METHOD, "
+                f"LaneMap::{lane_map}>"
+                for of, lane_map in itertools.product(elements, STREAMED_MAPS)
+            ),
         ),
     )
-    for name, kind, bits, variable in [
-        ("float_4_variable", "float", 2, "true"),
-        ("float_4_constant", "float", 2, "false"),
-        ("complex_float_8_variable", "Complex<float>", 3, "true"),
+    for name, kind, bits, variable, elements in [
+        ("float_4_variable", "float", 2, "true", ("kTwoBytes", "kFloat16", "kFloat32")),
+        ("float_4_constant", "float", 2, "false", ("kTwoBytes", "kFloat32")),
+        ("complex_float_8_variable", "Complex<float>", 3, "true", ("kTwoBytes", "kFloat32")),
     ]
 ]
 

@@ -40,4 +40,8 @@ Refusal plan_streamed(const ForwardParams& params, const Device& device, Streame
 Refusal plan_streamed(const BackwardParams& params, const Device& device,
                       StreamedBackwardPlan& plan);
 
+/// Whether the streamed kernels for the rows' type, if they take the call, sum the gradients of B
+/// and C with as many digits as these have.
+bool streamed_sums_have_digits(const BackwardParams& params);
+
 }  // namespace selective_scan::cuda

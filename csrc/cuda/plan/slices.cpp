@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "arrays.h"
+#include "candidates.h"
 
 namespace selective_scan::cuda {
 namespace {
@@ -279,12 +280,9 @@ std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Devic
 
 std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
                                         const BackwardPlan& plan) {
-  const auto is_wide = [](const ArrayView& view) { return element_size(view.dtype) > 2; };
-  // See the streamed path's refusals.
-  const bool has_wide_projections =
-      params.variable_B && !is_wide(params.u) && (is_wide(params.B) || is_wide(params.C));
-  return arrange_any_rows(params, device, plan,
-                          have_one_dtype(params, rows_of(params)) && !has_wide_projections);
+  return arrange_any_rows(
+      params, device, plan,
+      have_one_dtype(params, rows_of(params)) && streamed_sums_have_digits(params));
 }
 
 SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,

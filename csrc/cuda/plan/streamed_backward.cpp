@@ -18,6 +18,7 @@ struct Variant {
   int64_t most_states;
   bool is_complex;
   bool variable;
+  bool has_float16;  // a kernel of its own
   int lane_bits;
   int team_warps;    // that share a channel
   int row_channels;  // whose rows a warp moves
@@ -39,6 +40,7 @@ constexpr Variant make_variant() {
           Shape::kPadded,
           is_complex_v<T>,
           kVariable,
+          kHasFloat16Backward<T, kVariable>,
           kLaneBits,
           1,
           Shape::kChannels,
@@ -56,6 +58,7 @@ constexpr Variant make_team_variant() {
           kWarps * Shape::kPadded,
           false,
           true,
+          false,
           2,
           kWarps,
           Shape::kRowChannels,
@@ -186,6 +189,16 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   }
 }
 
+/// Whether the kernels for u's type sum dB and dC with as many digits as these have.
+bool sums_have_digits(const BackwardParams& params, const Variant& variant) {
+  if (!variant.variable || element_size(params.u.dtype) > 2) return true;
+  const auto has = [&](DType dtype) {
+    return dtype == DType::kBFloat16 ||
+           (dtype == DType::kFloat16 && params.u.dtype == dtype && variant.has_float16);
+  };
+  return has(params.B.dtype) && has(params.C.dtype);
+}
+
 /// All rows have one type; B and C may have others, but their gradients must not need more digits
 /// than the sums over channels have.
 Refusal refuse(const BackwardParams& params, const Variant* variant) {
@@ -209,9 +222,10 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
   if (size > 4 || !have_one_dtype(params, rows_of(params))) {
     return {"u, delta, z, dout and their gradients must have one dtype"};
   }
-  if (variant->variable && size == 2 &&
-      (element_size(params.B.dtype) != 2 || element_size(params.C.dtype) != 2)) {
-    return {"B and C must have 16 bits where u has"};
+  if (!sums_have_digits(params, *variant)) {
+    return {
+        "where u has 16 bits, B and C must be bfloat16, or float16 as u is with real A and dstate "
+        "at most 16"};
   }
   return {};
 }
@@ -252,6 +266,11 @@ void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
 
 }  // namespace
 }  // namespace streamed
+
+bool streamed_sums_have_digits(const BackwardParams& params) {
+  const streamed::Variant* const variant = streamed::find_variant(params);
+  return variant == nullptr || streamed::sums_have_digits(params, *variant);
+}
 
 Refusal plan_streamed(const BackwardParams& call, const Device& device,
                       StreamedBackwardPlan& plan) {

@@ -30,15 +30,15 @@ namespace selective_scan::cuda::streamed {
 
 /// kPacked: chunks are those of packed sequences, whose states and gradients change where one
 /// begins or ends.
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap,
+template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap,
           bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  constexpr int kSize = size_of(kElements);
   constexpr int kStates = Shape::kStates;
-  constexpr bool kExact = kSize == 4;
   using States = Pack<T, kStates>;
-  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
+  using Sums = ChannelSums<Shape, needs_all_digits(kElements), !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   LaneWork<Shape, T, kSize, kMethod> own_work(args, order.item());
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
   }();
   if constexpr (kPacked) steps = last_chunk.steps;
-  WarpRows<Shape, kSize, kMap, true, kPacked> rows(args, own, work.lane, work.channels, item.batch,
-                                                   work.first_channel, last_chunk, steps);
+  WarpRows<Shape, kElements, kMap, true, kPacked> rows(
+      args, own, work.lane, work.channels, item.batch, work.first_channel, last_chunk, steps);
   // The state before the chunk that the rows fetch next, if there is one; the first one starts from
   // the initial state.
   const auto fetch_start = [&](int chunk) {
@@ -387,7 +387,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     }
   }();
   if constexpr (kPacked) steps = last_chunk.steps;
-  WarpRows<Shape, kSize, kMap, false, kPacked> rows(
+  constexpr Elements kElements = kSize == 2 ? Elements::kTwoBytes : Elements::kFloat32;
+  WarpRows<Shape, kElements, kMap, false, kPacked> rows(
       args, own, work.lane, work.channels, work.item.batch, work.first_channel, last_chunk, steps);
   rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
@@ -452,7 +453,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
-cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::summarize(
+cudaError_t StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
   if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
     if (args.params.packed.present()) {
@@ -466,19 +467,19 @@ cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::sum
       args);
 }
 
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
-cudaError_t StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
+template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>
+cudaError_t StreamedBackward<T, kLaneBits, kElements, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
   if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
     if (args.params.packed.present()) {
       return launch_kernel(
-          streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, true>, shape,
+          streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, true>, shape,
           stream, args);
     }
   }
   return launch_kernel(
-      streamed_backward_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, false>, shape, stream,
-      args);
+      streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, false>, shape,
+      stream, args);
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -31,14 +31,18 @@ struct BackwardArgs {
   }
 };
 
-/// The launches of one instantiation: T is the type of states, kSize the size of the elements of
-/// u, delta, z and their gradients; variable or constant B and C; how a warp moves its rows.
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+/// The launch of one instantiation: T is the type of states, kElements that of u, delta, z and
+/// their gradients; variable or constant B and C; how a warp moves its rows.
+template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>
 struct StreamedBackward {
-  /// Finds how each segment but the first maps the gradient that enters it at its end. With
-  /// variable B and C the states may be those of several warps (Geometry::state_warps).
-  static cudaError_t summarize(const BackwardArgs& args, const LaunchShape& shape,
-                               cudaStream_t stream);
+  static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
+};
+
+/// Finds how each segment but the first maps the gradient that enters it at its end. With variable
+/// B and C the states may be those of several warps (Geometry::state_warps). kSize: bytes of an
+/// element.
+template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+struct StreamedSummary {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 

@@ -17,27 +17,43 @@ struct Kernels {
   cudaError_t (*run)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-/// [element size / 2 - 1][LaneMap]
-using KernelTables = std::array<std::array<MethodTable<Kernels>, 2>, 2>;
+/// [Elements][LaneMap]
+using LaneMapTables = std::array<MethodTable<Kernels>, 2>;
+using KernelTables = std::array<LaneMapTables, 3>;
 
-/// The tables of what make.operator()<kSize, kMap, kMethod>() returns.
+/// The tables of what make.operator()<kElements, kMap, kMethod>() returns.
 template <class Make>
 constexpr KernelTables make_tables(const Make& make) {
-  const auto table = [&]<int kSize, LaneMap kMap>() {
+  const auto table = [&]<Elements kElements, LaneMap kMap>() {
     return make_method_table<Kernels>(
-        [&]<Method kMethod>() { return make.template operator()<kSize, kMap, kMethod>(); });
+        [&]<Method kMethod>() { return make.template operator()<kElements, kMap, kMethod>(); });
   };
-  using enum LaneMap;
-  return {{{table.template operator()<2, kSteps>(), table.template operator()<2, kChannels>()},
-           {table.template operator()<4, kSteps>(), table.template operator()<4, kChannels>()}}};
+  const auto tables = [&]<Elements kElements>() {
+    return LaneMapTables{table.template operator()<kElements, LaneMap::kSteps>(),
+                         table.template operator()<kElements, LaneMap::kChannels>()};
+  };
+  using enum Elements;
+  return {tables.template operator()<kTwoBytes>(), tables.template operator()<kFloat16>(),
+          tables.template operator()<kFloat32>()};
+}
+
+Elements elements_of(DType dtype) {
+  return dtype == DType::kFloat32   ? Elements::kFloat32
+         : dtype == DType::kFloat16 ? Elements::kFloat16
+                                    : Elements::kTwoBytes;
 }
 
 template <class T, int kLaneBits, bool kVariable>
 const KernelTables& tables() {
   static constexpr KernelTables kTables =
-      make_tables([&]<int kSize, LaneMap kMap, Method kMethod>() {
-        using Instance = StreamedBackward<T, kLaneBits, kSize, kVariable, kMethod, kMap>;
-        return Kernels{&Instance::summarize, &Instance::run};
+      make_tables([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+        constexpr Elements kOwn =
+            kElements == Elements::kFloat16 && !kHasFloat16Backward<T, kVariable>
+                ? Elements::kTwoBytes
+                : kElements;
+        constexpr int kSize = size_of(kElements);
+        return Kernels{&StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run,
+                       &StreamedBackward<T, kLaneBits, kOwn, kVariable, kMethod, kMap>::run};
       });
   return kTables;
 }
@@ -45,9 +61,10 @@ const KernelTables& tables() {
 template <int kWarps>
 const KernelTables& team_tables() {
   static constexpr KernelTables kTables =
-      make_tables([&]<int kSize, LaneMap kMap, Method kMethod>() {
-        using Summary = StreamedBackward<float, 2, kSize, true, kMethod, kMap>;
-        return Kernels{&Summary::summarize, &TeamBackward<kWarps, kSize, kMethod, kMap>::run};
+      make_tables([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+        constexpr int kSize = size_of(kElements);
+        return Kernels{&StreamedSummary<float, 2, kSize, true, kMethod, kMap>::run,
+                       &TeamBackward<kWarps, kSize, kMethod, kMap>::run};
       });
   return kTables;
 }
@@ -77,7 +94,8 @@ void begin_behind_front_segment(const BackwardParams& params, const StreamedBack
 cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const BackwardParams params = in_chunks(call);
-  const auto& maps = tables_for(params, plan.team_warps)[element_size(params.u.dtype) / 2 - 1];
+  const auto elements = static_cast<size_t>(elements_of(params.u.dtype));
+  const LaneMapTables& maps = tables_for(params, plan.team_warps)[elements];
   const auto kernels = [&](LaneMap map) -> const Kernels& {
     return maps[static_cast<size_t>(map)][params.method];
   };

@@ -21,8 +21,9 @@ __device__ __forceinline__ float pass_gate(float z, float& gradient) {
 /// A warp's rows of one chunk, which lanes take slice by slice: a lane has consecutive steps of one
 /// channel (LaneMap::kSteps), whichever way the rows lie in memory. Without kGradients, only those
 /// of Δ and dy. If kPacked, chunks are those of packed sequences.
-template <class Shape, int kSize, LaneMap kMap, bool kGradients, bool kPacked = false>
+template <class Shape, Elements kElements, LaneMap kMap, bool kGradients, bool kPacked = false>
 class WarpRows {
+  static constexpr int kSize = size_of(kElements);
   static_assert(!kPacked || kMap != LaneMap::kSteps);
   using Chunk = std::conditional_t<kPacked, PackedChunk, int64_t>;
   static constexpr int kItems = Shape::kChannels;
@@ -41,6 +42,7 @@ class WarpRows {
         shared_(shared),
         lane_(lane),
         slice_(LaneSlice::make<kItems>(LaneMap::kSteps, args.row(Row::kU), lane, channels)) {
+    if constexpr (kElements == Elements::kFloat16) slice_.is_bfloat16 = false;
     if (lane < kRowArrays) {
       // In place of an array that is absent u: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];

@@ -163,6 +163,10 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 template <class T, bool kVariable>
 constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
 
+/// Whether there are kernels for float16 alone; elsewhere those for elements of two bytes serve it.
+template <class T, bool kVariable>
+constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
+
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;

@@ -276,14 +276,12 @@ struct BlockStates {
 /// One block of steps with variable B and C: its states again from the one before it, then
 /// backwards through them. `carry` is the gradient of the state behind the block on entry and of
 /// the one before it on return. See StepGradient for the formulas.
-template <class Shape, Method kMethod, class Care, int kSize, class T, int kStates>
+template <class Shape, Method kMethod, class Care, int kSize, class T, int kStates, class Sums>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
     const LanePoles<T, kStates, kSize, kMethod>& poles, const Care& care,
     const Pack<T, kStates>& before, Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
-    const ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>& channel_sums,
-    typename ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>::Block& block_sums) {
-  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>;
+    const Sums& channel_sums, typename Sums::Block& block_sums) {
   constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;

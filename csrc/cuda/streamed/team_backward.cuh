@@ -24,9 +24,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     team_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using Shape = TeamShape<kWarps>;
   constexpr int kStates = Shape::kStates;
-  constexpr bool kExact = kSize == 4;
   using States = Pack<float, kStates>;
-  using Sums = ChannelSums<Shape, kExact, !kHasIncrements<kMethod>>;
+  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
