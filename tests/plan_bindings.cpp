@@ -29,6 +29,7 @@ struct Call {
   int64_t dstate = 1;
   int64_t groups = 1;
   std::string dtype = "bfloat16";
+  std::string projection_dtype;  // of B and C; empty: dtype
   bool is_complex = false;
   std::string B = "variable";  // or constant
   std::string C = "variable";
@@ -42,13 +43,14 @@ struct Call {
   bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
   std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
 
-  DType element() const {
-    if (dtype == "float64") return DType::kFloat64;
-    if (dtype == "float32") return DType::kFloat32;
-    if (dtype == "float16") return DType::kFloat16;
-    if (dtype == "bfloat16") return DType::kBFloat16;
-    throw std::invalid_argument("no such dtype: " + dtype);
+  static DType dtype_of(const std::string& name) {
+    if (name == "float64") return DType::kFloat64;
+    if (name == "float32") return DType::kFloat32;
+    if (name == "float16") return DType::kFloat16;
+    if (name == "bfloat16") return DType::kBFloat16;
+    throw std::invalid_argument("no such dtype: " + name);
   }
+  DType element() const { return dtype_of(dtype); }
 };
 
 /// Addresses that nobody reads.
@@ -104,8 +106,10 @@ ScanParams make_inputs(const Call& call) {
   if (call.z) params.z = make_view(call, "z", dtype, call.dim, call.wider_rows ? 2 : 1);
   const DType A_dtype = params.is_double ? DType::kFloat64 : DType::kFloat32;
   params.A = make_projection(call, "A", A_dtype, false);
-  params.B = make_projection(call, "B", params.variable_B ? dtype : A_dtype, params.variable_B);
-  params.C = make_projection(call, "C", params.variable_C ? dtype : A_dtype, params.variable_C);
+  const DType variable =
+      call.projection_dtype.empty() ? dtype : Call::dtype_of(call.projection_dtype);
+  params.B = make_projection(call, "B", params.variable_B ? variable : A_dtype, params.variable_B);
+  params.C = make_projection(call, "C", params.variable_C ? variable : A_dtype, params.variable_C);
   params.D = {address(), DType::kFloat32, 0, 1};
   params.delta_bias = params.D;
   params.states = address();
@@ -381,6 +385,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("dstate", &Call::dstate)
       .def_readwrite("groups", &Call::groups)
       .def_readwrite("dtype", &Call::dtype)
+      .def_readwrite("projection_dtype", &Call::projection_dtype)
       .def_readwrite("complex", &Call::is_complex)
       .def_readwrite("B", &Call::B)
       .def_readwrite("C", &Call::C)

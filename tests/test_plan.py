@@ -25,6 +25,7 @@ class Call:
     dstate: int
     groups: int = 1
     dtype: str = "bfloat16"
+    projection_dtype: str = ""  # of B and C; "": dtype
     complex: bool = False
     B: str = "variable"  # or constant
     C: str = "variable"
@@ -83,6 +84,7 @@ def plan(bindings):
     return make
 
 
+HALF = Call(8, 1024, 1024, 16, dtype="float16", projection_dtype="float16")
 CONSTANT = {"B": "constant", "C": "constant", "dtype": "float32"}
 
 # A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
@@ -272,6 +274,7 @@ def random_call(generator):
         dstate=choose([1, 2, 4, 8, 16, 16, 16, 32, 64, generator.randint(1, 256)]),
         groups=groups,
         dtype=choose(["float32", "bfloat16", "float16", "float64"]),
+        projection_dtype=choose(["", "", "", "float16"]),
         complex=is_complex,
         B=choose(["variable"] * 4 + ["constant"]),
         C=choose(["variable"] * 4 + ["constant"]),
@@ -389,6 +392,23 @@ def test_refusals(plan, which, path, changes, reason):
         plan(which, call, wanted=path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"complex": True},
+        {"dstate": 17},
+        {"dstate": 64},
+        {"dtype": "bfloat16"},
+        {"projection_dtype": "float32"},
+    ],
+)
+def test_sums_without_the_digits_of_their_gradients(plan, changes):
+    call = replace(HALF, **changes)
+    assert plan("forward", call, wanted="streamed")["path"] == "streamed"
+    with pytest.raises(RuntimeError, match="where u has 16 bits, B and C must be bfloat16"):
+        plan("backward", call, wanted="streamed")
+
+
 def test_too_many_states(plan):
     """Where no kernels can run a call, the error says why."""
     call = Call(1, 8, 64, 257)
@@ -447,6 +467,15 @@ SLICES = [
     ),
     (Call(8, 1024, 1024, 16, mixed=True, C="constant"), None, None),
     (Call(1, 256, 256, 16, mixed=True), None, None),
+    # Whose gradients of B and C need more digits than their kernels have.
+    (HALF, None, None),
+    (replace(HALF, complex=True), None, ([16], STREAMED, 4, 3)),
+    (replace(HALF, dstate=32), None, ([32], STREAMED, 4, 3)),
+    (replace(HALF, dtype="bfloat16"), None, ([16], STREAMED, 4, 3)),
+    (replace(HALF, projection_dtype="float32"), None, ([16], STREAMED, 4, 3)),
+    (replace(HALF, complex=True, projection_dtype="bfloat16"), None, None),
+    (replace(HALF, complex=True, state_alone=True), None, None),
+    (replace(HALF, B="constant", C="constant"), None, None),
     # Rows that are no vectors as they lie.
     (
         Call(8, 1023, 1024, 16, channel_last=True),

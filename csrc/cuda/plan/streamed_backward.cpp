@@ -191,12 +191,13 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
 
 /// Whether the kernels for u's type sum dB and dC with as many digits as these have.
 bool sums_have_digits(const BackwardParams& params, const Variant& variant) {
-  if (!variant.variable || element_size(params.u.dtype) > 2) return true;
-  const auto has = [&](DType dtype) {
-    return dtype == DType::kBFloat16 ||
-           (dtype == DType::kFloat16 && params.u.dtype == dtype && variant.has_float16);
+  const DType dtype = params.u.dtype;
+  if (!variant.variable || element_size(dtype) > 2) return true;
+  const auto suffice_for = [&](const ArrayView& gradient) {
+    return !gradient.present() || gradient.dtype == DType::kBFloat16 ||
+           (gradient.dtype == DType::kFloat16 && dtype == DType::kFloat16 && variant.has_float16);
   };
-  return has(params.B.dtype) && has(params.C.dtype);
+  return suffice_for(params.dB) && suffice_for(params.dC);
 }
 
 /// All rows have one type; B and C may have others, but their gradients must not need more digits

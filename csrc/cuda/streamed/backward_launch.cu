@@ -8,6 +8,7 @@
 #include "../kit/packed_bc.h"
 #include "../plan/segments.h"
 #include "backward_kernels.h"
+#include "backward_shape.h"
 
 namespace selective_scan::cuda::streamed {
 namespace {

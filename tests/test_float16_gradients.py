@@ -1,0 +1,63 @@
+"""In float16 the gradients of B and C, sums over channels, have no error but that of rounding."""
+
+import pytest
+import torch
+
+from problem import METHODS, Case, Error, reference, run
+
+# On CUDA the streamed kernels': tiles of 96 channels and a part of one, rows that lanes take along
+# steps, along channels, and one by one.
+STREAMED = Case(batch=2, dim=600, groups=1, dtype=torch.float16)
+FEW = STREAMED.with_(dim=12, batch=1)
+CASES = {
+    "vectors of steps": STREAMED.with_(seqlen=64),
+    "steps against the scan": STREAMED.with_(seqlen=64, reverse=True, z=False),
+    "vectors of channels": STREAMED.with_(layout="channel_last"),
+    "either": STREAMED.with_(seqlen=64, layout="channel_last", layout_of=("u", "delta")),
+    "segments": FEW.with_(seqlen=1100),
+    "packed": STREAMED.with_(
+        batch=1, dim=400, seqlen=140, cu_seqlens=(3, 30, 30, 99, 137), layout="channel_last"
+    ),
+    "packed along steps": STREAMED.with_(batch=1, dim=400, seqlen=99, cu_seqlens=(0, 33, 99)),
+    # Few channels, one state, many states, complex ones, constant B and C.
+    "relay": FEW.with_(seqlen=64),
+    "one state": STREAMED.with_(dim=60, dstate=1),
+    "two warps a channel": STREAMED.with_(dim=60, dstate=32),
+    "four warps a channel": STREAMED.with_(dim=60, dstate=64),
+    "complex": STREAMED.with_(dim=60, complex=True, B="packed_grouped", C="packed_grouped"),
+    "constant": STREAMED.with_(dim=60, B="constant", C="constant"),
+    # B and C alone, and all but them.
+    "beside bfloat16": STREAMED.with_(dtype=torch.bfloat16, projection_dtype=torch.float16),
+    "beside float32": STREAMED.with_(dtype=torch.float32, projection_dtype=torch.float16),
+}
+
+
+def assert_as_good_as_rounded(case: Case, device: str) -> None:
+    exact = reference(case)
+    actual = run(case, device)
+    for name in ("dB", "dC"):
+        assert actual[name].dtype == torch.float16
+        rounded = exact[name].to(actual[name].dtype).to(exact[name].dtype)
+        rounding = Error.of(rounded, exact[name])
+        error = Error.of(actual[name].cpu().to(exact[name].dtype), exact[name])
+        # Arithmetic in fp32 leaves 1.00 to 1.01.
+        assert error.relative_l2 <= 1.1 * rounding.relative_l2, (name, error, rounding)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_gradients_of_projections(name, device):
+    assert_as_good_as_rounded(CASES[name], device)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("name", ["vectors of steps", "vectors of channels"])
+def test_methods(name, method, device):
+    assert_as_good_as_rounded(CASES[name].with_(method=method), device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["two warps a channel", "complex", "beside bfloat16"])
+def test_on_copies(name, cuda_device):
+    """Larger calls whose own types have no kernels with all digits run on copies of their rows."""
+    case = CASES[name].with_(batch=8, dim=1024, seqlen=128, initial_state=False)
+    assert_as_good_as_rounded(case, cuda_device)
