@@ -23,6 +23,7 @@ import test_causal_conv1d_pool as conv_pool
 import test_causal_conv1d_update as conv_update
 import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
+import test_float16_gradients as float16
 import test_layouts as layouts
 import test_matrix_scan as matrix
 import test_packed as packed
@@ -80,6 +81,7 @@ def special_cases():
             yield base.with_(dtype=dtype)
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
+    yield from float16.STREAMED.values()
     yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:2])
 
 

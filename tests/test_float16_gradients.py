@@ -5,31 +5,33 @@ import torch
 
 from problem import METHODS, Case, Error, reference, run
 
-# On CUDA the streamed kernels': tiles of 96 channels and a part of one, rows that lanes take along
-# steps, along channels, and one by one.
-STREAMED = Case(batch=2, dim=600, groups=1, dtype=torch.float16)
-FEW = STREAMED.with_(dim=12, batch=1)
-CASES = {
-    "vectors of steps": STREAMED.with_(seqlen=64),
-    "steps against the scan": STREAMED.with_(seqlen=64, reverse=True, z=False),
-    "vectors of channels": STREAMED.with_(layout="channel_last"),
-    "either": STREAMED.with_(seqlen=64, layout="channel_last", layout_of=("u", "delta")),
+BASE = Case(batch=2, dim=600, groups=1, dtype=torch.float16)
+FEW = BASE.with_(dim=12, batch=1)
+
+# For the streamed kernels on CUDA: tiles of 96 channels and a part of one, rows that lanes take
+# along steps, along channels, and one by one.
+STREAMED = {
+    "vectors of steps": BASE.with_(seqlen=64),
+    "steps against the scan": BASE.with_(seqlen=64, reverse=True, z=False),
+    "vectors of channels": BASE.with_(layout="channel_last"),
+    "either": BASE.with_(seqlen=64, layout="channel_last", layout_of=("u", "delta")),
     "segments": FEW.with_(seqlen=1100),
-    "packed": STREAMED.with_(
+    "packed": BASE.with_(
         batch=1, dim=400, seqlen=140, cu_seqlens=(3, 30, 30, 99, 137), layout="channel_last"
     ),
-    "packed along steps": STREAMED.with_(batch=1, dim=400, seqlen=99, cu_seqlens=(0, 33, 99)),
-    # Few channels, one state, many states, complex ones, constant B and C.
-    "relay": FEW.with_(seqlen=64),
-    "one state": STREAMED.with_(dim=60, dstate=1),
-    "two warps a channel": STREAMED.with_(dim=60, dstate=32),
-    "four warps a channel": STREAMED.with_(dim=60, dstate=64),
-    "complex": STREAMED.with_(dim=60, complex=True, B="packed_grouped", C="packed_grouped"),
-    "constant": STREAMED.with_(dim=60, B="constant", C="constant"),
-    # B and C alone, and all but them.
-    "beside bfloat16": STREAMED.with_(dtype=torch.bfloat16, projection_dtype=torch.float16),
-    "beside float32": STREAMED.with_(dtype=torch.float32, projection_dtype=torch.float16),
+    "packed along steps": BASE.with_(batch=1, dim=400, seqlen=99, cu_seqlens=(0, 33, 99)),
 }
+OTHERS = {
+    "few channels": FEW.with_(seqlen=64),
+    "one state": BASE.with_(dim=60, dstate=1),
+    "two warps a channel": BASE.with_(dim=60, dstate=32),
+    "four warps a channel": BASE.with_(dim=60, dstate=64),
+    "complex": BASE.with_(dim=60, complex=True, B="packed_grouped", C="packed_grouped"),
+    "constant": BASE.with_(dim=60, B="constant", C="constant"),
+    "beside bfloat16": BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float16),
+    "beside float32": BASE.with_(dtype=torch.float32, projection_dtype=torch.float16),
+}
+CASES = STREAMED | OTHERS
 
 
 def assert_as_good_as_rounded(case: Case, device: str) -> None:
