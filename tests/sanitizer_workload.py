@@ -81,7 +81,7 @@ def special_cases():
             yield base.with_(dtype=dtype)
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
-    yield from float16.STREAMED.values()
+    yield from (*float16.STREAMED.values(), float16.PACKED)
     yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:2])
 
 

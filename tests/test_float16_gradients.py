@@ -14,12 +14,9 @@ STREAMED = {
     "vectors of steps": BASE.with_(seqlen=64),
     "steps against the scan": BASE.with_(seqlen=64, reverse=True, z=False),
     "vectors of channels": BASE.with_(layout="channel_last"),
+    "single elements": BASE,
     "either": BASE.with_(seqlen=64, layout="channel_last", layout_of=("u", "delta")),
     "segments": FEW.with_(seqlen=1100),
-    "packed": BASE.with_(
-        batch=1, dim=400, seqlen=140, cu_seqlens=(3, 30, 30, 99, 137), layout="channel_last"
-    ),
-    "packed along steps": BASE.with_(batch=1, dim=400, seqlen=99, cu_seqlens=(0, 33, 99)),
 }
 OTHERS = {
     "few channels": FEW.with_(seqlen=64),
@@ -32,6 +29,17 @@ OTHERS = {
     "beside float32": BASE.with_(dtype=torch.float32, projection_dtype=torch.float16),
 }
 CASES = STREAMED | OTHERS
+
+PACKED = BASE.with_(batch=1, dim=520, seqlen=2048, cu_seqlens=(3, 30, 30, 1500, 2040))
+LARGE = {
+    "packed along channels": PACKED.with_(layout="channel_last"),
+    "packed along steps": PACKED,
+    # Whose own types have no kernels with all digits: on copies of their rows.
+    **{
+        name: CASES[name].with_(batch=8, dim=1024, seqlen=128, initial_state=False)
+        for name in ("two warps a channel", "complex", "beside bfloat16")
+    },
+}
 
 
 def assert_as_good_as_rounded(case: Case, device: str) -> None:
@@ -58,8 +66,6 @@ def test_methods(name, method, device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", ["two warps a channel", "complex", "beside bfloat16"])
-def test_on_copies(name, cuda_device):
-    """Larger calls whose own types have no kernels with all digits run on copies of their rows."""
-    case = CASES[name].with_(batch=8, dim=1024, seqlen=128, initial_state=False)
-    assert_as_good_as_rounded(case, cuda_device)
+@pytest.mark.parametrize("name", list(LARGE))
+def test_large_calls(name, cuda_device):
+    assert_as_good_as_rounded(LARGE[name], cuda_device)
