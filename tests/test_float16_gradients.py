@@ -36,8 +36,8 @@ LARGE = {
     "packed along steps": PACKED,
     # Whose own types have no kernels with all digits: on copies of their rows.
     **{
-        name: CASES[name].with_(batch=8, dim=1024, seqlen=128, initial_state=False)
-        for name in ("two warps a channel", "complex", "beside bfloat16")
+        name: CASES[name].with_(batch=8, dim=1024, seqlen=128, dstate=dstate, initial_state=False)
+        for name, dstate in (("two warps a channel", 17), ("complex", 3), ("beside bfloat16", 5))
     },
 }
 
