@@ -34,7 +34,7 @@ _BATCH, _DIM = "batch", "dim"
 _TARGETS = (ELLIPSIS, _BATCH, _DIM)  # what the mapped dimension may join, the best first
 
 Size = int | torch.SymInt
-Kind = tuple[str, ...] | str | None
+Kind = tuple[str | int, ...] | str | None
 
 
 class Form(NamedTuple):
@@ -267,7 +267,7 @@ def _fixed_dims(argument: TensorArgument) -> tuple[str, ...]:
     return by_batch(kind if isinstance(kind, tuple) else argument.dims)
 
 
-def by_batch(dims: tuple[str, ...]) -> tuple[str, ...]:
+def by_batch(dims: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Sequences are the batch where no indices tell them apart, and with these it is not joined."""
     return tuple(_BATCH if dim == "sequences" else dim for dim in dims)
 
@@ -295,10 +295,13 @@ def _form(argument: TensorArgument, shapes: dict, call: Call, target: str, is_ow
     return Form((1, 1, dstate, 1), (batch, groups, dstate, seqlen), 1)
 
 
-def _shape(dims: tuple[str, ...], sizes: dict) -> tuple[Size, ...]:
+def _shape(dims: tuple[str | int, ...], sizes: dict) -> tuple[Size, ...]:
     shape = []
     for dim in dims:
-        shape += sizes[dim] if dim == ELLIPSIS else [sizes[dim]]
+        if isinstance(dim, int):
+            shape.append(dim)
+        else:
+            shape += sizes[dim] if dim == ELLIPSIS else [sizes[dim]]
     return tuple(shape)
 
 

@@ -19,7 +19,7 @@ class Result:
 
     Attributes:
         name: as in the schema of the op.
-        dims: the names of its dimensions.
+        dims: the names of its dimensions, or a size that is always the same.
         dtype: what finds its dtype.
         like: the argument as which it is laid out.
         chunk: for states that the backward op wants, the op that gives the number of steps from one
@@ -31,7 +31,7 @@ class Result:
     """
 
     name: str
-    dims: tuple[str, ...]
+    dims: tuple[str | int, ...]
     dtype: Callable[[Call], torch.dtype]
     like: str | None = None
     chunk: str | None = None
@@ -46,7 +46,7 @@ class Result:
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
         if self.chunk is None:
-            return [call.sizes[dim] for dim in self.dims]
+            return [dim if isinstance(dim, int) else call.sizes[dim] for dim in self.dims]
         batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
         steps = getattr(torch.ops.selective_scan, self.chunk)()
         num_states = (torch.sym_max(seqlen, 1) - 1) // steps

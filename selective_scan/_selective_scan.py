@@ -132,6 +132,12 @@ _POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, _check_poles, dims=POLES)
 SELECTIVE_SCAN = scan_operator(
     "selective_scan", _POLES_OF_METHODS, METHODS, scan_flops, given_gradients="u delta B C z"
 )
+# What all steps do to the state that enters them, h → factor·h + offset.
+SEGMENT_MAP = Operator(
+    "selective_scan_segment_map",
+    scan_arguments(_POLES_OF_METHODS, METHODS),
+    results=[Result("map", ("batch", 2, "dim", "dstate"), lambda call: call.state_dtype)],
+)
 # Of the gradients that of the state before the first step alone, where none comes of the last one.
 STATE_GRADIENT = Operator(
     "selective_scan_state_gradient",

@@ -40,6 +40,7 @@ struct Call {
   int64_t padding = 0;              // elements behind every row
   bool packed = false;              // sequences
   bool state_alone = false;         // the initial state's gradient is the only one
+  bool map_alone = false;           // neither out nor states are wanted
   bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
   std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
 
@@ -225,6 +226,11 @@ std::optional<cuda::Path> find_path(const std::optional<std::string>& name) {
 
 ForwardParams make_forward(const Call& call) {
   ForwardParams params(make_inputs(call));
+  if (call.map_alone) {
+    params.D = params.z = {};
+    params.states = nullptr;
+    return params;
+  }
   params.out = make_view(call, "out", params.u.dtype, call.dim);
   return params;
 }
@@ -396,6 +402,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("padding", &Call::padding)
       .def_readwrite("packed", &Call::packed)
       .def_readwrite("state_alone", &Call::state_alone)
+      .def_readwrite("map_alone", &Call::map_alone)
       .def_readwrite("wider_rows", &Call::wider_rows)
       .def_readwrite("turned", &Call::turned);
   py::class_<Device>(m, "Device")

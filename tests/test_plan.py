@@ -38,6 +38,7 @@ class Call:
     turned: tuple[str, ...] = ()
     packed: bool = False
     state_alone: bool = False
+    map_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,25 @@ def test_the_state_gradient_alone(plan, call, path, segments):
     assert made["path"] == path
     assert made["segments"] == segments + 1  # one goes in front
     assert plan("backward", call, wanted=path)["segments"] == segments
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "segments"),
+    [
+        (Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks a multiprocessor
+        (Call(2, 1024, 800, 16), "streamed", 3),
+        (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
+        (Call(1, 2048, 65535, 16), "general", 1),  # which may have a part of a chunk
+        (Call(64, 1024, 100, 1), "general", 1),
+        (Call(1, 1536, 2048, 16, **CONSTANT), "general", 1),
+        (Call(1, 64, 4096, 16, dtype="float64"), "general", 8),
+    ],
+    ids=str,
+)
+def test_the_map_alone(plan, call, path, segments):
+    made = plan("forward", replace(call, map_alone=True))
+    assert made["path"] == path
+    assert made["segments"] == segments + 1  # one comes behind
 
 
 def random_call(generator):

@@ -70,6 +70,10 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
       "selective_scan_state_gradient(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
       "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
       "Tensor? initial_state, bool reverse, Tensor dout) -> Tensor dinitial_state");
+  m.def(
+      "selective_scan_segment_map(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
+      "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
+      "Tensor? initial_state, bool reverse) -> Tensor map");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
 }
@@ -84,6 +88,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CpuBackend>));
+  m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CpuBackend>));
 }
 
 }  // namespace selective_scan::op

@@ -55,6 +55,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CudaBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CudaBackend>));
+  m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CudaBackend>));
 }
 
 }  // namespace selective_scan::op

@@ -262,6 +262,34 @@ Tensor selective_scan_state_gradient(const Tensor& u, const Tensor& delta, const
   return gradient;
 }
 
+/// What all steps do to the state that enters them, h -> factor·h + offset: (batch, 2, dim,
+/// dstate).
+template <class Backend>
+Tensor selective_scan_segment_map(const Tensor& u, const Tensor& delta, const Tensor& A,
+                                  const Tensor& B, const Tensor& C, const OptionalTensor& D,
+                                  const OptionalTensor& z, const OptionalTensor& delta_bias,
+                                  bool delta_softplus, const std::string& discretization_method,
+                                  const OptionalTensor& initial_state, bool reverse) {
+  const OptionalTensor no_cu_seqlens;
+  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
+                                  parse_method_of<Backend>(discretization_method), initial_state,
+                                  reverse, no_cu_seqlens, Backend::kIsMatrixA});
+  auto params = problem.template inputs<ForwardParams>();
+  const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
+  Tensor map = allocate(u, shape, state_dtype(params));
+  Tensor factor = torch::stable::select(map, 1, 0), offset = torch::stable::select(map, 1, 1);
+  if (is_empty(params) || params.seqlen == 0) {
+    torch::stable::zero_(map);
+    torch::stable::fill_(factor, 1);
+    return map;
+  }
+  params.D = params.z = params.initial_state = {};
+  params.last_state = state_view(offset);
+  params.last_state.group = map.stride(1) * components(map);
+  launch_with_workspace(problem.backend, u, params);
+  return map;
+}
+
 /// What the gradient of an optional input is to be written into is there where the input is.
 inline void check_given_gradient(const char* name, const OptionalTensor& gradient,
                                  const char* input_name, const OptionalTensor& input) {

@@ -36,9 +36,10 @@ class ScanArguments:
         real = torch.float64 if is_double else torch.float32
         return real.to_complex() if self.A.is_complex() else real
 
-    def new_state(self, value: int) -> Tensor:
-        shape = (self.u.shape[0], *self.A.shape)
-        return self.u.new_full(shape, value, dtype=self.state_dtype)
+    def zeros(self, *maps: int) -> Tensor:
+        """A state, or as many as a map has."""
+        shape = (self.u.shape[0], *maps, *self.A.shape)
+        return self.u.new_zeros(shape, dtype=self.state_dtype)
 
     def options(self, initial_state: Tensor | None) -> tuple:
         """The last arguments of the ops of one device."""
@@ -48,6 +49,16 @@ class ScanArguments:
         """The arguments of the ops of one device, for this rank's steps, but for cu_seqlens."""
         tensors = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias)
         return *tensors, *self.options(entering)
+
+    def segment_map(self) -> Tensor:
+        """What this rank's steps do to the state that enters them, h → factor·h + offset:
+        (batch, 2, dim, dstate)."""
+        tensors = (self.u, self.delta, self.A, self.B, self.C, None, None, self.delta_bias)
+        return torch.ops.selective_scan.selective_scan_segment_map(*tensors, *self.options(None))
+
+    def state_gradient(self, dout: Tensor, entering: Tensor) -> Tensor:
+        """The gradient of the state that enters, of this rank's outputs alone."""
+        return torch.ops.selective_scan.selective_scan_state_gradient(*self.local(entering), dout)
 
     def differentiate(
         self, dout: Tensor | None, leaving: Tensor | None, entering: Tensor, states: Tensor

@@ -16,7 +16,6 @@ from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
 from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
-from ._maps import backward_offset, forward_map
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
@@ -24,19 +23,21 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     *arguments, is_saved = arguments
     scan = ScanArguments(*arguments)
     ranks = Ranks.of(scan.group, scan.reverse)
-    maps = ranks.gather(torch.stack(forward_map(scan)))
-    factors, offsets = maps[:, 0], maps[:, 1]
+    # Behind the last rank there is the last state alone.
+    is_used = scan.return_last_state or not ranks.is_last
+    maps = ranks.gather(scan.segment_map() if is_used else scan.zeros(2))
+    factors, offsets = maps.unbind(2)
     behind = _compose(factors, offsets, scan.initial_state)
     if not ranks.is_first:
         entering = behind[ranks.place - 1].clone()
     elif scan.initial_state is None:
-        entering = scan.new_state(0)
+        entering = scan.zeros()
     else:
         entering = scan.initial_state.to(offsets.dtype, copy=True)
     out, _, states = torch.ops.selective_scan.selective_scan_fwd(
         *scan.local(entering), None, is_saved
     )
-    last_state = behind[-1].clone()
+    last_state = behind[-1].clone() if scan.return_last_state else None
     if not is_saved:
         return out, last_state, None, None, None
     return out, last_state, entering, factors.clone(), states
@@ -57,7 +58,9 @@ def _backward(
     if entering is None:  # the forward op was not asked to keep anything
         _, _, entering, factors, states = _forward(*arguments, True)
     ranks = Ranks.of(scan.group, scan.reverse)
-    parts = [backward_offset(scan, dout, entering)]
+    # What comes back to before the first rank its own backward pass finds.
+    is_used = dout is not None and not ranks.is_first
+    parts = [scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)]
     if scan.return_last_state:
         parts.append(torch.zeros_like(entering) if dlast_state is None else dlast_state)
     gathered = ranks.gather(torch.stack(parts))
@@ -99,7 +102,12 @@ _SCAN = DistributedOperator(
     _ARGUMENTS,
     results=[
         Result("out", ("batch", "dim", "seqlen"), lambda call: call["u"].dtype),
-        Result("last_state", ("batch", "dim", "dstate"), lambda call: call.state_dtype),
+        Result(
+            "last_state",
+            ("batch", "dim", "dstate"),
+            lambda call: call.state_dtype,
+            is_asked=lambda call: call.options["return_last_state"],
+        ),
         *map(Kept, ("entering", "factors", "states")),
     ],
     backward=f"dout dlast_state {' '.join(_ARGUMENTS.names)} entering factors states",

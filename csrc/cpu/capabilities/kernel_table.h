@@ -22,7 +22,8 @@ constexpr Kernels kernels_of() {
   using Backward = BackwardKernel<State>;
   using Maps = SegmentMaps<State>;
   return {real_t<State>::kWidth, &Forward::scratch_bytes, &Forward::run,  &Backward::scratch_bytes,
-          &Backward::run,        &Maps::scratch_bytes,    &Maps::forward, &Maps::backward};
+          &Backward::run,        &Maps::scratch_bytes,    &Maps::forward, &Maps::backward,
+          &Maps::forward_alone,  &Maps::backward_alone};
 }
 
 template <class R>

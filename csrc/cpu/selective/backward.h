@@ -90,13 +90,13 @@ SELECTIVE_SCAN_HD void for_each_chunk_backwards(const Block& block, const Visit&
 /// dy, the gradient of the output before the gate: that of out, times silu(z). gate: sigmoid(z).
 template <class R>
 void load_output_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                          const Chunk& chunk, R* dout, R* z, R* gate, R* dy) {
-  load_sequence(params.dout, block, lanes, chunk, -kStateChunk, dout);
+                          const Chunk& chunk, int64_t steps_ahead, R* dout, R* z, R* gate, R* dy) {
+  load_sequence(params.dout, block, lanes, chunk, steps_ahead, dout);
   if (!params.z.present()) {
     for (int64_t t = 0; t < chunk.steps; ++t) dy[t] = dout[t];
     return;
   }
-  load_sequence(params.z, block, lanes, chunk, -kStateChunk, z);
+  load_sequence(params.z, block, lanes, chunk, steps_ahead, z);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     gate[t] = VectorMath::sigmoid(z[t]);
     dy[t] = dout[t] * (z[t] * gate[t]);
@@ -110,7 +110,8 @@ void load_backward_steps(const BackwardParams& params, const Block& block, const
   load_step_sizes(params, block, lanes, chunk, -kStateChunk, delta_bias, steps.biased_delta,
                   steps.decay, steps.delta);
   load_sequence(params.u, block, lanes, chunk, -kStateChunk, steps.u);
-  load_output_gradient(params, block, lanes, chunk, steps.dout, steps.z, steps.gate, steps.dy);
+  load_output_gradient(params, block, lanes, chunk, -kStateChunk, steps.dout, steps.z, steps.gate,
+                       steps.dy);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
   }

@@ -149,6 +149,14 @@ void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dsta
   store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
 }
 
+/// ΣΔ
+template <class R>
+SELECTIVE_SCAN_HD R span_of(const R* delta, int64_t steps) {
+  R span(scalar_t<R>(0));
+  for (int64_t t = 0; t < steps; ++t) span += delta[t];
+  return span;
+}
+
 /// The affine maps of a block's segments, while a kernel walks them.
 template <class State>
 struct BlockMaps {
@@ -176,9 +184,7 @@ struct BlockMaps {
   /// To be continued through the next steps.
   StateMap<State> next(const ScanParams& params, int64_t vector, const R* delta, int64_t steps,
                        bool is_end) const {
-    R span(T(0));
-    for (int64_t t = 0; t < steps; ++t) span += delta[t];
-    spans[vector] += span;
+    spans[vector] += span_of(delta, steps);
     return {offsets + vector * params.dstate, factors + vector * params.dstate, spans[vector],
             is_end};
   }

@@ -141,15 +141,15 @@ struct BackwardPlan {
                          kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
-/// The maps of the gradients alone, of one segment at least.
-struct StateGradientPlan {
+/// Maps alone, of one segment at least.
+struct MapPlan {
   const Kernels& kernels;
   Arena arena;
   Partition partition;
   int64_t workers;
   WorkerScratch scratch;
 
-  StateGradientPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
+  MapPlan(const ScanParams& params, void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
         arena{static_cast<char*>(workspace)},
         partition(in_one_segment_at_least(params, arena, pool)),
@@ -159,7 +159,7 @@ struct StateGradientPlan {
   int64_t tasks() const { return partition.chains() * partition.segmentation.parts(); }
 
  private:
-  Partition in_one_segment_at_least(const BackwardParams& params, Arena& arena,
+  Partition in_one_segment_at_least(const ScanParams& params, Arena& arena,
                                     const ThreadPool& pool) const {
     Partition partition = forward_partition(params, kernels.lanes, pool);
     Segmentation& segmentation = partition.segmentation;
@@ -255,6 +255,7 @@ class Pass {
 };
 
 int64_t bytes_of_forward(const ForwardParams& call, const ThreadPool& pool) {
+  if (call.wants_map_alone()) return MapPlan(call, nullptr, pool).arena.bytes;
   return ForwardPlan(call, nullptr, pool).arena.bytes;
 }
 int64_t bytes_of_backward(const BackwardParams& call, const ThreadPool& pool) {
@@ -296,7 +297,40 @@ struct BackwardSums {
   }
 };
 
+/// maps(kernels, block, scratch) finds those of a block's segments.
+template <class Params, class Maps, class Finish>
+void find_map(const Params& params, void* workspace, const ThreadPool& pool, const Maps& maps,
+              const Finish& finish) {
+  const MapPlan plan(params, workspace, pool);
+  const Partition& partition = plan.partition;
+  const Segmentation& segmentation = partition.segmentation;
+  run_tasks(plan.tasks(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+    const Block block = partition.block(task % partition.chains(), task / partition.chains());
+    maps(plan.kernels)(params, block, plan.scratch.of(worker));
+  });
+  run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t row, int64_t) {
+    const int64_t batch = row / params.dim, channel = row % params.dim;
+    join_segments(params, segmentation, batch, channel, 0, segmentation.count);
+    finish(segmentation, batch, channel);
+  });
+}
+
+void find_forward_map(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+  find_map(
+      params, workspace, pool, [](const Kernels& kernels) { return kernels.forward_maps_alone; },
+      [&](const Segmentation& segmentation, int64_t batch, int64_t channel) {
+        store_map_factor(params, segmentation, batch, channel);
+      });
+}
+
+void find_state_gradient(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+  find_map(
+      params, workspace, pool, [](const Kernels& kernels) { return kernels.backward_maps_alone; },
+      [](const Segmentation&, int64_t, int64_t) {});
+}
+
 void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+  if (params.wants_map_alone()) return find_forward_map(params, workspace, pool);
   const ForwardPlan plan(params, workspace, pool);
   const auto maps = [&](const Block& block, void* scratch) {
     plan.kernels.forward_maps(params, block, scratch);
@@ -324,19 +358,6 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
   sum_blocks(params, partials, plan.workers, pool);
 }
 
-void find_state_gradient(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
-  const StateGradientPlan plan(params, workspace, pool);
-  const Partition& partition = plan.partition;
-  run_tasks(plan.tasks(), plan.workers, pool, [&](int64_t task, int64_t worker) {
-    const Block block = partition.block(task % partition.chains(), task / partition.chains());
-    plan.kernels.backward_maps(params, block, plan.scratch.of(worker));
-  });
-  run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t row, int64_t) {
-    join_segments(params, partition.segmentation, row / params.dim, row % params.dim, 0,
-                  partition.segmentation.count);
-  });
-}
-
 }  // namespace
 
 int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
@@ -345,7 +366,7 @@ int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& p
 }
 
 int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
-  return params.wants_state_alone() ? StateGradientPlan(params, nullptr, pool).arena.bytes
+  return params.wants_state_alone() ? MapPlan(params, nullptr, pool).arena.bytes
                                     : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 

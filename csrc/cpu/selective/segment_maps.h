@@ -1,7 +1,13 @@
-// The first pass over segmented sequences (segments.h): the affine map by which a segment takes the
-// state before it to the state behind it, and the gradient of the latter to that of the former.
+// The affine map by which a segment of time takes the state before it to the state behind it, and
+// the gradient of the latter to that of the former: the first pass over segmented sequences
+// (segments.h), and what ranks find out that share a sequence.
 //
-// Mapping and cost as in the forward scan, without the outputs.
+// Mapping and cost as in the forward scan, without the outputs. A pass over segmented sequences
+// walks a segment as the scan does, for its map has the bits that the scan finds (segments.h).
+// Where maps alone are wanted, chunks are mapped from the other end of the segment: the state that
+// a chunk leaves, from 0, counts as much as the product of abar behind it, and once that is
+// forgotten for all lanes (is_forgotten), what comes before makes no difference. So poles of short
+// memory cost the steps that they remember.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +16,40 @@
 
 namespace selective_scan::cpu {
 
+template <class R>
+SELECTIVE_SCAN_HD auto is_zero(R x) {
+  return x == R(scalar_t<R>(0));
+}
+template <class R>
+SELECTIVE_SCAN_HD auto is_zero(Complex<R> x) {
+  return is_zero(magnitude(x.re) + magnitude(x.im));
+}
+
+template <class M, class R>
+SELECTIVE_SCAN_HD R either(M condition, R a, R b) {
+  return select(condition, a, b);
+}
+template <class M, class R>
+SELECTIVE_SCAN_HD Complex<R> either(M condition, Complex<R> a, Complex<R> b) {
+  return {select(condition, a.re, b.re), select(condition, a.im, b.im)};
+}
+
+/// apply_map() of affine_map.h, lane by lane.
+template <class State>
+SELECTIVE_SCAN_HD State apply_maps(State factor, State offset, State entering) {
+  return either(is_zero(entering), offset, multiply_add(factor, entering, offset));
+}
+
 template <class State>
 struct MapScratch {
   using R = real_t<State>;
+  using T = scalar_t<State>;
 
   Arena arena;
   BlockInputs<State> inputs;
   BlockMaps<State> maps;
+  State* chunk_offsets;  // (state)
+  State* chunk_factors;
   R* delta;  // (step)
   R* u;
   R* z;
@@ -26,6 +59,9 @@ struct MapScratch {
 
   SELECTIVE_SCAN_HD MapScratch(const ScanParams& params, const Block& block, void* base)
       : arena{static_cast<char*>(base)}, inputs(arena, params, block), maps(arena, params, block) {
+    for (State** states : {&chunk_offsets, &chunk_factors}) {
+      *states = arena.take<State>(params.dstate);
+    }
     for (R** steps : {&delta, &u, &z, &gate, &dout, &dy}) *steps = arena.take<R>(kStateChunk);
   }
 
@@ -34,6 +70,46 @@ struct MapScratch {
       inputs.load(params, lanes_of<R>(block, vector), vector);
     }
     maps.begin(params, block);
+  }
+
+  /// Lanes that are none remember nothing.
+  void forget_idle_lanes(const ScanParams& params, const Block& block) const {
+    for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
+      T* factors = reinterpret_cast<T*>(maps.factors + vector * params.dstate);
+      const int64_t first = lanes_of<R>(block, vector).count;
+      for (int64_t row = 0; row < params.dstate * kComponents<State>; ++row) {
+        for (int64_t lane = first; lane < R::kWidth; ++lane) factors[row * R::kWidth + lane] = T(0);
+      }
+    }
+  }
+
+  bool remembers(const ScanParams& params, int64_t vector) const {
+    for (int64_t n = vector * params.dstate; n < (vector + 1) * params.dstate; ++n) {
+      if (!all(is_forgotten(maps.factors[n]))) return true;
+    }
+    return false;
+  }
+
+  StateMap<State> begin_chunk(const ScanParams& params, int64_t steps) const {
+    for (int64_t n = 0; n < params.dstate; ++n) {
+      chunk_offsets[n] = State{};
+      chunk_factors[n] = one<State>();
+    }
+    return {chunk_offsets, chunk_factors, span_of(delta, steps), true};
+  }
+
+  /// Joins the map of a chunk to that of all between it and the segment's end, or on the way back
+  /// its beginning. A lane's result is its own, also where other lanes remember longer.
+  void join_chunk(const ScanParams& params, int64_t vector, bool goes_back) const {
+    for (int64_t n = 0; n < params.dstate; ++n) {
+      State& offset = maps.offsets[vector * params.dstate + n];
+      State& factor = maps.factors[vector * params.dstate + n];
+      const auto leaves_out = is_forgotten(factor);
+      const State weight = goes_back ? conj(factor) : factor;
+      offset = either(leaves_out, offset, apply_maps(weight, offset, chunk_offsets[n]));
+      const State product = apply_maps(factor, State{}, chunk_factors[n]);
+      factor = either(leaves_out, State{}, either(is_forgotten(product), State{}, product));
+    }
   }
 };
 
@@ -50,14 +126,18 @@ struct SegmentMaps {
   static void forward(const ForwardParams& params, const Block& block, void* scratch_base) {
     const Scratch scratch(params, block, scratch_base);
     scratch.begin(params, block);
-    for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) {
-      const Lanes first = lanes_of<R>(block, 0);
-      scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset), kStateChunk);
+    for_each_chunk(block, [&](int64_t offset) {
+      load_projection(params, block, offset, kStateChunk, scratch);
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
-        advance_offsets(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
+        const Chunk chunk = chunk_at(params, lanes, offset);
+        load_steps_of(params, block, lanes, chunk, kStateChunk, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector,
+              scratch.maps.next(params, vector, scratch.delta, chunk.steps,
+                                is_last_chunk(lanes, chunk)),
+              nullptr);
       }
-    }
+    });
     scratch.maps.store(params, block, false);
   }
 
@@ -65,51 +145,106 @@ struct SegmentMaps {
     const Scratch scratch(params, block, scratch_base);
     scratch.begin(params, block);
     for_each_chunk_backwards(block, [&](int64_t offset) {
-      const Lanes first = lanes_of<R>(block, 0);
-      scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), -kStateChunk);
+      load_projection(params, block, offset, -kStateChunk, scratch);
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
-        return_offsets(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
+        const Chunk chunk = chunk_at(params, lanes, offset);
+        load_steps_of(params, block, lanes, chunk, -kStateChunk, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector,
+              scratch.maps.next(params, vector, scratch.delta, chunk.steps,
+                                is_first_chunk(lanes, chunk)),
+              nullptr);
       }
     });
     scratch.maps.store(params, block, true);
   }
 
+  static void forward_alone(const ForwardParams& params, const Block& block, void* scratch_base) {
+    map_alone(params, block, scratch_base);
+  }
+  static void backward_alone(const BackwardParams& params, const Block& block, void* scratch_base) {
+    map_alone(params, block, scratch_base);
+  }
+
  private:
-  static void advance_offsets(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                              const Chunk& chunk, const Scratch& scratch, int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, kStateChunk, scratch.inputs.delta_bias[vector],
+  template <class Visit>
+  static void for_each_chunk(const Block& block, const Visit& visit) {
+    for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) visit(offset);
+  }
+
+  template <class Params>
+  static void map_alone(const Params& params, const Block& block, void* scratch_base) {
+    constexpr bool kGoesBack = std::is_same_v<Params, BackwardParams>;
+    constexpr int64_t kStepsAhead = kGoesBack ? kStateChunk : -kStateChunk;
+    const Scratch scratch(params, block, scratch_base);
+    scratch.begin(params, block);
+    scratch.forget_idle_lanes(params, block);
+    bool any_remembers = true;
+    const auto join = [&](int64_t offset) {
+      if (!any_remembers) return;
+      any_remembers = false;
+      load_projection(params, block, offset, kStepsAhead, scratch);
+      for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
+        if (!scratch.remembers(params, vector)) continue;
+        any_remembers = true;
+        const Lanes lanes = lanes_of<R>(block, vector);
+        const Chunk chunk = chunk_at(params, lanes, offset);
+        load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector, scratch.begin_chunk(params, chunk.steps),
+              scratch.maps.factors + vector * params.dstate);
+        scratch.join_chunk(params, vector, kGoesBack);
+      }
+    };
+    if constexpr (kGoesBack) {
+      for_each_chunk(block, join);
+    } else {
+      for_each_chunk_backwards(block, join);
+    }
+    scratch.maps.store(params, block, kGoesBack);
+  }
+
+  static void load_projection(const ForwardParams& params, const Block& block, int64_t offset,
+                              int64_t steps_ahead, const Scratch& scratch) {
+    const Lanes first = lanes_of<R>(block, 0);
+    scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset), steps_ahead);
+  }
+  static void load_projection(const BackwardParams& params, const Block& block, int64_t offset,
+                              int64_t steps_ahead, const Scratch& scratch) {
+    const Lanes first = lanes_of<R>(block, 0);
+    scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), steps_ahead);
+  }
+
+  static void load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
+                            const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
+                            int64_t vector) {
+    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
                     scratch.delta, scratch.u, scratch.delta);
-    load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
-    const MapSweep<State> sweep =
-        sweep_of(params, chunk, scratch, vector, scratch.u, scratch.inputs.B(params, lanes, vector),
-                 is_last_chunk(lanes, chunk));
-    Sweeps<State>::all()[params.method].forward_map(sweep);
+    load_sequence(params.u, block, lanes, chunk, steps_ahead, scratch.u);
   }
-
-  static void return_offsets(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                             const Chunk& chunk, const Scratch& scratch, int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, -kStateChunk, scratch.inputs.delta_bias[vector],
+  static void load_steps_of(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                            const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
+                            int64_t vector) {
+    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
                     scratch.delta, scratch.dy, scratch.delta);
-    load_output_gradient(params, block, lanes, chunk, scratch.dout, scratch.z, scratch.gate,
-                         scratch.dy);
-    const MapSweep<State> sweep =
-        sweep_of(params, chunk, scratch, vector, scratch.dy,
-                 scratch.inputs.C(params, lanes, vector), is_first_chunk(lanes, chunk));
-    Sweeps<State>::all()[params.method].backward_map(sweep);
+    load_output_gradient(params, block, lanes, chunk, steps_ahead, scratch.dout, scratch.z,
+                         scratch.gate, scratch.dy);
   }
 
-  static MapSweep<State> sweep_of(const ScanParams& params, const Chunk& chunk,
-                                  const Scratch& scratch, int64_t vector, const R* input,
-                                  const Projection<State>& projection, bool is_end) {
+  static void sweep(const ForwardParams& params, const Lanes& lanes, const Chunk& chunk,
+                    const Scratch& scratch, int64_t vector, const StateMap<State>& map,
+                    const State* weights) {
     const int64_t of_vector = vector * params.dstate;
-    return {params.dstate,
-            chunk.steps,
-            scratch.delta,
-            input,
-            scratch.inputs.poles + of_vector,
-            projection,
-            scratch.maps.next(params, vector, scratch.delta, chunk.steps, is_end)};
+    Sweeps<State>::all()[params.method].forward_map(
+        {params.dstate, chunk.steps, scratch.delta, scratch.u, scratch.inputs.poles + of_vector,
+         scratch.inputs.B(params, lanes, vector), map, weights});
+  }
+  static void sweep(const BackwardParams& params, const Lanes& lanes, const Chunk& chunk,
+                    const Scratch& scratch, int64_t vector, const StateMap<State>& map,
+                    const State* weights) {
+    const int64_t of_vector = vector * params.dstate;
+    Sweeps<State>::all()[params.method].backward_map(
+        {params.dstate, chunk.steps, scratch.delta, scratch.dy, scratch.inputs.poles + of_vector,
+         scratch.inputs.C(params, lanes, vector), map, weights});
   }
 };
 

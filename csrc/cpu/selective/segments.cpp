@@ -89,6 +89,21 @@ void join(const ScanParams& params, const Segmentation& segmentation, int64_t ba
   join_of_type(params, segmentation, batch, channel, begin, end, forward, first, last);
 }
 
+template <class T>
+void store_map_factor(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
+                      int64_t channel) {
+  const int64_t row = (batch * params.dim + channel) * segmentation.count;
+  const Rows<T> factors{static_cast<T*>(segmentation.factors) + row * params.dstate, params.dstate};
+  T* product = factors[0];
+  for (int64_t segment = 1; segment < segmentation.count; ++segment) {
+    const T* factor = factors[segment];
+    for (int64_t n = 0; n < params.dstate; ++n) {
+      product[n] = apply_map(factor[n], T{}, product[n]);
+    }
+  }
+  store_row(params.map_factor(), batch, channel, params.dstate, product);
+}
+
 int64_t most_segments(const ScanParams& params) {
   return ceil_div(params.seqlen, kStateChunk);
 }
@@ -134,6 +149,15 @@ void join_segments(const ForwardParams& params, const Segmentation& segmentation
                    int64_t channel, int64_t begin, int64_t end) {
   join(params, segmentation, batch, channel, begin, end, true, params.initial_state,
        params.last_state);
+}
+
+void store_map_factor(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
+                      int64_t channel) {
+  const auto store_of_type =
+      params.is_complex ? (params.is_double ? &store_map_factor<Complex<double>>
+                                            : &store_map_factor<Complex<float>>)
+                        : (params.is_double ? &store_map_factor<double> : &store_map_factor<float>);
+  store_of_type(params, segmentation, batch, channel);
 }
 
 void join_segments(const BackwardParams& params, const Segmentation& segmentation, int64_t batch,

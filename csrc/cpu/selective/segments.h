@@ -34,6 +34,10 @@ void take_arrays(Segmentation& segmentation, const ScanParams& params, Arena& ar
 void join_segments(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
                    int64_t channel, int64_t begin, int64_t end);
 
+/// Of one channel: the factor of all its steps' map, from those of the segments.
+void store_map_factor(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
+                      int64_t channel);
+
 /// The gradients of the states before segments, which count from the last one back.
 void join_segments(const BackwardParams& params, const Segmentation& segmentation, int64_t batch,
                    int64_t channel, int64_t begin, int64_t end);

@@ -229,6 +229,7 @@ class MethodSweeps {
 
   static void forward_map(const MapSweep<State>& sweep) {
     for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      if (sweep.template leaves_out<kStates>(n)) return;
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<false, kStates> B(sweep.projection, n);
@@ -245,6 +246,7 @@ class MethodSweeps {
 
   static void backward_map(const MapSweep<State>& sweep) {
     for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      if (sweep.template leaves_out<kStates>(n)) return;
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<false, kStates> C(sweep.projection, n);

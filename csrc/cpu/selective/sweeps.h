@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "../../core/method_table.h"
 #include "../simd/vector.h"
@@ -96,6 +97,18 @@ struct BackwardSweep : ForwardSweep<State> {
   KeptSteps<State> kept;
 };
 
+/// What fp32 keeps of a state after it was multiplied by this is nothing or next to nothing, and
+/// likewise fp64. NaN is not.
+template <class R>
+SELECTIVE_SCAN_HD auto is_forgotten(R factor) {
+  using T = scalar_t<R>;
+  return magnitude(factor) < R(std::numeric_limits<T>::min());
+}
+template <class R>
+SELECTIVE_SCAN_HD auto is_forgotten(Complex<R> factor) {
+  return is_forgotten(magnitude(factor.re) + magnitude(factor.im));
+}
+
 /// The affine map of a chunk, joined to that of the chunks before it, or behind it on the way back.
 template <class State>
 struct MapSweep {
@@ -108,6 +121,16 @@ struct MapSweep {
   const Pole<State>* poles;
   Projection<State> projection;  // B, or C on the way back
   StateMap<State> map;
+  const State* weights = nullptr;  // (state): states may be left out that all lanes will forget
+
+  template <int kStates>
+  SELECTIVE_SCAN_HD bool leaves_out(int64_t n) const {
+    if (!weights) return false;
+    for (int j = 0; j < kStates; ++j) {
+      if (!all(is_forgotten(weights[n + j]))) return false;
+    }
+    return true;
+  }
 };
 
 /// The sweeps of one method.

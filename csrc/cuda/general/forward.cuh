@@ -297,6 +297,10 @@ cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& p
   error = combine_segments<T>(params, params.initial_state, geometry,
                               geometry.padded_states(kStates), false, segments, stream);
   if (error != cudaSuccess) return error;
+  if (params.wants_map_alone()) {
+    return store_map<T>(params, geometry.segments, geometry.padded_states(kStates), segments,
+                        stream);
+  }
   args.mode = ForwardMode::kResume;
   args.geometry.work_items = geometry.work_items;
   return launch_kernel(kernel, plan.shape, stream, args);

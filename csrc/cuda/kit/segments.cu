@@ -60,7 +60,53 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
+/// A thread has one (batch, channel, state).
+template <class T>
+__global__ void __launch_bounds__(kCombineThreads)
+    store_map_kernel(ForwardParams params, ArrayView map_factor, int64_t segments, int padded,
+                     SegmentStates states) {
+  const int64_t count = params.batch * params.dim * padded;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
+       i += threads) {
+    const int64_t state = i % padded;
+    const int64_t row = i / padded;
+    if (state >= params.dstate) continue;
+    const auto store = [&](const ArrayView& view, T value) {
+      const int64_t batch = row / params.dim, channel = row % params.dim;
+      store_component(view, batch * view.batch + channel * view.channel + state * view.state,
+                      value);
+    };
+    const T* factors = static_cast<const T*>(states.factors) + i;
+    T product = one<T>();
+    for (int64_t s = 0; s < segments - 1; ++s) {
+      product = apply_map(factors[s * count], T{}, product);
+    }
+    store(map_factor, product);
+    store(params.last_state, static_cast<const T*>(states.offsets)[(segments - 1) * count + i]);
+  }
+}
+
 }  // namespace
+
+template <class T>
+cudaError_t store_map(const ForwardParams& params, int64_t segments, int padded_states,
+                      const SegmentStates& states, cudaStream_t stream) {
+  const int64_t count = params.batch * params.dim * padded_states;
+  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
+  store_map_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(params, params.map_factor(), segments,
+                                                              padded_states, states);
+  return cudaGetLastError();
+}
+
+template cudaError_t store_map<float>(const ForwardParams&, int64_t, int, const SegmentStates&,
+                                      cudaStream_t);
+template cudaError_t store_map<double>(const ForwardParams&, int64_t, int, const SegmentStates&,
+                                       cudaStream_t);
+template cudaError_t store_map<Complex<float>>(const ForwardParams&, int64_t, int,
+                                               const SegmentStates&, cudaStream_t);
+template cudaError_t store_map<Complex<double>>(const ForwardParams&, int64_t, int,
+                                                const SegmentStates&, cudaStream_t);
 
 template <class T>
 cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,

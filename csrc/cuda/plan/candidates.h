@@ -17,6 +17,9 @@ struct Refusal {
 /// Of a path that has no kernels for the gradient of the initial state alone.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
 
+/// Of a path that has no kernels for the map of all steps alone.
+constexpr Refusal kNotMapAlone{"out or states must be wanted"};
+
 /// Shorter sequences are too short for the relay's blocks of four states a lane, where a
 /// multiprocessor has one, two or three of them.
 constexpr int64_t kFewestRelaySteps[] = {72, 200, 900};

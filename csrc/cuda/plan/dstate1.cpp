@@ -53,6 +53,7 @@ bool has_vectors(const Params& params) {
 }  // namespace
 
 Refusal plan_dstate1(const ForwardParams& params, const Device&, Dstate1ForwardPlan& plan) {
+  if (params.wants_map_alone()) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
   plan.has_vectors = has_vectors(params);

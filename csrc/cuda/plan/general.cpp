@@ -162,8 +162,10 @@ void set_launch(const Params& params, Plan& plan) {
 
 Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan) {
   const Refusal refusal = plan_pass(params, device, 1, plan);
-  if (!refusal) set_launch(params, plan);
-  return refusal;
+  if (refusal) return refusal;
+  if (params.wants_map_alone()) add_empty_segment(params.seqlen, plan.geometry);
+  set_launch(params, plan);
+  return {};
 }
 
 Refusal plan_general(const BackwardParams& params, const Device& device,
@@ -184,7 +186,7 @@ Refusal plan_general(const BackwardParams& params, const Device& device,
       geometry.sums_per_group * params.batch * params.groups * params.seqlen * 2 * padded,
       plan.sizes.state_bytes);
   if (params.wants_state_alone()) {
-    put_segment_in_front(params.seqlen, geometry);
+    add_empty_segment(params.seqlen, geometry);
   } else {
     scratch.take_sums(params, channels * padded, plan.sizes.state_bytes,
                       channels * geometry.state_warps, plan.sizes.real_bytes);

@@ -169,6 +169,7 @@ bool may_have_one_state(const ScanParams& params, const Device& device, int64_t 
 }  // namespace
 
 Refusal plan_relay(const ForwardParams& params, const Device& device, RelayForwardPlan& plan) {
+  if (params.wants_map_alone()) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
   RelayGeometry& geometry = plan.geometry;

@@ -25,9 +25,10 @@ inline void cut_time(int64_t seqlen, int64_t wanted, Geometry& geometry) {
   geometry.work_items *= geometry.segments;
 }
 
-/// Nothing comes before the first segment, so that kernels make no summary of it; and the gradient
-/// of the initial state is what leaves it. Where that alone is wanted, another one goes in front.
-inline void put_segment_in_front(int64_t seqlen, Geometry& geometry) {
+/// Nobody needs what leaves the last segment in a pass's order, so that kernels make no summary of
+/// it. Where what leaves all steps is all that is wanted, the map of the states or the gradient of
+/// the initial one, an empty segment comes last: behind all steps, or in front of them.
+inline void add_empty_segment(int64_t seqlen, Geometry& geometry) {
   if (geometry.segments == 1) geometry.segment_steps = round_up(seqlen, kChunk);
   geometry.work_items += geometry.work_items / geometry.segments;
   ++geometry.segments;

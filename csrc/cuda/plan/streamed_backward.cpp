@@ -289,7 +289,7 @@ Refusal plan_streamed(const BackwardParams& call, const Device& device,
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
   BackwardParams summarized = params;
   if (params.wants_state_alone()) {
-    put_segment_in_front(params.seqlen, geometry);
+    add_empty_segment(params.seqlen, geometry);
     summarized = behind_front_segment(params, geometry);
   }
   // Every warp moves the rows of all its channels where it finds out what a segment does.

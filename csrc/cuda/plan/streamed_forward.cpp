@@ -183,6 +183,23 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
   return best;
 }
 
+/// For the map of all steps alone: as many segments as the device can summarize at a time, and an
+/// empty one behind them.
+ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
+                                    int64_t chunks) {
+  constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see SummaryShape
+  constexpr int64_t kFewestChunks = 8;
+  const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
+  const int64_t blocks = params.batch * params.groups * tiles;
+  const int64_t wanted =
+      std::min(kBlocks * device.multiprocessors / blocks, chunks / kFewestChunks);
+  ForwardGeometry geometry;
+  geometry.warps = 1;  // of the scan, which does not run
+  geometry.segment_chunks = ceil_div(chunks, std::max<int64_t>(wanted, 1));
+  geometry.segments = ceil_div(chunks, geometry.segment_chunks) + 1;
+  return geometry;
+}
+
 /// Of rows that do not all lie along steps.
 LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4>& rows) {
   const auto all = [&](const auto& holds) {
@@ -218,6 +235,10 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
+  if (params.wants_map_alone() && !(params.variable_B && params.seqlen % kChunk == 0)) {
+    return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
+            params.seqlen};
+  }
   constexpr int64_t kMost = std::numeric_limits<int>::max();
   const int64_t sequences = params.batch * params.groups;
   if (params.seqlen < 1 || params.seqlen > kMost - kChunk ||
@@ -250,7 +271,9 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  plan.geometry = choose_geometry(params, *variant, device, plan.chunks, plan.map);
+  plan.geometry = params.wants_map_alone()
+                      ? choose_map_geometry(params, device, plan.chunks)
+                      : choose_geometry(params, *variant, device, plan.chunks, plan.map);
   const ForwardGeometry& geometry = plan.geometry;
   if (geometry.warps == 0) return {"blocks of this GPU have not enough shared memory"};
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,

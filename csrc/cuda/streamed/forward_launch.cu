@@ -63,6 +63,10 @@ cudaError_t run(const ForwardParams& call, const StreamedForwardPlan& plan, void
                     stream);
     if (error != cudaSuccess) return error;
   }
+  if (params.wants_map_alone()) {
+    const auto store = params.is_complex ? &store_map<Complex<float>> : &store_map<float>;
+    return store(params, args.segments, plan.padded_states, args.states, stream);
+  }
   return kernels.launch(args, plan.shape, stream);
 }
 

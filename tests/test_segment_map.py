@@ -1,0 +1,152 @@
+"""The op that finds what all steps do to the state that enters them, h → factor·h + offset."""
+
+import functools
+
+import pytest
+import torch
+
+import oracle
+import problem
+from problem import METHODS, Case
+
+BASE = Case()
+NAMES = ("factor", "offset")
+SMALL = 1e-30
+
+
+def op_arguments(case: Case, device: str) -> tuple:
+    return problem.op_arguments(case, problem.inputs_on(case, device))[:12]
+
+
+def segment_map(case: Case, device: str) -> dict[str, torch.Tensor]:
+    made = torch.ops.selective_scan.selective_scan_segment_map(*op_arguments(case, device))
+    return dict(zip(NAMES, made.unbind(1), strict=True))
+
+
+def solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
+    """The end states of plain loops over time: of no input from 1, and of the input from 0."""
+    inputs = problem.detached(inputs)
+    shape = (case.batch, *inputs["A"].shape)
+    options = problem.make(case).options
+
+    def end_state(u, initial: int) -> torch.Tensor:
+        initial_state = torch.full(shape, initial, dtype=inputs["A"].dtype)
+        return oracle.scan(**inputs | {"u": u, "initial_state": initial_state}, **options)[1]
+
+    values = end_state(torch.zeros_like(inputs["u"]), 1), end_state(inputs["u"], 0)
+    return dict(zip(NAMES, values, strict=True))
+
+
+def check(case: Case, device: str) -> None:
+    tensors = problem.make(case).tensors
+    exact = solve(case, problem.moved(tensors, torch.float64))
+    plain = problem.plain_solutions(functools.partial(solve, case), tensors, case.is_double)
+    made = segment_map(case, device)
+    # What is next to nothing may be nothing.
+    is_small = exact["factor"].abs() < SMALL
+    assert (made["factor"].cpu()[is_small].abs() < 2 * SMALL).all()
+    for solution in (made, exact, *plain):
+        solution["factor"] = solution["factor"].masked_fill(
+            is_small.to(solution["factor"].device), 0
+        )
+    for name, actual in made.items():
+        tolerance = problem.tolerance("last_state", actual.dtype, case.is_double, device)
+        values = [solution[name] for solution in plain]
+        reason = problem.complaint(actual, exact[name], tolerance, values)
+        assert reason is None, f"{name} of {case} on {device}: {reason}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(device, method, is_complex, dtype):
+    check(BASE.with_(method=method, complex=is_complex, dtype=dtype), device)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        BASE.with_(reverse=True),
+        BASE.with_(B="constant", C="constant"),
+        BASE.with_(B="shared", C="constant", complex=True),
+        BASE.with_(B="packed", C="packed_grouped", groups=1, complex=True, reverse=True),
+        BASE.with_(delta_bias=False, delta_softplus=False),
+        BASE.with_(dtype=torch.bfloat16),
+        BASE.with_(layout="channel_last", dim=64, seqlen=256),
+        BASE.with_(dstate=1),
+        BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030, decay=1e-2),  # in slices
+        *(BASE.with_(seqlen=seqlen) for seqlen in (1, 2, 31, 32, 33, 64)),
+        # Segments of time, as the lanes of a vector or one after the other; a slow memory.
+        BASE.with_(batch=1, dim=2, seqlen=2049, decay=1e-2),
+        BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4),
+        BASE.with_(batch=1, dim=32, groups=1, seqlen=2048, decay=1e-2, complex=True, dstate=4),
+        # States that are forgotten on the way.
+        BASE.with_(dim=40, groups=1, seqlen=1000),
+        BASE.with_(dim=40, groups=1, seqlen=1000, complex=True, method="bilinear"),
+        BASE.with_(batch=1, dim=2, seqlen=9000, dstate=5),
+    ],
+    ids=str,
+)
+def test_cases(device, case):
+    check(case, device)
+
+
+def test_what_is_forgotten_is_a_channel_s_own(device):
+    """One that remembers all steps beside others that do not changes none of their bits."""
+    case = BASE.with_(batch=1, dim=40, groups=1, seqlen=2000, decay=0.5)
+    u, delta, A, *others = op_arguments(case, device)
+    op = torch.ops.selective_scan.selective_scan_segment_map
+    alone = op(u, delta, A, *others)
+    slow = A.clone()
+    slow[7] *= 1e-3
+    beside = op(u, delta, slow, *others)
+    assert (alone[:, 0] == 0).any()
+    assert not torch.equal(alone[:, :, 7], beside[:, :, 7])
+    alone[:, :, 7] = beside[:, :, 7]
+    assert torch.equal(alone, beside)
+
+
+def test_what_is_not_finite_goes_on(device):
+    case = BASE.with_(decay=1e-2)
+    arguments = list(op_arguments(case, device))
+    arguments[0] = arguments[0].clone()
+    arguments[0][0, 1, 3] = float("nan")
+    map_of = torch.ops.selective_scan.selective_scan_segment_map(*arguments)
+    assert map_of[0, 1, 1].isnan().all()
+    map_of[0, 1, 1] = 0
+    assert map_of.isfinite().all()
+
+
+def test_empty_sequences_and_batches(device):
+    for shape in ((0, 6, 70), (2, 0, 70), (2, 6, 0)):
+        u = torch.randn(shape, device=device)
+        A, B = torch.randn(shape[1], 4, device=device), torch.randn(shape[1], 4, device=device)
+        made = torch.ops.selective_scan.selective_scan_segment_map(
+            u, u, A, B, B, None, None, None, False, "zoh", None, False
+        )
+        assert made.shape == (shape[0], 2, shape[1], 4)
+        assert (made[:, 0] == 1).all()
+        assert problem.is_zero(made[:, 1])
+
+
+def test_same_bits_for_any_number_of_threads(set_threads):
+    case = BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4)
+    results = []
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        results.append(segment_map(case, "cpu"))
+    for result in results:
+        assert all(torch.equal(result[name], results[0][name]) for name in NAMES)
+
+
+def test_opcheck(device):
+    op = torch.ops.selective_scan.selective_scan_segment_map.default
+    torch.library.opcheck(op, op_arguments(BASE.with_(seqlen=40), device))
+
+
+def test_entries_of_a_mapped_batch(device):
+    u, *others = op_arguments(BASE.with_(seqlen=40), device)
+    several = torch.stack([u, 2 * u, -u])
+    op = torch.ops.selective_scan.selective_scan_segment_map
+    mapped = torch.vmap(lambda u: op(u, *others))(several)
+    assert torch.equal(mapped, torch.stack([op(u, *others) for u in several]))
