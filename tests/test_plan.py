@@ -268,9 +268,9 @@ def test_the_state_gradient_alone(plan, call, path, segments):
         (Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks a multiprocessor
         (Call(2, 1024, 800, 16), "streamed", 3),
         (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
-        (Call(1, 2048, 65535, 16), "general", 1),  # which may have a part of a chunk
+        (Call(1, 2048, 65535, 16), "general", 24),  # which may have a part of a chunk
         (Call(64, 1024, 100, 1), "general", 1),
-        (Call(1, 1536, 2048, 16, **CONSTANT), "general", 1),
+        (Call(1, 1536, 2048, 16, **CONSTANT), "general", 4),
         (Call(1, 64, 4096, 16, dtype="float64"), "general", 8),
     ],
     ids=str,

@@ -90,6 +90,10 @@ struct MapScratch {
     return false;
   }
 
+  bool is_bounded(const Chunk& chunk, int64_t vector) const {
+    return inputs.is_bounded(largest_step(delta, chunk.steps), vector);
+  }
+
   StateMap<State> begin_chunk(const ScanParams& params, int64_t steps) const {
     for (int64_t n = 0; n < params.dstate; ++n) {
       chunk_offsets[n] = State{};
@@ -235,16 +239,16 @@ struct SegmentMaps {
                     const State* weights) {
     const int64_t of_vector = vector * params.dstate;
     Sweeps<State>::all()[params.method].forward_map(
-        {params.dstate, chunk.steps, scratch.delta, scratch.u, scratch.inputs.poles + of_vector,
-         scratch.inputs.B(params, lanes, vector), map, weights});
+        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, scratch.u,
+         scratch.inputs.poles + of_vector, scratch.inputs.B(params, lanes, vector), map, weights});
   }
   static void sweep(const BackwardParams& params, const Lanes& lanes, const Chunk& chunk,
                     const Scratch& scratch, int64_t vector, const StateMap<State>& map,
                     const State* weights) {
     const int64_t of_vector = vector * params.dstate;
     Sweeps<State>::all()[params.method].backward_map(
-        {params.dstate, chunk.steps, scratch.delta, scratch.dy, scratch.inputs.poles + of_vector,
-         scratch.inputs.C(params, lanes, vector), map, weights});
+        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, scratch.dy,
+         scratch.inputs.poles + of_vector, scratch.inputs.C(params, lanes, vector), map, weights});
   }
 };
 

@@ -203,7 +203,7 @@ class MethodSweeps {
   }
 
   static void backward(const BackwardSweep<State>& sweep) {
-    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+    for_each_group(sweep, shares(sweep), [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
@@ -228,13 +228,12 @@ class MethodSweeps {
   }
 
   static void forward_map(const MapSweep<State>& sweep) {
-    for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-      if (sweep.template leaves_out<kStates>(n)) return;
+    for_each_mapped(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
-      const Rows<false, kStates> B(sweep.projection, n);
+      const Rows<kIsShared, kStates> B(sweep.projection, n);
       MapFactors<kStates> factors(sweep.map, n);
-      advance<Form, VectorMath, kStates, false, false>(
+      advance<Form, Math, kStates, false, false>(
           sweep.steps, sweep.delta, sweep.input, poles, B, B, sweep.map.offsets + n,
           static_cast<State*>(nullptr), static_cast<R*>(nullptr),
           [&](int64_t, int j, const State&, const CachedStep<State>& kept) {
@@ -245,13 +244,12 @@ class MethodSweeps {
   }
 
   static void backward_map(const MapSweep<State>& sweep) {
-    for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
-      if (sweep.template leaves_out<kStates>(n)) return;
+    for_each_mapped(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
-      const Rows<false, kStates> C(sweep.projection, n);
+      const Rows<kIsShared, kStates> C(sweep.projection, n);
       continue_map(sweep, sweep.input, poles, C, n, [&](int64_t t, int j) {
-        return Form::template prepare<VectorMath>(sweep.delta[t], poles[j]).first;
+        return Form::template prepare<Math>(sweep.delta[t], poles[j]).first;
       });
     });
   }
@@ -289,7 +287,7 @@ class MethodSweeps {
 
   template <bool kHasMap>
   static SELECTIVE_SCAN_HD void forward_with(const ForwardSweep<State>& sweep) {
-    for_each_group(sweep, [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+    for_each_group(sweep, shares(sweep), [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
       Pole<State> poles[kStates];
       load_poles(sweep.poles + n, poles);
       const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
@@ -332,8 +330,21 @@ class MethodSweeps {
     factors.finish(poles);
   }
 
+  static SELECTIVE_SCAN_HD bool shares(const ForwardSweep<State>& sweep) {
+    return sweep.B.is_shared && sweep.C.is_shared;
+  }
+
   template <class Visit>
-  static SELECTIVE_SCAN_HD void for_each_group(const ForwardSweep<State>& sweep,
+  static SELECTIVE_SCAN_HD void for_each_mapped(const MapSweep<State>& sweep, const Visit& visit) {
+    for_each_group(sweep, sweep.projection.is_shared,
+                   [&]<class Math, bool kIsShared, int kStates>(int64_t n) {
+                     if (sweep.template leaves_out<kStates>(n)) return;
+                     visit.template operator()<Math, kIsShared, kStates>(n);
+                   });
+  }
+
+  template <class Sweep, class Visit>
+  static SELECTIVE_SCAN_HD void for_each_group(const Sweep& sweep, bool is_shared,
                                                const Visit& visit) {
     constexpr bool kIsBounded = !kAlwaysClamps<State>;
     const auto visit_all = [&]<class Math, bool kIsShared>() {
@@ -343,7 +354,7 @@ class MethodSweeps {
     };
     if (!sweep.is_bounded) {
       visit_all.template operator()<VectorMath, false>();
-    } else if (sweep.B.is_shared && sweep.C.is_shared) {
+    } else if (is_shared) {
       visit_all.template operator()<VectorMathOf<kIsBounded>, true>();
     } else {
       visit_all.template operator()<VectorMathOf<kIsBounded>, false>();

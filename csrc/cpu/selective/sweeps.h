@@ -114,6 +114,7 @@ template <class State>
 struct MapSweep {
   using R = real_t<State>;
 
+  bool is_bounded;  // see BlockInputs
   int64_t dstate;
   int64_t steps;
   const R* delta;
