@@ -33,27 +33,26 @@ def test_methods(device, method, is_complex, dtype):
     check(BASE.with_(method=method, complex=is_complex, dtype=dtype), device)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        BASE.with_(reverse=True),
-        BASE.with_(B="constant", C="constant"),
-        BASE.with_(B="shared", C="constant", complex=True),
-        BASE.with_(B="packed", C="packed_grouped", groups=1, complex=True, reverse=True),
-        BASE.with_(D=False, z=False, delta_bias=False, delta_softplus=False),
-        BASE.with_(dtype=torch.bfloat16),
-        BASE.with_(layout="channel_last", dim=64),
-        BASE.with_(dstate=1),
-        BASE.with_(dstate=70, dim=2),
-        BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030),  # in slices of the states
-        *(BASE.with_(seqlen=seqlen) for seqlen in (1, 2, 31, 33, 64)),
-        # Segments of time, as the lanes of a vector or one after the other; a slow memory.
-        BASE.with_(batch=1, dim=2, seqlen=2049, decay=1e-2),
-        BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4),
-        BASE.with_(batch=1, dim=32, groups=1, seqlen=2049, decay=1e-2, complex=True, dstate=4),
-    ],
-    ids=str,
-)
+CASES = [
+    BASE.with_(reverse=True),
+    BASE.with_(B="constant", C="constant"),
+    BASE.with_(B="shared", C="constant", complex=True),
+    BASE.with_(B="packed", C="packed_grouped", groups=1, complex=True, reverse=True),
+    BASE.with_(D=False, z=False, delta_bias=False, delta_softplus=False),
+    BASE.with_(dtype=torch.bfloat16),
+    BASE.with_(layout="channel_last", dim=64),
+    BASE.with_(dstate=1),
+    BASE.with_(dstate=70, dim=2),
+    BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030),  # in slices of the states
+    *(BASE.with_(seqlen=seqlen) for seqlen in (1, 2, 31, 33, 64)),
+    # Segments of time, as the lanes of a vector or one after the other; a slow memory.
+    BASE.with_(batch=1, dim=2, seqlen=2049, decay=1e-2),
+    BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4),
+    BASE.with_(batch=1, dim=32, groups=1, seqlen=2049, decay=1e-2, complex=True, dstate=4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_cases(device, case):
     check(case, device)
 
