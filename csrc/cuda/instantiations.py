@@ -35,18 +35,14 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states, states per lane, log2 of the lanes that share a channel. A lane holds 16 bytes
-# of states. Kernels with a fixed number of lanes are for dstate 1 and 13 to 16 in float: calls that
-# the special paths leave out, of mixed dtypes say, often have as many.
+# Type of the states, and states per lane, of which a lane holds 16 bytes.
 GENERAL = [
     Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",))
     for name, shape in [
-        ("float_1x1", "float, 1, 0"),
-        ("float_4x4", "float, 4, 2"),
-        ("float_4xany", "float, 4, kAnyLanes"),
-        ("double_2xany", "double, 2, kAnyLanes"),
-        ("complex_float_2xany", "Complex<float>, 2, kAnyLanes"),
-        ("complex_double_1xany", "Complex<double>, 1, kAnyLanes"),
+        ("float", "float, 4"),
+        ("double", "double, 2"),
+        ("complex_float", "Complex<float>, 2"),
+        ("complex_double", "Complex<double>, 1"),
     ]
 ]
 

@@ -227,8 +227,7 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
   }
   if (plan.path() == Path::kGeneral) {
     const bool is_of_one_kind = params.variable_B == params.variable_C;
-    const bool has_one_state = params.dstate == 1 && !params.is_complex;  // the general path's own
-    if (is_of_one_dtype || !is_of_one_kind || has_one_state) return std::nullopt;
+    if (is_of_one_dtype || !is_of_one_kind) return std::nullopt;
     return arrange(params, DType::kFloat32);
   }
   if (plan.path() == Path::kStreamed) {
