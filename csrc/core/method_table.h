@@ -44,4 +44,12 @@ constexpr MethodTable<Entry> make_method_table(const Make& make) {
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 
+/// The same of kernels that take a series' coefficients at run time.
+template <class Entry, class Make>
+constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
+  return make_method_table<Entry>([&]<Method kMethod>() -> Entry {
+    return make.template operator()<kernel_method(kMethod)>();
+  });
+}
+
 }  // namespace selective_scan

@@ -15,21 +15,29 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent
 
+# Methods that may share kernels, as kernel_method() of csrc/core/discretization/method.h has them.
+SERIES = ("highorder", "poly", "rk4")
+
 
 @dataclass(frozen=True)
 class Source:
-    """A source that exists once for each method."""
+    """A source that exists once for each method, or once for those of a series."""
 
     name: str  # of the file, without the method's
     folder: str  # of the headers
     headers: tuple[str, ...]
     structs: tuple[str, ...]  # in which METHOD stands for the method
+    shared: bool = False  # by the methods of SERIES
+
+    def kernel(self, method: str) -> str:
+        """The name of the kernels that run a method."""
+        return "series" if self.shared and method in SERIES else method
 
     def text(self, method: str) -> str:
         lines = [f'#include "cuda/{self.folder}/{header}.cuh"' for header in self.headers]
         namespace = f"selective_scan::cuda::{self.folder}"
         lines += ["", f"namespace {namespace} {{", ""]
-        enumerator = f"Method::k{method.capitalize()}"
+        enumerator = f"Method::k{self.kernel(method).capitalize()}"
         lines += [f"template struct {it.replace('METHOD', enumerator)};" for it in self.structs]
         lines += ["", f"}}  // namespace {namespace}", ""]
         return "\n".join(lines)
@@ -37,7 +45,7 @@ class Source:
 
 # Type of the states, and states per lane, of which a lane holds 16 bytes.
 GENERAL = [
-    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",))
+    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",), True)
     for name, shape in [
         ("float", "float, 4"),
         ("double", "double, 2"),
@@ -196,7 +204,7 @@ def write(folder: Path, methods: Iterable[str]) -> list[Path]:
     A file whose text stays is left as it is, so that it is not compiled again.
     """
     texts = {
-        folder / f"{source.name}_{method}.cu": source.text(method)
+        folder / f"{source.name}_{source.kernel(method)}.cu": source.text(method)
         for source in SOURCES
         for method in methods
     }

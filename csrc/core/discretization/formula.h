@@ -17,17 +17,35 @@
 
 namespace selective_scan {
 
+/// b(x) = 1 + x/2 + square·x² + cube·x³, of a method that Method::kSeries stands for.
+template <class R>
+struct Series {
+  R square;
+  R cube;
+};
+
+template <class R>
+SELECTIVE_SCAN_HD Series<R> series_of(Method method) {
+  return {constant<R>(method == Method::kHighorder ? 0 : 1.0 / 6),
+          constant<R>(method == Method::kRk4 ? 1.0 / 24 : 0)};
+}
+
 /// One entry of A with what depends on it alone, so that no kernel computes that for every step.
 template <class T>
 struct Pole {
   T A;
-  T exponent;  // Math::exponent(A)
-  T inverse;   // 1/A; not finite for A = 0
+  T exponent;                  // Math::exponent(A)
+  T inverse;                   // 1/A; not finite for A = 0
+  Series<real_t<T>> series{};  // for Method::kSeries
 };
 
 template <class Math, class T>
 SELECTIVE_SCAN_HD Pole<T> make_pole(T A) {
   return {A, Math::exponent(A), reciprocal(A)};
+}
+template <class Math, class T>
+SELECTIVE_SCAN_HD Pole<T> make_pole(T A, Method method) {
+  return {A, Math::exponent(A), reciprocal(A), series_of<real_t<T>>(method)};
 }
 
 /// a(x) and b(x). But for the one factor Δ of bbar, everything depends on Δ and A through x alone,

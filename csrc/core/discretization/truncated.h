@@ -10,27 +10,36 @@ namespace selective_scan {
 template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
 
+/// As many terms as the method of the call has, at run time: coefficients that it lacks are zero.
+constexpr int kAnyTerms = 0;
+
 /// b(x) = Σ_{k<kTerms} x^k/(k+1)!
 template <int kTerms>
 struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static constexpr bool kAbarIsExponential = true;
-  static constexpr bool kBbarDependsOnA = kTerms > 1;
+  static constexpr bool kBbarDependsOnA = kTerms != 1;
   static constexpr bool kAbarIsByRate = true;
+  static constexpr int kMostTerms = kTerms == kAnyTerms ? 4 : kTerms;
+
+  /// `scale` times the coefficient of x^k in b.
+  template <class T>
+  static SELECTIVE_SCAN_HD real_t<T> coefficient(int k, const Series<real_t<T>>& series,
+                                                 int scale = 1) {
+    constexpr double kCoefficients[] = {1, 1.0 / 2, 1.0 / 6, 1.0 / 24};
+    if (kTerms != kAnyTerms || k < 2) return constant<T>(scale * kCoefficients[k]);
+    return constant<T>(scale) * (k == 2 ? series.square : series.cube);
+  }
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const T x = delta * pole.A;
-    double factorial = 1;
-    for (int k = 2; k <= kTerms; ++k) factorial *= k;
-    T b = constant<T>(1 / factorial) * one<T>();
-    for (int k = kTerms; k > 1; --k) {
-      factorial /= k;
-      b = constant<T>(1 / factorial) + x * b;
-    }
+    T b = coefficient<T>(kMostTerms - 1, pole.series) * one<T>();
+    for (int k = kMostTerms - 2; k >= 0; --k) b = coefficient<T>(k, pole.series) + x * b;
     return {Math::exp_of(delta * pole.exponent), b};
   }
 
   template <class Math, class T>
+    requires(kTerms != kAnyTerms)  // which A does not tell
   static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
     if constexpr (kTerms == 1) {
       return {hold.a, T{}};
@@ -44,14 +53,11 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
     const T x = delta * pole.A;
-    double factorial = 1;
-    for (int k = 2; k <= kTerms; ++k) factorial *= k;
-    T exp_series = constant<T>(kTerms / factorial) * one<T>();
+    T exp_series = coefficient<T>(kMostTerms - 1, pole.series, kMostTerms) * one<T>();
     T slope = T{};  // b'(x) = Σ k·x^(k-1)/(k+1)!
-    for (int k = kTerms - 1; k >= 1; --k) {
-      slope = constant<T>(k / factorial) + x * slope;
-      factorial /= k + 1;
-      exp_series = constant<T>(k / factorial) + x * exp_series;
+    for (int k = kMostTerms - 1; k >= 1; --k) {
+      slope = coefficient<T>(k, pole.series, k) + x * slope;
+      exp_series = coefficient<T>(k - 1, pole.series, k) + x * exp_series;
     }
     return {pole.A * value.abar, delta * value.abar, exp_series, (delta * delta) * slope};
   }
@@ -182,5 +188,7 @@ template <>
 struct Formula<Method::kPoly> : TruncatedHold<3> {};
 template <>
 struct Formula<Method::kRk4> : TruncatedHold<4> {};
+template <>
+struct Formula<Method::kSeries> : TruncatedHold<kAnyTerms> {};
 
 }  // namespace selective_scan

@@ -22,7 +22,7 @@ struct Variant {
 
 template <class T, int kStates>
 const Variant& variant() {
-  static constexpr Variant kInstance{make_method_table<Launches>([&]<Method kMethod>() {
+  static constexpr Variant kInstance{make_kernel_table<Launches>([&]<Method kMethod>() {
                                        using Instance = Scan<T, kStates, kMethod>;
                                        return Launches{&Instance::forward, &Instance::backward};
                                      }),

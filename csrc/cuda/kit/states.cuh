@@ -49,7 +49,7 @@ __device__ void load_poles(const ScanParams& params, int64_t channel, bool exist
     A = load_states<T, kStates>(params.A, channel * params.A.channel, first_state, params.dstate);
   }
 #pragma unroll
-  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s]);
+  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s], params.method);
 }
 
 /// The states of a lane's channel in a (batch, channel, state) array.
