@@ -71,24 +71,30 @@ Method parse_method(const std::string& name) {
   throw std::invalid_argument(name);
 }
 
-/// Calls visit with the method as a template argument.
+/// Calls visit with the method and, as a template argument, the one whose formula it has:
+/// "series:poly" is poly by the formula that takes its coefficients at run time.
 template <class Visit>
-void with_method(Method method, const Visit& visit) {
+void with_method(const std::string& name, const Visit& visit) {
+  const std::string prefix = "series:";
+  if (name.starts_with(prefix)) {
+    return visit.template operator()<Method::kSeries>(parse_method(name.substr(prefix.size())));
+  }
+  const Method method = parse_method(name);
   [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
     ((static_cast<int>(method) == kMethods
-          ? visit.template operator()<static_cast<Method>(kMethods)>()
+          ? visit.template operator()<static_cast<Method>(kMethods)>(method)
           : void()),
      ...);
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 
 template <class T>
-std::pair<Array<T>, Array<T>> coefficients(const std::string& method, const Array<real_t<T>>& delta,
+std::pair<Array<T>, Array<T>> coefficients(const std::string& name, const Array<real_t<T>>& delta,
                                            const Array<T>& A) {
   Array<T> abar(A.size()), bbar(A.size());
-  with_method(parse_method(method), [&]<Method kMethod>() {
+  with_method(name, [&]<Method kMethod>(Method method) {
     for (py::ssize_t i = 0; i < A.size(); ++i) {
-      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]), method);
       const auto value = Formula<kMethod>::template value<StandardMath>(delta.data()[i], pole);
       abar.mutable_data()[i] = to_numpy<T>(value.abar);
       bbar.mutable_data()[i] = to_numpy<T>(value.bbar);
@@ -98,15 +104,15 @@ std::pair<Array<T>, Array<T>> coefficients(const std::string& method, const Arra
 }
 
 template <class T>
-std::tuple<Array<T>, Array<T>, Array<T>, Array<T>> derivatives(const std::string& method,
+std::tuple<Array<T>, Array<T>, Array<T>, Array<T>> derivatives(const std::string& name,
                                                                const Array<real_t<T>>& delta,
                                                                const Array<T>& A) {
   std::tuple result{Array<T>(A.size()), Array<T>(A.size()), Array<T>(A.size()), Array<T>(A.size())};
   auto& [abar_delta, abar_A, bbar_delta, bbar_A] = result;
-  with_method(parse_method(method), [&]<Method kMethod>() {
+  with_method(name, [&]<Method kMethod>(Method method) {
     using F = Formula<kMethod>;
     for (py::ssize_t i = 0; i < A.size(); ++i) {
-      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]), method);
       const auto step = delta.data()[i];
       const auto value = F::template value<StandardMath>(step, pole);
       const auto d = F::template derivatives<StandardMath>(step, pole, value);
@@ -120,15 +126,15 @@ std::tuple<Array<T>, Array<T>, Array<T>, Array<T>> derivatives(const std::string
 }
 
 template <class T>
-std::pair<Array<real_t<T>>, Array<T>> step_gradient(const std::string& method,
+std::pair<Array<real_t<T>>, Array<T>> step_gradient(const std::string& name,
                                                     const Array<real_t<T>>& delta,
                                                     const Array<T>& A, const Array<T>& dabar,
                                                     const Array<T>& dbbar) {
   Array<real_t<T>> ddelta(A.size());
   Array<T> dA(A.size());
-  with_method(parse_method(method), [&]<Method kMethod>() {
+  with_method(name, [&]<Method kMethod>(Method method) {
     for (py::ssize_t i = 0; i < A.size(); ++i) {
-      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]));
+      const auto pole = make_pole<StandardMath>(from_numpy<T>(A.data()[i]), method);
       const auto step = delta.data()[i];
       const auto value = Formula<kMethod>::template value<StandardMath>(step, pole);
       const auto gradient = backpropagate<kMethod, StandardMath>(
@@ -242,13 +248,15 @@ py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, con
 
 /// By the formula's own forms or by the derived ones.
 template <class T>
-py::dict step_forms(const std::string& method, bool derived, const Array<real_t<T>>& delta,
+py::dict step_forms(const std::string& name, bool derived, const Array<real_t<T>>& delta,
                     const Array<real_t<T>>& u, const Array<T>& A, const Array<T>& B,
                     const Array<T>& h, const Array<T>& g) {
   py::dict result;
-  with_method(parse_method(method), [&]<Method kMethod>() {
-    result = derived ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
-                     : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
+  with_method(name, [&]<Method kMethod>(Method) {
+    if constexpr (kMethod != Method::kSeries) {
+      result = derived ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
+                       : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
+    }
   });
   return result;
 }

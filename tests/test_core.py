@@ -52,6 +52,12 @@ def test_phi1_derivative_series(core, random, dtype):
 
 
 SERIES = ("poly", "highorder", "rk4")
+# Also by the formula that takes their coefficients at run time.
+FORMULAS = (*METHODS, *(f"series:{method}" for method in SERIES))
+
+
+def method_of(formula):
+    return formula.removeprefix("series:")
 
 
 def poles(random, count, dtype):
@@ -73,8 +79,9 @@ def assert_close(actual, expected, name):
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
-@pytest.mark.parametrize("method", METHODS)
-def test_coefficients(core, random, method, dtype):
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_coefficients(core, random, formula, dtype):
+    method = method_of(formula)
     delta, A = poles(random, 300, dtype)
     expected = [], []
     for step, pole in zip(delta, A, strict=True):
@@ -87,14 +94,15 @@ def test_coefficients(core, random, method, dtype):
         expected[0].append((abar, abs(pole * slopes[1])))
         expected[1].append((bbar, abs(pole * slopes[3]) + largest))
     for actual, want, name in zip(
-        core.coefficients(method, delta, A), expected, ("abar", "bbar"), strict=True
+        core.coefficients(formula, delta, A), expected, ("abar", "bbar"), strict=True
     ):
         assert_close(actual, want, name)
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
-@pytest.mark.parametrize("method", METHODS)
-def test_derivatives(core, random, method, dtype):
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_derivatives(core, random, formula, dtype):
+    method = method_of(formula)
     delta, A = poles(random, 300, dtype)
     names = ("dabar/ddelta", "dabar/dA", "dbbar/ddelta", "dbbar/dA")
     expected = [], [], [], []
@@ -107,18 +115,20 @@ def test_derivatives(core, random, method, dtype):
         largest = exact.derivatives(method, step, abs(pole)) if method in SERIES else [0] * 4
         for column, value, other, terms in zip(expected, values, moved, largest, strict=True):
             column.append((value, 2 * abs(other - value) / tiny + abs(terms)))
-    for actual, want, name in zip(core.derivatives(method, delta, A), expected, names, strict=True):
+    for actual, want, name in zip(
+        core.derivatives(formula, delta, A), expected, names, strict=True
+    ):
         assert_close(actual, want, name)
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
-@pytest.mark.parametrize("method", METHODS)
-def test_step_gradient_chains_the_derivatives(core, random, method, dtype):
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
     """Conjugate Wirtinger derivatives, as PyTorch's autograd has them."""
     delta, A = poles(random, 100, dtype)
     dabar, dbbar = spread(random, 100, dtype, 0.1, 3), spread(random, 100, dtype, 0.1, 3)
-    ddelta, dA = core.step_gradient(method, delta, A, dabar, dbbar)
-    abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(method, delta, A)
+    ddelta, dA = core.step_gradient(formula, delta, A, dabar, dbbar)
+    abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(formula, delta, A)
     size = np.abs(dabar) + np.abs(dbbar)
     scale = size * (np.abs(abar_delta) + np.abs(bbar_delta))
     expected = (dabar * abar_delta.conj() + dbbar * bbar_delta.conj()).real

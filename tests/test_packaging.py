@@ -294,7 +294,8 @@ def test_instantiations_are_written_where_they_changed(setup, tmp_path):
     folder = tmp_path / "instantiations"
     paths = write(folder, METHODS)
     assert sorted(folder.iterdir()) == paths
-    assert len(paths) == len(METHODS) * len(setup.instantiations.SOURCES)
+    sources = setup.instantiations.SOURCES
+    assert len(paths) == sum(len(set(map(source.kernel, METHODS))) for source in sources)
     stale, changed, *others = paths[0], *write(folder, ["foh", "zoh"])
     assert not stale.exists()  # of bilinear
     changed.write_text("another text")
@@ -303,6 +304,13 @@ def test_instantiations_are_written_where_they_changed(setup, tmp_path):
     assert write(folder, ["zoh", "foh"]) == [changed, *others]
     assert changed.read_text() != "another text"
     assert {path.stat().st_mtime_ns for path in others} == {0}
+
+
+def test_the_methods_that_share_kernels_are_those_of_the_launchers(setup):
+    header = (ROOT / "csrc/core/discretization/method.h").read_text(encoding="utf-8")
+    function = header[header.index("constexpr Method kernel_method") :]
+    names = re.findall(r"method == Method::k(\w+)", function)
+    assert sorted(map(str.lower, names)) == sorted(setup.instantiations.SERIES)
 
 
 def test_instantiations_include_what_there_is(setup, tmp_path):

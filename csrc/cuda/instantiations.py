@@ -21,13 +21,13 @@ SERIES = ("highorder", "poly", "rk4")
 
 @dataclass(frozen=True)
 class Source:
-    """A source that exists once for each method, or once for those of a series."""
+    """A source that exists once for each method."""
 
     name: str  # of the file, without the method's
     folder: str  # of the headers
     headers: tuple[str, ...]
     structs: tuple[str, ...]  # in which METHOD stands for the method
-    shared: bool = False  # by the methods of SERIES
+    shared: bool = True  # by the methods of SERIES: where the launcher has a make_kernel_table()
 
     def kernel(self, method: str) -> str:
         """The name of the kernels that run a method."""
@@ -45,7 +45,7 @@ class Source:
 
 # Type of the states, and states per lane, of which a lane holds 16 bytes.
 GENERAL = [
-    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",), True)
+    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",))
     for name, shape in [
         ("float", "float, 4"),
         ("double", "double, 2"),
@@ -129,6 +129,7 @@ STREAMED_BACKWARD = [
                 for of, lane_map in itertools.product(elements, STREAMED_MAPS)
             ),
         ),
+        shared=False,
     )
     for name, kind, bits, variable, elements in [
         ("float_4_variable", "float", 2, "true", ("kTwoBytes", "kFloat16", "kFloat32")),
@@ -147,6 +148,7 @@ TEAM_BACKWARD = [
             f"TeamBackward<{warps}, {size}, METHOD, LaneMap::{lane_map}>"
             for size, lane_map in STREAMED_ACCESS
         ),
+        shared=False,
     )
     for warps in (2, 4)
 ]

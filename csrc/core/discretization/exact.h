@@ -126,7 +126,7 @@ struct ExactHold : StepForms<ExactHold> {
   template <class Math, class T>
   using Constants = decltype(Math::exact_hold_constants(T{}));
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A, const Series<real_t<T>>& = {}) {
     return Math::exact_hold_constants(A);
   }
   template <class Math, class T>

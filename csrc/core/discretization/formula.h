@@ -142,7 +142,7 @@ struct StepForms {
   template <class Math, class T>
   using Constants = Pole<T>;
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Pole<T> constants(T A) {
+  static SELECTIVE_SCAN_HD Pole<T> constants(T A, const Series<real_t<T>>& = {}) {
     return make_pole<Math>(A);
   }
   template <class Math, class T>

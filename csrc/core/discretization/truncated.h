@@ -10,7 +10,9 @@ namespace selective_scan {
 template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
 
-/// As many terms as the method of the call has, at run time: coefficients that it lacks are zero.
+/// As many terms as the method of the call has: at run time, coefficients that it lacks are zero.
+/// For whoever goes forth and back through steps there is no such formula: it would take more
+/// operations than the others do.
 constexpr int kAnyTerms = 0;
 
 /// b(x) = Σ_{k<kTerms} x^k/(k+1)!
@@ -39,7 +41,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   }
 
   template <class Math, class T>
-    requires(kTerms != kAnyTerms)  // which A does not tell
+    requires(kTerms != kAnyTerms)
   static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
     if constexpr (kTerms == 1) {
       return {hold.a, T{}};
@@ -66,17 +68,16 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   template <class Math, class T>
   struct Constants {
     rate_t<Math, T> rate;
-    T coefficients[kTerms > 1 ? kTerms - 1 : 1];
+    T coefficients[kMostTerms > 1 ? kMostTerms - 1 : 1];
   };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A, const Series<real_t<T>>& series = {}) {
     Constants<Math, T> result{Math::rate(A), {}};
-    T power = one<T>();
-    double factorial = 1;
-    for (int k = 1; k < kTerms; ++k) {
-      power = power * A;
-      factorial *= k + 1;
-      result.coefficients[k - 1] = constant<T>(1 / factorial) * power;
+    for (int k = 1; k < kMostTerms; ++k) {
+      // From the coefficient on: A power of A by itself may be infinite, which times zero is none.
+      T& product = result.coefficients[k - 1];
+      product = coefficient<T>(k, series) * A;
+      for (int i = 1; i < k; ++i) product = product * A;
     }
     return result;
   }
@@ -87,8 +88,8 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     if constexpr (kTerms == 1) {
       return Step<T, real_t<T>>{abar, delta_u};
     } else {
-      T sum = constants.coefficients[kTerms - 2];
-      for (int k = kTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
+      T sum = constants.coefficients[kMostTerms - 2];
+      for (int k = kMostTerms - 3; k >= 0; --k) sum = constants.coefficients[k] + delta * sum;
       return Step<T, T>{abar, delta_u + (delta * delta_u) * sum};
     }
   }

@@ -50,7 +50,7 @@ struct Tustin : StepForms<Tustin> {
     T quarter;  // A/4
   };
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A) {
+  static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A, const Series<real_t<T>>& = {}) {
     return {constant<T>(0.25) * A};
   }
   template <class Math, class T>

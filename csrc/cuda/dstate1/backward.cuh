@@ -183,7 +183,7 @@ class BackwardTile {
                        Items& dC) {
     const Window window = this->window(slot, chunk);
     LaneRecord record = this->record(slot);
-    const auto pole = make_pole<DeviceMath>(record.A);
+    const auto pole = make_pole<DeviceMath>(record.A, params_.method);
     const int64_t offset = this->offset(slot, chunk);
     const auto store = [&](const Sequence& sequence, const Items& items) {
       Access::store(args_.strides, tile_.origin(sequence) + offset, window, shared_.tile, items);

@@ -41,7 +41,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const auto load = [&](const ArrayView& view) {
     return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
   };
-  const auto pole = make_pole<DeviceMath>(load(params.A));
+  const auto pole = make_pole<DeviceMath>(load(params.A), params.method);
   const float D = load(params.D);
   const float delta_bias = load(params.delta_bias);
   const float constant_B = params.variable_B ? 0.0f : load(params.B);

@@ -107,7 +107,7 @@ struct Launches {
 
 template <class Storage>
 const Launches& launches_of(Method method) {
-  static constexpr auto kTable = make_method_table<Launches>([&]<Method kMethod>() {
+  static constexpr auto kTable = make_kernel_table<Launches>([&]<Method kMethod>() {
     using Instance = Kernels<kMethod, Storage>;
     return Launches{&Instance::forward, &Instance::backward};
   });

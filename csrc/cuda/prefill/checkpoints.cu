@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kSlotThreads)
     const int64_t group = channel / (params.dim / params.groups);
     const int64_t begin = params.packed.begin(checkpoint.sequence);
     const auto A = load_component<T>(params.A, channel * params.A.channel + state * params.A.state);
-    const Pole<T> pole = make_pole<DeviceMath>(A);
+    const Pole<T> pole = make_pole<DeviceMath>(A, params.method);
     const R bias = load_component<R>(params.delta_bias, channel * params.delta_bias.channel);
     for (int64_t t = begin + known.steps; t < begin + checkpoint.steps; ++t) {
       const auto at_step = [&](const ArrayView& view) {
@@ -85,7 +85,7 @@ using Kernel = void (*)(CheckpointArgs);
 template <class T>
 Kernel kernel_of(Method method) {
   static constexpr auto kKernels =
-      make_method_table<Kernel>([&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
+      make_kernel_table<Kernel>([&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
   return kKernels[method];
 }
 

@@ -71,6 +71,7 @@ struct RoundsForwardArgs {
   int rounds;
   bool is_reversed;
   bool delta_softplus;
+  Method method;
   Once A, D, delta_bias, initial_state, last_state;
   float* states;
   int groups;

@@ -54,6 +54,7 @@ RoundsForwardArgs make_rounds_args(const ForwardParams& params, const RelayForwa
   args.rounds = plan.rounds;
   args.is_reversed = is_reversed;
   args.delta_softplus = params.delta_softplus;
+  args.method = params.method;
   args.A = once(params.A);
   args.D = once(params.D);
   args.delta_bias = once(params.delta_bias);
@@ -69,7 +70,7 @@ cudaError_t run_rounds(const ForwardParams& params, const RelayForwardPlan& plan
                        cudaStream_t stream) {
   const RoundsForwardArgs args = make_rounds_args(params, plan);
   const auto launch = [&]<DType kType>() {
-    static constexpr auto kTable = make_method_table<Launch<RoundsForwardArgs>>(
+    static constexpr auto kTable = make_kernel_table<Launch<RoundsForwardArgs>>(
         [&]<Method kMethod>() { return &RoundsForward<kType, kMethod>::launch; });
     return kTable[params.method](args, plan.shape, stream);
   };
@@ -83,7 +84,7 @@ cudaError_t run_relay(const RelayForwardArgs& args, const RelayForwardPlan& plan
                       cudaStream_t stream) {
   return visit_storage(plan.vector_size, [&]<class Storage>() {
     static constexpr auto kTable =
-        make_method_table<Launch<RelayForwardArgs>>([&]<Method kMethod>() {
+        make_kernel_table<Launch<RelayForwardArgs>>([&]<Method kMethod>() {
           return &RelayForward<4, 16, kWarpsPerMap, Storage, kMethod>::launch;
         });
     return kTable[args.params.method](args, plan.shape, stream);
@@ -109,7 +110,7 @@ cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, voi
                 cudaStream_t stream) {
   const RelayBackwardArgs args{params, plan.geometry, backward_workspace(plan.scratch, memory)};
   const cudaError_t error = visit_storage(plan.vector_size, [&]<class Storage>() {
-    static constexpr auto kTable = make_method_table<Launch<RelayBackwardArgs>>(
+    static constexpr auto kTable = make_kernel_table<Launch<RelayBackwardArgs>>(
         [&]<Method kMethod>() { return &RelayBackward<Storage, kMethod>::launch; });
     return kTable[params.method](args, plan.shape, stream);
   });

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     A = load_once(args.A, state_at(args.A));
     entering = load_once(args.initial_state, state_at(args.initial_state));
   }
-  const Pole<float> pole = make_pole<DeviceMath>(A);
+  const Pole<float> pole = make_pole<DeviceMath>(A, args.method);
 
   const auto row = [&](int rows) {
     return reinterpret_cast<float*>(own + rows) + role.channel * S::kRow;

@@ -248,13 +248,14 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
 
   const Channels D(params.D, slice, raw_D);
   const Channels bias(params.delta_bias, slice, raw_bias);
+  const auto series = series_of<float>(params.method);
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     if constexpr (kGoesByIncrements<kMethod>) {
       A[s] = ScanMath::invertible(A[s]);
       h[s] = A[s] * h[s];
     }
-    constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
+    constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s], series);
   }
   const auto quad_of_states = [&](int q) {
     T states[kStates];

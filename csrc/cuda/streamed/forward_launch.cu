@@ -14,7 +14,7 @@ struct Kernels {
 
 template <class T, int kStates, int kLaneBits>
 const Kernels& kernels_of(Method method) {
-  static constexpr auto kTable = make_method_table<Kernels>([&]<Method kMethod>() {
+  static constexpr auto kTable = make_kernel_table<Kernels>([&]<Method kMethod>() {
     using Instance = StreamedForward<T, kStates, kLaneBits, kMethod>;
     return Kernels{&Instance::launch, &Instance::summarize};
   });

@@ -141,11 +141,12 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   T offset[kStates] = {};
   {
     T A[kStates] = {};
+    const auto series = series_of<float>(params.method);
     if (exists) States::load(params.A, channel * params.A.channel, part, params.dstate, A);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const int n = Shape::first_state(part, s / Shape::kQuad) + s % Shape::kQuad;
-      constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s]);
+      constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s], series);
       factor[s] = exists && n < params.dstate ? one<T>() : T{};
     }
   }

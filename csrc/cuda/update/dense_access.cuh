@@ -24,6 +24,7 @@ struct DenseArgs {
   uint32_t z_row;       // of z
   uint32_t projection;  // of B and C
   bool parameters_are_single;
+  Method method;
 
   explicit DenseArgs(const UpdateParams& params, const UpdatePlan&)
       : state(params.state.data),
@@ -43,7 +44,8 @@ struct DenseArgs {
         row(static_cast<uint32_t>(params.x.batch)),
         z_row(static_cast<uint32_t>(params.z.batch)),
         projection(static_cast<uint32_t>(params.B.batch)),
-        parameters_are_single(params.D.dtype == DType::kFloat32) {}
+        parameters_are_single(params.D.dtype == DType::kFloat32),
+        method(params.method) {}
 };
 
 template <class StateType, class InputType>

@@ -17,7 +17,7 @@ struct AnyLaunch {
   }
 };
 template <class T, int kStates, int kPacks>
-constexpr auto kLaunches = make_method_table<Launch>(AnyLaunch<T, kStates, kPacks>());
+constexpr auto kLaunches = make_kernel_table<Launch>(AnyLaunch<T, kStates, kPacks>());
 
 template <class Access>
 struct PlainLaunch {
@@ -27,7 +27,7 @@ struct PlainLaunch {
   }
 };
 template <class Access>
-constexpr auto kPlainLaunches = make_method_table<Launch>(PlainLaunch<Access>());
+constexpr auto kPlainLaunches = make_kernel_table<Launch>(PlainLaunch<Access>());
 
 template <template <class State, class Input> class Access>
 const MethodTable<Launch>& plain_launches_of(const UpdateParams& params) {

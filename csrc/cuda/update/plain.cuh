@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kUpdateThreads, Access::kBlocks)
   float y = 0;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
-    const float h = after_step<kMethod>(before[s], delta, x, make_pole<DeviceMath>(A.v[s]), B[s]);
+    const float h =
+        after_step<kMethod>(before[s], delta, x, make_pole<DeviceMath>(A.v[s], args.method), B[s]);
     y += C[s] * h;
     states.v[s] = from_real<State>(h);
   }

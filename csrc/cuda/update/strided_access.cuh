@@ -41,6 +41,7 @@ struct StridedArgs {
   bool D_is_single;
   bool dt_bias_is_single;
   bool dt_softplus;
+  Method method;
 
   explicit StridedArgs(const UpdateParams& params, const UpdatePlan& plan)
       : state(params.state),
@@ -63,7 +64,8 @@ struct StridedArgs {
         slots(static_cast<int>(params.slots)),
         D_is_single(params.D.dtype == DType::kFloat32),
         dt_bias_is_single(params.dt_bias.dtype == DType::kFloat32),
-        dt_softplus(params.dt_softplus) {}
+        dt_softplus(params.dt_softplus),
+        method(params.method) {}
 
   /// UpdateParams::slot_of in 32 bits.
   static constexpr int kNoSlot = -1;

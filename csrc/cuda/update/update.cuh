@@ -51,7 +51,8 @@ class RowUpdates {
     for (int p = 0; p < kPacks; ++p) {
       const auto poles = states_of<T, kStates>(A[p], params.A.dtype);
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) poles_[p][s] = make_pole<DeviceMath>(poles.v[s]);
+      for (int s = 0; s < kStates; ++s)
+        poles_[p][s] = make_pole<DeviceMath>(poles.v[s], params.method);
     }
   }
 
