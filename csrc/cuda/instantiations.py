@@ -45,12 +45,15 @@ class Source:
 
 # Type of the states, and states per lane, of which a lane holds 16 bytes.
 GENERAL = [
-    Source(f"general_{name}", "general", ("backward", "forward"), (f"Scan<{shape}, METHOD>",))
-    for name, shape in [
-        ("float", "float, 4"),
-        ("double", "double, 2"),
-        ("complex_float", "Complex<float>, 2"),
-        ("complex_double", "Complex<double>, 1"),
+    Source(
+        f"general_{name}",
+        "general",
+        ("backward", "forward"),
+        tuple(f"Scan<{shape}, METHOD>" for shape in shapes),
+    )
+    for name, shapes in [
+        ("real", ("float, 4", "double, 2")),
+        ("complex", ("Complex<float>, 2", "Complex<double>, 1")),
     ]
 ]
 
@@ -97,13 +100,12 @@ STREAMED_FORWARD = [
         f"streamed_forward_{name}",
         "streamed",
         ("forward", "summarize"),
-        (f"StreamedForward<{shape}, METHOD>",),
+        tuple(f"StreamedForward<{shape}, METHOD>" for shape in shapes),
     )
-    for name, shape in [
-        ("float_4x4", "float, 4, 2"),
-        ("float_8x4", "float, 8, 2"),
-        ("float_16x4", "float, 16, 2"),
-        ("complex_float_2x8", "Complex<float>, 2, 3"),
+    for name, shapes in [
+        ("float_4x4", ("float, 4, 2",)),
+        ("float_wide", ("float, 8, 2", "float, 16, 2")),
+        ("complex_float_2x8", ("Complex<float>, 2, 3",)),
     ]
 ]
 
@@ -141,48 +143,43 @@ STREAMED_BACKWARD = [
 # The same with the states of a channel in several warps.
 TEAM_BACKWARD = [
     Source(
-        f"team_backward_{warps}",
+        "team_backward",
         "streamed",
         ("team_backward",),
         tuple(
             f"TeamBackward<{warps}, {size}, METHOD, LaneMap::{lane_map}>"
+            for warps in (2, 4)
             for size, lane_map in STREAMED_ACCESS
         ),
         shared=False,
     )
-    for warps in (2, 4)
 ]
 
 # Type of the states in arithmetic, states in 16 bytes of memory, and how many times as many a lane
 # has at the most for 256 states.
+UPDATE_SHAPES = (
+    *("float, 4, 1", "float, 4, 2", "float, 8, 1", "double, 2, 1", "double, 2, 4"),
+    *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
+    *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
+)
+# Of the plain kernel: how numbers are found, the types of the states and of the inputs.
+UPDATE_ACCESS = itertools.product(
+    ("Strided", "Dense"),
+    (
+        *("float, float", "float, BFloat16", "float, Half"),
+        *("BFloat16, BFloat16", "Half, Half"),
+    ),
+)
 UPDATE = [
     Source(
         "update",
         "update",
-        ("update",),
-        tuple(
-            f"Update<{shape}, METHOD>"
-            for shape in (
-                *("float, 4, 1", "float, 4, 2", "float, 8, 1", "double, 2, 1", "double, 2, 4"),
-                *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
-                *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
-            )
+        ("plain", "update"),
+        (
+            *(f"Update<{shape}, METHOD>" for shape in UPDATE_SHAPES),
+            *(f"PlainUpdate<{access}Access<{types}>, METHOD>" for access, types in UPDATE_ACCESS),
         ),
-    ),
-    # How numbers are found, the types of the states and of the inputs.
-    Source(
-        "update_plain",
-        "update",
-        ("plain",),
-        tuple(
-            f"PlainUpdate<{access}Access<{types}>, METHOD>"
-            for access in ("Strided", "Dense")
-            for types in (
-                *("float, float", "float, BFloat16", "float, Half"),
-                *("BFloat16, BFloat16", "Half, Half"),
-            )
-        ),
-    ),
+    )
 ]
 
 SOURCES = [

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../plan/plan.h"
+#include "../plan/path_plans.h"
 #include "layout.h"
 
 namespace selective_scan::cuda::dstate1 {

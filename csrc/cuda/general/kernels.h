@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../kit/gradient_sums.h"
-#include "../plan/plan.h"
+#include "../plan/path_plans.h"
 
 namespace selective_scan::cuda::general {
 

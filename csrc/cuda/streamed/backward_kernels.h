@@ -5,7 +5,7 @@
 
 #include "../kit/gradient_sums.h"
 #include "../kit/packed_chunks.cuh"
-#include "../plan/plan.h"
+#include "../plan/path_plans.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
