@@ -138,6 +138,16 @@ TABLE = [
         ("general", 96, 86, 5636096),
         ("streamed", 88, 86, 14442496),
     ),
+    (
+        Call(8, 1024, 1024, 16, complex=True, **CONSTANT),
+        ("streamed", 32, 1, 0),
+        ("streamed", 48, 1, 4260608),
+    ),
+    (
+        Call(1, 64, 65536, 3, complex=True, **CONSTANT),
+        ("general", 64, 128, 524288),
+        ("streamed", 32, 128, 5308416),
+    ),
     # One state: lanes lie along time, so long as there are enough channels.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 64, 1, 5406720)),
     (Call(1, 192, 65536, 1), ("general", 192, 128, 786432), ("general", 192, 128, 3473408)),
@@ -474,6 +484,11 @@ SLICES = [
         Call(8, 1024, 512, 32, **CONSTANT),
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
+    ),
+    (
+        Call(8, 1024, 512, 24, complex=True, **CONSTANT),
+        ([16, 8], STREAMED * 2, 0, 1),
+        ([16, 8], STREAMED * 2, 0, 4),
     ),
     # Too few elements, or what only the general kernels take.
     (Call(1, 64, 64, 128), None, None),

@@ -36,6 +36,7 @@ def test_methods(device, method, is_complex, dtype):
 CASES = [
     BASE.with_(reverse=True),
     BASE.with_(B="constant", C="constant"),
+    BASE.with_(B="constant", C="constant", complex=True),
     BASE.with_(B="shared", C="constant", complex=True),
     BASE.with_(B="packed", C="packed_grouped", groups=1, complex=True, reverse=True),
     BASE.with_(D=False, z=False, delta_bias=False, delta_softplus=False),

@@ -90,7 +90,7 @@ constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 template <Method kMethod, class Math, int kSize, class T, int kStates>
 __device__ __forceinline__ auto forward_constants(
     const LanePoles<T, kStates, kSize, kMethod>& poles, int s) {
-  constexpr bool kShort = kHasShortSweep<kMethod, T, kSize>;
+  constexpr bool kShort = std::is_same_v<Math, ScanMathFor<kSize, true>>;
   if constexpr (kShort || kHasCoefficients<kMethod>) {
     constexpr float kInverse = 1 / pole_scale<kMethod, T>;
     auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]));
