@@ -244,13 +244,17 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
     actual = gradients(selective_scan_fn, tensors)
     for name, gradient, expected in zip(names, actual, exact, strict=True):
         # The gradient of A sums terms of poles that differ by nine orders of magnitude.
-        limit = {torch.float32: 1e-5 if name == "A" else 3e-6}.get(dtype, 1e-2)
+        of_A = 1e-4 if kind in CONSTANT else 1e-5
+        limit = {torch.float32: of_A if name == "A" else 3e-6}.get(dtype, 1e-2)
         error = Error.of(gradient.to(expected.dtype), expected)
         assert error.relative_l2 < limit, (name, error)
         if name == "A":
             # Every channel has its own size.
             rows = (gradient - expected).norm(dim=1) / expected.norm(dim=1)
-            assert rows.max() < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
+            # With constant B and C that of slow poles has the same sum over steps as a factor for
+            # all states, which may be nearly 0.
+            worst = rows.quantile(0.8) if kind in CONSTANT else rows.max()
+            assert worst < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
 @pytest.mark.cuda

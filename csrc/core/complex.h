@@ -74,10 +74,6 @@ SELECTIVE_SCAN_HD Complex<R> operator+(R a, Complex<R> b) {
   return {a + b.re, b.im};
 }
 template <class R>
-SELECTIVE_SCAN_HD Complex<R> operator+(Complex<R> a, R b) {
-  return {a.re + b, a.im};
-}
-template <class R>
 SELECTIVE_SCAN_HD Complex<R> operator-(R a, Complex<R> b) {
   return {a - b.re, R(scalar_t<R>(0)) - b.im};
 }

@@ -183,6 +183,13 @@ __device__ __forceinline__ void load_record(int record, ConstantInputs<T, kState
   }
 }
 
+/// Adds Re(a·conj(b)).
+template <class T>
+__device__ __forceinline__ void add_inner_product(float& sum, T a, T b) {
+  sum += real(a) * real(b);
+  if constexpr (is_complex_v<T>) sum += a.im * b.im;
+}
+
 /// One block of steps, the one with number kBlock of its group: its states again from the one
 /// before it, then backwards through them. `carry` is c of the step behind the block on entry and
 /// of its first one on return. See StepGradient for the formulas. S is added to dB.
@@ -204,7 +211,7 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const T g = carry.v[s] + scaled_dy;
+      const T g = scaled_dy + carry.v[s];
       T after;
       const StepGradient<T> back = states.template step_back<kSize>(rows, j, s, g, after);
       carry.v[s] = back.state;
@@ -215,9 +222,9 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
       } else {
         lane_sums.dA.v[s] += rows.delta.v[j] * back.x;
       }
-      parts.w_b.v[j] = add_real_of_product_conj(weights.BC.v[s], back.input, parts.w_b.v[j]);
-      parts.x_A.v[j] = add_real_of_product_conj(weights_of_x.v[s], back.x, parts.x_A.v[j]);
-      parts.y.v[j] = add_real_of_product(weights.BC.v[s], after, parts.y.v[j]);
+      add_inner_product(parts.w_b.v[j], weights.BC.v[s], back.input);
+      add_inner_product(parts.x_A.v[j], weights_of_x.v[s], back.x);
+      add_inner_product(parts.y.v[j], weights.BC.v[s], conj(after));
     }
   }
   return parts;
