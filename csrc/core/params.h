@@ -81,7 +81,10 @@ struct ForwardParams : ScanParams {
   ArrayView out;         // (batch, channel, step); absent: only states are wanted
   ArrayView last_state;  // (sequence, channel, state), of the compute type, optional
 
-  SELECTIVE_SCAN_HD bool wants_map_alone() const { return !out.present() && states == nullptr; }
+  /// Of no steps there is no out either, but an end state.
+  SELECTIVE_SCAN_HD bool wants_map_alone() const {
+    return seqlen > 0 && !out.present() && states == nullptr;
+  }
   ArrayView map_factor() const {
     ArrayView factor = last_state;
     factor.data = static_cast<char*>(factor.data) - factor.group * element_size(last_state.dtype);
