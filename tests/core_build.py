@@ -42,7 +42,8 @@ def load(
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 os.replace(_compile(name, compiled, flags, Path(folder)), library)
-    spec = importlib.util.spec_from_file_location(name, library)
+    # A name of its own: pybind11 hands out the module that it has already made for a name.
+    spec = importlib.util.spec_from_file_location(f"{library.stem}.{name}", library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -234,8 +234,10 @@ struct PowerByTable {
   template <int kShift = 0>
   static SELECTIVE_SCAN_HD PowerByTable of_exp(R x) {
     PowerByTable result;
-    result.template take<kShift>(x * R(float(kLog2e)) + R(kRound));
-    result.f = (x * R(float(kLog2e)) - result.n) + x * R(float(kLog2e - double(float(kLog2e))));
+    const R log2e{float(kLog2e)};
+    result.template take<kShift>(x * log2e + R(kRound));
+    result.f =
+        fused_multiply_add(x, log2e, -result.n) + x * R(float(kLog2e - double(float(kLog2e))));
     return result;
   }
 

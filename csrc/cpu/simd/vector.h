@@ -324,6 +324,20 @@ SELECTIVE_SCAN_HD Complex<R> kept_apart(Complex<R> x) {
   return {kept_apart(x.re), kept_apart(x.im)};
 }
 
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+/// a·b + c in one rounding, also where the compiler would not fuse the two.
+template <class K>
+SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K> b,
+                                                   Vec<float, K> c) {
+  using R = Vec<float, K>;
+  if constexpr (R::kBytes == 64) {
+    return R::from(_mm512_fmadd_ps(a.native, b.native, c.native));
+  } else {
+    return R::from(_mm256_fmadd_ps(a.native, b.native, c.native));
+  }
+}
+#endif
+
 /// 1/x of a normal x whose reciprocal is normal.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
