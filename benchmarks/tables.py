@@ -250,6 +250,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
     ),
     "cpu compiled": (compiled, ("cpu_compiled",)),
+    "cpu cliffs": (cliffs, ("cpu_cliffs",)),
     "avx2": (cpu, ("cpu_avx2", "cpu_avx2_ipex")),
     "avx2 methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu_avx2",),
