@@ -236,8 +236,7 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
       return !row.present() || row.has_vectors;
     });
     const Arrangement arrangement = arrange(params, params.u.dtype);
-    // Single elements along steps take a tenth to a half longer than vectors, and to turn them
-    // round takes twice as long.
+    // Single elements along steps cost the kernels less than it costs to turn their rows round.
     const bool pays = arrangement.along_steps || !lies_along_steps(params.u);
     if (!has_vectors && arrangement.has_vectors && pays) return arrangement;
   }
