@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._checks import HALF
+
 
 @dataclass(slots=True)
 class Layer:
@@ -206,7 +208,7 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
     x, z = layer.halves()
     convolution = layer.convolution_arguments(x)
     dout = _matrix(dout)
-    dout_proj_weight = torch.mm(dout.t(), _matrix(y))
+    dout_proj_weight = _product(dout.t(), _matrix(y), layer.out_proj_weight.dtype)
     dout_proj_bias = None
     if layer.out_proj_bias is not None:
         dout_proj_bias = dout.sum(0, dtype=_at_least_single(dout.dtype))
@@ -261,9 +263,9 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
 
     dsteps, dx_dbl, total = _matrix(dsteps), _matrix(dx_dbl), _matrix(drows)
     torch.mm(dsteps, layer.delta_proj_weight.to(dtype), out=_matrix(ddt))
-    ddelta_proj_weight = torch.mm(dsteps.t(), _matrix(dt))
+    ddelta_proj_weight = _product(dsteps.t(), _matrix(dt), layer.delta_proj_weight.dtype)
     total.addmm_(dx_dbl, layer.x_proj_weight.to(dtype))
-    dx_proj_weight = torch.mm(dx_dbl.t(), _matrix(rows))
+    dx_proj_weight = _product(dx_dbl.t(), _matrix(rows), layer.x_proj_weight.dtype)
     dconv1d_weight, dconv1d_bias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
         du, None, *convolution, "silu", dx=dx
     )
@@ -271,9 +273,9 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
         dxz.to(layer.xz.dtype),
         dconv1d_weight.unsqueeze(1),
         dconv1d_bias,
-        dx_proj_weight.to(layer.x_proj_weight.dtype),
-        ddelta_proj_weight.to(layer.delta_proj_weight.dtype),
-        dout_proj_weight.to(layer.out_proj_weight.dtype),
+        dx_proj_weight,
+        ddelta_proj_weight,
+        dout_proj_weight,
         None if dout_proj_bias is None else dout_proj_bias.to(layer.out_proj_bias.dtype),
         dA,
         dB,
@@ -291,6 +293,13 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
 def _matrix(rows: Tensor) -> Tensor:
     """Batch and time in one dimension."""
     return rows.reshape(-1, rows.shape[-1])
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """left·right in `dtype`. CUDA's need no rounding to half precision on the way to float32."""
+    if left.is_cuda and left.dtype in HALF and dtype == torch.float32:
+        return torch.mm(left, right, out_dtype=dtype)
+    return torch.mm(left, right).to(dtype)
 
 
 def _at_least_single(dtype: torch.dtype) -> torch.dtype:

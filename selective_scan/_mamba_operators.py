@@ -184,10 +184,11 @@ def _kept(
 
 
 def _allocate_dxz(given: dict) -> Tensor:
+    xz, dtype = given["xz"], given["xz_dtype"]
     if given["in_proj_weight"] is not None:
-        return torch.empty_like(given["xz"], memory_format=torch.contiguous_format)
-    batch, channels, seqlen = given["xz"].shape
-    return given["xz"].new_empty(batch, seqlen, channels).transpose(1, 2)
+        return torch.empty_like(xz, dtype=dtype, memory_format=torch.contiguous_format)
+    batch, channels, seqlen = xz.shape
+    return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
 # The same as MAMBA_INNER in C++, since a small layer waits for the host. With in_proj_weight, xz
@@ -216,7 +217,10 @@ PLAIN_MAMBA_INNER = Operator(
         _kept("steps", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
         Result("states", ("saved values",), _states_dtype, chunk="state_chunk", recomputed=True),
     ],
-    backward=(f"dout {' '.join(_plain_arguments().names)} xz_rows poles x_dbl y u steps states"),
+    backward=(
+        f"dout {' '.join(_plain_arguments().names)} xz_rows poles x_dbl y u steps states xz_dtype"
+    ),
+    derived={"xz_dtype": lambda inputs: inputs[0].dtype},
     gradient_like={"xz": _allocate_dxz},
     has_batching_rules=False,
     reference="mamba_inner_ref",

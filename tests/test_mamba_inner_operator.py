@@ -78,7 +78,9 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
         out, cast_input, *kept = ops.plain_mamba_inner_fwd(*arguments, save_states)
         assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)
         torch.library.opcheck(
-            ops.plain_mamba_inner_bwd, (torch.ones_like(out), *arguments, *kept), test_utils=chosen
+            ops.plain_mamba_inner_bwd,
+            (torch.ones_like(out), *arguments, *kept, arguments[0].dtype),
+            test_utils=chosen,
         )
 
 

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "../core/conv_params.h"
+#include "../core/conversion.h"
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
 #include "../core/prefill_params.h"
@@ -75,5 +76,8 @@ cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStrea
 /// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
 /// padding.
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
+
+/// Arrays in other types.
+cudaError_t convert(const Conversions& conversions, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "dispatcher.h"
+
 namespace selective_scan::op {
 namespace {
 
@@ -10,12 +12,17 @@ using Sizes = std::initializer_list<int64_t>;
 // --- views and casts --------------------------------------------------------------------------
 
 /// `offset` counts from the first element of `tensor`.
-Tensor view_as(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
+Tensor view_as(const Tensor& tensor, IntHeaderOnlyArrayRef sizes, IntHeaderOnlyArrayRef strides,
+               int64_t offset = 0) {
   AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()),
-                                     sizes.begin(), strides.begin(), offset, &handle));
+      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
+                                     strides.data(), offset, &handle));
   return Tensor(handle);
+}
+Tensor view_as(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
+  return view_as(tensor, IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()),
+                 IntHeaderOnlyArrayRef(strides.begin(), strides.size()), offset);
 }
 
 /// `count` of a row's channels, from `first` on, of rows (batch, seqlen, channels), as
@@ -59,22 +66,8 @@ Tensor cast(const Tensor& tensor, ScalarType dtype) {
   return result;
 }
 
-/// What an op of PyTorch returns.
-template <class... Arguments>
-Tensor call(const char* op, const char* overload, const Arguments&... arguments) {
-  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 ScalarType at_least_single(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
-/// −exp(A_log)
-Tensor poles_of(const Tensor& A_log) {
-  return call("aten::neg_", "",
-              call("aten::exp", "", cast(A_log, at_least_single(dtype_of(A_log)))));
 }
 
 // --- arguments --------------------------------------------------------------------------------
@@ -115,6 +108,13 @@ void check_dtypes(const LayerArguments& args) {
   });
 }
 
+/// Weights and biases as the matrix products take them.
+struct ProductWeights {
+  OptionalTensor in_proj, in_proj_bias;
+  Tensor x_proj, delta_proj, out_proj;
+  OptionalTensor out_proj_bias;
+};
+
 /// A call that has been checked, and what follows from it.
 struct Layer {
   const LayerOps& ops;
@@ -122,11 +122,14 @@ struct Layer {
   int64_t batch, seqlen, dim, dstate, rank, d_model;
   ScalarType dtype;  // of the matrix products, and of all that they take and give
   // Of this dtype:
+  ProductWeights weights;
   Tensor input;  // rows, with in_proj_weight
   Tensor xz;     // channels are neighbours in memory
+
   Tensor A;
 
-  Layer(const LayerOps& ops, const LayerArguments& args) : ops(ops), args(args) {
+  /// What is in `kept` is not made again.
+  Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
     check_options();
     for_each_tensor(args, check_dense);
     for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
@@ -136,31 +139,81 @@ struct Layer {
     check_shapes();
     const ScalarType given = dtype_of(args.xz);
     dtype = given == ScalarType::Double ? given : args.autocast_dtype.value_or(given);
+    std::vector<Cast> casts;
+    prepare_weights(casts);
     if (args.in_proj_weight) {
-      input = as_contiguous(cast(args.xz, dtype));
-      return;
+      input = prepared(args.xz, dtype, casts);
+      if (dtype != given) kept.input = input;
+      if (!kept.poles.defined()) {
+        kept.poles = allocate(args.xz, std::array<int64_t, 2>{dim, dstate},
+                              at_least_single(dtype_of(args.A)));
+        casts.push_back({as_contiguous(args.A), kept.poles, true});
+      }
+      A = kept.poles;
+    } else {
+      prepare_xz();
+      A = args.A;
     }
+    if (!casts.empty()) ops.cast(casts);
+  }
+
+  /// `tensor` in this dtype and contiguous: itself, or what the casts fill.
+  Tensor prepared(const Tensor& tensor, ScalarType wanted, std::vector<Cast>& casts) const {
+    const Tensor source = as_contiguous(tensor);
+    if (dtype_of(source) == wanted) return source;
+    casts.push_back({source, allocate(source, source.sizes(), source.strides(), wanted)});
+    return casts.back().target;
+  }
+
+  /// Those of another dtype share one tensor's memory.
+  void prepare_weights(std::vector<Cast>& casts) {
+    weights = {args.in_proj_weight,    args.in_proj_bias,    args.x_proj_weight,
+               args.delta_proj_weight, args.out_proj_weight, args.out_proj_bias};
+    constexpr int64_t kAligned = 128;  // elements
+    std::vector<Tensor*> others;
+    std::vector<int64_t> offsets;
+    int64_t count = 0;
+    const auto visit = [&](Tensor& tensor) {
+      if (dtype_of(tensor) == dtype) return;
+      others.push_back(&tensor);
+      offsets.push_back(count);
+      count += (tensor.numel() + kAligned - 1) / kAligned * kAligned;
+    };
+    const auto visit_optional = [&](OptionalTensor& tensor) {
+      if (tensor) visit(*tensor);
+    };
+    visit_optional(weights.in_proj);
+    visit_optional(weights.in_proj_bias);
+    visit(weights.x_proj);
+    visit(weights.delta_proj);
+    visit(weights.out_proj);
+    visit_optional(weights.out_proj_bias);
+    if (others.empty()) return;
+    const Tensor memory = allocate(args.xz, std::array<int64_t, 1>{count}, dtype);
+    for (size_t i = 0; i < others.size(); ++i) {
+      const Tensor source = as_contiguous(*others[i]);
+      *others[i] = view_as(memory, source.sizes(), source.strides(), offsets[i]);
+      casts.push_back({source, *others[i]});
+    }
+  }
+
+  void prepare_xz() {
     xz = cast(args.xz, dtype);
-    if (xz.stride(1) != 1) {
-      const Tensor rows = new_rows(2 * dim);
-      copy(channels_of(rows), xz);
-      xz = channels_of(rows);
-    }
-    A = args.A;
+    if (xz.stride(1) == 1) return;
+    const Tensor rows = new_rows(2 * dim);
+    copy(channels_of(rows), xz);
+    xz = channels_of(rows);
   }
 
   /// What else precedes the convolution, unless it was kept.
   void project(LayerKept& kept) {
     if (!args.in_proj_weight) return;
-    if (!kept.xz_rows.defined() || !kept.poles.defined()) {
+    if (!kept.xz_rows.defined()) {
       kept.xz_rows = new_rows(2 * dim);
-      multiply(kept.xz_rows, input, *args.in_proj_weight, args.in_proj_bias);
-      kept.poles = poles_of(args.A);
-      if (dtype_of(args.xz) != dtype) kept.input = input;
+      multiply(kept.xz_rows, input, *weights.in_proj, weights.in_proj_bias);
     }
     check_kept("xz_rows", kept.xz_rows, {"2*dim", 2 * dim});
     xz = channels_of(kept.xz_rows);
-    A = kept.poles;
   }
 
   void check_options() {
@@ -233,8 +286,9 @@ struct Layer {
 
   int64_t projected() const { return rank + 2 * dstate; }
 
-  Tensor new_rows(int64_t channels) const {
-    return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, dtype);
+  Tensor new_rows(int64_t channels) const { return new_rows(channels, dtype); }
+  Tensor new_rows(int64_t channels, ScalarType of) const {
+    return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, of);
   }
 
   /// Of (batch, dim, seqlen).
@@ -248,17 +302,26 @@ struct Layer {
     return view_as(xz, {batch, dim, seqlen}, {xz.stride(0), 1, xz.stride(2)}, index * dim);
   }
 
+  /// out = left·right, which are of this dtype
   void multiply(const Tensor& out, const Tensor& left, const Tensor& right) const {
-    TORCH_ERROR_CODE_CHECK(ops.mm_out(out.get(), left.get(), right.get()));
+    if (dtype_of(out) == dtype) {
+      TORCH_ERROR_CODE_CHECK(ops.mm_out(out.get(), left.get(), right.get()));
+    } else if (ops.has_single_products && dtype_of(out) == ScalarType::Float) {
+      call("aten::mm", "dtype_out", left, right, ScalarType::Float, out);
+    } else {
+      const Tensor product =
+          allocate(out, std::array<int64_t, 2>{left.size(0), right.size(1)}, dtype);
+      multiply(product, left, right);
+      copy(out, product);
+    }
   }
   /// As torch.nn.functional.linear, of contiguous rows.
   void multiply(const Tensor& out, const Tensor& rows, const Tensor& weight,
                 const OptionalTensor& bias) const {
-    const Tensor target = matrix_of(out), left = matrix_of(rows),
-                 right = transposed(cast(weight, dtype));
+    const Tensor target = matrix_of(out), left = matrix_of(rows), right = transposed(weight);
     if (!bias) return multiply(target, left, right);
     TORCH_ERROR_CODE_CHECK(
-        ops.addmm_out(target.get(), cast(*bias, dtype).get(), left.get(), right.get(), 1.0, 1.0));
+        ops.addmm_out(target.get(), bias->get(), left.get(), right.get(), 1.0, 1.0));
   }
   /// out += left·right
   void accumulate(const Tensor& out, const Tensor& left, const Tensor& right) const {
@@ -267,12 +330,7 @@ struct Layer {
   /// The gradient of a product's weight, of rows in front of it and gradients behind.
   Tensor weight_gradient(const Tensor& weight, const Tensor& gradient, const Tensor& rows) const {
     const Tensor result = allocate_like(weight);
-    const bool is_cast = dtype_of(weight) != dtype;
-    const Tensor product =
-        is_cast ? allocate(xz, std::array<int64_t, 2>{weight.size(0), weight.size(1)}, dtype)
-                : result;
-    multiply(product, transposed(gradient), rows);
-    if (is_cast) copy(result, product);
+    multiply(result, transposed(gradient), rows);
     return result;
   }
 
@@ -293,15 +351,14 @@ struct Layer {
   }
   Tensor steps_of(const Tensor& x_dbl) const {
     const Tensor steps = new_rows(dim);
-    multiply(matrix_of(steps), matrix_of(x_dbl, 0, rank),
-             transposed(cast(args.delta_proj_weight, dtype)));
+    multiply(matrix_of(steps), matrix_of(x_dbl, 0, rank), transposed(weights.delta_proj));
     return steps;
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
 
   Tensor forward(bool saves, LayerKept& kept);
-  LayerGradients backward(const Tensor& dout, LayerKept kept);
+  LayerGradients backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype);
 
   static inline const std::optional<std::string> kSilu = "silu";
 };
@@ -310,7 +367,7 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
   project(kept);
   const Tensor u = convolve(half(0));
   const Tensor x_dbl = new_rows(projected());
-  multiply(x_dbl, u, args.x_proj_weight, std::nullopt);
+  multiply(x_dbl, u, weights.x_proj, std::nullopt);
   const Tensor steps = steps_of(x_dbl);
   const auto [scanned, last_state, states] =
       ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
@@ -318,7 +375,7 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
                        std::nullopt, false, args.cu_seqlens, saves);
   const Tensor y = rows_of(scanned);
   const Tensor out = new_rows(d_model);
-  multiply(out, y, args.out_proj_weight, args.out_proj_bias);
+  multiply(out, y, weights.out_proj, weights.out_proj_bias);
   if (saves) {
     kept.x_dbl = x_dbl;
     kept.y = y;
@@ -331,7 +388,7 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
   return out;
 }
 
-LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
+LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype) {
   check_dense("dout", dout);
   check_same_device("dout", dout, "xz", args.xz);
   check_dtype("dout", dout, {dtype});
@@ -351,7 +408,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
   made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
   const Tensor dy = new_rows(dim);
-  multiply(matrix_of(dy), gradient, cast(args.out_proj_weight, dtype));
+  multiply(matrix_of(dy), gradient, weights.out_proj);
   const Tensor u = kept.u.defined() ? kept.u : convolve(x);
   const Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
 
@@ -365,10 +422,10 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
                         args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
                         channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
 
-  multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), cast(args.delta_proj_weight, dtype));
+  multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), weights.delta_proj);
   made.ddelta_proj_weight =
       weight_gradient(args.delta_proj_weight, matrix_of(dsteps), matrix_of(x_dbl, 0, rank));
-  accumulate(matrix_of(du), matrix_of(dx_dbl), cast(args.x_proj_weight, dtype));
+  accumulate(matrix_of(du), matrix_of(dx_dbl), weights.x_proj);
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
   std::tie(made.dconv1d_weight, made.dconv1d_bias, std::ignore) =
       ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
@@ -377,12 +434,11 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
   made.dconv1d_weight =
       view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});
   if (!args.in_proj_weight) {
-    made.dxz = cast(channels_of(dxz), dtype_of(args.xz));
+    made.dxz = cast(channels_of(dxz), xz_dtype);
     return made;
   }
-  made.dxz = new_rows(input.size(2));
-  multiply(matrix_of(made.dxz), matrix_of(dxz), cast(*args.in_proj_weight, dtype));
-  made.dxz = cast(made.dxz, dtype_of(args.xz));
+  made.dxz = new_rows(input.size(2), xz_dtype);
+  multiply(matrix_of(made.dxz), matrix_of(dxz), *weights.in_proj);
   made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
   made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz)).value_or(Tensor());
   made.dA = cast(call("aten::mul", "Tensor", made.dA, A), dtype_of(args.A));
@@ -393,14 +449,14 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept kept) {
 
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves) {
   LayerForward made;
-  made.out = Layer(ops, args).forward(saves, made.kept);
+  made.out = Layer(ops, args, made.kept).forward(saves, made.kept);
   if (!saves) made.kept = {};
   return made;
 }
 
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
-                              LayerKept kept) {
-  return Layer(ops, args).backward(dout, std::move(kept));
+                              LayerKept kept, ScalarType xz_dtype) {
+  return Layer(ops, args, kept).backward(dout, kept, xz_dtype);
 }
 
 }  // namespace selective_scan::op

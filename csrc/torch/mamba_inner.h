@@ -11,11 +11,18 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "conv_ops.h"
 #include "scan_ops.h"
 
 namespace selective_scan::op {
+
+/// What a tensor is in another dtype; or −exp of it, in its own or another. Both are contiguous.
+struct Cast {
+  Tensor source, target;
+  bool negates_exp = false;
+};
 
 /// What a backend computes a layer with.
 struct LayerOps {
@@ -26,6 +33,10 @@ struct LayerOps {
   /// out = beta·self + alpha·left·right
   AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle left,
                               AtenTensorHandle right, double beta, double alpha);
+  /// Whether PyTorch multiplies float16 and bfloat16 to float32.
+  bool has_single_products;
+  /// Fills the targets.
+  void (*cast)(const std::vector<Cast>& casts);
 };
 
 /// In the order of the schemas. With in_proj_weight, xz is the layer's input, (batch, seqlen,
@@ -67,9 +78,9 @@ struct LayerGradients {
 };
 
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves);
-/// `kept` is computed again if it is empty.
+/// `kept` is computed again if it is empty; xz may be what stands for it, whose dtype was xz_dtype.
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
-                              LayerKept kept);
+                              LayerKept kept, ScalarType xz_dtype);
 
 template <const LayerOps& kOps>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
@@ -104,7 +115,7 @@ plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor
                       std::optional<ScalarType> autocast_dtype, const OptionalTensor& xz_rows,
                       const OptionalTensor& poles, const OptionalTensor& x_dbl,
                       const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
-                      const OptionalTensor& states) {
+                      const OptionalTensor& states, ScalarType xz_dtype) {
   const auto given = [](const OptionalTensor& kept) { return kept ? *kept : Tensor(); };
   const LayerGradients made = layer_backward(
       kOps,
@@ -113,7 +124,8 @@ plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor
        checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype},
       dout,
       {Tensor(), given(xz_rows), given(poles), given(x_dbl), given(y), given(u), given(steps),
-       given(states)});
+       given(states)},
+      xz_dtype);
   return {made.dxz,
           made.din_proj_weight,
           made.din_proj_bias,

@@ -2,13 +2,21 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
+#include "dispatcher.h"
 #include "mamba_inner.h"
 
 namespace selective_scan::op {
 namespace {
 
-constexpr LayerOps kLayerOps{kCpuScanOps, kCpuConvOps, &aoti_torch_cpu_mm_out,
-                             &aoti_torch_cpu_addmm_out};
+void cast(const std::vector<Cast>& casts) {
+  for (const Cast& it : casts) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(it.target.get(), it.source.get(), 0));
+    if (it.negates_exp) call("aten::neg_", "", call("aten::exp_", "", it.target));
+  }
+}
+
+constexpr LayerOps kLayerOps{
+    kCpuScanOps, kCpuConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast};
 
 }  // namespace
 
@@ -28,7 +36,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "Tensor? delta_bias, bool delta_softplus, int checkpoint_lvl, str "
       "discretization_method, Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? "
       "xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? "
-      "states) -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor "
+      "states, ScalarType xz_dtype) -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, "
+      "Tensor "
       "dconv1d_weight, Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, "
       "Tensor dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, Tensor "
       "ddelta_bias)");
