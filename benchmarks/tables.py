@@ -21,6 +21,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
+_ANCHORS = _ROOT / "benchmarks" / "anchors"
 _FILES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _PASSES = ("forward", "backward")
@@ -230,6 +231,76 @@ def cliffs(*records: str) -> Table:
     ]  # fmt: skip
 
 
+def layers(record: str) -> Table:
+    """Models of layers, in brackets how many times as fast as mamba_ssm's."""
+    ways = ("S6", "S6 as a CUDA graph", "S6 compiled", "S6 bidirectional", "matrix products")
+    peers = json.loads((_ANCHORS / "h200_layer.json").read_text())["rows"]
+    header = ("batch, seqlen, d_model; layers", "pass", "eager", "as a CUDA graph", "compiled")
+    lines = []
+    for row in select(record, what="S6", dtype="bfloat16"):
+        *shape, depth = row["sizes"]
+        key = {**dict(zip(("batch", "seqlen", "d_model"), shape, strict=True)), "layers": depth}
+        (peer,) = (p for p in peers if p["dtype"] == "bfloat16" and key.items() <= p.items())
+        their_ms = peer["fwd_ms" if row["which"] == "forward" else "fwd_bwd_ms"]
+        found = {
+            name: find(record, shape=row["shape"], which=row["which"], what=name, dtype="bfloat16")
+            for name in ways
+        }
+        eager, *others = (figure(r["time"]["median"]) if r else "" for r in found.values())
+        speed = f"{their_ms / row['time']['median']:.2f}×"
+        lines.append(
+            [f"{', '.join(map(str, shape))}; {depth}", row["which"], f"{eager} ({speed})", *others,
+             f"{row['peak_MiB']:.0f}",
+             str(peer["peak_extra_MiB"]) if row["which"] != "forward" else ""]
+        )  # fmt: skip
+    return (*header, "both directions", "matrix products alone", "MiB", "mamba-ssm's MiB"), lines
+
+
+def layer_parts(record: str) -> Table:
+    parts = load(record)["parts"]
+    names = list(dict.fromkeys(row["part"] for row in parts))
+    cells = {(row["shape"], row["which"], row["part"]): figure(row["ms"]) for row in parts}
+    keys = dict.fromkeys((shape, which) for shape, which, _ in cells)
+    return ("shape", "pass", *names), [
+        [*key, *(cells.get((*key, name), "") for name in names)] for key in keys
+    ]
+
+
+def packed(record: str) -> Table:
+    """Milliseconds, in brackets how many times as long as one dense batch of as many steps."""
+    rows = select(record)
+    dense = {r["which"]: r["time_ms"]["median"] for r in rows if r["implementation"][0] == "d"}
+    lines = []
+    for row in rows:
+        ms = row["time_ms"]["median"]
+        time = f"{figure(ms)} ({ms / dense[row['which']]:.2f})"
+        lines.append([row["which"], row["implementation"], str(row["steps"]), time])
+    return ("pass", "64 sequences", "steps", "ms"), lines
+
+
+def serving(record: str) -> Table:
+    keys = dict.fromkeys((row["batch"], row["dim"]) for row in select(record))
+    lines = []
+    for batch, dim in keys:
+        found = [
+            find(record, batch=batch, dim=dim, state=state) for state in ("float32", "bfloat16")
+        ]
+        cells = [(figure(r["time_us"]["median"]), f"{r['GB_per_s']:.0f}") for r in found]
+        lines.append([str(batch), str(dim), *(cell for pair in cells for cell in pair)])
+    header = ("batch", "dim", "fp32 state, µs", "GB/s", "bf16 state, µs", "GB/s")
+    return header, lines
+
+
+def matrix(record: str) -> Table:
+    header = ("batch, dim, seqlen, dstate", "pass", "kernels, ms", "reference, ms", "faster")
+    return (*header, "kernels, MiB", "reference, MiB"), [
+        [", ".join(map(str, row["shape"])), row["pass"], figure(row["kernels"]["median"]),
+         figure(row["reference"]["median"]), times(row["speedup"]), figure(row["kernels_MiB"]),
+         figure(row["reference_MiB"])]
+        for row in select(record)
+    ]  # fmt: skip
+
+
 # By name: what makes the table, and the records that it is from.
 TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "speed": (functools.partial(by_shape, shapes=_README_SHAPES), ("h200",)),
@@ -245,6 +316,11 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "host": (host, ("h200_host",)),
     "siblings": (siblings, ("h200_siblings",)),
     "cliffs": (cliffs, ("h200_cliffs",)),
+    "layers": (layers, ("h200_layer",)),
+    "layer parts": (layer_parts, ("h200_layer",)),
+    "packed": (packed, ("h200_packed",)),
+    "serving": (serving, ("h200_serving",)),
+    "matrix": (matrix, ("h200_matrix",)),
     "cpu": (cpu, ("cpu", "cpu_ipex")),
     "cpu methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
