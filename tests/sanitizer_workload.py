@@ -25,6 +25,7 @@ import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
 import test_float16_gradients as float16
 import test_layouts as layouts
+import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
@@ -164,6 +165,11 @@ def check_all(check, cases) -> int:
     return count
 
 
+def check_mamba_inner(case, device) -> None:
+    for autocast in (False, True):
+        mamba_inner.test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device)
+
+
 CHECKS = {
     "selective_scan": check_selective_scan,
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
@@ -175,6 +181,7 @@ CHECKS = {
     "matrix": lambda: check_all(
         lambda case, device: matrix.check(case, device=device), matrix_cases()
     ),
+    "mamba_inner": lambda: check_all(check_mamba_inner, mamba_inner.PLAIN),
     "convolution": lambda: check_all(conv.check, conv.case_list()),
     "convolution_update": lambda: check_all(conv_update.check, conv_update.CASES),
     "convolution_pool": lambda: check_all(
