@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from problem import lay_out
 from selective_scan import S6, MambaMixer, adaptive_unitary_scan_fn, diagonal_scan_fn
 
 BATCH, SEQLEN, DIM = 2, 11, 8
@@ -129,6 +130,26 @@ def test_one_call_has_the_bits_of_its_parts(bias, dtype, autocast, device):
             torch.testing.assert_close(value, expected, rtol=0.01, atol=1e-3)
         else:
             assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", ["offset", "sliced"])
+def test_weights_and_input_of_any_layout_are_cast(layout, dtype, device):
+    mixer = MambaMixer(64, bias=True, device=device).to(dtype)
+    mixer.A_log.data = mixer.A_log.data.double()
+    hidden = torch.randn(BATCH, 200, 64, device=device, dtype=dtype).requires_grad_()
+    leaves = [hidden, *mixer.parameters()]
+
+    def run(x):
+        with torch.autocast(device, torch.bfloat16):
+            out = mixer(x)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    expected = run(hidden)
+    for parameter in mixer.parameters():
+        parameter.data = lay_out(parameter.data, layout)
+    for actual, right in zip(run(lay_out(hidden, layout)), expected, strict=True):
+        assert torch.equal(actual, right)
 
 
 def test_one_call_keeps_no_cast_weight(device):
