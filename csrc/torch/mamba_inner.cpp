@@ -142,8 +142,12 @@ struct Layer {
     std::vector<Cast> casts;
     prepare_weights(casts);
     if (args.in_proj_weight) {
-      input = prepared(args.xz, dtype, casts);
-      if (dtype != given) kept.input = input;
+      input = as_contiguous(args.xz);
+      if (dtype != given) {
+        kept.input = allocate(input, input.sizes(), input.strides(), dtype);
+        casts.push_back({input, kept.input});
+        input = kept.input;
+      }
       if (!kept.poles.defined()) {
         kept.poles = allocate(args.xz, std::array<int64_t, 2>{dim, dstate},
                               at_least_single(dtype_of(args.A)));
@@ -155,14 +159,6 @@ struct Layer {
       A = args.A;
     }
     if (!casts.empty()) ops.cast(casts);
-  }
-
-  /// `tensor` in this dtype and contiguous: itself, or what the casts fill.
-  Tensor prepared(const Tensor& tensor, ScalarType wanted, std::vector<Cast>& casts) const {
-    const Tensor source = as_contiguous(tensor);
-    if (dtype_of(source) == wanted) return source;
-    casts.push_back({source, allocate(source, source.sizes(), source.strides(), wanted)});
-    return casts.back().target;
   }
 
   /// Those of another dtype share one tensor's memory.

@@ -133,6 +133,7 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarTy
                     [&] { return torch::stable::new_empty(like, sizes, dtype); });
 }
 inline Tensor as_contiguous(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
   return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
 }
 /// Copies where a view cannot have these sizes.
