@@ -19,14 +19,14 @@ LAST = {"channel_last": True}
 # A call, its width and pass: which kernels run it, whether batch entries are runs each; of columns
 # a thread's steps, of rows the lanes, segments and rounds of a row; and the blocks.
 CONVOLUTIONS = [
-    (Call(8, 1536, 2048, 1, **LAST), 4, False, ("columns", True, 48, 1056)),
+    (Call(8, 1536, 2048, 1, **LAST), 4, False, ("columns", True, 64, 768)),
     (Call(8, 1536, 2048, 1, **LAST), 4, True, ("columns", True, 128, 768)),
-    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, False, ("columns", True, 88, 1152)),
-    (Call(2, 1536, 512, 1, **LAST), 4, False, ("columns", True, 8, 384)),
+    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, False, ("columns", True, 104, 960)),
+    (Call(2, 1536, 512, 1, **LAST), 4, False, ("columns", True, 4, 768)),
     (Call(2, 1536, 512, 1, **LAST), 4, True, ("columns", True, 8, 768)),
-    (Call(1, 1536, 40000, 1, packed=True, **LAST), 4, False, ("columns", False, 80, 1500)),
-    (Call(1, 24, 1, 1, **LAST), 3, False, ("columns", True, 8, 1)),
-    (Call(8, 1536, 2048, 1), 4, False, ("rows", True, (32, 1, 8), 3072)),
+    (Call(1, 1536, 40000, 1, packed=True, **LAST), 4, False, ("columns", False, 116, 1044)),
+    (Call(1, 24, 1, 1, **LAST), 3, False, ("columns", True, 4, 1)),
+    (Call(8, 1536, 2048, 1), 4, False, ("rows", True, (32, 2, 4), 6144)),
     (Call(8, 1536, 2048, 1), 4, True, ("rows", True, (32, 1, 8), 3072)),
     (Call(1, 64, 65536, 1), 4, False, ("rows", True, (32, 64, 4), 1024)),
     (Call(64, 384, 197, 1), 4, False, ("rows", True, (32, 1, 2), 6144)),

@@ -3,8 +3,9 @@
 //
 // A thread has a vector of channels and walks some steps; neighbouring lanes have neighbouring
 // vectors, and the block's other threads the steps behind. What a step sees of those before it
-// stays in registers. Steps are read in batches, and other warps compute while one waits for its
-// batch: so vectors are short, and registers few. The steps before a thread's first are read again,
+// stays in registers. Steps are read in batches, one ahead of the one at work. Batches that neither
+// begin nor end a thread's steps ask for nothing else: they are nearly all, and the issue of
+// instructions is what memory waits for first. The steps before a thread's first are read again,
 // from L2; backwards a thread goes width - 1 steps further than its own, since dx needs the
 // gradient of the sum there.
 //
@@ -13,9 +14,10 @@
 //
 // Bound by memory: forward 2, backward 3 elements a step and channel, beside (width - 1) / steps of
 // that from L2. With elements of 2 bytes the special-function unit, two instructions an element,
-// and the issue of instructions, 13 and 25, take about half as long as memory each.
+// and the issue of instructions, 13 and 32, take half and three quarters as long as memory.
 #pragma once
 
+#include "../kit/dependent_launch.cuh"
 #include "../plan/conv.h"
 #include "window.cuh"
 
@@ -72,10 +74,10 @@ struct ColumnPlace {
   int in_block;  // the thread's first channel, from the block's
 
   __device__ ColumnPlace(const ConvParams& params, const ColumnSplit& split) {
-    const int64_t row = blockIdx.x / split.channel_blocks;
+    const unsigned row = blockIdx.x / split.channel_blocks;
     batch = row / split.tiles;
-    tile = row - batch * split.tiles;
-    block_channel = (blockIdx.x - row * split.channel_blocks) * (kChannels << split.lane_bits);
+    tile = row % split.tiles;
+    block_channel = int64_t{blockIdx.x % split.channel_blocks} * (kChannels << split.lane_bits);
     in_block = (threadIdx.x & (split.lanes() - 1)) * kChannels;
     channel = block_channel + in_block;
     begin = tile * split.tile_steps() + int64_t{threadIdx.x >> split.lane_bits} * split.steps;
@@ -91,24 +93,20 @@ struct ColumnPlace {
 };
 
 /// The taps of a block's channels, and behind them the bias.
-template <class R, int kTaps, int kChannels>
+template <class R, int kTaps, int kCount>
 struct SharedTaps {
-  __align__(16) R values[kTaps + 1][kWarpSize * kChannels];
+  __align__(16) R values[kTaps + 1][kCount];
 
   /// To be followed by a barrier.
-  __device__ void load(const ConvParams& params, const ColumnSplit& split, int64_t first_channel) {
-    const int count = (kTaps + 1) * (kChannels << split.lane_bits);
+  __device__ void load(const ConvParams& params, int count, int64_t first_channel) {
     const int first = first_tap<kTaps>(params);
-    for (int i = threadIdx.x; i < count; i += kColumnThreads) {
-      const int c = i / (kTaps + 1);
-      const int k = i % (kTaps + 1);
-      const int64_t channel = first_channel + c;
-      R value = 0;
-      if (channel < params.dim) {
-        if (k == kTaps) value = load_bias<R>(params, channel);
-        if (k >= first && k < kTaps) value = load_tap<R>(params, channel, k - first);
-      }
-      values[k][c] = value;
+    for (int c = threadIdx.x; c < count; c += kColumnThreads) {
+      if (first_channel + c >= params.dim) break;
+      values[kTaps][c] = load_bias<R>(params, first_channel + c);
+      R taps[kTaps];
+      load_taps(params, first_channel + c, first, taps);
+#pragma unroll
+      for (int k = 0; k < kTaps; ++k) values[k][c] = taps[k];
     }
   }
 };
@@ -121,8 +119,8 @@ struct ColumnTaps {
   R bias[kChannels];
   int first;
 
-  __device__ ColumnTaps(const SharedTaps<R, kTaps, kChannels>& shared, const ConvParams& params,
-                        int in_block)
+  template <class Shared>
+  __device__ ColumnTaps(const Shared& shared, const ConvParams& params, int in_block)
       : first(first_tap<kTaps>(params)) {
 #pragma unroll
     for (int k = 0; k <= kTaps; ++k) {
@@ -148,25 +146,52 @@ struct ColumnTaps {
   }
 };
 
+/// Some steps of an array on their way.
+template <class Storage, int kSteps>
+struct StepBatch {
+  typename Storage::Raw raw[kSteps];
+
+  /// The next ones, of which `left` are there; zeros behind them.
+  __device__ void load(const ArrayView& array, const char*& address, const int64_t& stride,
+                       int left = kSteps) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      raw[i] = i < left ? Storage::load(array, address) : typename Storage::Raw{};
+      address += stride;
+    }
+  }
+  template <class R>
+  __device__ void unpack(R (*rows)[Storage::kChannels]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) Storage::unpack(raw[i], rows[i]);
+  }
+};
+
 /// x at the kTaps - 1 steps before `first`.
 template <class Storage, int kTaps, class R, int kRows, class Place>
 __device__ __forceinline__ void load_history(const ConvParams& params, const Run& run,
-                                             const Place& place, int64_t first,
+                                             const Place& place, int64_t first, int64_t x_stride,
                                              R (&window)[kRows][Storage::kChannels]) {
+  const int64_t begin = first - (kTaps - 1);
+  if (begin >= run.begin) {
+    const char* x = place.at(params.x, begin);
+    StepBatch<Storage, kTaps - 1> before;
+    before.load(params.x, x, x_stride);
+    return before.unpack(window);
+  }
 #pragma unroll
   for (int i = 0; i + 1 < kTaps; ++i) {
-    const int64_t step = first - (kTaps - 1) + i;
+    const int64_t step = begin + i;
     if (step >= run.begin) {
       Storage::unpack(Storage::load(params.x, place.at(params.x, step)), window[i]);
-    } else if (params.initial_states.present()) {
+    } else {
 #pragma unroll
       for (int c = 0; c < Storage::kChannels; ++c) {
+        window[i][c] = R(0);
+        if (!params.initial_states.present()) continue;
         window[i][c] = load_state<R>(params.initial_states, run.states, place.channel + c,
                                      step - run.begin + params.width - 1);
       }
-    } else {
-#pragma unroll
-      for (int c = 0; c < Storage::kChannels; ++c) window[i][c] = R(0);
     }
   }
 }
@@ -191,21 +216,6 @@ __device__ void store_zeros(const ArrayView& array, const Place& place, int64_t 
   }
 }
 
-/// The next steps of an array, of which `left` are there; zeros behind them.
-template <class Storage, int kSteps>
-struct StepBatch {
-  typename Storage::Raw raw[kSteps];
-
-  __device__ void load(const ArrayView& array, const char*& address, const int64_t& stride,
-                       int left) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      raw[i] = i < left ? Storage::load(array, address) : typename Storage::Raw{};
-      address += stride;
-    }
-  }
-};
-
 /// As for_each_run(), or, of a kernel for batch entries that are a run each, that one.
 template <bool kIsWhole, class Visit>
 __device__ __forceinline__ void visit_runs(const ConvParams& params, int64_t batch, int64_t first,
@@ -224,36 +234,50 @@ __global__ void __launch_bounds__(kColumnThreads,
     columns_forward(const __grid_constant__ ConvForwardParams params, ColumnSplit split) {
   constexpr int kChannels = Storage::kChannels;
   constexpr int kBatch = batch_steps(Storage::kBytes, false);
-  __shared__ SharedTaps<R, kTaps, kChannels> shared;
+  constexpr int kLast = kTaps - 1;
+  __shared__ SharedTaps<R, kTaps, kChannels << column_lane_bits(false)> shared;
   const ColumnPlace<Storage> place(params, split);
-  shared.load(params, split, place.block_channel);
+  StepBatch<Storage, kBatch> xs;
+  const char* x;
+  const auto begin = [&](int64_t first, int64_t stop) {
+    x = place.at(params.x, first);
+    xs.load(params.x, x, split.x_stride, static_cast<int>(stop - first));
+  };
+  if (kIsWhole) begin(place.begin, place.end);  // on their way while the taps are
+  shared.load(params, kChannels << split.lane_bits, place.block_channel);
   __syncthreads();
   if (place.begin >= place.end) return;
   const ColumnTaps<R, Storage, kTaps> taps(shared, params, place.in_block);
 
   const auto walk = [&](const Run& run, int64_t first, int64_t stop) {
     if (run.is_padding) return store_zeros<R, Storage>(params.out, place, first, stop);
-    R window[kTaps - 1 + kBatch][kChannels];
-    load_history<Storage, kTaps>(params, run, place, first, window);
-    const int steps = static_cast<int>(stop - first);
-    const char* x = place.at(params.x, first);
+    if (!kIsWhole) begin(first, stop);
+    R window[kLast + kBatch][kChannels];
+    load_history<Storage, kTaps>(params, run, place, first, split.x_stride, window);
     char* out = place.at(params.out, first);
-#pragma unroll 1
-    for (int step = 0; step < steps; step += kBatch) {
-      StepBatch<Storage, kBatch> xs;
-      xs.load(params.x, x, split.x_stride, steps - step);
+    // is_inner: neither this batch nor the next is cut short.
+    const auto do_batch = [&](int left, auto is_inner) {
+      xs.unpack(window + kLast);
+      xs.load(params.x, x, split.x_stride, is_inner ? kBatch : left - kBatch);
+      R values[kBatch][kChannels];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        R values[kChannels];
-        Storage::unpack(xs.raw[i], window[kTaps - 1 + i]);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
-        activate(values, params.silu);
-        if (step + i < steps) Storage::store(params.out, out, values);
+        for (int c = 0; c < kChannels; ++c) values[i][c] = taps.sum(window, i, c);
+      }
+      activate(values, params.silu);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (is_inner || i < left) Storage::store(params.out, out, values[i]);
         out += split.result_stride;
       }
       move_to_front<kTaps>(window);
-    }
+    };
+    int left = static_cast<int>(stop - first);
+#pragma unroll 1
+    for (; left >= 2 * kBatch; left -= kBatch) do_batch(left, std::true_type{});
+#pragma unroll 1
+    for (; left > 0; left -= kBatch) do_batch(left, std::false_type{});
   };
   visit_runs<kIsWhole>(params, place.batch, place.begin, place.end, place.end, walk);
 }
@@ -268,45 +292,64 @@ __global__ void __launch_bounds__(kColumnThreads,
   constexpr int kChannels = Storage::kChannels;
   constexpr int kBatch = batch_steps(Storage::kBytes, true);
   constexpr int kLast = kTaps - 1;
-  __shared__ SharedTaps<R, kTaps, kChannels> shared;
+  __shared__ SharedTaps<R, kTaps, kChannels << column_lane_bits(true)> shared;
   __shared__ __align__(16) R sums[kTaps + 1][kColumnThreads * kChannels];
   const ColumnPlace<Storage> place(params, split);
-  shared.load(params, split, place.block_channel);
+  start_dependents();
+  StepBatch<Storage, kBatch> xs, douts;
+  const char *x, *dout;
+  const auto begin = [&](int64_t first, int all) {
+    x = place.at(params.x, first);
+    dout = place.at(params.dout, first);
+    xs.load(params.x, x, split.x_stride, all);
+    douts.load(params.dout, dout, split.dout_stride, params.dout.present() ? all : 0);
+  };
+  // The thread's own steps from `first` on, and those before the run's end that it needs.
+  const auto count_all = [](int64_t run_end, int64_t first, int64_t stop) {
+    return static_cast<int>((run_end - stop < kLast ? run_end : stop + kLast) - first);
+  };
+  if (kIsWhole && place.begin < place.end) {  // on their way while the taps are
+    begin(place.begin, count_all(params.seqlen, place.begin, place.end));
+  }
+  shared.load(params, kChannels << split.lane_bits, place.block_channel);
   __syncthreads();
   const ColumnTaps<R, Storage, kTaps> taps(shared, params, place.in_block);
   Pack<R, kChannels> dtaps[kTaps + 1] = {};
 
   const auto walk = [&](const Run& run, int64_t first, int64_t stop) {
     if (run.is_padding) return store_zeros<R, Storage>(params.dx, place, first, stop);
-    R window[kLast + kBatch][kChannels], gradients[kLast + kBatch][kChannels] = {};
-    load_history<Storage, kTaps>(params, run, place, first, window);
-    // The thread's own steps, and those before the run's end that it needs.
     const int steps = static_cast<int>(stop - first);
-    const int all = run.end - stop < kLast ? static_cast<int>(run.end - first) : steps + kLast;
-    const int all_douts = params.dout.present() ? all : 0;
-    const char* x = place.at(params.x, first);
-    const char* dout = place.at(params.dout, first);
+    const int all = count_all(run.end, first, stop);
+    if (!kIsWhole) begin(first, all);
+    R window[kLast + kBatch][kChannels], gradients[kLast + kBatch][kChannels] = {};
+    load_history<Storage, kTaps>(params, run, place, first, split.x_stride, window);
     char* dx = place.at(params.dx, first - kLast);
-#pragma unroll 1
-    for (int step = 0; step < steps + kLast; step += kBatch) {
-      StepBatch<Storage, kBatch> xs, douts;
-      xs.load(params.x, x, split.x_stride, all - step);
-      douts.load(params.dout, dout, split.dout_stride, all_douts - step);
+
+    // is_inner: this batch's steps, those whose dx it completes, and the next batch's are all the
+    // thread's own.
+    const auto do_batch = [&](int step, auto is_inner) {
+      xs.unpack(window + kLast);
+      douts.unpack(gradients + kLast);
+      const int left = is_inner ? kBatch : all - step - kBatch;
+      xs.load(params.x, x, split.x_stride, left);
+      douts.load(params.dout, dout, split.dout_stride,
+                 is_inner || params.dout.present() ? left : 0);
+      R pre[kBatch][kChannels];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) pre[i][c] = taps.sum(window, i, c);
+      }
+      differentiate(gradients + kLast, pre, params.silu);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int now = step + i;
-        R values[kChannels];
         R(&gradient)[kChannels] = gradients[kLast + i];
-        Storage::unpack(xs.raw[i], window[kLast + i]);
-        Storage::unpack(douts.raw[i], gradient);
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) values[c] = taps.sum(window, i, c);
-        differentiate(gradient, values, params.silu);
-        if (now >= all) {
+        if (!is_inner && now >= all) {
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) gradient[c] = 0;
         }
-        if (now < steps) {
+        if (is_inner || now < steps) {
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) {
 #pragma unroll
@@ -316,10 +359,11 @@ __global__ void __launch_bounds__(kColumnThreads,
             dtaps[kTaps].v[c] += gradient[c];
           }
         }
-        if (now >= kLast && now < steps + kLast) {
+        if (is_inner || (now >= kLast && now < steps + kLast)) {
+          R values[kChannels];
 #pragma unroll
           for (int c = 0; c < kChannels; ++c) values[c] = taps.gradient(gradients, i, c);
-          if (!kIsWhole && now >= all && params.dfinal_states.present()) {
+          if (!kIsWhole && !is_inner && now >= all && params.dfinal_states.present()) {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
               values[c] +=
@@ -332,6 +376,15 @@ __global__ void __launch_bounds__(kColumnThreads,
       }
       move_to_front<kTaps>(window);
       move_to_front<kTaps>(gradients);
+    };
+    const int last_inner = params.dout.present() ? steps - 2 * kBatch : -1;
+    int step = 0;
+#pragma unroll 1
+    while (step < steps + kLast) {
+      do_batch(step, std::false_type{});
+      step += kBatch;
+#pragma unroll 1
+      for (; step >= kLast && step <= last_inner; step += kBatch) do_batch(step, std::true_type{});
     }
   };
   const int64_t seen = place.end + kLast;

@@ -13,6 +13,7 @@
 // states or several runs, which have more to decide in every vector, have a loop of their own.
 #pragma once
 
+#include "../kit/dependent_launch.cuh"
 #include "../plan/conv.h"
 #include "window.cuh"
 
@@ -72,9 +73,11 @@ __device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row
                                                               int seqlen) {
   if (first >= 0 && first + kCount <= seqlen) return Packed<Element, kCount>::load(row + first);
   Pack<Element, kCount> pack{};
+  if (first > -kCount && first < seqlen) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (first + i >= 0 && first + i < seqlen) pack.v[i] = row[first + i];
+    for (int i = 0; i < kCount; ++i) {
+      if (first + i >= 0 && first + i < seqlen) pack.v[i] = row[first + i];
+    }
   }
   return bit_cast<Packed<Element, kCount>>(pack);
 }
@@ -145,10 +148,7 @@ struct RowTaps {
 
   __device__ RowTaps(const ConvParams& params, int64_t channel)
       : bias(load_bias<float>(params, channel)), first(first_tap<kTaps>(params)) {
-#pragma unroll
-    for (int k = 0; k < kTaps; ++k) {
-      weight[k] = k < first ? 0.0f : load_tap<float>(params, channel, k - first);
-    }
+    load_taps(params, channel, first, weight);
   }
 
   /// Before the activation.
@@ -204,20 +204,27 @@ __device__ __forceinline__ bool is_plain(const ConvBackwardParams& params) {
 }
 
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 6 : 4)
+__global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
     rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
   using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;
   constexpr int kSeen = kTaps - 1 + kSteps;
   const Place place(params, split);
   if (!place.exists) return;
-  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   auto* out = place.template data<Element>(params.out);
   const int seqlen = static_cast<int>(params.seqlen);
   const int round_steps = place.round_steps(split);
+  const int segment_end = place.origin + split.rounds * round_steps;
+  const int end = min(segment_end, seqlen);
 
   int first = place.first_of_round(split, 0);
+  RowInputs<Element, kTaps> ahead[kRoundsAhead];
+  if (is_plain(params)) {  // on their way while the taps are
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, end);
+  }
+  const RowTaps<kTaps> taps(params, place.channel);
   if (!is_plain(params)) {
     for (int round = 0; round < split.rounds && first < seqlen; ++round) {
       RowInputs<Element, kTaps> inputs;
@@ -227,16 +234,13 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 6 : 4)
     }
     return;
   }
-  RowInputs<Element, kTaps> ahead[kRoundsAhead];
-#pragma unroll
-  for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, seqlen);
 #pragma unroll 1
-  for (int round = 0; round < split.rounds && first < seqlen; round += kRoundsAhead) {
+  while (first < end) {
 #pragma unroll
     for (int i = 0; i < kRoundsAhead; ++i) {
       float window[kSeen], values[kSteps];
       ahead[i].unpack(window);
-      ahead[i].load(x, first + kRoundsAhead * round_steps, seqlen);
+      ahead[i].load(x, first + kRoundsAhead * round_steps, end);
       taps.convolve(window, values);
       activate(values, params.silu);
       store_steps(out, first, Place::from_of(first), Place::to_of(params, first), values);
@@ -316,31 +320,62 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
                gather);
 }
 
+/// As gradient_at(), of a call that is_plain(), kTaps - 1 steps or more after the row's first.
+template <int kTaps, class Element>
+__device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& params,
+                                                 const RowTaps<kTaps>& taps, const Element* x,
+                                                 const Element* dout, int step) {
+  float window[kTaps], sum[1], gradient[1] = {};
+  if (!params.dout.present()) return gradient[0];
+  gradient[0] = to_real(dout[step]);
+#pragma unroll
+  for (int k = 0; k < kTaps; ++k) window[k] = to_real(x[step - (kTaps - 1) + k]);
+  taps.convolve(window, sum);
+  differentiate(gradient, sum, params.silu);
+  return gradient[0];
+}
+
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
 template <class Element, int kTaps>
-__global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 5 : 3)
+__global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
   using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;
   constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
+  start_dependents();
   const Place place(params, split);
-  const RowTaps<kTaps> taps(params, place.channel);
   const auto* x = place.template data<const Element>(params.x);
   const auto* dout = place.template data<const Element>(params.dout);
   auto* dx = place.template data<Element>(params.dx);
   const int seqlen = static_cast<int>(params.seqlen);
   const int dout_end = params.dout.present() ? seqlen : 0;
+  const int round_steps = place.round_steps(split);
+  int first = place.first_of_round(split, split.rounds - 1);
 
+  RowInputs<Element, kTaps> ahead[kRoundsAhead];
+  Packed<Element, kSteps> douts_ahead[kRoundsAhead];
+  if (is_plain(params)) {  // on their way while the taps are
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      ahead[i].load(x, first - i * round_steps, seqlen);
+      douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
+    }
+  }
+  const RowTaps<kTaps> taps(params, place.channel);
   RowGradients<kTaps, kSteps> own;
   // The gradients of the sums at the first steps behind the round; its last lane needs them, and
-  // the first one has them.
-  float behind[kLast];
-  const int end = place.first_of_round(split, split.rounds);
+  // the first one has them. Those behind the segment are found by a lane each: a row of several
+  // segments has all lanes of the warp.
+  float behind[kLast], found = 0.0f;
+  const int step = place.origin + split.rounds * round_steps + place.lane;
+  if (place.lane < kLast && step < seqlen) {
+    found = is_plain(params) ? gradient_in_row<kTaps>(params, taps, x, dout, step)
+                             : gradient_at<float>(params, place.batch, place.channel, step);
+  }
 #pragma unroll
   for (int j = 0; j < kLast; ++j) {
-    const bool is_needed = place.lane == 0 && end + j < seqlen;
-    behind[j] = is_needed ? gradient_at<float>(params, place.batch, place.channel, end + j) : 0.0f;
+    behind[j] = __shfl_sync(kFullMask, found, j, split.lanes());
   }
 
   // Those of the round's steps and, from the next lane, behind them.
@@ -355,16 +390,7 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 5 : 3)
     }
   };
 
-  const int round_steps = place.round_steps(split);
-  int first = place.first_of_round(split, split.rounds - 1);
   if (is_plain(params)) {
-    RowInputs<Element, kTaps> ahead[kRoundsAhead];
-    Packed<Element, kSteps> douts_ahead[kRoundsAhead];
-#pragma unroll
-    for (int i = 0; i < kRoundsAhead; ++i) {
-      ahead[i].load(x, first - i * round_steps, seqlen);
-      douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
-    }
 #pragma unroll 1
     for (int round = 0; round < split.rounds; round += kRoundsAhead) {
 #pragma unroll
@@ -403,18 +429,22 @@ __global__ void __launch_bounds__(kRowThreads, kTaps <= 4 ? 5 : 3)
     }
   }
 
-  const auto sum_over_lanes = [&](float sum) {
-    for (int distance = split.lanes() / 2; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kFullMask, sum, distance);
-    }
-    return sum;
+  const auto add_over_lanes = [&](float& sum, int distance) {
+    sum += __shfl_xor_sync(kFullMask, sum, distance);
   };
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    if (distance >= split.lanes()) continue;
+#pragma unroll
+    for (float& sum : own.taps) add_over_lanes(sum, distance);
+    add_over_lanes(own.bias, distance);
+  }
   const bool writes = place.exists && place.lane == 0;
   float* row =
       parts + (place.batch * split.segments + place.segment) * (params.width + 1) * params.dim;
 #pragma unroll
   for (int k = 0; k <= kTaps; ++k) {
-    const float sum = sum_over_lanes(k < kTaps ? own.taps[k] : own.bias);
+    const float sum = k < kTaps ? own.taps[k] : own.bias;
     if (writes && k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sum;
   }
 }

@@ -52,6 +52,13 @@ __device__ __forceinline__ void activate(R (&sums)[kCount], bool silu) {
   for (int i = 0; i < kCount; ++i) sums[i] *= device_sigmoid(sums[i]);
 }
 
+template <class R, int kRows, int kCount>
+__device__ __forceinline__ void activate(R (&sums)[kRows][kCount], bool silu) {
+  if (!silu) return;  // once for all rows
+#pragma unroll
+  for (auto& row : sums) activate(row, true);
+}
+
 /// Gradients of outputs, which become those of the sums.
 template <class R, int kCount>
 __device__ __forceinline__ void differentiate(R (&gradients)[kCount], const R (&sums)[kCount],
@@ -61,6 +68,14 @@ __device__ __forceinline__ void differentiate(R (&gradients)[kCount], const R (&
   for (int i = 0; i < kCount; ++i) {
     gradients[i] *= silu_derivative(sums[i], device_sigmoid(sums[i]));
   }
+}
+
+template <class R, int kRows, int kCount>
+__device__ __forceinline__ void differentiate(R (*gradients)[kCount],
+                                              const R (&sums)[kRows][kCount], bool silu) {
+  if (!silu) return;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) differentiate(gradients[i], sums[i], true);
 }
 
 /// Element `position` of a sequence's states, 0 where there is none. Rarely needed, so it is kept
@@ -91,6 +106,30 @@ template <class R>
 __device__ R load_tap(const ConvParams& params, int64_t channel, int64_t tap) {
   return load_element<R>(params.weight.data, params.weight.dtype,
                          channel * params.weight.channel + tap * params.weight.step);
+}
+/// A channel's taps from `first` on, zeros in front of them; on their way together, which a branch
+/// for the dtype around each would prevent.
+template <int kTaps, class R>
+__device__ __forceinline__ void load_taps(const ConvParams& params, int64_t channel, int first,
+                                          R (&taps)[kTaps]) {
+  const ArrayView& weight = params.weight;
+  const auto load = [&](auto type) {
+    const auto* row = static_cast<const decltype(type)*>(weight.data) + channel * weight.channel;
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k) {
+      taps[k] = k < first ? R(0) : static_cast<R>(to_real(row[(k - first) * weight.step]));
+    }
+  };
+  switch (weight.dtype) {
+    case DType::kBFloat16:
+      return load(BFloat16{});
+    case DType::kFloat16:
+      return load(Half{});
+    case DType::kFloat64:
+      return load(double{});
+    default:
+      return load(float{});
+  }
 }
 template <class R>
 __device__ R load_bias(const ConvParams& params, int64_t channel) {

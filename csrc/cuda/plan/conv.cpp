@@ -62,14 +62,15 @@ void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
   split.result_stride = step_bytes(params.dx);
 }
 
-/// `resident` blocks are at work at once; a thread's steps are a multiple of `batch`.
+/// `resident` blocks are at work at once.
 template <class Params>
-ColumnSplit split_columns(const Params& params, int channels, int batch, int64_t resident) {
+ColumnSplit split_columns(const Params& params, int channels, int64_t element_bytes,
+                          bool is_backward, int64_t resident) {
   ColumnSplit split;
   split.x_stride = step_bytes(params.x);
   set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
-  split.lane_bits = kWarpBits;
+  split.lane_bits = column_lane_bits(is_backward);
   // As few lanes without channels as can be, but rows of 8 vectors at least.
   while (split.lane_bits > 3 && round_up(vectors, int64_t{1} << (split.lane_bits - 1)) <
                                     round_up(vectors, int64_t{1} << split.lane_bits)) {
@@ -79,7 +80,8 @@ ColumnSplit split_columns(const Params& params, int channels, int batch, int64_t
   // What a thread does beside its steps: the steps it reads again, its taps, its sums.
   constexpr int64_t kOverhead = 12;
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int steps = kMaxColumnSteps; steps > 0; steps -= batch) {
+  const int batch = batch_steps(element_bytes, is_backward);
+  for (int steps = max_column_steps(is_backward); steps > 0; steps -= batch) {
     ColumnSplit tried = split;
     tried.steps = steps;
     tried.tiles = ceil_div(params.seqlen, tried.tile_steps());
@@ -94,7 +96,7 @@ ColumnSplit split_columns(const Params& params, int channels, int batch, int64_t
 }
 
 RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
-                    int64_t multiprocessors) {
+                    int64_t multiprocessors, bool is_backward) {
   constexpr int64_t kFewestRounds = 2 * kRoundsAhead;
   constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
   RowSplit split;
@@ -104,8 +106,9 @@ RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
   split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
   const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), int64_t{kRoundsAhead});
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
-  const int64_t segments = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
-                                               std::max<int64_t>(rounds / kFewestRounds, 1));
+  const int64_t wanted = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
+                                             std::max<int64_t>(rounds / kFewestRounds, 1));
+  const int64_t segments = std::max(wanted, ceil_div(rounds, int64_t{most_rounds(is_backward)}));
   split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), int64_t{kRoundsAhead}));
   split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
   return split;
@@ -135,7 +138,7 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
   const auto split = [&](int channels, int64_t bytes, int words, int taps) {
     const int64_t resident =
         device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);
-    plan.columns = split_columns(params, channels, batch_steps(bytes, is_backward), resident);
+    plan.columns = split_columns(params, channels, bytes, is_backward, resident);
     plan.shape = column_shape(params, plan.columns);
     plan.part_rows = params.batch * plan.columns.tiles;
   };
@@ -150,7 +153,7 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
              have_vectors(params, row_steps, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
     const bool is_aligned = have_vectors(params, row_steps, &ArrayView::step, true);
-    plan.rows = split_rows(params, row_steps, is_aligned, device.multiprocessors);
+    plan.rows = split_rows(params, row_steps, is_aligned, device.multiprocessors, is_backward);
     plan.shape = row_shape(params, plan.rows);
     plan.part_rows = params.batch * plan.rows.segments;
   } else {

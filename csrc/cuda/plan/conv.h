@@ -12,12 +12,18 @@ namespace selective_scan::cuda::conv {
 // --- columns.cuh: neighbouring channels are neighbours in memory ---
 
 constexpr int kColumnThreads = 128;
-/// Steps of a batch.
+/// log2 of the most threads side by side.
+constexpr int column_lane_bits(bool is_backward) {
+  return is_backward ? 5 : 5;
+}
+/// Steps of a batch, of which a thread has one on its way and one at work.
 constexpr int batch_steps(int64_t element_bytes, bool is_backward) {
-  return is_backward && element_bytes > 2 ? 4 : 8;
+  return is_backward && element_bytes > 2 ? 2 : 4;
 }
 /// Most steps of a thread, a multiple of a batch.
-constexpr int kMaxColumnSteps = 128;
+constexpr int max_column_steps(bool is_backward) {
+  return is_backward ? 128 : 128;
+}
 
 /// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap,
 /// and of the run, unless that is the whole batch entry. `words` are the registers of a vector's
@@ -25,7 +31,7 @@ constexpr int kMaxColumnSteps = 128;
 constexpr int column_blocks(int words, int taps, bool is_backward, bool is_whole) {
   const int spared = is_whole ? 0 : 2;
   if (is_backward) return (taps <= 4 ? 6 : words <= 2 ? 4 : 3) - spared;
-  if (taps <= 4) return (words <= 2 ? 10 : 8) - spared;
+  if (taps <= 4) return (words <= 2 ? 8 : 6) - spared;
   return words <= 2 ? 6 : 4;
 }
 
@@ -51,6 +57,17 @@ struct ColumnSplit {
 constexpr int kRowThreads = 128;
 /// Rounds that a lane has on their way.
 constexpr int kRoundsAhead = 2;
+/// Most rounds of a segment of a row that has more warps than there is room for: with more and
+/// shorter warps a row is read at once, and less of the last wave is empty; but a warp's taps and
+/// sums are some work, too.
+constexpr int most_rounds(bool is_backward) {
+  return is_backward ? 8 : 4;
+}
+/// Blocks of a multiprocessor.
+constexpr int row_blocks(int taps, bool is_backward) {
+  if (is_backward) return taps <= 4 ? 5 : 3;
+  return taps <= 4 ? 7 : 4;
+}
 
 /// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
 constexpr int row_vector(int taps, int element_bytes) {
