@@ -38,7 +38,7 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
   if constexpr (std::is_same_v<R, float>) {
     return with_element(params, [&]<class Element>(Element*) {
       return with_taps(params, [&](auto taps) {
-        using Storage = Vectors<Element, column_channels(sizeof(Element), true)>;
+        using Storage = Vectors<Element, column_channels(sizeof(Element), taps, true)>;
         if (plan.kernels == Kernels::kRows) {
           return launch_kernel(rows_backward<Element, taps>, plan.shape, stream, params, plan.rows,
                                parts);

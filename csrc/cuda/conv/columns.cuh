@@ -28,7 +28,6 @@ template <class Element, int kCount>
 struct Vectors {
   static constexpr int kChannels = kCount;
   static constexpr int kWords = kCount;
-  static constexpr int kBytes = sizeof(Element);
   using Raw = Packed<Element, kCount>;
 
   static __device__ Raw load(const ArrayView&, const char* address) {
@@ -49,7 +48,6 @@ template <class R>
 struct Scalars {
   static constexpr int kChannels = 1;
   static constexpr int kWords = sizeof(R) / 4;
-  static constexpr int kBytes = sizeof(R);
   using Raw = Pack<R, 1>;
 
   static __device__ Raw load(const ArrayView& array, const char* address) {
@@ -93,12 +91,13 @@ struct ColumnPlace {
 };
 
 /// The taps of a block's channels, and behind them the bias.
-template <class R, int kTaps, int kCount>
+template <class R, int kTaps, int kChannels>
 struct SharedTaps {
-  __align__(16) R values[kTaps + 1][kCount];
+  __align__(16) R values[kTaps + 1][kWarpSize * kChannels];
 
   /// To be followed by a barrier.
-  __device__ void load(const ConvParams& params, int count, int64_t first_channel) {
+  __device__ void load(const ConvParams& params, const ColumnSplit& split, int64_t first_channel) {
+    const int count = kChannels << split.lane_bits;
     const int first = first_tap<kTaps>(params);
     for (int c = threadIdx.x; c < count; c += kColumnThreads) {
       if (first_channel + c >= params.dim) break;
@@ -119,8 +118,8 @@ struct ColumnTaps {
   R bias[kChannels];
   int first;
 
-  template <class Shared>
-  __device__ ColumnTaps(const Shared& shared, const ConvParams& params, int in_block)
+  __device__ ColumnTaps(const SharedTaps<R, kTaps, kChannels>& shared, const ConvParams& params,
+                        int in_block)
       : first(first_tap<kTaps>(params)) {
 #pragma unroll
     for (int k = 0; k <= kTaps; ++k) {
@@ -233,18 +232,17 @@ __global__ void __launch_bounds__(kColumnThreads,
                                   column_blocks(Storage::kWords, kTaps, false, kIsWhole))
     columns_forward(const __grid_constant__ ConvForwardParams params, ColumnSplit split) {
   constexpr int kChannels = Storage::kChannels;
-  constexpr int kBatch = batch_steps(Storage::kBytes, false);
   constexpr int kLast = kTaps - 1;
-  __shared__ SharedTaps<R, kTaps, kChannels << column_lane_bits(false)> shared;
+  __shared__ SharedTaps<R, kTaps, kChannels> shared;
   const ColumnPlace<Storage> place(params, split);
-  StepBatch<Storage, kBatch> xs;
+  StepBatch<Storage, kBatchSteps> xs;
   const char* x;
   const auto begin = [&](int64_t first, int64_t stop) {
     x = place.at(params.x, first);
     xs.load(params.x, x, split.x_stride, static_cast<int>(stop - first));
   };
   if (kIsWhole) begin(place.begin, place.end);  // on their way while the taps are
-  shared.load(params, kChannels << split.lane_bits, place.block_channel);
+  shared.load(params, split, place.block_channel);
   __syncthreads();
   if (place.begin >= place.end) return;
   const ColumnTaps<R, Storage, kTaps> taps(shared, params, place.in_block);
@@ -252,22 +250,22 @@ __global__ void __launch_bounds__(kColumnThreads,
   const auto walk = [&](const Run& run, int64_t first, int64_t stop) {
     if (run.is_padding) return store_zeros<R, Storage>(params.out, place, first, stop);
     if (!kIsWhole) begin(first, stop);
-    R window[kLast + kBatch][kChannels];
+    R window[kLast + kBatchSteps][kChannels];
     load_history<Storage, kTaps>(params, run, place, first, split.x_stride, window);
     char* out = place.at(params.out, first);
     // is_inner: neither this batch nor the next is cut short.
     const auto do_batch = [&](int left, auto is_inner) {
       xs.unpack(window + kLast);
-      xs.load(params.x, x, split.x_stride, is_inner ? kBatch : left - kBatch);
-      R values[kBatch][kChannels];
+      xs.load(params.x, x, split.x_stride, is_inner ? kBatchSteps : left - kBatchSteps);
+      R values[kBatchSteps][kChannels];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kBatchSteps; ++i) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) values[i][c] = taps.sum(window, i, c);
       }
       activate(values, params.silu);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kBatchSteps; ++i) {
         if (is_inner || i < left) Storage::store(params.out, out, values[i]);
         out += split.result_stride;
       }
@@ -275,9 +273,9 @@ __global__ void __launch_bounds__(kColumnThreads,
     };
     int left = static_cast<int>(stop - first);
 #pragma unroll 1
-    for (; left >= 2 * kBatch; left -= kBatch) do_batch(left, std::true_type{});
+    for (; left >= 2 * kBatchSteps; left -= kBatchSteps) do_batch(left, std::true_type{});
 #pragma unroll 1
-    for (; left > 0; left -= kBatch) do_batch(left, std::false_type{});
+    for (; left > 0; left -= kBatchSteps) do_batch(left, std::false_type{});
   };
   visit_runs<kIsWhole>(params, place.batch, place.begin, place.end, place.end, walk);
 }
@@ -290,13 +288,12 @@ __global__ void __launch_bounds__(kColumnThreads,
     columns_backward(const __grid_constant__ ConvBackwardParams params, ColumnSplit split,
                      R* parts) {
   constexpr int kChannels = Storage::kChannels;
-  constexpr int kBatch = batch_steps(Storage::kBytes, true);
   constexpr int kLast = kTaps - 1;
-  __shared__ SharedTaps<R, kTaps, kChannels << column_lane_bits(true)> shared;
+  __shared__ SharedTaps<R, kTaps, kChannels> shared;
   __shared__ __align__(16) R sums[kTaps + 1][kColumnThreads * kChannels];
   const ColumnPlace<Storage> place(params, split);
   start_dependents();
-  StepBatch<Storage, kBatch> xs, douts;
+  StepBatch<Storage, kBatchSteps> xs, douts;
   const char *x, *dout;
   const auto begin = [&](int64_t first, int all) {
     x = place.at(params.x, first);
@@ -311,7 +308,7 @@ __global__ void __launch_bounds__(kColumnThreads,
   if (kIsWhole && place.begin < place.end) {  // on their way while the taps are
     begin(place.begin, count_all(params.seqlen, place.begin, place.end));
   }
-  shared.load(params, kChannels << split.lane_bits, place.block_channel);
+  shared.load(params, split, place.block_channel);
   __syncthreads();
   const ColumnTaps<R, Storage, kTaps> taps(shared, params, place.in_block);
   Pack<R, kChannels> dtaps[kTaps + 1] = {};
@@ -321,7 +318,7 @@ __global__ void __launch_bounds__(kColumnThreads,
     const int steps = static_cast<int>(stop - first);
     const int all = count_all(run.end, first, stop);
     if (!kIsWhole) begin(first, all);
-    R window[kLast + kBatch][kChannels], gradients[kLast + kBatch][kChannels] = {};
+    R window[kLast + kBatchSteps][kChannels], gradients[kLast + kBatchSteps][kChannels] = {};
     load_history<Storage, kTaps>(params, run, place, first, split.x_stride, window);
     char* dx = place.at(params.dx, first - kLast);
 
@@ -330,19 +327,19 @@ __global__ void __launch_bounds__(kColumnThreads,
     const auto do_batch = [&](int step, auto is_inner) {
       xs.unpack(window + kLast);
       douts.unpack(gradients + kLast);
-      const int left = is_inner ? kBatch : all - step - kBatch;
+      const int left = is_inner ? kBatchSteps : all - step - kBatchSteps;
       xs.load(params.x, x, split.x_stride, left);
       douts.load(params.dout, dout, split.dout_stride,
                  is_inner || params.dout.present() ? left : 0);
-      R pre[kBatch][kChannels];
+      R pre[kBatchSteps][kChannels];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kBatchSteps; ++i) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) pre[i][c] = taps.sum(window, i, c);
       }
       differentiate(gradients + kLast, pre, params.silu);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kBatchSteps; ++i) {
         const int now = step + i;
         R(&gradient)[kChannels] = gradients[kLast + i];
         if (!is_inner && now >= all) {
@@ -377,14 +374,15 @@ __global__ void __launch_bounds__(kColumnThreads,
       move_to_front<kTaps>(window);
       move_to_front<kTaps>(gradients);
     };
-    const int last_inner = params.dout.present() ? steps - 2 * kBatch : -1;
+    const int last_inner = params.dout.present() ? steps - 2 * kBatchSteps : -1;
     int step = 0;
 #pragma unroll 1
     while (step < steps + kLast) {
       do_batch(step, std::false_type{});
-      step += kBatch;
+      step += kBatchSteps;
 #pragma unroll 1
-      for (; step >= kLast && step <= last_inner; step += kBatch) do_batch(step, std::true_type{});
+      for (; step >= kLast && step <= last_inner; step += kBatchSteps)
+        do_batch(step, std::true_type{});
     }
   };
   const int64_t seen = place.end + kLast;

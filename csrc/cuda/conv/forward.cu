@@ -22,7 +22,7 @@ cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void*, cudaSt
   } else if (plan.kernels != Kernels::kNone) {
     error = with_element(params, [&]<class Element>(Element*) {
       return with_taps(params, [&](auto taps) {
-        using Storage = Vectors<Element, column_channels(sizeof(Element), false)>;
+        using Storage = Vectors<Element, column_channels(sizeof(Element), taps, false)>;
         if (plan.kernels == Kernels::kRows) {
           return launch_kernel(rows_forward<Element, taps>, plan.shape, stream, params, plan.rows);
         }

@@ -1,7 +1,7 @@
 // The convolution where neighbouring steps of a row, a (batch, channel), are neighbours in memory.
 //
 // A lane has a vector of steps, neighbouring lanes have neighbouring vectors, and some lanes of a
-// warp, or all, walk a segment of a row together, kRoundsAhead rounds behind their loads. A row
+// warp, or all, walk a segment of a row together, some rounds behind their loads. A row
 // begins anywhere in memory: its first vector may begin before it, so that vectors are aligned.
 // What a vector sees of the steps before it a lane reads from memory too, where the line is on its
 // way for the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
   using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;
   constexpr int kSeen = kTaps - 1 + kSteps;
+  constexpr int kAhead = tuning(false).rounds_ahead;
   const Place place(params, split);
   if (!place.exists) return;
   const auto* x = place.template data<const Element>(params.x);
@@ -219,10 +220,10 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
   const int end = min(segment_end, seqlen);
 
   int first = place.first_of_round(split, 0);
-  RowInputs<Element, kTaps> ahead[kRoundsAhead];
+  RowInputs<Element, kTaps> ahead[kAhead];
   if (is_plain(params)) {  // on their way while the taps are
 #pragma unroll
-    for (int i = 0; i < kRoundsAhead; ++i) ahead[i].load(x, first + i * round_steps, end);
+    for (int i = 0; i < kAhead; ++i) ahead[i].load(x, first + i * round_steps, end);
   }
   const RowTaps<kTaps> taps(params, place.channel);
   if (!is_plain(params)) {
@@ -237,10 +238,10 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
 #pragma unroll 1
   while (first < end) {
 #pragma unroll
-    for (int i = 0; i < kRoundsAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       float window[kSeen], values[kSteps];
       ahead[i].unpack(window);
-      ahead[i].load(x, first + kRoundsAhead * round_steps, end);
+      ahead[i].load(x, first + kAhead * round_steps, end);
       taps.convolve(window, values);
       activate(values, params.silu);
       store_steps(out, first, Place::from_of(first), Place::to_of(params, first), values);
@@ -343,6 +344,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
   constexpr int kSteps = Place::kSteps;
   constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
+  constexpr int kAhead = tuning(true).rounds_ahead;
   start_dependents();
   const Place place(params, split);
   const auto* x = place.template data<const Element>(params.x);
@@ -353,11 +355,11 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
   const int round_steps = place.round_steps(split);
   int first = place.first_of_round(split, split.rounds - 1);
 
-  RowInputs<Element, kTaps> ahead[kRoundsAhead];
-  Packed<Element, kSteps> douts_ahead[kRoundsAhead];
+  RowInputs<Element, kTaps> ahead[kAhead];
+  Packed<Element, kSteps> douts_ahead[kAhead];
   if (is_plain(params)) {  // on their way while the taps are
 #pragma unroll
-    for (int i = 0; i < kRoundsAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       ahead[i].load(x, first - i * round_steps, seqlen);
       douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
     }
@@ -392,15 +394,15 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
 
   if (is_plain(params)) {
 #pragma unroll 1
-    for (int round = 0; round < split.rounds; round += kRoundsAhead) {
+    for (int round = 0; round < split.rounds; round += kAhead) {
 #pragma unroll
-      for (int i = 0; i < kRoundsAhead; ++i) {
+      for (int i = 0; i < kAhead; ++i) {
         // Outside of the row dout is zero, and so are the gradients.
         float window[kSeen], values[kSteps], gradients[kSteps], seen[kSeen];
         ahead[i].unpack(window);
         douts_ahead[i].unpack(gradients);
-        const bool has_more = round + i + kRoundsAhead < split.rounds;
-        const int next = first - kRoundsAhead * round_steps;
+        const bool has_more = round + i + kAhead < split.rounds;
+        const int next = first - kAhead * round_steps;
         ahead[i].load(x, next, has_more ? seqlen : 0);
         douts_ahead[i] = load_steps<kSteps>(dout, next, has_more ? dout_end : 0);
         taps.convolve(window, values);

@@ -64,13 +64,12 @@ void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
 
 /// `resident` blocks are at work at once.
 template <class Params>
-ColumnSplit split_columns(const Params& params, int channels, int64_t element_bytes,
-                          bool is_backward, int64_t resident) {
+ColumnSplit split_columns(const Params& params, int channels, bool is_backward, int64_t resident) {
   ColumnSplit split;
   split.x_stride = step_bytes(params.x);
   set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
-  split.lane_bits = column_lane_bits(is_backward);
+  split.lane_bits = kWarpBits;
   // As few lanes without channels as can be, but rows of 8 vectors at least.
   while (split.lane_bits > 3 && round_up(vectors, int64_t{1} << (split.lane_bits - 1)) <
                                     round_up(vectors, int64_t{1} << split.lane_bits)) {
@@ -80,8 +79,7 @@ ColumnSplit split_columns(const Params& params, int channels, int64_t element_by
   // What a thread does beside its steps: the steps it reads again, its taps, its sums.
   constexpr int64_t kOverhead = 12;
   int64_t least = std::numeric_limits<int64_t>::max();
-  const int batch = batch_steps(element_bytes, is_backward);
-  for (int steps = max_column_steps(is_backward); steps > 0; steps -= batch) {
+  for (int steps = tuning(is_backward).most_steps; steps > 0; steps -= kBatchSteps) {
     ColumnSplit tried = split;
     tried.steps = steps;
     tried.tiles = ceil_div(params.seqlen, tried.tile_steps());
@@ -97,19 +95,20 @@ ColumnSplit split_columns(const Params& params, int channels, int64_t element_by
 
 RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
                     int64_t multiprocessors, bool is_backward) {
-  constexpr int64_t kFewestRounds = 2 * kRoundsAhead;
+  const int64_t ahead = tuning(is_backward).rounds_ahead;
+  const int64_t fewest = 2 * ahead, most = tuning(is_backward).most_rounds;
   constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
   RowSplit split;
   // A row may begin within a vector.
   const int64_t positions = is_aligned ? params.seqlen : params.seqlen + vector - 1;
   const int64_t vectors = ceil_div(positions, vector);
   split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
-  const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), int64_t{kRoundsAhead});
+  const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), ahead);
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
   const int64_t wanted = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,
-                                             std::max<int64_t>(rounds / kFewestRounds, 1));
-  const int64_t segments = std::max(wanted, ceil_div(rounds, int64_t{most_rounds(is_backward)}));
-  split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), int64_t{kRoundsAhead}));
+                                             std::max<int64_t>(rounds / fewest, 1));
+  const int64_t segments = std::max(wanted, ceil_div(rounds, most));
+  split.rounds = static_cast<int>(round_up(ceil_div(rounds, segments), ahead));
   split.segments = static_cast<int>(ceil_div(rounds, int64_t{split.rounds}));
   return split;
 }
@@ -135,20 +134,21 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
   ConvPlan plan;
   if (params.seqlen == 0) return plan;
   plan.is_whole = is_whole(params);
-  const auto split = [&](int channels, int64_t bytes, int words, int taps) {
+  const auto split = [&](int channels, int words, int taps) {
     const int64_t resident =
         device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);
-    plan.columns = split_columns(params, channels, bytes, is_backward, resident);
+    plan.columns = split_columns(params, channels, is_backward, resident);
     plan.shape = column_shape(params, plan.columns);
     plan.part_rows = params.batch * plan.columns.tiles;
   };
   const int64_t bytes = element_size(params.x.dtype);
-  const int channels = column_channels(bytes, is_backward);
-  const int row_steps = row_vector(taps_of(params.width), static_cast<int>(bytes));
+  const int taps = taps_of(params.width);
+  const int channels = column_channels(bytes, taps, is_backward);
+  const int row_steps = row_vector(taps, static_cast<int>(bytes));
   if (!params.is_double && params.dim % channels == 0 &&
       have_vectors(params, channels, &ArrayView::channel, true)) {
     plan.kernels = Kernels::kColumns;
-    split(channels, bytes, channels, taps_of(params.width));
+    split(channels, channels, taps);
   } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
              have_vectors(params, row_steps, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
@@ -159,7 +159,7 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
   } else {
     plan.kernels = Kernels::kAnyStrides;
     const int real = params.is_double ? sizeof(double) : sizeof(float);
-    split(1, real, real / 4, kMaxConvWidth);
+    split(1, real / 4, kMaxConvWidth);
   }
   return plan;
 }

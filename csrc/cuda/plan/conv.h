@@ -9,20 +9,30 @@
 
 namespace selective_scan::cuda::conv {
 
+/// What measurements chose for a pass, which docs/kernels/convolution.md has.
+struct Tuning {
+  // columns.cuh
+  int channels[2];  // of a thread: for elements of 2 bytes, and of 4
+  int most_steps;   // of a thread, a multiple of kBatchSteps
+  // rows.cuh
+  int rounds_ahead;  // that a lane has on their way
+  // Of a segment of a row. More and shorter warps leave less of the last wave empty, but a warp's
+  // taps and sums are some work, too.
+  int most_rounds;
+};
+constexpr Tuning tuning(bool is_backward) {
+  return is_backward ? Tuning{{2, 4}, 128, 1, 8} : Tuning{{4, 2}, 64, 2, 4};
+}
+
 // --- columns.cuh: neighbouring channels are neighbours in memory ---
 
 constexpr int kColumnThreads = 128;
-/// log2 of the most threads side by side.
-constexpr int column_lane_bits(bool is_backward) {
-  return is_backward ? 5 : 5;
-}
 /// Steps of a batch, of which a thread has one on its way and one at work.
-constexpr int batch_steps(int64_t element_bytes, bool is_backward) {
-  return is_backward && element_bytes > 2 ? 2 : 4;
-}
-/// Most steps of a thread, a multiple of a batch.
-constexpr int max_column_steps(bool is_backward) {
-  return is_backward ? 128 : 128;
+constexpr int kBatchSteps = 4;
+/// Channels of a thread: few, so that many threads have the registers.
+constexpr int column_channels(int64_t element_bytes, int taps, bool is_backward) {
+  if (is_backward && taps > 4) return 2;
+  return tuning(is_backward).channels[element_bytes > 2];
 }
 
 /// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap,
@@ -30,7 +40,8 @@ constexpr int max_column_steps(bool is_backward) {
 /// sums.
 constexpr int column_blocks(int words, int taps, bool is_backward, bool is_whole) {
   const int spared = is_whole ? 0 : 2;
-  if (is_backward) return (taps <= 4 ? 6 : words <= 2 ? 4 : 3) - spared;
+  if (is_backward && words > 2) return is_whole ? 3 : 2;
+  if (is_backward) return (taps <= 4 ? 6 : 4) - spared;
   if (taps <= 4) return (words <= 2 ? 8 : 6) - spared;
   return words <= 2 ? 6 : 4;
 }
@@ -55,18 +66,10 @@ struct ColumnSplit {
 // --- rows.cuh: neighbouring steps are ---
 
 constexpr int kRowThreads = 128;
-/// Rounds that a lane has on their way.
-constexpr int kRoundsAhead = 2;
-/// Most rounds of a segment of a row that has more warps than there is room for: with more and
-/// shorter warps a row is read at once, and less of the last wave is empty; but a warp's taps and
-/// sums are some work, too.
-constexpr int most_rounds(bool is_backward) {
-  return is_backward ? 8 : 4;
-}
 /// Blocks of a multiprocessor.
 constexpr int row_blocks(int taps, bool is_backward) {
   if (is_backward) return taps <= 4 ? 5 : 3;
-  return taps <= 4 ? 7 : 4;
+  return taps <= 4 ? 8 : 4;
 }
 
 /// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
@@ -82,7 +85,7 @@ constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
 struct RowSplit {
   int lane_bits = 0;
   int segments = 0;
-  int rounds = 0;  // of a segment, a multiple of kRoundsAhead
+  int rounds = 0;  // of a segment, a multiple of those ahead
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
@@ -92,11 +95,6 @@ struct RowSplit {
 /// Of the kernels that run a width; see first_tap().
 constexpr int taps_of(int64_t width) {
   return static_cast<int>(width >= 2 && width <= 4 ? width : kMaxConvWidth);
-}
-
-/// Channels of a thread of columns.cuh: few, so that many threads have the registers.
-constexpr int column_channels(int64_t element_bytes, bool is_backward) {
-  return !is_backward && element_bytes == 2 ? 4 : 2;
 }
 
 enum class Kernels : int8_t { kNone, kColumns, kRows, kAnyStrides };
