@@ -131,6 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
     # fmt: on
     options = parse(parser, arguments)
     is_cuda = options.device.type == "cuda"
+    if not is_cuda:
+        keep_freed_memory()
     options.shapes = options.shapes or [(8 if is_cuda else 2, 1536, 2048)]
     torch.set_num_threads(options.threads)
     options.copy_bytes_per_s = copy_bandwidth(options.device)
@@ -152,5 +154,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
     main()

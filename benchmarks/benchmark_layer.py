@@ -343,6 +343,8 @@ def measure_parts(
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     is_cuda = options.device.type == "cuda"
+    if not is_cuda:
+        keep_freed_memory()
     shapes = options.shapes or (list(SHAPES.values()) if is_cuda else [parse_shape("2,512,768,2")])
     dtypes = options.dtypes or (["bfloat16"] if is_cuda else list(_DTYPES))
     torch.set_num_threads(options.threads)
@@ -381,5 +383,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
     main()

@@ -106,7 +106,8 @@ def main() -> None:
     add("--json", type=Path, metavar="FILE")
     # fmt: on
     options = parse(parser, None)
-    keep_freed_memory()
+    if options.device.type == "cpu":
+        keep_freed_memory()
     torch.set_num_threads(options.threads)
     rows = []
     for each in options.shapes:
