@@ -1,10 +1,10 @@
 // The convolution where neighbouring steps of a row, a (batch, channel), are neighbours in memory.
 //
 // A lane has a vector of steps, neighbouring lanes have neighbouring vectors, and some lanes of a
-// warp, or all, walk a segment of a row together, some rounds behind their loads. A row
-// begins anywhere in memory: its first vector may begin before it, so that vectors are aligned.
-// What a vector sees of the steps before it a lane reads from memory too, where the line is on its
-// way for the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
+// warp, or all, walk a segment of a row together, a round or two behind their loads. A row begins
+// anywhere in memory: its first vector may begin before it, so that vectors are aligned. What a
+// vector sees of the steps before it a lane reads from memory too, where the line is on its way for
+// the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
 // which come from the next lane; rounds go from the last to the first, so that the last lane has
 // them from the round before. The lanes' sums for dweight and dbias are added by shuffles, and are
 // one row of partial sums a segment in the workspace.

@@ -64,7 +64,7 @@ void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
 
 /// `resident` blocks are at work at once.
 template <class Params>
-ColumnSplit split_columns(const Params& params, int channels, bool is_backward, int64_t resident) {
+ColumnSplit split_columns(const Params& params, int channels, int64_t resident) {
   ColumnSplit split;
   split.x_stride = step_bytes(params.x);
   set_strides(params, split);
@@ -79,7 +79,7 @@ ColumnSplit split_columns(const Params& params, int channels, bool is_backward, 
   // What a thread does beside its steps: the steps it reads again, its taps, its sums.
   constexpr int64_t kOverhead = 12;
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int steps = tuning(is_backward).most_steps; steps > 0; steps -= kBatchSteps) {
+  for (int steps = kMaxColumnSteps; steps > 0; steps -= kBatchSteps) {
     ColumnSplit tried = split;
     tried.steps = steps;
     tried.tiles = ceil_div(params.seqlen, tried.tile_steps());
@@ -137,7 +137,7 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
   const auto split = [&](int channels, int words, int taps) {
     const int64_t resident =
         device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);
-    plan.columns = split_columns(params, channels, is_backward, resident);
+    plan.columns = split_columns(params, channels, resident);
     plan.shape = column_shape(params, plan.columns);
     plan.part_rows = params.batch * plan.columns.tiles;
   };

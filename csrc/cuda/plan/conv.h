@@ -9,19 +9,16 @@
 
 namespace selective_scan::cuda::conv {
 
-/// What measurements chose for a pass, which docs/kernels/convolution.md has.
+/// What measurements chose for a pass; docs/kernels/convolution.md has them.
 struct Tuning {
-  // columns.cuh
-  int channels[2];  // of a thread: for elements of 2 bytes, and of 4
-  int most_steps;   // of a thread, a multiple of kBatchSteps
-  // rows.cuh
-  int rounds_ahead;  // that a lane has on their way
+  int channels[2];   // of a thread of columns.cuh: for elements of 2 bytes, and of 4
+  int rounds_ahead;  // that a lane of rows.cuh has on their way
   // Of a segment of a row. More and shorter warps leave less of the last wave empty, but a warp's
   // taps and sums are some work, too.
   int most_rounds;
 };
 constexpr Tuning tuning(bool is_backward) {
-  return is_backward ? Tuning{{2, 4}, 128, 1, 8} : Tuning{{4, 2}, 64, 2, 4};
+  return is_backward ? Tuning{{2, 4}, 1, 8} : Tuning{{4, 2}, 2, 4};
 }
 
 // --- columns.cuh: neighbouring channels are neighbours in memory ---
@@ -29,9 +26,11 @@ constexpr Tuning tuning(bool is_backward) {
 constexpr int kColumnThreads = 128;
 /// Steps of a batch, of which a thread has one on its way and one at work.
 constexpr int kBatchSteps = 4;
+/// Most steps of a thread, a multiple of a batch.
+constexpr int kMaxColumnSteps = 128;
 /// Channels of a thread: few, so that many threads have the registers.
 constexpr int column_channels(int64_t element_bytes, int taps, bool is_backward) {
-  if (is_backward && taps > 4) return 2;
+  if (is_backward && taps > 4) return 2;  // which have as many registers of sums as 4 of 4 taps
   return tuning(is_backward).channels[element_bytes > 2];
 }
 
@@ -85,7 +84,7 @@ constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
 struct RowSplit {
   int lane_bits = 0;
   int segments = 0;
-  int rounds = 0;  // of a segment, a multiple of those ahead
+  int rounds = 0;  // of a segment, a multiple of Tuning::rounds_ahead
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
