@@ -146,6 +146,12 @@ def case_list():
         for layout in ("contiguous", "channel_last")
     ]
     cases += [base.with_(seqlen=seqlen, width=8) for seqlen in (1, 2, 6, 7, 8)]
+    vectors = base.with_(dim=20, layout="channel_last")  # of 2 or 4 channels
+    cases += [
+        vectors.with_(width=width, dtype=dtype, states=states)
+        for width in (1, 2, 3, 4, 5, 8)
+        for dtype, states in ((F32, False), (F32, True), (HALF, False))
+    ]
     for layout in LAYOUTS:
         changed = base.with_(layout=layout, seqlen=130)
         cases += [changed, changed.with_(dtype=BF16), changed.with_(dtype=HALF, dim=64)]
@@ -379,6 +385,24 @@ def test_same_bits_for_any_number_of_threads(case, set_threads):
 @pytest.mark.parametrize("case", BIG, ids=str)
 def test_large_problems_match_the_reference(case, device):
     check(case, device)
+
+
+# Channels and steps enough that a GPU's thread has many steps.
+MANY_STEPS = Case(dim=1024, seqlen=2100, layout="channel_last")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "case",
+    [
+        MANY_STEPS.with_(dtype=dtype, states=states, width=width)
+        for dtype in (F32, BF16)
+        for states, width in ((False, 3), (False, 4), (False, 7), (True, 4))
+    ],
+    ids=str,
+)
+def test_threads_of_many_steps_match_the_reference(case, cuda_device):
+    check(case, cuda_device)
 
 
 # --- derivatives, what PyTorch sees ---------------------------------------------------------------
