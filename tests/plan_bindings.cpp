@@ -8,8 +8,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cuda/dstate1/layout.h"
+#include "cuda/kit/packed_chunks.h"
 #include "cuda/plan/conv.h"
 #include "cuda/plan/plan.h"
 #include "cuda/plan/slices.h"
@@ -377,6 +379,30 @@ py::dict plan_conv(const Call& call, const cuda::Device& device, int64_t width, 
   return result;
 }
 
+/// What the segments of packed sequences in chunks begin with, and how many chunks there are.
+std::vector<int> cut_packed(const std::vector<int64_t>& boundaries, bool reversed, int64_t segments,
+                            int64_t segment_chunks, int64_t uncut_chunks, bool backwards) {
+  const auto count = static_cast<int64_t>(boundaries.size()) - 1;
+  const PackedSequences packed{{boundaries.data(), true, 0, 1}, count, boundaries.back(), reversed};
+  std::vector<cuda::PackedChunk> chunks;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t sequence = reversed ? count - 1 - i : i;
+    for (int64_t step = packed.begin(sequence); step < packed.end(sequence); step += cuda::kChunk) {
+      cuda::PackedChunk chunk;
+      chunk.first_step = static_cast<int>(step);
+      chunk.sequence = static_cast<int>(sequence);
+      chunks.push_back(chunk);
+    }
+  }
+  const cuda::PackedCuts cuts{segments, segment_chunks, uncut_chunks, backwards};
+  std::vector<int> result;
+  for (int64_t number = 0; number <= segments; ++number) {
+    result.push_back(
+        cuts.first_chunk(number, packed, chunks.data(), static_cast<int>(chunks.size())));
+  }
+  return result;
+}
+
 }  // namespace
 }  // namespace selective_scan
 
@@ -414,6 +440,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("major", &Device::major);
   m.attr("paths") = std::vector<std::string>(selective_scan::cuda::kPathNames.begin(),
                                              selective_scan::cuda::kPathNames.end());
+  m.def("cut_packed", &selective_scan::cut_packed);
   m.def("plan_forward", &selective_scan::plan_forward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());
   m.def("plan_backward", &selective_scan::plan_backward, py::arg("call"), py::arg("device"),

@@ -1,6 +1,7 @@
 """Which CUDA kernels run a call, and in which shape: csrc/cuda/plan decides it on the host, from
 sizes, layout and the figures of a device. No GPU is needed."""
 
+import itertools
 import random
 from dataclasses import asdict, dataclass, replace
 
@@ -454,6 +455,52 @@ def test_wanted_path(plan, path):
             made = plan(which, Call(2, 1024, seqlen, 16), wanted=path)
             assert made["path"] == path
             check_plan(made, Call(2, 1024, seqlen, 16), H200)
+
+
+# --- packed sequences cut into segments -----------------------------------------------------------
+
+
+def chunks_of(lengths):
+    return [-(-length // 32) for length in lengths]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("reversed_", [False, True])
+def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
+    """Segments have all chunks between them, and only what is longer than may stay whole is cut:
+    off go as few pieces as leave one that may, which is the last one, or backwards the first."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    generator = random.Random(seed)
+    for _ in range(300):
+        lengths = [
+            generator.choice([0, 1, 32, 33, generator.randint(0, 300), generator.randint(0, 5000)])
+            for _ in range(generator.randint(1, 20))
+        ]
+        count = sum(chunks_of(lengths))
+        most = count + generator.randint(0, 5)  # those that there may be
+        piece = generator.randint(1, max(most, 1))
+        uncut = generator.randint(piece, 5 * piece)
+        segments = max(-(-most // piece), 1)
+        bounds = [0, *itertools.accumulate(lengths)]
+        cuts = bindings.cut_packed(bounds, reversed_, segments, piece, uncut, backwards)
+        assert len(cuts) == segments + 1
+        assert cuts[0] == 0
+        assert cuts[-1] == count
+        assert cuts == sorted(cuts)
+        assert max(b - a for a, b in itertools.pairwise(cuts)) <= uncut + 2 * piece
+
+        begin, allowed = 0, {count}
+        for length in chunks_of(lengths[::-1] if reversed_ else lengths):
+            end = begin + length
+            pieces = -(-max(length - uncut, 0) // piece)
+            inside = {
+                end - i * piece if backwards else begin + i * piece for i in range(1, pieces + 1)
+            }
+            assert {cut for cut in cuts if begin < cut < end} == inside
+            allowed |= {begin} | inside
+            begin = end
+        assert allowed.issuperset(cuts)
 
 
 # --- slices ---------------------------------------------------------------------------------------

@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 }  // namespace
 
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
-                                cudaStream_t stream, int slices, ClearedWords cleared) {
+                                cudaStream_t stream, const PackedCuts& cuts, int slices,
+                                ClearedWords cleared) {
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
@@ -164,7 +165,7 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   const dim3 grid(static_cast<unsigned>(std::min(blocks, resident)), static_cast<unsigned>(slabs));
   void* const packed_chunks = static_cast<char*>(stream_memory) + layout.projection_bytes(params);
   if (params.packed.present()) {
-    const cudaError_t error = write_packed_chunks(params.packed, packed_chunks, stream);
+    const cudaError_t error = write_packed_chunks(params.packed, cuts, packed_chunks, stream);
     if (error != cudaSuccess) return error;
   }
   const auto kernel = params.packed.present() ? convert_projections_kernel<true>

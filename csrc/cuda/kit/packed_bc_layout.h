@@ -28,8 +28,8 @@ struct PackedBC {
   SELECTIVE_SCAN_HD int64_t projection_bytes(const ScanParams& params) const {
     return params.batch * params.groups * sequence_bytes();
   }
-  int64_t bytes(const ScanParams& params) const {
-    return projection_bytes(params) + packed_chunk_bytes(params.packed);
+  int64_t bytes(const ScanParams& params, int64_t segments = 1) const {
+    return projection_bytes(params) + packed_chunk_bytes(params.packed, segments);
   }
 };
 

@@ -7,10 +7,31 @@ namespace {
 
 constexpr int kThreads = 1024;
 
+static_assert(kMostPackedSegments <= kThreads);
+
+/// Of kThreads threads, which have written the chunks: cuts them, a thread a segment.
+__device__ void write_segments(const PackedSequences& packed, const PackedCuts& cuts,
+                               const PackedChunk* chunks, int count, PackedSegment* segments) {
+  __shared__ int lengths[kThreads];
+  const int number = static_cast<int>(threadIdx.x);
+  const int first = cuts.first_chunk(number, packed, chunks, count);
+  const int length = cuts.first_chunk(number + 1, packed, chunks, count) - first;
+  lengths[number] = length;
+  __syncthreads();
+  if (number >= cuts.segments) return;
+  int rank = 0;  // so many come before it
+#pragma unroll 8
+  for (int other = 0; other < cuts.segments; ++other) {
+    rank += lengths[other] > length || (lengths[other] == length && other < number);
+  }
+  segments[rank] = {number, first, length};
+}
+
 /// One block: it counts the chunks of kThreads sequences at a time, and then writes them, a thread
 /// one at a time whatever the sequences' lengths. Bound by latency.
 __global__ void __launch_bounds__(kThreads)
-    write_packed_chunks_kernel(const __grid_constant__ PackedSequences packed, int64_t most,
+    write_packed_chunks_kernel(const __grid_constant__ PackedSequences packed,
+                               const __grid_constant__ PackedCuts cuts, int64_t most,
                                PackedChunk* memory) {
   __shared__ int64_t behind[kThreads];  // chunks of the sequences up to this one
   __shared__ int begins[kThreads];
@@ -64,12 +85,16 @@ __global__ void __launch_bounds__(kThreads)
     head.first_step = static_cast<int>(written);
     memory[0] = head;
   }
+  __syncthreads();
+  write_segments(packed, cuts, chunks, static_cast<int>(written),
+                 reinterpret_cast<PackedSegment*>(chunks + most));
 }
 
 }  // namespace
 
-cudaError_t write_packed_chunks(const PackedSequences& packed, void* memory, cudaStream_t stream) {
-  write_packed_chunks_kernel<<<1, kThreads, 0, stream>>>(packed, most_packed_chunks(packed),
+cudaError_t write_packed_chunks(const PackedSequences& packed, const PackedCuts& cuts, void* memory,
+                                cudaStream_t stream) {
+  write_packed_chunks_kernel<<<1, kThreads, 0, stream>>>(packed, cuts, most_packed_chunks(packed),
                                                          static_cast<PackedChunk*>(memory));
   return cudaGetLastError();
 }

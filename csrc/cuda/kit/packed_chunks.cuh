@@ -7,7 +7,8 @@
 
 namespace selective_scan::cuda {
 
-/// In the order of the scan, one sequence's behind the other's.
+/// In the order of the scan, one sequence's behind the other's, and the segments that they are cut
+/// into.
 class PackedChunks {
  public:
   /// The memory is aligned to 16 bytes.
@@ -30,11 +31,18 @@ class PackedChunks {
     return result;
   }
 
+  /// The longest segment but `rank`; `most` chunks are as many as there may be.
+  __device__ __forceinline__ PackedSegment segment(int64_t rank, int64_t most) const {
+    const int4 words = __ldg(memory_ + 1 + most + rank);
+    return {words.x, words.y, words.z};
+  }
+
  private:
   const int4* memory_;
 };
 
 /// Writes packed_chunk_bytes().
-cudaError_t write_packed_chunks(const PackedSequences& packed, void* memory, cudaStream_t stream);
+cudaError_t write_packed_chunks(const PackedSequences& packed, const PackedCuts& cuts, void* memory,
+                                cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

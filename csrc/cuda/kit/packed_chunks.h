@@ -22,16 +22,63 @@ struct alignas(16) PackedChunk {
   bool is_last = false;
 };
 
+/// A part of the chunks, which a block has of some channels. Those behind the chunks in memory come
+/// longest first: multiprocessors that take them in this order end at the same time.
+struct alignas(16) PackedSegment {
+  int number = 0;  // in the order of the scan
+  int first_chunk = 0;
+  int chunks = 0;  // there may be none
+};
+
+/// Where packed sequences are cut into segments. A cut between two sequences is free: nothing has
+/// to be known of what comes before it. So the k-th segment begins with the sequence that has chunk
+/// k · segment_chunks. Only one that is longer than `uncut_chunks` is cut itself, into pieces of
+/// segment_chunks and one that is the longer for it: the last one, or the first one if `backwards`,
+/// which is the piece that no other one has to wait for.
+struct PackedCuts {
+  int64_t segments = 1;
+  int64_t segment_chunks = 0;
+  int64_t uncut_chunks = 0;
+  bool backwards = false;
+
+  /// What segment `number` begins with, of `count` chunks: no less than what the one before begins
+  /// with.
+  SELECTIVE_SCAN_HD int first_chunk(int64_t number, const PackedSequences& packed,
+                                    const PackedChunk* chunks, int count) const {
+    const int64_t wanted = number * segment_chunks;
+    if (number == 0) return 0;
+    if (number >= segments || wanted >= count) return count;
+    const PackedChunk chunk = chunks[backwards ? wanted - 1 : wanted];
+    const int64_t begin = packed.begin(chunk.sequence);
+    const int64_t length = ceil_div(packed.end(chunk.sequence) - begin, kChunk);
+    const int64_t before = (chunk.first_step - begin) / kChunk;  // chunks of the sequence
+    // How far it is from there to where the sequence begins, or ends, and how many cuts lie there.
+    const int64_t rest = backwards ? length - 1 - before : before;
+    const int64_t most =
+        length > uncut_chunks ? ceil_div(length - uncut_chunks, segment_chunks) : 0;
+    const int64_t passed = rest / segment_chunks;
+    const int64_t pieces = passed < most ? passed : most;
+    const int64_t distance = rest - pieces * segment_chunks;
+    const int64_t cut = backwards ? wanted + distance : wanted - distance;
+    return cut < count ? static_cast<int>(cut) : count;
+  }
+};
+
+/// A thread each of the block that cuts.
+constexpr int64_t kMostPackedSegments = 1024;
+
 /// How many chunks there may be, whatever the boundaries.
 inline int64_t most_packed_chunks(const PackedSequences& packed) {
   const int64_t chunks = packed.total / kChunk + packed.count;
   return chunks < packed.total ? chunks : packed.total;
 }
 
-/// Of the chunks in memory, which a header of the same size tells the number of.
-inline int64_t packed_chunk_bytes(const PackedSequences& packed) {
+/// Of the chunks in memory, which a header of the same size tells the number of, and of the
+/// segments behind them.
+inline int64_t packed_chunk_bytes(const PackedSequences& packed, int64_t segments) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(PackedChunk));
-  return packed.present() ? (1 + most_packed_chunks(packed)) * kBytes : 0;
+  static_assert(sizeof(PackedSegment) == kBytes);
+  return packed.present() ? (1 + most_packed_chunks(packed) + segments) * kBytes : 0;
 }
 
 /// A call with the steps of all chunks that there may be for its steps.

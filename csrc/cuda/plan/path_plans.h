@@ -8,6 +8,7 @@
 #include "../general/shared_layout.h"
 #include "../kit/geometry.h"
 #include "../kit/launch_shape.h"
+#include "../kit/packed_chunks.h"
 #include "../relay/layout.h"
 #include "../streamed/forward_shape.h"
 #include "../streamed/row_array.h"
@@ -79,7 +80,8 @@ struct StreamedForwardPlan {
   streamed::LaneMap map;
   std::array<streamed::RowArray, 4> rows;  // u, delta, z, out
   streamed::ForwardGeometry geometry;      // with segments
-  int64_t chunks;                          // of a sequence
+  PackedCuts cuts;
+  int64_t chunks;  // of a sequence
   LaunchShape shape;
   ForwardScratch scratch;
 };
@@ -92,6 +94,7 @@ struct StreamedBackwardPlan {
   std::array<streamed::RowArray, 7> rows;          // in the order of streamed::Row
   std::array<streamed::RowArray, 7> summary_rows;  // where there are segments
   Geometry geometry;
+  PackedCuts cuts;
   int split_tiles;        // see streamed::BlockOrder, also of
   int64_t flags;          // of blocks that others wait for
   bool has_enough_warps;  // a block, for all that shared memory has no room for

@@ -7,6 +7,7 @@
 
 #include "../../core/params.h"
 #include "../kit/geometry.h"
+#include "../kit/packed_chunks.h"
 
 namespace selective_scan::cuda {
 
@@ -46,14 +47,22 @@ inline BackwardParams behind_front_segment(BackwardParams params, const Geometry
   return params;
 }
 
-/// Of a segment's steps the part that is summarized: of packed sequences what lies behind the last
-/// beginning in it, or before the first end, if these lie at random.
-inline double summarized_part(const ScanParams& params, int64_t segment_steps) {
-  if (!params.packed.present()) return 1;
-  const double beginnings = static_cast<double>(segment_steps) *
-                            static_cast<double>(params.packed.count) /
-                            static_cast<double>(params.packed.total);
-  return beginnings > 0 ? (1 - std::exp(-beginnings)) / beginnings : 1;
+/// Segments of packed sequences differ in length: so many for each place that blocks have on the
+/// device at a time let places end together.
+constexpr int64_t kPackedWaves = 8;
+
+/// `share`: how many chunks a place has where places share them evenly. A sequence with most of
+/// that may stay whole: it is among the first to begin, and short ones fill up what it leaves.
+inline PackedCuts packed_cuts(int64_t segments, int64_t segment_chunks, int64_t share,
+                              bool backwards) {
+  return {segments, segment_chunks, std::max(segment_chunks, 3 * share / 4), backwards};
+}
+
+/// Of packed sequences' steps the part that is summarized, if the sequences' lengths, which the
+/// host does not know, are distributed exponentially: what they have beyond what stays whole.
+inline double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
+  const auto uncut = static_cast<double>(cuts.uncut_chunks * kChunk);
+  return std::exp(-uncut * static_cast<double>(packed.count) / static_cast<double>(packed.total));
 }
 
 }  // namespace selective_scan::cuda

@@ -121,23 +121,18 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
-/// Of packed sequences less is summarized in longer segments, which may pay for an uneven end.
-void cut_into_segments(const BackwardParams& params, const Device& device, Geometry& geometry) {
-  constexpr double kSummaryShare = 0.35;  // of the time for the scan, roughly
-  const Geometry whole = geometry;
-  double best_time = 0;
-  for (const int64_t blocks : {int64_t{1}, int64_t{2}, kSegmentBlocks}) {
-    if (!params.packed.present() && blocks < kSegmentBlocks) continue;
-    Geometry candidate = whole;
-    cut_time(params.seqlen, blocks * device.multiprocessors / whole.work_items, candidate);
-    const int64_t rounds = ceil_div(candidate.work_items, device.multiprocessors);
-    const double time = static_cast<double>(rounds * candidate.segment_steps) *
-                        (1 + kSummaryShare * summarized_part(params, candidate.segment_steps));
-    if (best_time == 0 || time < best_time) {
-      geometry = candidate;
-      best_time = time;
-    }
+void cut_into_segments(const BackwardParams& params, const Device& device,
+                       StreamedBackwardPlan& plan) {
+  Geometry& geometry = plan.geometry;
+  const int64_t places = device.multiprocessors;
+  const int64_t items = geometry.work_items;
+  if (!params.packed.present()) {
+    return cut_time(params.seqlen, kSegmentBlocks * places / items, geometry);
   }
+  cut_time(params.seqlen, std::min(kPackedWaves * places / items, kMostPackedSegments), geometry);
+  if (geometry.segments == 1) return;
+  plan.cuts = packed_cuts(geometry.segments, geometry.segment_steps / kChunk,
+                          params.seqlen / kChunk * items / places, true);
 }
 
 /// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
@@ -189,7 +184,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     }
   }
   if (best.work_items > 0 && 2 * best.work_items <= device.multiprocessors) {
-    cut_into_segments(params, device, best);
+    cut_into_segments(params, device, plan);
   }
 }
 
@@ -253,8 +248,8 @@ void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
   const int64_t state_bytes = params.is_complex ? 8 : 4;
   const int64_t channels = geometry.segments * params.batch * params.dim;
   const int64_t channel_states = channels * plan.padded_states;
-  scratch.packed_bc =
-      scratch.take(params.variable_B, PackedBC(params, plan.padded_states).bytes(params), 1);
+  scratch.packed_bc = scratch.take(
+      params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
   if (params.wants_state_alone()) {
     return scratch.take_segments(true, channel_states, state_bytes);
   }

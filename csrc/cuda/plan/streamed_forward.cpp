@@ -93,13 +93,13 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
   return left == 0 ? full : full + wave(ceil_div(left, device.multiprocessors));
 }
 
-/// Cuts time into segments so that `blocks` times as many fill `waves` waves. False where these
-/// would be short.
-bool cut(int64_t chunks, int64_t blocks, int64_t capacity, int waves, ForwardGeometry& geometry) {
+/// Cuts time into `wanted` segments or, where these would be short, into fewer. False where these
+/// would be short too.
+bool cut(int64_t chunks, int64_t wanted, ForwardGeometry& geometry) {
   constexpr int64_t kFewestChunks = 8;
-  const int64_t wanted = std::min(waves * capacity / blocks, chunks / kFewestChunks);
-  if (wanted < 2) return false;
-  geometry.segment_chunks = ceil_div(chunks, wanted);
+  const int64_t segments = std::min(wanted, chunks / kFewestChunks);
+  if (segments < 2) return false;
+  geometry.segment_chunks = ceil_div(chunks, segments);
   geometry.segments = ceil_div(chunks, geometry.segment_chunks);
   return geometry.segments > 1;
 }
@@ -118,8 +118,8 @@ int even_shared_bytes(const Device& device, int64_t blocks, int resident, int by
 /// Takes the number of warps a block and of segments with which all are done first; of equal
 /// numbers of warps the largest, which reads B and C least often. No warps where shared memory has
 /// no room for any.
-ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& variant,
-                                const Device& device, int64_t chunks, LaneMap map) {
+void choose_geometry(const ForwardParams& params, const Variant& variant, const Device& device,
+                     StreamedForwardPlan& plan) {
   // Of finding out what segments do, measured on an H200.
   constexpr double kSummaryShare = 0.8;  // of the time for the scan
   constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
@@ -127,6 +127,8 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
   constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
   constexpr double kSparse = 0.02;       // where fewer warps are at hand
   constexpr double kManyWarps = 6;       // with so many a multiprocessor that does not pay
+  const int64_t chunks = plan.chunks;
+  const bool is_packed = params.packed.present();
   const bool may_cut = params.variable_B &&
                        warps_per_multiprocessor(params, variant.warp_channels, device) < kManyWarps;
   const int64_t group_channels = params.dim / params.groups;
@@ -136,7 +138,7 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
   const PackedBC packed_bc(params, variant.padded_states);
   const int common = static_cast<int>(sizeof(RingBarriers<kRingSlots>)) +
                      (params.variable_B ? kRingSlots * packed_bc.chunk_bytes : 0);
-  ForwardGeometry best;
+  ForwardGeometry& best = plan.geometry;
   double best_time = 0;
   // `waves`: of segments, or 0
   const auto keep_best = [&](const ForwardGeometry& candidate, int resident, int waves) {
@@ -144,15 +146,24 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
     double time =
         static_cast<double>(candidate.segment_chunks) *
         estimated_time(device, blocks, candidate.segment_chunks, candidate.warps, resident);
+    PackedCuts cuts{1, chunks, chunks};
+    if (is_packed && waves > 0) {
+      cuts = packed_cuts(candidate.segments, candidate.segment_chunks,
+                         chunks * sequences * candidate.tiles / (device.multiprocessors * resident),
+                         false);
+    }
     if (waves > 0) {
-      time *= 1 + kSummaryShare * summarized_part(params, candidate.segment_chunks * kChunk) +
-              kUnevenness / waves + kCoupling * candidate.warps +
+      // Nor does a summary end before a segment is walked through.
+      const double summarized =
+          is_packed ? std::max(summarized_part(params.packed, cuts), 1.0 / waves) : 1;
+      time *= 1 + kSummaryShare * summarized + kUnevenness / waves + kCoupling * candidate.warps +
               (candidate.few_registers ? 0 : kSparse);
       time += kSummaryDelay;
     }
     if (best.warps > 0 && time > best_time) return;
     best_time = time;
     best = candidate;
+    plan.cuts = cuts;
   };
   const auto try_warps = [&](int warps, bool few_registers) {
     ForwardGeometry candidate;
@@ -172,15 +183,17 @@ ForwardGeometry choose_geometry(const ForwardParams& params, const Variant& vari
     keep_best(whole, resident, 0);
     if (!may_cut) return;
     const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
-    for (const int waves : {1, 2, 4}) {
-      if (cut(chunks, blocks, capacity, waves, candidate)) keep_best(candidate, resident, waves);
-    }
+    const auto try_waves = [&](int waves, int64_t most) {
+      const int64_t wanted = std::min(waves * capacity / blocks, most);
+      if (cut(chunks, wanted, candidate)) keep_best(candidate, resident, waves);
+    };
+    if (is_packed) return try_waves(kPackedWaves, kMostPackedSegments);
+    for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
-  if (variant.has_few_registers[params.method](map, element_size(params.u.dtype))) {
+  if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
-  return best;
 }
 
 /// For the map of all steps alone: as many segments as the device can summarize at a time, and an
@@ -271,9 +284,11 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  plan.geometry = params.wants_map_alone()
-                      ? choose_map_geometry(params, device, plan.chunks)
-                      : choose_geometry(params, *variant, device, plan.chunks, plan.map);
+  if (params.wants_map_alone()) {
+    plan.geometry = choose_map_geometry(params, device, plan.chunks);
+  } else {
+    choose_geometry(params, *variant, device, plan);
+  }
   const ForwardGeometry& geometry = plan.geometry;
   if (geometry.warps == 0) return {"blocks of this GPU have not enough shared memory"};
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
@@ -281,8 +296,8 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   // With segments there are kernels in between.
   plan.shape.is_dependent = params.variable_B && geometry.segments == 1;
   ForwardScratch& scratch = plan.scratch;
-  scratch.packed_bc =
-      scratch.take(params.variable_B, PackedBC(params, plan.padded_states).bytes(params), 1);
+  scratch.packed_bc = scratch.take(
+      params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
   scratch.take_segments(geometry.segments > 1,
                         geometry.segments * params.batch * params.dim * plan.padded_states,
                         params.is_complex ? 8 : 4);

@@ -41,12 +41,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using Sums = ChannelSums<Shape, needs_all_digits(kElements), !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
-  LaneWork<Shape, T, kSize, kMethod> own_work(args, order.item());
+  LaneWork<Shape, T, kSize, kMethod> own_work(
+      args, kPacked ? in_packed_segments(args, order.item()) : order.item());
   [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
   if constexpr (kPacked) own_work.trim(packed_chunks.count());
   const LaneWork<Shape, T, kSize, kMethod>& work = own_work;
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
+  if (work.chunks <= 0) {  // the other part of the tile has them all, or there is no tile
+    if constexpr (kPacked) store_no_sums(args, work);
+    return;
+  }
   const int first_added = order.wait(item);
   const int warps = blockDim.x / kWarpSize;
   const BackwardLayout layout = BackwardLayout::make<Shape>(warps, kVariable);
@@ -357,7 +361,8 @@ __device__ __forceinline__ int64_t first_end(const PackedChunks& chunks, int64_t
 }
 
 /// The summary run of a sequence cut into segments: see SegmentStates. What comes behind the first
-/// packed sequence that ends in a segment does not show in front of it, so that is where it begins.
+/// packed sequence that ends in a segment does not show in front of it, so that is where it begins;
+/// nor does anything where that sequence begins with the segment.
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap,
           bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 2)
@@ -368,6 +373,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   WorkItem item = work_item(args.params, args.geometry, blockIdx.x);
   [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
   if constexpr (kPacked) {
+    item = in_packed_segments(args, item);
+    if (item.begin == item.end || packed_chunks[item.begin / kChunk].is_first) {
+      const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
+      if (work.exists) store_summary(args, work, no_factor<T, kStates>(), States{});
+      return;
+    }
     const int64_t found = first_end(packed_chunks, item.begin / kChunk, item.end / kChunk);
     if (found >= 0) item.end = (found + 1) * kChunk;
   }
@@ -448,12 +459,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     __syncwarp();
     steps = steps_before;
   }
-  if (!work.exists) return;
-  const auto store = [&](void* array, const States& states) {
-    store_pack(static_cast<T*>(array) + work.segment_row, states);
-  };
-  store(args.workspace.segments.factors, factor);
-  store(args.workspace.segments.offsets, carry);
+  if (work.exists) store_summary(args, work, factor, carry);
 }
 
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>

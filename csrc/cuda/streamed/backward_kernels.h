@@ -31,6 +31,17 @@ struct BackwardArgs {
   }
 };
 
+/// The same of packed sequences that are cut into segments, which blocks take by their length.
+__device__ __forceinline__ WorkItem in_packed_segments(const BackwardArgs& args, WorkItem item) {
+  if (args.geometry.segments == 1) return item;
+  const PackedSegment segment =
+      args.packed_chunks().segment(item.segment, args.params.seqlen / kChunk);
+  item.segment = segment.number;
+  item.begin = static_cast<int64_t>(segment.first_chunk) * kChunk;
+  item.end = item.begin + segment.chunks * kChunk;
+  return item;
+}
+
 /// The launch of one instantiation: T is the type of states, kElements that of u, delta, z and
 /// their gradients; variable or constant B and C; how a warp moves its rows.
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>

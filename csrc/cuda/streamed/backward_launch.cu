@@ -119,8 +119,8 @@ cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, vo
     using T = decltype(type);
     cudaError_t error = cudaSuccess;
     if (packed_bc != nullptr) {
-      error = convert_projections(params, plan.padded_states, packed_bc, stream, plan.team_warps,
-                                  {args.done, static_cast<int>(plan.flags)});
+      error = convert_projections(params, plan.padded_states, packed_bc, stream, plan.cuts,
+                                  plan.team_warps, {args.done, static_cast<int>(plan.flags)});
     } else if (plan.flags > 0) {
       error = cudaMemsetAsync(args.done, 0, plan.flags * sizeof(int), stream);
     }

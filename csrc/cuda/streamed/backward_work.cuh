@@ -254,6 +254,30 @@ __device__ __forceinline__ void finish_constant_sums(const BackwardArgs& args,
   }
 }
 
+/// Of a segment.
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ void store_summary(const BackwardArgs& args,
+                                              const LaneWork<Shape, T, kSize, kMethod>& work,
+                                              const Pack<T, Shape::kStates>& factor,
+                                              const Pack<T, Shape::kStates>& offset) {
+  const auto store = [&](void* array, const Pack<T, Shape::kStates>& states) {
+    store_pack(static_cast<T*>(array) + work.segment_row, states);
+  };
+  store(args.workspace.segments.factors, factor);
+  store(args.workspace.segments.offsets, offset);
+}
+
+/// A segment without steps has sums too, of which none are missing where all are added up.
+template <class Shape, class T, int kSize, Method kMethod>
+__device__ __forceinline__ void store_no_sums(const BackwardArgs& args,
+                                              const LaneWork<Shape, T, kSize, kMethod>& work) {
+  if (args.geometry.segments == 1 || !work.exists) return;
+  store_pack(static_cast<T*>(args.workspace.dA) + work.segment_row, Pack<T, Shape::kStates>{});
+  for (void* const sums : {args.workspace.dD, args.workspace.ddelta_bias}) {
+    if (sums != nullptr && work.part == 0) static_cast<float*>(sums)[work.channel_row] = 0;
+  }
+}
+
 /// Stores what a lane has of its channel's states at the end: the gradient of those before the
 /// first step, or what the second part of a tile is handed, and its sums over the steps. Packed
 /// sequences' gradients of what is before their first steps are stored already.

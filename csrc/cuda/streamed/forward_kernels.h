@@ -62,6 +62,18 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
   return item;
 }
 
+/// The same of packed sequences, where `block` counts segments by their length.
+__device__ __forceinline__ BlockItem packed_block_item(const ForwardArgs& args, int64_t tiles,
+                                                       int tile_channels, int64_t block,
+                                                       const PackedChunks& chunks) {
+  BlockItem item = block_item(args, tiles, tile_channels, block);
+  const PackedSegment segment = chunks.segment(item.segment, args.chunks);
+  item.segment = segment.number;
+  item.first_chunk = segment.first_chunk;
+  item.chunks = segment.chunks;
+  return item;
+}
+
 template <class T, int kStates, int kLaneBits, Method kMethod>
 struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;

@@ -50,7 +50,7 @@ cudaError_t run(const ForwardParams& call, const StreamedForwardPlan& plan, void
   args.is_dependent = plan.shape.is_dependent;
   cudaError_t error = cudaSuccess;
   if (packed_bc != nullptr) {
-    error = convert_projections(params, plan.padded_states, packed_bc, stream);
+    error = convert_projections(params, plan.padded_states, packed_bc, stream, plan.cuts);
     if (error != cudaSuccess) return error;
   }
   if (args.segments > 1) {

@@ -88,7 +88,8 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
 }
 
 /// kPacked: chunks are those of packed sequences. What comes before the last sequence that begins
-/// in a segment does not leave it, so that is where the way ends.
+/// in a segment does not leave it, so that is where the way ends; nor does anything where that
+/// sequence ends with the segment.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
           bool kPacked>
 __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
@@ -104,13 +105,32 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  const BlockItem item = block_item(args, tiles, kWarpSize, blockIdx.x);
-  const int last_chunk = item.first_chunk + item.chunks - 1;
   constexpr int kStep = 2 * Shape::kPadded;  // of B and C
   [[maybe_unused]] const PackedChunks packed_chunks =
       args.packed_chunks(kChunk * kStep * static_cast<int>(sizeof(T)));
+  const BlockItem item = [&] {
+    if constexpr (kPacked) {
+      return packed_block_item(args, tiles, kWarpSize, blockIdx.x, packed_chunks);
+    } else {
+      return block_item(args, tiles, kWarpSize, blockIdx.x);
+    }
+  }();
+  const int last_chunk = item.first_chunk + item.chunks - 1;
   [[maybe_unused]] PackedChunk now;
-  if constexpr (kPacked) now = packed_chunks[last_chunk];
+  if constexpr (kPacked) {
+    if (item.segment == args.segments - 1) return;
+    if (item.chunks > 0) now = packed_chunks[last_chunk];
+    if (item.chunks == 0 || now.is_last) {
+      if (lane < item.channels) {
+        const auto factor = no_factor<T, kStates>();
+        const Pack<T, kStates> offset{};
+        const int64_t channel = item.first_channel + lane;
+        States::store_packed(args.states.factors, item, channel, warp, params, factor.v);
+        States::store_packed(args.states.offsets, item, channel, warp, params, offset.v);
+      }
+      return;
+    }
+  }
 
   // As one that makes rows.
   const int left = item.channels - warp * Shape::kChannels;
@@ -268,8 +288,10 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   const ForwardParams& params = args.params;
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
-  const LaunchShape shape{(args.segments - 1) * params.batch * params.groups * tiles,
-                          Summary::kThreads, Summary::kBytes, false};
+  // The last one of packed sequences' segments has no place of its own.
+  const int64_t segments = params.packed.present() ? args.segments : args.segments - 1;
+  const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,
+                          Summary::kBytes, false};
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
