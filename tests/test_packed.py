@@ -88,6 +88,12 @@ def test_packed(case, device):
     check(case, device)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sequences_that_are_cut_beside_those_that_share_a_segment(reverse, cuda_device):
+    check(LONG.with_(**MANY_CHANNELS, reverse=reverse, layout="channel_last"), cuda_device)
+
+
 @pytest.mark.parametrize(("seqlen", "bounds"), [(0, (0, 0, 0)), (130, (50,)), (40, (9, 9))])
 def test_no_steps_of_any_sequence(seqlen, bounds, device):
     case = BASE.with_(seqlen=seqlen, cu_seqlens=bounds)

@@ -165,8 +165,19 @@ TABLE = [
     # Packed sequences; many channels need no segments.
     (
         Call(1, 1536, 40000, 16, channel_last=True, packed=True),
-        ("streamed", 32, 8, 6976256),
-        ("streamed", 96, 8, 93975296),
+        ("streamed", 32, 66, 18380544),
+        ("streamed", 96, 66, 111793920),
+    ),
+    (
+        Call(1, 256, 40000, 16, packed=True),
+        ("streamed", 32, 146, 10189824),
+        ("streamed", 88, 78, 25544704),
+    ),
+    # Cut by the one block that there is room for.
+    (
+        Call(1, 32, 1000000, 16, packed=True),
+        ("streamed", 32, 1011, 132920576),
+        ("streamed", 32, 1011, 263512320),
     ),
     (
         Call(1, 8192, 40000, 16, packed=True),
@@ -468,7 +479,8 @@ def chunks_of(lengths):
 @pytest.mark.parametrize("reversed_", [False, True])
 def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
     """Segments have all chunks between them, and only what is longer than may stay whole is cut:
-    off go as few pieces as leave one that may, which is the last one, or backwards the first."""
+    off go as few pieces as leave one that may, which is the last one, or backwards the first. Where
+    that is short it may stay with a piece."""
     seed = random.randrange(2**32)
     print("seed", seed)
     generator = random.Random(seed)
@@ -497,7 +509,8 @@ def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
             inside = {
                 end - i * piece if backwards else begin + i * piece for i in range(1, pieces + 1)
             }
-            assert {cut for cut in cuts if begin < cut < end} == inside
+            cut_off = {cut for cut in cuts if begin < cut < end}
+            assert cut_off == inside or (uncut < 2 * piece and cut_off < inside)
             allowed |= {begin} | inside
             begin = end
         assert allowed.issuperset(cuts)

@@ -90,7 +90,8 @@ struct TileSums {
     const int first_state = static_cast<int>(block % args.state_items) * kReduceStates;
     const int most = item_steps(args.tiles);
     first_step = item % args.step_items * most;
-    const int64_t left = params.seqlen - first_step;
+    int64_t left = params.seqlen - first_step;
+    if constexpr (kPacked) left = int64_t{args.chunks.count()} * kChunk - first_step;
     steps = left < most ? static_cast<int>(left) : most;
     states = static_cast<int>(params.dstate) - first_state;
     source = static_cast<const T*>(args.workspace.dBC_partials) +

@@ -31,7 +31,7 @@ struct BackwardArgs {
   }
 };
 
-/// The same of packed sequences that are cut into segments, which blocks take by their length.
+/// A block's work where packed sequences are cut into segments, which blocks take by their length.
 __device__ __forceinline__ WorkItem in_packed_segments(const BackwardArgs& args, WorkItem item) {
   if (args.geometry.segments == 1) return item;
   const PackedSegment segment =

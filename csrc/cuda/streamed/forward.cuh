@@ -165,21 +165,14 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const int warp = threadIdx.x / kWarpSize;
   const LaneRole role = lane_role(lane, kLaneBits);
 
+  BlockItem item = block_item(args, args.tiles, args.warps * Shape::kChannels, blockIdx.x);
   constexpr int kChunkBytes = kChunk * 2 * Shape::kPadded * static_cast<int>(sizeof(T));
-  const BlockItem item = [&] {
-    const int tile_channels = args.warps * Shape::kChannels;
-    if constexpr (kPacked) {
-      return packed_block_item(args, args.tiles, tile_channels, blockIdx.x,
-                               args.packed_chunks(kChunkBytes));
-    } else {
-      return block_item(args, args.tiles, tile_channels, blockIdx.x);
-    }
-  }();
   [[maybe_unused]] const auto packed_chunk = [&](int chunk) {
     return args.packed_chunks(kChunkBytes)[item.first_chunk + chunk];
   };
   [[maybe_unused]] PackedChunk now, next;
   if constexpr (kPacked) {
+    item = in_packed_segments(args, item, args.packed_chunks(kChunkBytes));
     if (item.chunks == 0) return;
     now = packed_chunk(0);
     if (item.chunks > 1) next = packed_chunk(1);

@@ -62,11 +62,9 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
   return item;
 }
 
-/// The same of packed sequences, where `block` counts segments by their length.
-__device__ __forceinline__ BlockItem packed_block_item(const ForwardArgs& args, int64_t tiles,
-                                                       int tile_channels, int64_t block,
-                                                       const PackedChunks& chunks) {
-  BlockItem item = block_item(args, tiles, tile_channels, block);
+/// The same of packed sequences, whose segments blocks take by their length.
+__device__ __forceinline__ BlockItem in_packed_segments(const ForwardArgs& args, BlockItem item,
+                                                        const PackedChunks& chunks) {
   const PackedSegment segment = chunks.segment(item.segment, args.chunks);
   item.segment = segment.number;
   item.first_chunk = segment.first_chunk;

@@ -108,13 +108,8 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   constexpr int kStep = 2 * Shape::kPadded;  // of B and C
   [[maybe_unused]] const PackedChunks packed_chunks =
       args.packed_chunks(kChunk * kStep * static_cast<int>(sizeof(T)));
-  const BlockItem item = [&] {
-    if constexpr (kPacked) {
-      return packed_block_item(args, tiles, kWarpSize, blockIdx.x, packed_chunks);
-    } else {
-      return block_item(args, tiles, kWarpSize, blockIdx.x);
-    }
-  }();
+  BlockItem item = block_item(args, tiles, kWarpSize, blockIdx.x);
+  if constexpr (kPacked) item = in_packed_segments(args, item, packed_chunks);
   const int last_chunk = item.first_chunk + item.chunks - 1;
   [[maybe_unused]] PackedChunk now;
   if constexpr (kPacked) {
