@@ -377,6 +377,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (item.begin == item.end || packed_chunks[item.begin / kChunk].is_first) {
       const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
       if (work.exists) store_summary(args, work, no_factor<T, kStates>(), States{});
+      // If all blocks ended here, what follows this kernel could begin before B and C are written.
+      wait_for_primary();
       return;
     }
     const int64_t found = first_end(packed_chunks, item.begin / kChunk, item.end / kChunk);
