@@ -61,14 +61,24 @@ def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor
     return outputs | differentiate(outputs, inputs, cotangents)
 
 
-def run(case: Case, tensors, device="cpu"):
-    """What the kernels give."""
-    inputs = {}
+def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
+    """In the case's layout; where that is "expanded", with other values."""
+    made = {}
     for index, (name, value) in enumerate(tensors.items()):
         if value is not None:
             layout = case.layout if name in case.layout_of else "contiguous"
-            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
-        inputs[name] = value
+            # A matrix of equal rows or columns would not be stable: one for all channels is.
+            value = lay_out(value.to(device), layout, 0 if name == "A" else index)
+        made[name] = value
+    return made
+
+
+def run(case: Case, tensors, device="cpu"):
+    """What the kernels give."""
+    inputs = {
+        name: None if value is None else value.detach().requires_grad_()
+        for name, value in laid_out(case, tensors, device).items()
+    }
     return solve(case, inputs, selective_scan_fn)
 
 
@@ -81,12 +91,7 @@ def plain_results(case: Case, tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def check(case: Case, tensors=None, device="cpu") -> None:
-    tensors = tensors or tensors_of(case)
-    if case.layout == "expanded":  # whose values are not those of the tensors
-        tensors = {
-            name: value if value is None else lay_out(value, "expanded", index).contiguous()
-            for index, (name, value) in enumerate(tensors.items())
-        }
+    tensors = laid_out(case, tensors or tensors_of(case))
     exact = exact_results(case, tensors)
     actual = run(case, tensors, device)
     plain = None
