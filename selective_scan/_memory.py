@@ -37,4 +37,9 @@ def raise_own(error: RuntimeError) -> None:
     own = getattr(_last, "error", None)
     if own is not None and str(own) == str(error):
         _last.error = None
-        raise own from None
+        try:
+            raise own from None
+        finally:
+            # An exception whose traceback leads to a frame that leads back to it would keep all
+            # tensors of the frames above alive until the garbage collector runs.
+            del own, error
