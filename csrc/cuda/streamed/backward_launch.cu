@@ -18,7 +18,7 @@ struct Kernels {
   cudaError_t (*run)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-/// [Elements][LaneMap]
+/// [Elements but kTwoBytes][LaneMap]
 using LaneMapTables = std::array<MethodTable<Kernels>, 2>;
 using KernelTables = std::array<LaneMapTables, 3>;
 
@@ -34,25 +34,23 @@ constexpr KernelTables make_tables(const Make& make) {
                          table.template operator()<kElements, LaneMap::kChannels>()};
   };
   using enum Elements;
-  return {tables.template operator()<kTwoBytes>(), tables.template operator()<kFloat16>(),
+  return {tables.template operator()<kBFloat16>(), tables.template operator()<kFloat16>(),
           tables.template operator()<kFloat32>()};
 }
 
 Elements elements_of(DType dtype) {
   return dtype == DType::kFloat32   ? Elements::kFloat32
          : dtype == DType::kFloat16 ? Elements::kFloat16
-                                    : Elements::kTwoBytes;
+                                    : Elements::kBFloat16;
 }
 
 template <class T, int kLaneBits, bool kVariable>
 const KernelTables& tables() {
   static constexpr KernelTables kTables =
       make_tables([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
-        constexpr Elements kOwn =
-            kElements == Elements::kFloat16 && !kHasFloat16Backward<T, kVariable>
-                ? Elements::kTwoBytes
-                : kElements;
         constexpr int kSize = size_of(kElements);
+        constexpr bool kIsEither = kSize == 2 && !kHasFloat16Backward<T, kVariable>;
+        constexpr Elements kOwn = kIsEither ? Elements::kTwoBytes : kElements;
         return Kernels{&StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run,
                        &StreamedBackward<T, kLaneBits, kOwn, kVariable, kMethod, kMap>::run};
       });

@@ -42,7 +42,9 @@ class WarpRows {
         shared_(shared),
         lane_(lane),
         slice_(LaneSlice::make<kItems>(LaneMap::kSteps, args.row(Row::kU), lane, channels)) {
-    if constexpr (kElements == Elements::kFloat16) slice_.is_bfloat16 = false;
+    if constexpr (kSize == 2 && kElements != Elements::kTwoBytes) {
+      slice_.is_bfloat16 = kElements == Elements::kBFloat16;
+    }
     if (lane < kRowArrays) {
       // In place of an array that is absent u: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];

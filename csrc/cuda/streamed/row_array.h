@@ -27,9 +27,8 @@ constexpr SELECTIVE_SCAN_HD bool has_step_slices(LaneMap map) {
   return map == LaneMap::kSteps || map == LaneMap::kMixed;
 }
 
-/// What kernels know of the elements of their arrays: those of two bytes may be of either type, or
-/// are float16.
-enum class Elements : int8_t { kTwoBytes, kFloat16, kFloat32 };
+/// What kernels know of the elements of their arrays: those of two bytes may be of either type.
+enum class Elements : int8_t { kBFloat16, kFloat16, kFloat32, kTwoBytes };
 
 constexpr SELECTIVE_SCAN_HD int size_of(Elements elements) {
   return elements == Elements::kFloat32 ? 4 : 2;
@@ -37,7 +36,7 @@ constexpr SELECTIVE_SCAN_HD int size_of(Elements elements) {
 /// Whether gradients have more digits than tensor cores take of what they sum up. Those of bfloat16
 /// have fewer; float16 has as many, which is not enough.
 constexpr SELECTIVE_SCAN_HD bool needs_all_digits(Elements elements) {
-  return elements != Elements::kTwoBytes;
+  return elements == Elements::kFloat16 || elements == Elements::kFloat32;
 }
 
 /// A (batch, channel, step) array with strides in bytes.
