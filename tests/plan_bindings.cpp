@@ -231,6 +231,8 @@ ForwardParams make_forward(const Call& call) {
   if (call.map_alone) {
     params.D = params.z = {};
     params.states = nullptr;
+    params.map_factor = {address(), params.A.dtype, call.dim * call.dstate, call.dstate, 0, 1, 0,
+                         1};
     return params;
   }
   params.out = make_view(call, "out", params.u.dtype, call.dim);

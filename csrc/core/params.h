@@ -71,25 +71,18 @@ struct ScanParams {
   SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
 };
 
-/// out, states, or both are present; or neither, where what is wanted is the map h -> factor·h +
-/// offset of all steps and nothing else. Then there is no initial state, last_state is the offset,
-/// and the factor lies one `group` before that.
+/// Or what is wanted is the map h -> factor·h + offset of all steps, of which there are some, and
+/// nothing else: then map_factor is present, last_state is the offset, and there is neither out nor
+/// initial state nor states.
 struct ForwardParams : ScanParams {
   ForwardParams() = default;
   explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
 
   ArrayView out;         // (batch, channel, step); absent: only states are wanted
   ArrayView last_state;  // (sequence, channel, state), of the compute type, optional
+  ArrayView map_factor;  // as last_state
 
-  /// Of no steps there is no out either, but an end state.
-  SELECTIVE_SCAN_HD bool wants_map_alone() const {
-    return seqlen > 0 && !out.present() && states == nullptr;
-  }
-  ArrayView map_factor() const {
-    ArrayView factor = last_state;
-    factor.data = static_cast<char*>(factor.data) - factor.group * element_size(last_state.dtype);
-    return factor;
-  }
+  SELECTIVE_SCAN_HD bool wants_map_alone() const { return map_factor.present(); }
 };
 
 /// Every gradient of a present input is present, has its input's indices and dtype and strides of

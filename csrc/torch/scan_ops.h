@@ -284,8 +284,8 @@ Tensor selective_scan_segment_map(const Tensor& u, const Tensor& delta, const Te
     return map;
   }
   params.D = params.z = params.initial_state = {};
+  params.map_factor = state_view(factor);
   params.last_state = state_view(offset);
-  params.last_state.group = map.stride(1) * components(map);
   launch_with_workspace(problem.backend, u, params);
   return map;
 }

@@ -101,7 +101,7 @@ void store_map_factor(const ForwardParams& params, const Segmentation& segmentat
       product[n] = apply_map(factor[n], T{}, product[n]);
     }
   }
-  store_row(params.map_factor(), batch, channel, params.dstate, product);
+  store_row(params.map_factor, batch, channel, params.dstate, product);
 }
 
 int64_t most_segments(const ScanParams& params) {

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 /// A thread has one (batch, channel, state).
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads)
-    store_map_kernel(ForwardParams params, ArrayView map_factor, int64_t segments, int padded,
-                     SegmentStates states) {
+    store_map_kernel(ForwardParams params, int64_t segments, int padded, SegmentStates states) {
   const int64_t count = params.batch * params.dim * padded;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     for (int64_t s = 0; s < segments - 1; ++s) {
       product = apply_map(factors[s * count], T{}, product);
     }
-    store(map_factor, product);
+    store(params.map_factor, product);
     store(params.last_state, static_cast<const T*>(states.offsets)[(segments - 1) * count + i]);
   }
 }
@@ -94,8 +93,8 @@ cudaError_t store_map(const ForwardParams& params, int64_t segments, int padded_
                       const SegmentStates& states, cudaStream_t stream) {
   const int64_t count = params.batch * params.dim * padded_states;
   const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
-  store_map_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(params, params.map_factor(), segments,
-                                                              padded_states, states);
+  store_map_kernel<T>
+      <<<blocks, kCombineThreads, 0, stream>>>(params, segments, padded_states, states);
   return cudaGetLastError();
 }
 

@@ -95,6 +95,7 @@ void skip_states(ArrayView& view, int64_t states) {
 }
 void skip_states(ForwardParams& params, int64_t states) {
   skip_states(params.last_state, states);
+  skip_states(params.map_factor, states);
 }
 void skip_states(BackwardParams& params, int64_t states) {
   for (ArrayView* view :
