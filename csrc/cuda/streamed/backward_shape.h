@@ -163,7 +163,7 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 template <class T, bool kVariable>
 constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
 
-/// Whether there are kernels for float16 alone; elsewhere those for elements of two bytes serve it.
+/// Whether float16 has kernels of its own; elsewhere those for either type of two bytes serve it.
 template <class T, bool kVariable>
 constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
 
