@@ -291,6 +291,21 @@ def serving(record: str) -> Table:
     return header, lines
 
 
+def convolution(record: str) -> Table:
+    """Microseconds, in brackets how much of a copy's bandwidth, and torch's convolution's."""
+    header = ("batch, dim, seqlen", "dtype", "layout")
+    rows = select(record, which="forward")
+    lines = []
+    for row in rows:
+        key = {name: row[name] for name in ("sizes", "dtype", "layout")}
+        found = [find(record, which=which, **key) for which in _PASSES]
+        ours = [f"{r['ours']['median'] * 1e3:.1f} ({r['of_copy']:.2f})" for r in found]
+        theirs = [f"{r['torch']['median'] * 1e3:.0f}" for r in found]
+        layout = row["layout"].replace("_", "-")
+        lines.append([sizes(row), row["dtype"], layout, *ours, *theirs])
+    return (*header, "forward, µs", "backward", "torch's forward", "torch's backward"), lines
+
+
 def matrix(record: str) -> Table:
     header = ("batch, dim, seqlen, dstate", "pass", "kernels, ms", "reference, ms", "faster")
     return (*header, "kernels, MiB", "reference, MiB"), [
@@ -318,6 +333,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "cliffs": (cliffs, ("h200_cliffs",)),
     "layers": (layers, ("h200_layer",)),
     "layer parts": (layer_parts, ("h200_layer",)),
+    "convolution": (convolution, ("h200_conv",)),
     "packed": (packed, ("h200_packed",)),
     "serving": (serving, ("h200_serving",)),
     "matrix": (matrix, ("h200_matrix",)),

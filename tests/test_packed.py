@@ -402,6 +402,28 @@ def test_streamed(changes, cuda_device):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_device):
+    """Of a sequence that is longer than what stays whole a part stays whole, where other segments
+    would begin. So many steps are compared with the kernels for one sequence."""
+    bounds = (0, 700, 5900, 6000, 9000, 9000, 9020, 9700, 15000, 16000, 17000, 26000)
+    case = LONG.with_(
+        dim=768, dstate=16, seqlen=26000, cu_seqlens=bounds, layout="channel_last", reverse=reverse
+    )
+    inputs = inputs_on(case, cuda_device)
+    cotangents = {name: value.to(cuda_device) for name, value in make(case).cotangents.items()}
+    out, last = selective_scan_fn(**inputs, **options_on(case, cuda_device), return_last_state=True)
+    outputs = {"out": out, "last_state": last}
+    cotangents = {name: value.to(outputs[name]) for name, value in cotangents.items()}
+    results = outputs | differentiate(outputs, inputs, cotangents)
+    for index, steps, alone in one_by_one(inputs, case, cotangents):
+        for name in ("out", "du", "ddelta", "dB", "dC", "dz", "last_state", "dinitial_state"):
+            at = slice(index, index + 1) if name.endswith("state") else (..., steps)
+            error = (results[name][at] - alone[name]).norm()
+            assert error <= 3e-5 * alone[name].norm(), (index, name)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dim", [40, 1800])  # the general kernels and the streamed ones
 def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
     case = BASE.with_(seqlen=600, dim=dim, cu_seqlens=(0, 30, 300, 301, 600))

@@ -403,13 +403,14 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   LayerGradients made;
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
   made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
-  const Tensor dy = new_rows(dim);
+  // Long rows are let go of as soon as they have served: what follows finds room in them.
+  Tensor dy = new_rows(dim);
   multiply(matrix_of(dy), gradient, weights.out_proj);
-  const Tensor u = kept.u.defined() ? kept.u : convolve(x);
-  const Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
+  Tensor u = kept.u.defined() ? kept.u : convolve(x);
+  Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
 
-  const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected()), du = new_rows(dim),
-               dsteps = new_rows(dim);
+  Tensor du = new_rows(dim), dsteps = new_rows(dim);
+  const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected());
   const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
   const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
@@ -417,15 +418,19 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
                         B_of(x_dbl), C_of(x_dbl), args.D, z, args.delta_bias, args.delta_softplus,
                         args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
                         channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
+  dy = steps = Tensor();
 
   multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), weights.delta_proj);
   made.ddelta_proj_weight =
       weight_gradient(args.delta_proj_weight, matrix_of(dsteps), matrix_of(x_dbl, 0, rank));
+  dsteps = Tensor();
   accumulate(matrix_of(du), matrix_of(dx_dbl), weights.x_proj);
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
+  u = Tensor();
   std::tie(made.dconv1d_weight, made.dconv1d_bias, std::ignore) =
       ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
                         args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
+  du = Tensor();
   const Tensor& taps = made.dconv1d_weight;
   made.dconv1d_weight =
       view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});

@@ -13,18 +13,28 @@ static_assert(kMostPackedSegments <= kThreads);
 __device__ void write_segments(const PackedSequences& packed, const PackedCuts& cuts,
                                const PackedChunk* chunks, int count, PackedSegment* segments) {
   __shared__ int lengths[kThreads];
-  const int number = static_cast<int>(threadIdx.x);
-  const int first = cuts.first_chunk(number, packed, chunks, count);
-  const int length = cuts.first_chunk(number + 1, packed, chunks, count) - first;
-  lengths[number] = length;
+  __shared__ int summaries[kThreads];
+  PackedSegment own;
+  own.number = static_cast<int>(threadIdx.x);
+  own.first_chunk = cuts.first_chunk(own.number, packed, chunks, count);
+  own.chunks = cuts.first_chunk(own.number + 1, packed, chunks, count) - own.first_chunk;
+  lengths[own.number] = own.chunks;
+  const int summary = cuts.summarized_chunks(own, chunks);
+  summaries[own.number] = summary;
   __syncthreads();
-  if (number >= cuts.segments) return;
-  int rank = 0;  // so many come before it
+  if (own.number >= cuts.segments) return;
+  int place = 0, summary_place = 0;  // so many come before it
 #pragma unroll 8
   for (int other = 0; other < cuts.segments; ++other) {
-    rank += lengths[other] > length || (lengths[other] == length && other < number);
+    const bool is_before = other < own.number;
+    place += lengths[other] > own.chunks || (lengths[other] == own.chunks && is_before);
+    summary_place += summaries[other] > summary || (summaries[other] == summary && is_before);
   }
-  segments[rank] = {number, first, length};
+  PackedSegment& segment = segments[place];
+  segment.number = own.number;
+  segment.first_chunk = own.first_chunk;
+  segment.chunks = own.chunks;
+  segments[summary_place].summarized = place;
 }
 
 /// One block: it counts the chunks of kThreads sequences at a time, and then writes them, a thread

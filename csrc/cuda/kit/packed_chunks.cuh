@@ -34,7 +34,11 @@ class PackedChunks {
   /// The longest segment but `rank`; `most` chunks are as many as there may be.
   __device__ __forceinline__ PackedSegment segment(int64_t rank, int64_t most) const {
     const int4 words = __ldg(memory_ + 1 + most + rank);
-    return {words.x, words.y, words.z};
+    return {words.x, words.y, words.z, words.w};
+  }
+  /// The one of which most is summarized but for `rank`.
+  __device__ __forceinline__ PackedSegment summarized_segment(int64_t rank, int64_t most) const {
+    return segment(segment(rank, most).summarized, most);
   }
 
  private:

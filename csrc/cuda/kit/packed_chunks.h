@@ -23,11 +23,13 @@ struct alignas(16) PackedChunk {
 };
 
 /// A part of the chunks, which a block has of some channels. Those behind the chunks in memory come
-/// longest first: multiprocessors that take them in this order end at the same time.
+/// longest first: multiprocessors that take them in this order end at the same time. Summaries have
+/// an order of their own, for many have nothing to do: see PackedCuts.
 struct alignas(16) PackedSegment {
   int number = 0;  // in the order of the scan
   int first_chunk = 0;
-  int chunks = 0;  // there may be none
+  int chunks = 0;      // there may be none
+  int summarized = 0;  // the place of the one that summaries have here
 };
 
 /// Where packed sequences are cut into segments. A cut between two sequences is free: nothing has
@@ -40,6 +42,15 @@ struct PackedCuts {
   int64_t segment_chunks = 0;
   int64_t uncut_chunks = 0;
   bool backwards = false;
+
+  /// How much of a segment is summarized. Where a sequence ends with it, or backwards begins, that
+  /// is nothing.
+  SELECTIVE_SCAN_HD int summarized_chunks(const PackedSegment& segment,
+                                          const PackedChunk* chunks) const {
+    if (segment.chunks == 0) return 0;
+    const PackedChunk* const first = chunks + segment.first_chunk;
+    return (backwards ? first->is_first : first[segment.chunks - 1].is_last) ? 0 : segment.chunks;
+  }
 
   /// What segment `number` begins with, of `count` chunks: no less than what the one before begins
   /// with.

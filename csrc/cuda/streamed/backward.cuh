@@ -41,9 +41,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using Sums = ChannelSums<Shape, needs_all_digits(kElements), !kHasIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
-  LaneWork<Shape, T, kSize, kMethod> own_work(
-      args, kPacked ? in_packed_segments(args, order.item()) : order.item());
   [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
+  LaneWork<Shape, T, kSize, kMethod> own_work(
+      args, kPacked && args.geometry.segments > 1
+                ? in_segment(order.item(),
+                             packed_chunks.segment(order.item().segment, params.seqlen / kChunk))
+                : order.item());
   if constexpr (kPacked) own_work.trim(packed_chunks.count());
   const LaneWork<Shape, T, kSize, kMethod>& work = own_work;
   const WorkItem& item = work.item;
@@ -373,10 +376,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   WorkItem item = work_item(args.params, args.geometry, blockIdx.x);
   [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
   if constexpr (kPacked) {
-    item = in_packed_segments(args, item);
-    if (item.begin == item.end || packed_chunks[item.begin / kChunk].is_first) {
+    item = in_segment(item,
+                      packed_chunks.summarized_segment(item.segment, args.params.seqlen / kChunk));
+    const bool is_empty = item.begin == item.end;
+    if (is_empty || packed_chunks[item.begin / kChunk].is_first) {
       const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
-      if (work.exists) store_summary(args, work, no_factor<T, kStates>(), States{});
+      // A sequence may go on in front of a segment that is empty.
+      const auto factor = is_empty ? ones<T, kStates>() : no_factor<T, kStates>();
+      if (work.exists) store_summary(args, work, factor, States{});
       // If all blocks ended here, what follows this kernel could begin before B and C are written.
       wait_for_primary();
       return;

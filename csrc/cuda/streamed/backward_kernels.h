@@ -31,11 +31,8 @@ struct BackwardArgs {
   }
 };
 
-/// A block's work where packed sequences are cut into segments, which blocks take by their length.
-__device__ __forceinline__ WorkItem in_packed_segments(const BackwardArgs& args, WorkItem item) {
-  if (args.geometry.segments == 1) return item;
-  const PackedSegment segment =
-      args.packed_chunks().segment(item.segment, args.params.seqlen / kChunk);
+/// A block's work where it takes a segment of packed sequences.
+__device__ __forceinline__ WorkItem in_segment(WorkItem item, const PackedSegment& segment) {
   item.segment = segment.number;
   item.begin = static_cast<int64_t>(segment.first_chunk) * kChunk;
   item.end = item.begin + segment.chunks * kChunk;

@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   };
   [[maybe_unused]] PackedChunk now, next;
   if constexpr (kPacked) {
-    item = in_packed_segments(args, item, args.packed_chunks(kChunkBytes));
+    const PackedChunks chunks = args.packed_chunks(kChunkBytes);
+    item = in_segment(item, chunks.segment(item.segment, args.chunks));
     if (item.chunks == 0) return;
     now = packed_chunk(0);
     if (item.chunks > 1) next = packed_chunk(1);

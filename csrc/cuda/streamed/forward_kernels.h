@@ -62,10 +62,8 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
   return item;
 }
 
-/// The same of packed sequences, whose segments blocks take by their length.
-__device__ __forceinline__ BlockItem in_packed_segments(const ForwardArgs& args, BlockItem item,
-                                                        const PackedChunks& chunks) {
-  const PackedSegment segment = chunks.segment(item.segment, args.chunks);
+/// The same where blocks take a segment of packed sequences.
+__device__ __forceinline__ BlockItem in_segment(BlockItem item, const PackedSegment& segment) {
   item.segment = segment.number;
   item.first_chunk = segment.first_chunk;
   item.chunks = segment.chunks;

@@ -109,7 +109,9 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   [[maybe_unused]] const PackedChunks packed_chunks =
       args.packed_chunks(kChunk * kStep * static_cast<int>(sizeof(T)));
   BlockItem item = block_item(args, tiles, kWarpSize, blockIdx.x);
-  if constexpr (kPacked) item = in_packed_segments(args, item, packed_chunks);
+  if constexpr (kPacked) {
+    item = in_segment(item, packed_chunks.summarized_segment(item.segment, args.chunks));
+  }
   const int last_chunk = item.first_chunk + item.chunks - 1;
   [[maybe_unused]] PackedChunk now;
   if constexpr (kPacked) {
@@ -117,7 +119,8 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
     if (item.chunks > 0) now = packed_chunks[last_chunk];
     if (item.chunks == 0 || now.is_last) {
       if (lane < item.channels) {
-        const auto factor = no_factor<T, kStates>();
+        // A sequence may go on behind a segment that is empty.
+        const auto factor = item.chunks == 0 ? ones<T, kStates>() : no_factor<T, kStates>();
         const Pack<T, kStates> offset{};
         const int64_t channel = item.first_channel + lane;
         States::store_packed(args.states.factors, item, channel, warp, params, factor.v);
