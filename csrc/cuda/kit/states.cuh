@@ -69,6 +69,14 @@ __device__ void store_channel_states(const ArrayView& view, const WorkItem& item
   store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
 }
 
+template <class T, int kStates>
+__device__ __forceinline__ Pack<T, kStates> ones() {
+  Pack<T, kStates> result;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) result.v[s] = one<T>();
+  return result;
+}
+
 /// What stands for the factor of a segment behind which its offset comes whatever enters it: a
 /// product with 0 would let through what is not finite. A factor that is no number by itself has
 /// such an offset, too.

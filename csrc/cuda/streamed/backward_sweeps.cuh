@@ -67,14 +67,6 @@ struct LaneSums {
   Pack<T, kStates> dC{};
 };
 
-template <class T, int kStates>
-__device__ __forceinline__ Pack<T, kStates> ones() {
-  Pack<T, kStates> result;
-#pragma unroll
-  for (int s = 0; s < kStates; ++s) result.v[s] = one<T>();
-  return result;
-}
-
 /// Where a lane stands in shared memory, as byte offsets: in its channel's rows and in B's rows.
 struct LaneRows {
   int row;         // of Δ, see BackwardShape
