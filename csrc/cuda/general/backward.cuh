@@ -231,13 +231,13 @@ __device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& i
   }
 }
 
-template <class T, int kStates, Method kMethod>
+template <class T, int kStates, int kLaneBits, Method kMethod>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
   const BackwardParams& params = args.params;
-  const Geometry geometry = args.geometry;
+  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const int sum_steps = steps_between_sums(geometry);
@@ -417,13 +417,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
-template <class T, int kStates, Method kMethod>
-cudaError_t Scan<T, kStates, kMethod>::backward(const BackwardParams& params,
-                                                const GeneralBackwardPlan& plan,
-                                                const BackwardWorkspace& workspace,
-                                                cudaStream_t stream) {
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardParams& params,
+                                                           const GeneralBackwardPlan& plan,
+                                                           const BackwardWorkspace& workspace,
+                                                           cudaStream_t stream) {
   const Geometry& geometry = plan.geometry;
-  const auto kernel = scan_backward_kernel<T, kStates, kMethod>;
+  const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod>;
   const bool wants_state_alone = params.wants_state_alone();
   const BackwardParams steps = wants_state_alone ? behind_front_segment(params, geometry) : params;
   BackwardArgs args{steps,

@@ -120,14 +120,14 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   });
 }
 
-template <class T, int kStates, Method kMethod>
+template <class T, int kStates, int kLaneBits, Method kMethod>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  const Geometry geometry = args.geometry;
+  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == ForwardMode::kSummarize;
@@ -272,12 +272,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
-template <class T, int kStates, Method kMethod>
-cudaError_t Scan<T, kStates, kMethod>::forward(const ForwardParams& params,
-                                               const GeneralForwardPlan& plan,
-                                               const SegmentStates& segments, cudaStream_t stream) {
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& params,
+                                                          const GeneralForwardPlan& plan,
+                                                          const SegmentStates& segments,
+                                                          cudaStream_t stream) {
   const Geometry& geometry = plan.geometry;
-  const auto kernel = scan_forward_kernel<T, kStates, kMethod>;
+  const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod>;
   ForwardArgs args{params,
                    geometry,
                    plan.layout,

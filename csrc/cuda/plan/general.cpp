@@ -11,11 +11,26 @@ namespace {
 using general::SharedLayout;
 using general::TypeSizes;
 
-/// A lane holds 16 bytes of states.
-TypeSizes type_sizes(const ScanParams& params) {
+/// Whether dstate fills `lanes` lanes of `states` states each.
+bool fills(const ScanParams& params, int lanes, int states) {
+  return params.dstate <= lanes * states && params.dstate > (lanes - 1) * states;
+}
+
+/// A lane holds 16 bytes of states, or one state where there is one. The commonest numbers of
+/// states have an instantiation for their number of lanes.
+template <class Plan>
+void choose_instantiation(const ScanParams& params, Plan& plan) {
   const int real_bytes = params.is_double ? 8 : 4;
   const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
-  return {16 / state_bytes, state_bytes, real_bytes};
+  const bool is_one_state = state_bytes == 4 && params.dstate == 1;
+  plan.sizes = {is_one_state ? 1 : 16 / state_bytes, state_bytes, real_bytes};
+  plan.fixed_lanes = kAnyLanes;
+  if (state_bytes != 4) return;
+  if (is_one_state) {
+    plan.fixed_lanes = 0;
+  } else if (fills(params, 4, 4)) {
+    plan.fixed_lanes = 2;
+  }
 }
 
 SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
@@ -123,7 +138,7 @@ void share_partial_sums(const ScanParams& params, const Device& device, int shar
 template <class Params, class Plan>
 Refusal plan_pass(const Params& params, const Device& device, int min_tile, Plan& plan) {
   if (params.dstate > kMaxDstate) return {"dstate must be at most 256", params.dstate};
-  plan.sizes = type_sizes(params);
+  choose_instantiation(params, plan);
   if (!choose_geometry(params, plan.sizes, device, min_tile, plan.geometry)) {
     return {
         "dstate must be smaller on this GPU, whose blocks have not enough shared memory for so "
