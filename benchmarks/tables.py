@@ -200,11 +200,17 @@ def cpu(record: str, ipex: str) -> Table:
     return header, lines
 
 
+def processor(environment: dict) -> str:
+    device = environment["device"]
+    is_gpu = device.startswith("NVIDIA")
+    return device if is_gpu else environment["built"]["cpu_build_info"]["capability"]
+
+
 def transformers(*records: str) -> Table:
     header = ("pass", "its own scan, ms", "selective_scan, ms", "faster", "no scan at all")
     names = ("transformers", "selective_scan")
     return ("processor", *header), [
-        [load(record)["environment"]["built"]["cpu_build_info"]["capability"], row["pass"],
+        [processor(load(record)["environment"]), row["pass"],
          *(figure(row[name]["median"]) for name in names), times(row["speedup"]),
          times(row["largest_speedup"])]
         for record in records
@@ -347,6 +353,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "avx2 methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu_avx2",),
     ),
+    "cuda transformers": (transformers, ("h200_transformers",)),
     "transformers": (transformers, ("cpu_transformers", "cpu_avx2_transformers")),
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from .._module_arguments import check_choice, check_flag, refuse
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
-from ..mamba_inner import mamba_inner_fn, poles
+from ..mamba_inner import mamba_layer
 from ..mamba_mixer import has_plain_weights
 from ..selective_state_update import selective_state_update
 
@@ -191,13 +191,29 @@ _REPLACEMENTS = {
 
 
 def _is_one_operator(mixer: nn.Module) -> bool:
-    """Whether mamba_inner_fn computes what follows the input projection of a Mamba layer."""
+    """Whether a Mamba layer, or what follows its input projection, can be one operator."""
     projections = (mixer.x_proj, mixer.dt_proj, mixer.out_proj)
     return (
         mixer.activation in ("silu", "swish")
         and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
         and has_plain_weights(mixer.conv1d, nn.Conv1d)
         and all(has_plain_weights(projection, nn.Linear) for projection in projections)
+    )
+
+
+def _one_operator(mixer: Any, hidden: Tensor) -> Tensor:
+    projection = mixer.in_proj.weight, mixer.in_proj.bias
+    if not has_plain_weights(mixer.in_proj, nn.Linear):
+        hidden, projection = mixer.in_proj(hidden), (None, None)
+    return mamba_layer(
+        hidden,
+        *projection,
+        *(mixer.conv1d.weight, mixer.conv1d.bias, mixer.x_proj.weight, mixer.dt_proj.weight),
+        *(mixer.out_proj.weight, mixer.out_proj.bias, mixer.A_log, mixer.D, mixer.dt_proj.bias),
+        delta_softplus=True,
+        discretization_method="zoh",
+        bidirectional=False,
+        cu_seqlens=None,
     )
 
 
@@ -215,12 +231,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
     ) -> Tensor:
         has_cache = cache_params is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return mamba_inner_fn(
-                self.in_proj(hidden_states).transpose(1, 2),
-                *(self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight),
-                *(self.out_proj.weight, self.out_proj.bias, poles(self.A_log), None, None),
-                *(self.D, self.dt_proj.bias),
-            )
+            return _one_operator(self, hidden_states)
         if goes_on and has_cache and cache_params.has_previous_state(self.layer_idx):
             state = cache_params.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
@@ -276,7 +287,7 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
 
     Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
     where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
-    :func:`selective_scan.mamba_inner_fn` runs a Mamba layer where there is neither mask nor cache,
+    One operator runs a whole Mamba layer where there is neither mask nor cache,
     and no adapter or hook on its projections. Steps that need a gradient, other activations than
     SiLU, and packed sequences are left to transformers' functions.
 
