@@ -269,26 +269,9 @@ class MambaMixer(nn.Module):
             return self._go_on(hidden, cache)
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
-            parts = self._modules
-            in_proj, conv1d = parts["in_proj"], parts["conv1d"]
-            dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
-            if has_plain_weights(in_proj, nn.Linear):
-                weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
-            else:
-                hidden, weight, bias = in_proj(hidden), None, None
-            return mamba_layer(
+            return run_in_one(
+                self,
                 hidden,
-                weight,
-                bias,
-                parameter(conv1d, "weight"),
-                parameter(conv1d, "bias"),
-                parameter(parts["x_proj"], "weight"),
-                parameter(dt_proj, "weight"),
-                parameter(out_proj, "weight"),
-                parameter(out_proj, "bias"),
-                parameter(self, "A_log"),
-                parameter(self, "D"),
-                parameter(dt_proj, "bias"),
                 self.dt_soft_plus,
                 self.discretization_method,
                 self.bidirectional,
@@ -468,6 +451,43 @@ def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
 def _across(tensor: Tensor) -> Tensor:
     """Channels and time exchanged; one step has no time."""
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
+
+
+def run_in_one(
+    mixer: nn.Module,
+    hidden: Tensor,
+    delta_softplus: bool,
+    discretization_method: Method,
+    bidirectional: bool,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator. Where its
+    in_proj is more than a linear layer, that goes first."""
+    parts = mixer._modules
+    in_proj, conv1d = parts["in_proj"], parts["conv1d"]
+    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
+    if has_plain_weights(in_proj, nn.Linear):
+        weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
+    else:
+        hidden, weight, bias = in_proj(hidden), None, None
+    return mamba_layer(
+        hidden,
+        weight,
+        bias,
+        parameter(conv1d, "weight"),
+        parameter(conv1d, "bias"),
+        parameter(parts["x_proj"], "weight"),
+        parameter(dt_proj, "weight"),
+        parameter(out_proj, "weight"),
+        parameter(out_proj, "bias"),
+        parameter(mixer, "A_log"),
+        parameter(mixer, "D"),
+        parameter(dt_proj, "bias"),
+        delta_softplus,
+        discretization_method,
+        bidirectional,
+        cu_seqlens,
+    )
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:

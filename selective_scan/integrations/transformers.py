@@ -27,8 +27,7 @@ from .._module_arguments import check_choice, check_flag, refuse
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
-from ..mamba_inner import mamba_layer
-from ..mamba_mixer import has_plain_weights
+from ..mamba_mixer import has_plain_weights, run_in_one
 from ..selective_state_update import selective_state_update
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
@@ -201,22 +200,6 @@ def _is_one_operator(mixer: nn.Module) -> bool:
     )
 
 
-def _one_operator(mixer: Any, hidden: Tensor) -> Tensor:
-    projection = mixer.in_proj.weight, mixer.in_proj.bias
-    if not has_plain_weights(mixer.in_proj, nn.Linear):
-        hidden, projection = mixer.in_proj(hidden), (None, None)
-    return mamba_layer(
-        hidden,
-        *projection,
-        *(mixer.conv1d.weight, mixer.conv1d.bias, mixer.x_proj.weight, mixer.dt_proj.weight),
-        *(mixer.out_proj.weight, mixer.out_proj.bias, mixer.A_log, mixer.D, mixer.dt_proj.bias),
-        delta_softplus=True,
-        discretization_method="zoh",
-        bidirectional=False,
-        cu_seqlens=None,
-    )
-
-
 def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callable[..., Any]:
     """A layer's forward method: by one operator, where `may_be_one` says that there may be such;
     `goes_on` hands on the cache's state. For all else it is `own`."""
@@ -231,7 +214,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
     ) -> Tensor:
         has_cache = cache_params is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return _one_operator(self, hidden_states)
+            return run_in_one(self, hidden_states, True, "zoh", False, None)
         if goes_on and has_cache and cache_params.has_previous_state(self.layer_idx):
             state = cache_params.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
@@ -287,9 +270,9 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
 
     Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
     where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
-    One operator runs a whole Mamba layer where there is neither mask nor cache,
-    and no adapter or hook on its projections. Steps that need a gradient, other activations than
-    SiLU, and packed sequences are left to transformers' functions.
+    One operator runs a whole Mamba layer where there is neither mask nor cache, and no adapter or
+    hook on its projections. Steps that need a gradient, other activations than SiLU, and packed
+    sequences are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
