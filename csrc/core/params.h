@@ -71,9 +71,9 @@ struct ScanParams {
   SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
 };
 
-/// Or what is wanted is the map h -> factor·h + offset of all steps, of which there are some, and
-/// nothing else: then map_factor is present, last_state is the offset, and there is neither out nor
-/// initial state nor states.
+/// What is wanted is present: out, last_state, saved states. Or it is the map h -> factor·h +
+/// offset of all steps, of which there are some, and nothing else: then map_factor is present,
+/// last_state is the offset, and there is neither out nor initial state nor states.
 struct ForwardParams : ScanParams {
   ForwardParams() = default;
   explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}

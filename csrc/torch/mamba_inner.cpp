@@ -125,8 +125,7 @@ struct Layer {
   ProductWeights weights;
   Tensor input;  // rows, with in_proj_weight
   Tensor xz;     // channels are neighbours in memory
-
-  Tensor A;
+  Tensor A;      // in its own
 
   /// What is in `kept` is not made again.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
@@ -173,7 +172,7 @@ struct Layer {
       if (dtype_of(tensor) == dtype) return;
       others.push_back(&tensor);
       offsets.push_back(count);
-      count += (tensor.numel() + kAligned - 1) / kAligned * kAligned;
+      count += round_up(tensor.numel(), kAligned);
     };
     const auto visit_optional = [&](OptionalTensor& tensor) {
       if (tensor) visit(*tensor);

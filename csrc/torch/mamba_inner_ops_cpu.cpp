@@ -37,10 +37,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "discretization_method, Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? "
       "xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? "
       "states, ScalarType xz_dtype) -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, "
-      "Tensor "
-      "dconv1d_weight, Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, "
-      "Tensor dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, Tensor "
-      "ddelta_bias)");
+      "Tensor dconv1d_weight, Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor "
+      "ddelta_proj_weight, Tensor dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, "
+      "Tensor ddelta_bias)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {

@@ -113,23 +113,13 @@ template <int kTaps, class R>
 __device__ __forceinline__ void load_taps(const ConvParams& params, int64_t channel, int first,
                                           R (&taps)[kTaps]) {
   const ArrayView& weight = params.weight;
-  const auto load = [&](auto type) {
-    const auto* row = static_cast<const decltype(type)*>(weight.data) + channel * weight.channel;
+  visit_dtype(weight.dtype, [&]<class Element>(Element*) {
+    const auto* row = static_cast<const Element*>(weight.data) + channel * weight.channel;
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      taps[k] = k < first ? R(0) : static_cast<R>(to_real(row[(k - first) * weight.step]));
+      taps[k] = k < first ? R(0) : from_element<R>(row[(k - first) * weight.step]);
     }
-  };
-  switch (weight.dtype) {
-    case DType::kBFloat16:
-      return load(BFloat16{});
-    case DType::kFloat16:
-      return load(Half{});
-    case DType::kFloat64:
-      return load(double{});
-    default:
-      return load(float{});
-  }
+  });
 }
 template <class R>
 __device__ R load_bias(const ConvParams& params, int64_t channel) {

@@ -6,7 +6,7 @@
 //
 // Bound by: memory, or the launch.
 
-#include <algorithm>
+#include <type_traits>
 
 #include "../../core/conversion.h"
 #include "../../core/element.h"
@@ -22,10 +22,8 @@ constexpr int kVector = 8;
 constexpr int kVectors = 2;  // a thread
 constexpr int kTile = kThreads * kVector * kVectors;
 
-__device__ __forceinline__ float mapped(Conversion::Map map, float value) {
-  return map == Conversion::Map::kNegativeExp ? -expf(value) : value;
-}
-__device__ __forceinline__ double mapped(Conversion::Map map, double value) {
+template <class Real>
+__device__ __forceinline__ Real mapped(Conversion::Map map, Real value) {
   return map == Conversion::Map::kNegativeExp ? -exp(value) : value;
 }
 
@@ -70,7 +68,7 @@ __device__ __forceinline__ void convert_tile(const Conversion& item, int64_t beg
 }
 
 __host__ __device__ int64_t tiles_of(const Conversion& item) {
-  return (item.count + kTile - 1) / kTile;
+  return ceil_div(item.count, kTile);
 }
 
 __global__ void __launch_bounds__(kThreads)

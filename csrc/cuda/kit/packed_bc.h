@@ -15,8 +15,8 @@ struct ClearedWords {
 
 /// Writes B and C of a scan in fp32 to `stream`, aligned to 16 bytes. A kernel launched behind this
 /// one may be a dependent launch (see dependent_launch.cuh). 16 real states are the least that a
-/// slice has. Of packed sequences in chunks (in_chunks()) it writes these too, and
-/// where they are cut.
+/// slice has. Of packed sequences in chunks (in_chunks()) it writes these too, and where they are
+/// cut.
 cudaError_t convert_projections(const ScanParams& params, int padded_states, void* stream_memory,
                                 cudaStream_t stream, const PackedCuts& cuts = {}, int slices = 1,
                                 ClearedWords cleared = {});

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "../../core/params.h"
@@ -56,13 +55,6 @@ constexpr int64_t kPackedWaves = 8;
 inline PackedCuts packed_cuts(int64_t segments, int64_t segment_chunks, int64_t share,
                               bool backwards) {
   return {segments, segment_chunks, std::max(segment_chunks, 3 * share / 4), backwards};
-}
-
-/// Of packed sequences' steps the part that is summarized, if the sequences' lengths, which the
-/// host does not know, are distributed exponentially: what they have beyond what stays whole.
-inline double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
-  const auto uncut = static_cast<double>(cuts.uncut_chunks * kChunk);
-  return std::exp(-uncut * static_cast<double>(packed.count) / static_cast<double>(packed.total));
 }
 
 }  // namespace selective_scan::cuda

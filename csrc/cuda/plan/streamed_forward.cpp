@@ -1,6 +1,7 @@
 // The streamed path's forward pass: which calls it takes, and how it divides the work.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "../../core/method_table.h"
@@ -113,6 +114,13 @@ int even_shared_bytes(const Device& device, int64_t blocks, int resident, int by
   constexpr int kUnit = 128;
   const int too_many = device.shared_bytes / (wanted + 1) - Device::kReservedSharedBytes;
   return std::max(bytes, round_up(too_many + 1, kUnit));
+}
+
+/// Of packed sequences' steps the part that is summarized, if the sequences' lengths, which the
+/// host does not know, are distributed exponentially: what they have beyond what stays whole.
+double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
+  const auto uncut = static_cast<double>(cuts.uncut_chunks * kChunk);
+  return std::exp(-uncut * static_cast<double>(packed.count) / static_cast<double>(packed.total));
 }
 
 /// Takes the number of warps a block and of segments with which all are done first; of equal
