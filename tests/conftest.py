@@ -128,3 +128,18 @@ def core(bindings_folder):
     import core_build
 
     return core_build.load(bindings_folder)
+
+
+@pytest.fixture(scope="session")
+def plan_bindings(bindings_folder):
+    """The plans of CUDA calls, as plan_bindings.cpp has them."""
+    from plan_calls import load_bindings
+
+    return load_bindings(bindings_folder)
+
+
+@pytest.fixture(scope="session")
+def plan(plan_bindings):
+    from plan_calls import Planner
+
+    return Planner(plan_bindings)

@@ -5,13 +5,7 @@ import random
 
 import pytest
 
-from test_plan import A100, H200, RTX3090, Call, fill, load_bindings
-
-
-@pytest.fixture(scope="module")
-def bindings(bindings_folder):
-    return load_bindings(bindings_folder)
-
+from plan_calls import A100, H200, RTX3090, Call, fill
 
 # --- the causal convolution -----------------------------------------------------------------------
 
@@ -42,9 +36,9 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize(("call", "width", "is_backward", "expected"), CONVOLUTIONS, ids=str)
-def test_convolutions(bindings, call, width, is_backward, expected):
-    device = fill(bindings.Device(), H200)
-    made = bindings.plan_conv(fill(bindings.Call(), call), device, width, is_backward)
+def test_convolutions(plan_bindings, call, width, is_backward, expected):
+    device = fill(plan_bindings.Device(), H200)
+    made = plan_bindings.plan_conv(fill(plan_bindings.Call(), call), device, width, is_backward)
     shape = made["steps"]
     if made["kernels"] == "rows":
         shape = (made["lanes"], made["segments"], made["rounds"])
@@ -52,7 +46,7 @@ def test_convolutions(bindings, call, width, is_backward, expected):
 
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
-def test_convolutions_cover_all_steps(bindings, device):
+def test_convolutions_cover_all_steps(plan_bindings, device):
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     for _ in range(300):
         batch, dim, seqlen = (int(2 ** rng.uniform(0, most)) for most in (6, 13, 16))
@@ -61,8 +55,8 @@ def test_convolutions_cover_all_steps(bindings, device):
             dtype=rng.choice(["float32", "bfloat16", "float64"]), padding=rng.choice([0, 1]),
         )  # fmt: skip
         is_backward = rng.random() < 0.5
-        arguments = fill(bindings.Call(), call), fill(bindings.Device(), device)
-        made = bindings.plan_conv(*arguments, rng.randint(1, 8), is_backward)
+        arguments = fill(plan_bindings.Call(), call), fill(plan_bindings.Device(), device)
+        made = plan_bindings.plan_conv(*arguments, rng.randint(1, 8), is_backward)
         if made["kernels"] == "rows":
             positions = made["segments"] * made["rounds"] * made["lanes"] * 16
             assert positions >= seqlen
@@ -111,20 +105,20 @@ UPDATES = [
 
 
 @pytest.mark.parametrize(("call", "state", "expected"), UPDATES, ids=str)
-def test_updates(bindings, call, state, expected):
-    made = bindings.plan_update(fill(bindings.Call(), call), state)
+def test_updates(plan_bindings, call, state, expected):
+    made = plan_bindings.plan_update(fill(plan_bindings.Call(), call), state)
     assert (made["kernel"], made["lanes"], made["grid"]) == expected
 
 
-def test_updates_of_all_rows_and_channels(bindings):
+def test_updates_of_all_rows_and_channels(plan_bindings):
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     for _ in range(300):
         batch, dim = (int(2 ** rng.uniform(0, 16)) for _ in range(2))
         dstate = rng.randint(1, 256)
         state = rng.choice(["float32", "bfloat16", "float16", "float64"])
         dtype = "float64" if state == "float64" else rng.choice(["float32", "bfloat16"])
-        call = fill(bindings.Call(), Call(batch, dim, 1, dstate, dtype=dtype))
-        made = bindings.plan_update(call, state)
+        call = fill(plan_bindings.Call(), Call(batch, dim, 1, dstate, dtype=dtype))
+        made = plan_bindings.plan_update(call, state)
         tiles, rows = made["grid"]
         channels = made["threads"] // made["lanes"]
         assert (tiles - 1) * channels < dim <= tiles * channels

@@ -3,91 +3,12 @@ sizes, layout and the figures of a device. No GPU is needed."""
 
 import itertools
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-import core_build
 import test_layouts as layouts
-
-PLAN_SOURCES = sorted(
-    path.relative_to(core_build.CSRC).as_posix()
-    for path in (core_build.CSRC / "cuda/plan").glob("*.cpp")
-)
-
-
-@dataclass(frozen=True)
-class Call:
-    """Sizes and layout of a call, as in plan_bindings.cpp."""
-
-    batch: int
-    dim: int
-    seqlen: int
-    dstate: int
-    groups: int = 1
-    dtype: str = "bfloat16"
-    projection_dtype: str = ""  # of B and C; "": dtype
-    complex: bool = False
-    B: str = "variable"  # or constant
-    C: str = "variable"
-    channel_last: bool = False
-    reverse: bool = False
-    mixed: bool = False
-    z: bool = True
-    padding: int = 0
-    wider_rows: bool = False
-    turned: tuple[str, ...] = ()
-    packed: bool = False
-    state_alone: bool = False
-    map_alone: bool = False
-
-
-@dataclass(frozen=True)
-class Device:
-    multiprocessors: int
-    block_shared_bytes: int
-    shared_bytes: int
-    major: int
-    registers: int = 65536
-
-
-H200 = Device(132, 232448, 233472, 9)
-A100 = Device(108, 166912, 167936, 8)
-RTX3090 = Device(82, 101376, 102400, 8)
-
-
-def load_bindings(folder):
-    return core_build.load(folder, "plan_bindings", ("core", "cuda"), (), PLAN_SOURCES)
-
-
-@pytest.fixture(scope="module")
-def bindings(bindings_folder):
-    return load_bindings(bindings_folder)
-
-
-def fill(target, values):
-    for name, value in asdict(values).items():
-        setattr(target, name, value)
-    return target
-
-
-@pytest.fixture(scope="module")
-def plan(bindings):
-    """plan("forward" or "backward", call, device=H200, wanted=None) → the plan as a dict, or, with
-    slices=True, how the call is arranged."""
-
-    def make(which, call, device=H200, wanted=None, slices=False):
-        if slices:
-            function = getattr(bindings, f"{which}_slices")
-            return function(fill(bindings.Call(), call), fill(bindings.Device(), device))
-        function = getattr(bindings, f"plan_{which}")
-        return function(fill(bindings.Call(), call), fill(bindings.Device(), device), wanted)
-
-    return make
-
-
-HALF = Call(8, 1024, 1024, 16, dtype="float16", projection_dtype="float16")
-CONSTANT = {"B": "constant", "C": "constant", "dtype": "float32"}
+from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, Call, random_call
 
 # A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
 # memory.
@@ -303,33 +224,6 @@ def test_the_map_alone(plan, call, path, segments):
     assert made["segments"] == segments + 1  # one comes behind
 
 
-def random_call(generator):
-    """A call of any sizes and layout, the commonest of them often."""
-    choose = generator.choice
-    batch = choose([1, 1, 2, 3, 8, 64, 1000])
-    groups = choose([1, 1, 1, 2, 3])
-    is_complex = generator.random() < 0.2
-    return Call(
-        batch=batch,
-        dim=groups * choose([1, 2, 16, 96, 256, 768, 1536, generator.randint(1, 700)]),
-        seqlen=choose([1, 7, 64, 200, 784, 2048, 65536, 1 << 20, generator.randint(1, 5000)]),
-        dstate=choose([1, 2, 4, 8, 16, 16, 16, 32, 64, generator.randint(1, 256)]),
-        groups=groups,
-        dtype=choose(["float32", "bfloat16", "float16", "float64"]),
-        projection_dtype=choose(["", "", "", "float16"]),
-        complex=is_complex,
-        B=choose(["variable"] * 4 + ["constant"]),
-        C=choose(["variable"] * 4 + ["constant"]),
-        channel_last=generator.random() < 0.3,
-        reverse=generator.random() < 0.2,
-        mixed=generator.random() < 0.1,
-        z=generator.random() < 0.7,
-        padding=choose([0, 0, 1, 8, 64]),
-        wider_rows=generator.random() < 0.2,
-        packed=batch == 1 and generator.random() < 0.3,
-    )
-
-
 PACKED_SEQUENCES = 64  # of plan_bindings.cpp
 
 
@@ -374,7 +268,7 @@ def plan_or_refusal(plan, *arguments):
 
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
-def test_random_calls(plan, bindings, device):
+def test_random_calls(plan, plan_bindings, device):
     seed = random.randrange(2**32)
     print("seed", seed)
     generator = random.Random(seed)
@@ -392,7 +286,7 @@ def test_random_calls(plan, bindings, device):
             # The path that the rules choose can be asked for; others run the call too, or say why
             # they cannot.
             assert plan(which, call, device, made["path"]) == made
-            for path in bindings.paths:
+            for path in plan_bindings.paths:
                 other = plan_or_refusal(plan, which, call, device, path)
                 if isinstance(other, str):
                     assert other.startswith(f"selective_scan: {refusal(path)}")
@@ -477,7 +371,7 @@ def chunks_of(lengths):
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("reversed_", [False, True])
-def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
+def test_cuts_of_packed_sequences(plan_bindings, backwards, reversed_):
     """Segments have all chunks between them, and only what is longer than may stay whole is cut:
     off go as few pieces as leave one that may, which is the last one, or backwards the first. Where
     that is short it may stay with a piece."""
@@ -495,7 +389,7 @@ def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
         uncut = generator.randint(piece, 5 * piece)
         segments = max(-(-most // piece), 1)
         bounds = [0, *itertools.accumulate(lengths)]
-        cuts = bindings.cut_packed(bounds, reversed_, segments, piece, uncut, backwards)
+        cuts = plan_bindings.cut_packed(bounds, reversed_, segments, piece, uncut, backwards)
         assert len(cuts) == segments + 1
         assert cuts[0] == 0
         assert cuts[-1] == count
@@ -514,103 +408,3 @@ def test_cuts_of_packed_sequences(bindings, backwards, reversed_):
             allowed |= {begin} | inside
             begin = end
         assert allowed.issuperset(cuts)
-
-
-# --- slices ---------------------------------------------------------------------------------------
-
-# A call, and of its forward and its backward pass: the states and the path of each slice, how many
-# arrays are copied first, and how many are added up at last. None where a call runs as it is.
-STREAMED = ["streamed"]
-SLICES = [
-    (Call(8, 1536, 2048, 16), None, None),
-    (Call(8, 1024, 512, 64), None, None),
-    (
-        Call(8, 1024, 512, 65, dtype="float32"),
-        ([64, 1], ["streamed", "dstate1"], 0, 1),
-        ([64, 1], ["streamed", "dstate1"], 0, 4),
-    ),
-    (Call(8, 1024, 512, 128), ([64] * 2, STREAMED * 2, 3, 1), ([64] * 2, STREAMED * 2, 4, 4)),
-    (
-        Call(8, 1023, 512, 200, channel_last=True, dtype="float32"),
-        ([64, 64, 64, 8], STREAMED * 4, 3, 1),
-        ([64, 64, 64, 8], STREAMED * 4, 4, 4),
-    ),
-    (
-        Call(8, 1024, 512, 17, complex=True),
-        ([16, 1], STREAMED * 2, 3, 1),
-        ([16, 1], STREAMED * 2, 4, 4),
-    ),
-    (
-        Call(8, 1024, 512, 32, **CONSTANT),
-        ([16] * 2, STREAMED * 2, 0, 1),
-        ([16] * 2, STREAMED * 2, 0, 4),
-    ),
-    (
-        Call(8, 1024, 512, 24, complex=True, **CONSTANT),
-        ([16, 8], STREAMED * 2, 0, 1),
-        ([16, 8], STREAMED * 2, 0, 4),
-    ),
-    # Too few elements, or what only the general kernels take.
-    (Call(1, 64, 64, 128), None, None),
-    (Call(8, 1024, 512, 128, dtype="float64"), None, None),
-    (Call(8, 1024, 512, 128, C="constant"), None, None),
-    # Of several dtypes.
-    (
-        Call(8, 1024, 1024, 16, mixed=True),
-        ([16], STREAMED, 2, 1),
-        ([16], STREAMED, 3, 2),
-    ),
-    (
-        Call(8, 1024, 1024, 1, mixed=True),
-        ([1], ["dstate1"], 2, 1),
-        ([1], ["dstate1"], 3, 2),
-    ),
-    (Call(8, 1024, 1024, 16, mixed=True, C="constant"), None, None),
-    (Call(1, 256, 256, 16, mixed=True), None, None),
-    # Whose gradients of B and C need more digits than their kernels have.
-    (HALF, None, None),
-    (replace(HALF, complex=True), None, ([16], STREAMED, 4, 3)),
-    (replace(HALF, dstate=32), None, ([32], STREAMED, 4, 3)),
-    (replace(HALF, dtype="bfloat16"), None, ([16], STREAMED, 4, 3)),
-    (replace(HALF, projection_dtype="float32"), None, ([16], STREAMED, 4, 3)),
-    (replace(HALF, complex=True, projection_dtype="bfloat16"), None, None),
-    (replace(HALF, complex=True, state_alone=True), None, None),
-    (replace(HALF, B="constant", C="constant"), None, None),
-    # Rows that are no vectors as they lie.
-    (
-        Call(8, 1023, 1024, 16, channel_last=True),
-        ([16], STREAMED, 3, 1),
-        ([16], STREAMED, 4, 3),
-    ),
-    (Call(8, 1024, 1023, 16), None, None),
-    (Call(8, 1023, 1023, 16), None, None),
-]
-
-
-@pytest.mark.parametrize(("call", "forward", "backward"), SLICES, ids=str)
-def test_slices(bindings, plan, call, forward, backward):
-    for which, expected in (("forward", forward), ("backward", backward)):
-        made = plan(which, call, slices=True)
-        if made is not None:
-            made = (made["states"], made["paths"], made["copies"], made["sums"][-1])
-        assert made == expected, which
-
-
-def test_random_slices(plan):
-    """Every state is in one slice, of both passes alike, and what slices leave is added up."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    generator = random.Random(seed)
-    for _ in range(500):
-        call = random_call(generator)
-        if call.complex and call.dtype == "float64":  # of which 256 may be too many
-            continue
-        made = {which: plan(which, call, slices=True) for which in ("forward", "backward")}
-        counts = {len(it["states"]) if it else 1 for it in made.values()}
-        assert len(counts) == 1, call  # saved states lie likewise
-        for it in filter(None, made.values()):
-            assert sum(it["states"]) == call.dstate, call
-            assert min(it["states"]) > 0, call
-            assert it["scratch_bytes"] % 256 == 0
-            if len(it["states"]) > 1:
-                assert it["sums"][-1] > 0
