@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cases import Axes, assert_change_is_seen, assert_no_derivative
+from in_place import check_in_place
 from problem import METHODS, Error, generator, lay_out
 from selective_scan import (
     selective_scan_fn,
@@ -39,11 +40,7 @@ class Case(Axes):
 
     @property
     def compute_eps(self) -> float:
-        return eps(F64 if {F64, C128} & {self.state, self.x, self.pole} else F32)
-
-
-def eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps  # of a complex one that of its parts
+        return torch.finfo(F64 if {F64, C128} & {self.state, self.x, self.pole} else F32).eps
 
 
 def make(case: Case, device: str) -> dict:
@@ -112,36 +109,14 @@ def make(case: Case, device: str) -> dict:
     return arguments
 
 
-def wide(arguments: dict) -> dict:
-    """The same on the CPU in fp64."""
-
-    def cast(value):
-        if not isinstance(value, torch.Tensor):
-            return value
-        value = value.detach().cpu()
-        if not (value.is_floating_point() or value.is_complex()):
-            return value
-        return value.to(C128 if value.is_complex() else F64, copy=True)
-
-    return {name: cast(value) for name, value in arguments.items()}
-
-
 def check(case: Case, device: str, **changes) -> None:
     arguments = make(case, device) | changes
-    before = arguments["state"].clone()
-    exact = wide(arguments)
-    exact_out = selective_state_update_ref(**exact)
-    out = selective_state_update(**arguments)
+    out, is_untouched = check_in_place(
+        selective_state_update, selective_state_update_ref, arguments, "state", 8 * case.compute_eps
+    )
     assert (out.shape, out.dtype) == (arguments["x"].shape, case.x)
     if case.layout in ("contiguous", "dim_first"):
         assert out.stride() == arguments["x"].stride()
-    state = arguments["state"]
-    for name, actual, expected in (("out", out, exact_out), ("state", state, exact["state"])):
-        error = Error.of(actual.cpu().to(expected.dtype), expected)
-        allowed = 8 * case.compute_eps + eps(actual.dtype)
-        assert error.relative_l2 < allowed, f"{name}: {error}"
-    is_untouched = (exact["state"] == wide({"state": before})["state"]).flatten(1).all(1)
-    assert torch.equal(state.cpu()[is_untouched], before.cpu()[is_untouched])
     if case.indices is not None:
         assert is_untouched.any()
         assert not is_untouched.all()
@@ -306,7 +281,10 @@ def test_every_step_can_be_gone_back_to(dtype, device):
         for row in range(2):
             if destinations[row, count - 1] >= 0:
                 kept = pool[destinations[row, count - 1]]
-                assert Error.of(kept.cpu(), state[row].cpu()).relative_l2 < 1e-6 + eps(dtype) / 8
+                assert (
+                    Error.of(kept.cpu(), state[row].cpu()).relative_l2
+                    < 1e-6 + torch.finfo(dtype).eps / 8
+                )
 
 
 def test_values_per_head_by_strides_of_0(device):
