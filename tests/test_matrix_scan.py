@@ -186,7 +186,7 @@ def permutation(n):
 @pytest.mark.parametrize("n", [3, 8, 17])
 @pytest.mark.parametrize("kind", ["jordan", "companion", "skew", "zero", "triangular"])
 def test_matrices_that_are_not_normal_or_defective(kind, n, device):
-    """Within four times the error that the reference makes in the same precision."""
+    """Within eight times the error that the reference makes in the same precision."""
     random = generator((kind, n))
     matrix = {
         "jordan": lambda: jordan_block(n),
@@ -203,7 +203,7 @@ def test_matrices_that_are_not_normal_or_defective(kind, n, device):
     for name, value in run(case, tensors, device).items():
         own = Error.of(value.double().cpu(), exact[name]).relative_l2
         reference = worst_error(plain, exact, name)
-        assert own <= max(4 * reference, 3e-7), (name, own, reference)
+        assert own <= max(8 * reference, 3e-7), (name, own, reference)
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
