@@ -246,9 +246,11 @@ def mamba_inner_fn(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, or a wrong layout, device, dtype or shape; the message
-            names the argument, what was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU.
+        RuntimeError: an unknown method, a wrong layout, device, dtype or shape, or, on a CPU,
+            boundaries that do not rise; the message names the argument, what was expected and what
+            came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
         ImportError: the library for the tensors' device is missing.
 
     References:
