@@ -116,24 +116,28 @@ class MixerCache(_Cache):
     def _tensors(self) -> list[Tensor]:
         return [self.conv_state, self.state]
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, called: nn.Conv1d | None = None
+    ) -> Tensor:
         """silu of the depthwise convolution, which goes on where it is.
 
         Args:
             x: (batch, d_inner) for one step, else (batch, d_inner, steps).
             weight: (d_inner, 1, d_conv).
             bias: (d_inner,) or None.
+            called: the module that they are of, where it has hooks, and so is to be called.
 
         Returns:
             Shaped like x.
         """
         width = weight.shape[2]
-        if width > MAX_WIDTH:
+        if width > MAX_WIDTH or called is not None:
             new = x.unsqueeze(-1) if x.dim() == 2 else x
             steps = new.shape[-1]
             seen = torch.cat([self.conv_state.to(x.dtype), new], -1)
             self.conv_state.copy_(seen[..., steps:])
-            out = convolve_widely(seen[..., -(width - 1 + steps) :], weight, bias)
+            seen = seen[..., seen.shape[-1] - (width - 1 + steps) :]
+            out = convolve_by(called, seen) if called else convolve_widely(seen, weight, bias)
             return out.view(x.shape)
         taps = weight.squeeze(1)
         if x.dim() == 2:
@@ -216,6 +220,12 @@ def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     takes more taps than ours."""
     padded = F.pad(seen, (0, 1))  # one step more, since PyTorch's gives no empty result
     return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
+
+
+def convolve_by(conv1d: nn.Conv1d, seen: Tensor) -> Tensor:
+    """The same by calling a module, which pads with width - 1 zeros on both sides."""
+    padded = F.pad(seen, (0, 1))
+    return F.silu(conv1d(padded)[..., conv1d.kernel_size[0] - 1 : seen.shape[-1]])
 
 
 # --- what a call with a cache must be -------------------------------------------------------------

@@ -24,6 +24,7 @@ from ._module_arguments import (
 from .cache import (
     MixerCache,
     check_rows,
+    convolve_by,
     convolve_widely,
     refuse_bidirectional,
     refuse_gradient,
@@ -66,7 +67,8 @@ class MambaMixer(nn.Module):
     and D carry the mark ``_no_weight_decay = True`` for optimizers' parameter groups.
 
     :func:`mamba_inner_fn` computes all that follows in_proj. Where x_proj, dt_proj or out_proj is
-    replaced by an adapter or has a hook, it is called, and so are the parts around it.
+    replaced by an adapter or has a hook, it is called, and so are the parts around it; so is conv1d
+    where it has a hook, as ``torch.nn.utils.prune`` puts there.
 
     Every parameter follows .half(), .to(torch.bfloat16) and `dtype`. A_log, D and dt_proj.bias are
     used in float32 all the same (float64 where any tensor is), but a half type has rounded them
@@ -256,7 +258,7 @@ class MambaMixer(nn.Module):
             TypeError: hidden or cu_seqlens is not a tensor, or cache not a cache.
             ValueError: hidden has another shape, or the cache is for another batch, device or
                 layer, or the layer is bidirectional and there is a cache, or there are a cache and
-                cu_seqlens, or cu_seqlens and a convolution wider than 8.
+                cu_seqlens, or cu_seqlens and a convolution that is wider than 8 or has a hook.
             RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
                 refused by :func:`selective_scan_fn`.
         """
@@ -288,7 +290,8 @@ class MambaMixer(nn.Module):
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
-        x = cache.convolve(x, self.conv1d.weight, self.conv1d.bias)
+        called = None if self._has_plain_convolution() else self.conv1d
+        x = cache.convolve(x, self.conv1d.weight, self.conv1d.bias, called)
         delta, B, C = self._project(x)
         A = poles(self.A_log)
         y = cache.scan(x, delta, A, B, C, self.D, z, **self._scan_options())
@@ -305,10 +308,17 @@ class MambaMixer(nn.Module):
         parts = self._modules
         return (
             parts["conv1d"].kernel_size[0] <= MAX_WIDTH
+            and self._has_plain_convolution()
             and has_plain_weights(parts["x_proj"], nn.Linear)
             and has_plain_weights(parts["dt_proj"], StepProjection)
             and has_plain_weights(parts["out_proj"], nn.Linear)
         )
+
+    def _has_plain_convolution(self) -> bool:
+        """A parametrization is told by the weight, which it computes wherever that is read."""
+        conv1d = self._modules["conv1d"]
+        kind = type(conv1d)
+        return kind.forward is nn.Conv1d.forward and has_plain_weights(conv1d, kind)
 
     def _scan(
         self,
@@ -329,7 +339,10 @@ class MambaMixer(nn.Module):
     # What looks at other steps, for layers whose steps lie elsewhere.
 
     def _convolve(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        return causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+        if self._has_plain_convolution():
+            return causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+        refuse_boundaries(cu_seqlens, "conv1d has a hook")
+        return convolve_by(self.conv1d, F.pad(x, (self.conv1d.kernel_size[0] - 1, 0)))
 
     def _scan_steps(self, *arguments: Tensor, **options: object) -> Tensor:
         return selective_scan_fn(*arguments, **options)

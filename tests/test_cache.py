@@ -128,6 +128,25 @@ def test_a_replaced_projection_is_called(device):
     assert seen == [BATCH] * 3
 
 
+@pytest.mark.parametrize("width", [1, 4, 9])
+def test_a_convolution_with_a_hook_is_called(width, device):
+    model = model_of(device, d_conv=width)
+    for layer in model.layers:
+        layer.conv1d.register_forward_hook(lambda module, inputs, out: 3 * out)
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    lengths = random_split(width)
+    outs = by_parts(model, x, lengths, cache)
+    for layer in model.layers:
+        layer.conv1d._forward_hooks.clear()
+        layer.conv1d.weight *= 3
+        layer.conv1d.bias *= 3
+    assert error(outs, model(x)) < 1e-5
+    expected = model.allocate_cache(BATCH)
+    model(x, cache=expected)
+    for tensor, other in zip(tensors_of(cache), tensors_of(expected), strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("seqlen", [0, 1, 4])
 def test_an_empty_batch(seqlen, device):
     model = model_of(device)

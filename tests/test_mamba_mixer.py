@@ -1,5 +1,7 @@
 """MambaMixer, and what PyTorch's tools for modules do with it and with S6."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -65,6 +68,24 @@ def test_a_hook_sees_what_it_is_for(device):
     mixer.dt_proj.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
     torch.testing.assert_close(mixer(x), expected)
     assert seen == [(BATCH, SEQLEN, 2 * DIM)]
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
+def test_a_pruned_convolution_trains(options, device):
+    """A hook computes its weight at each call."""
+    mixer, x = MambaMixer(DIM, **options, device=device), sequence(device)
+    plain = copy.deepcopy(mixer)
+    prune.random_unstructured(mixer.conv1d, "weight", 0.5)
+    for _ in range(2):
+        with torch.no_grad():
+            mixer.conv1d.weight_orig.add_(1)
+            plain.conv1d.weight.copy_(mixer.conv1d.weight_orig * mixer.conv1d.weight_mask)
+        torch.testing.assert_close(mixer(x), plain(x), rtol=1e-4, atol=1e-5)
+        expected = gradients_of(plain, x)["conv1d.weight"] * mixer.conv1d.weight_mask
+        gradient = gradients_of(mixer, x)["conv1d.weight_orig"]
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^selective_scan: cu_seqlens must be None where conv1d"):
+        mixer(x[:1], cu_seqlens=torch.tensor([0, SEQLEN], device=device))
 
 
 class Adapter(nn.Module):

@@ -13,7 +13,7 @@ from .. import mamba_mixer
 from ..cache import MixerCache
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
-from ..mamba_mixer import MambaMixer, causal_convolution
+from ..mamba_mixer import MambaMixer
 from . import block
 
 
@@ -113,7 +113,7 @@ class Mamba(MambaMixer):
         x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
         # Of a longer sequence the last steps; in front of a shorter one zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
-        x = causal_convolution(x, self.conv1d.weight, self.conv1d.bias)
+        x = self._convolve(x, None)
         delta, B, C = self._project(x)
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
