@@ -191,6 +191,18 @@ def test_initial_step_projection():
     torch.testing.assert_close(weight.detach(), torch.full_like(weight, bound))
 
 
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
+def test_meta_tensors_have_the_results_shapes(options):
+    model = S6(8, depth=2, device="meta", dtype=torch.bfloat16, **options)
+    x = torch.empty(3, 5, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    out = model(x)
+    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device)
+    out.sum().backward()
+    for leaf in (x, *model.parameters()):
+        assert leaf.grad.is_meta
+        assert leaf.grad.shape == leaf.shape
+
+
 @pytest.mark.parametrize("by", ["the model", "its layers", "every module"])
 def test_materialising_from_meta(by):
     model = S6(8, depth=2, device="meta")
