@@ -63,8 +63,9 @@ class MambaMixer(nn.Module):
 
     The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
     takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
-    ``nn.Conv1d``, and A_log and D. dt_proj(dt) leaves its bias and the softplus to the scan. A_log
-    and D carry the mark ``_no_weight_decay = True`` for optimizers' parameter groups.
+    ``nn.Conv1d``, and A_log and D. dt_proj(dt) leaves its bias and the softplus to the scan; a
+    linear layer in its place adds its own bias. A_log and D carry the mark
+    ``_no_weight_decay = True`` for optimizers' parameter groups.
 
     :func:`mamba_inner_fn` computes all that follows in_proj. Where x_proj, dt_proj or out_proj is
     replaced by an adapter or has a hook, it is called, and so are the parts around it; so is conv1d
@@ -349,10 +350,16 @@ class MambaMixer(nn.Module):
 
     def _scan_options(self) -> dict[str, object]:
         return {
-            "delta_bias": self.dt_proj.bias,
+            "delta_bias": self._step_bias(),
             "delta_softplus": self.dt_soft_plus,
             "discretization_method": self.discretization_method,
         }
+
+    def _step_bias(self) -> Tensor | None:
+        """The bias that dt_proj leaves to the scan: a linear layer of another kind adds its own."""
+        dt_proj = self.dt_proj
+        is_added = isinstance(dt_proj, nn.Linear) and not isinstance(dt_proj, StepProjection)
+        return None if is_added else dt_proj.bias
 
     @classmethod
     def from_mamba(

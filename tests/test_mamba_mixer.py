@@ -121,6 +121,17 @@ def test_adapters_attach_to_every_linear_layer():
         assert gradients[f"layers.0.{name}.base_layer.weight"].any()
 
 
+def test_a_linear_layer_in_the_place_of_dt_proj_adds_its_bias_once(device):
+    mixer, x = MambaMixer(DIM, dt_min=0.1, dt_max=1.0, device=device), sequence(device)
+    expected, projection = mixer(x), mixer.dt_proj
+    mixer.dt_proj = nn.Linear(projection.in_features, projection.out_features)
+    mixer.dt_proj.weight, mixer.dt_proj.bias = projection.weight, projection.bias
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        outs = mixer(x, cache=mixer.allocate_cache(BATCH))
+    torch.testing.assert_close(outs, expected, rtol=1e-4, atol=1e-6)
+
+
 # --- in one call and in parts ---------------------------------------------------------------------
 
 

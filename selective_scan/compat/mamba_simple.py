@@ -115,7 +115,7 @@ class Mamba(MambaMixer):
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
         delta, B, C = self._project(x)
-        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self.dt_proj.bias, True)
+        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self._step_bias(), True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
         return self.out_proj(y.transpose(1, 2))
