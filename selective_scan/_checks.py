@@ -266,6 +266,9 @@ class Table:
             if argument.name in present:
                 argument.check_shape(present[argument.name], call)
         self._relations(call)
+        for argument in self.tensors:
+            if argument.is_changed and argument.name in present:
+                check_changed(argument.name, present[argument.name])
         return call
 
 
@@ -415,6 +418,14 @@ def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
     if tensor.shape != other.shape:
         shapes = f"{tuple(other.shape)}, got {tuple(tensor.shape)}"
         fail(f"{name} must have the shape of {other_name}, {shapes}")
+
+
+def check_changed(name: str, tensor: Tensor) -> None:
+    """Elements that share memory would have no one value."""
+    if any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        fail(f"{name} must have no stride of 0, got strides {tensor.stride()}")
 
 
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:

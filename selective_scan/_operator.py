@@ -21,6 +21,7 @@ from ._checks import (
     Option,
     Table,
     check_backend,
+    check_changed,
     check_dense,
     check_device,
     check_dims,
@@ -495,6 +496,7 @@ def _check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | N
     check_device(f"d{name}", gradient, name, tensor)
     check_dtype(f"d{name}", gradient, (tensor.dtype,))
     check_shape_of(f"d{name}", gradient, name, tensor)
+    check_changed(f"d{name}", gradient)
 
 
 def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:

@@ -74,7 +74,10 @@ def on_meta(arguments: dict) -> dict:
     tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
     if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
         pytest.skip("fake tensors cannot mix layouts or devices")
-    return arguments | {name: tensor.to("meta") for name, tensor in tensors.items()}
+    return arguments | {
+        name: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        for name, tensor in tensors.items()
+    }
 
 
 def fake(arguments: dict, mode: FakeTensorMode) -> dict:

@@ -169,6 +169,8 @@ BAD = [
     ("conv_states", ones(9, 20, 4),
      "conv_states must be (slots, dim, width-1) = (*, 20, 3), got (9, 20, 4)"),
     ("conv_states", ones(9, 20, 3, dtype=INT32), f"conv_states must have dtype {REAL}, got int32"),
+    ("conv_states", ones(20, 3).expand(9, 20, 3),
+     "conv_states must have no stride of 0, got strides (0, 3, 1)"),
     ("bias", ones(21), "bias must be (dim,) = (20,), got (21,)"),
     ("activation", "gelu", "activation must be None or one of silu, swish, got 'gelu'"),
     ("cu_seqlens", ones(8), "cu_seqlens must have dtype int32 or int64, got float32"),

@@ -240,6 +240,11 @@ BAD_CALLS = [
     ),
     ({"cache_seqlens": ones(2)}, "cache_seqlens must have dtype int32 or int64, got float32"),
     ({"out": ones(2, 4, dtype=BF16)}, "out must have dtype float32, got bfloat16"),
+    ({"out": ones(1).expand(2, 4)}, "out must have no stride of 0, got strides (0, 0)"),
+    (
+        {"conv_state": ones(4, 3).expand(2, 4, 3)},
+        "conv_state must have no stride of 0, got strides (0, 3, 1)",
+    ),
     ({"x": ones(4)}, "x must be (batch, dim) or (batch, dim, steps), got (4,)"),
     (
         {"conv_state": ones(3, 4, 3)},

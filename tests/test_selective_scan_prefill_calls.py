@@ -86,6 +86,8 @@ BAD = [
      "be (sequences, checkpoints) = (7, *), got (7,)"),
     ({}, "out", ones(12, 151), "be (dim, total) = (12, 150), got (12, 151)"),
     ({}, "out", ones(12, 150, dtype=BF16), "have dtype float32, got bfloat16"),
+    ({}, "out", ones(150).expand(12, 150), "have no stride of 0, got strides (0, 1)"),
+    ({}, "states", ones(12, 5).expand(70, 12, 5), "have no stride of 0, got strides (0, 5, 1)"),
 ]  # fmt: skip
 
 

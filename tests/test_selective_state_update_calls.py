@@ -87,6 +87,8 @@ BAD = [
      "be (batch,) or (batch, steps), got (3, 1, 1)"),
     ({}, "out", ones(3, 21), "be (batch, dim) = (3, 20), got (3, 21)"),
     ({}, "out", ones(3, 20, dtype=BF16), "have dtype float32, got bfloat16"),
+    ({}, "out", ones(20).expand(3, 20), "have no stride of 0, got strides (0, 1)"),
+    ({}, "state", ones(3, 20, 1).expand(3, 20, 16), "have no stride of 0, got strides (20, 1, 0)"),
 ]  # fmt: skip
 
 

@@ -176,6 +176,11 @@ def test_the_backward_op_checks_the_gradients_that_it_is_given(fake, device):
         ("dB", Value((d, n)), f"have the shape of B, {tuple(good['dB'].shape)}, got (4, 3)"),
         ("dC", Value((), torch.int64), "have dtype float32, got int64"),
         ("dz", None, "be a Tensor where z is"),
+        (
+            "dz",
+            Value((b, d, s), make=lambda shape, **options: torch.ones(s, **options).expand(shape)),
+            "have no stride of 0, got strides (0, 0, 1)",
+        ),
     ]
 
     def call(arguments):

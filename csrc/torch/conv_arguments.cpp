@@ -190,6 +190,7 @@ ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
               {args.cache_indices ? Dim{"slots"} : sequences, dim, {"width-1", params.width - 1}});
   if (args.bias) check_shape("bias", *args.bias, {dim});
   check_slot_shapes(sequences, args.cache_indices, args.has_initial_state);
+  check_changed("conv_states", args.conv_states);
 
   params.x = conv_view(args.x);
   params.weight = taps_view(args.weight);
@@ -234,6 +235,8 @@ ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
   }
   if (args.out) check_dtype("out", *args.out, {dtype_of(args.x)});
   check_update_shapes(args, params);
+  check_changed("conv_state", args.conv_state);
+  if (args.out) check_changed("out", *args.out);
 
   params.x = conv_view(args.x);
   params.weight = taps_view(args.weight);

@@ -162,6 +162,8 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
   check_dtypes(args, params.is_complex);
   check_shapes(args, params, max_dstate);
   check_options(args);
+  check_changed("states", args.states);
+  if (args.out) check_changed("out", *args.out);
 
   params.u = prefill_view(args.u);
   params.delta = prefill_view(args.delta);

@@ -181,12 +181,22 @@ void check_shape_of(const char* name, const Tensor& tensor, const char* other_na
   }
 }
 
+void check_changed(const char* name, const Tensor& tensor) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 2 || strides[i] != 0) continue;
+    fail(name, " must have no stride of 0, got strides ",
+         tuple_text(strides, [](std::ostream& text, int64_t stride) { text << stride; }));
+  }
+}
+
 void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
                           const Tensor& input) {
   check_dense(name, gradient);
   check_same_device(name, gradient, input_name, input);
   check_dtype(name, gradient, {dtype_of(input)});
   check_shape_of(name, gradient, input_name, input);
+  check_changed(name, gradient);
 }
 
 int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,

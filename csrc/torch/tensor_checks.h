@@ -57,6 +57,8 @@ void check_shape(const char* name, const Tensor& tensor, Dims dims);
 /// That of `other`.
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other);
+/// Checks a tensor that is changed in place: elements that share memory would have no one value.
+void check_changed(const char* name, const Tensor& tensor);
 /// Checks a tensor of any strides into which the gradient of `input` is to be written.
 void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
                           const Tensor& input);

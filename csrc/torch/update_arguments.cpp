@@ -220,6 +220,8 @@ UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate)
   params.is_complex = is_complex_dtype(dtype_of(args.A));
   check_dtypes(args, params.is_complex);
   const ShapeChecks checks(args, params, max_dstate);
+  check_changed("state", args.state);
+  if (args.out) check_changed("out", *args.out);
   if (!has_heads(args)) {
     params.heads = params.groups;
     params.dim /= params.groups;
