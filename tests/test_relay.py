@@ -15,13 +15,16 @@ SHARED = Case(batch=1, dim=300, groups=1, seqlen=1360, dstate=16)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def kinds(base: Case):
+    yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+    yield from (base.with_(method=method) for method in METHODS)
+    yield base.with_(reverse=True)
+    yield base.with_(seqlen=base.seqlen + 1, reverse=True, dtype=torch.bfloat16)
+    yield base.with_(layout="channel_last", dstate=13)
+
+
 def cases():
-    for base in (BASE, WIDE, SHARED):
-        yield from (base.with_(dtype=dtype) for dtype in FLOATS)
-        yield from (base.with_(method=method) for method in METHODS)
-        yield base.with_(reverse=True)
-        yield base.with_(seqlen=base.seqlen + 1, reverse=True, dtype=torch.bfloat16)
-        yield base.with_(layout="channel_last", dstate=13)
+    yield from kinds(BASE)
     for dtype in FLOATS:
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 16, 31, 32, 33, 1000))
         # One block of its own; all chunks of a round, and one more; several rounds backwards.
@@ -36,12 +39,24 @@ def cases():
     yield BASE.with_(delta_softplus=False, method="bilinear")
     yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
     yield BASE.with_(decay=1e-3, seqlen=2000)
+
+
+def cases_of_many_tiles():
+    for base in (WIDE, SHARED):
+        yield from kinds(base)
     yield SHARED.with_(decay=1e-3, seqlen=4000)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(dict.fromkeys(cases_of_many_tiles())), ids=str)
+def test_many_tiles(case, cuda_device):
+    """The references of which take gigabytes."""
+    check(case, cuda_device)
 
 
 @pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, SHARED], ids=str)
