@@ -21,6 +21,7 @@ from ._module_arguments import (
     check_positive,
     refuse,
 )
+from ._plain_mixer import has_plain_weights, run_in_one
 from .cache import (
     MixerCache,
     check_rows,
@@ -32,11 +33,10 @@ from .cache import (
 )
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
-from .mamba_inner import mamba_layer, poles
+from .mamba_inner import poles
 from .step_projection import StepProjection, at_least_single
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
-fx.wrap("mamba_layer")
 fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
@@ -471,59 +471,3 @@ def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
 def _across(tensor: Tensor) -> Tensor:
     """Channels and time exchanged; one step has no time."""
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
-
-
-def run_in_one(
-    mixer: nn.Module,
-    hidden: Tensor,
-    delta_softplus: bool,
-    discretization_method: Method,
-    bidirectional: bool,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
-    """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator. Where its
-    in_proj is more than a linear layer, that goes first."""
-    parts = mixer._modules
-    in_proj, conv1d = parts["in_proj"], parts["conv1d"]
-    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
-    if has_plain_weights(in_proj, nn.Linear):
-        weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
-    else:
-        hidden, weight, bias = in_proj(hidden), None, None
-    return mamba_layer(
-        hidden,
-        weight,
-        bias,
-        parameter(conv1d, "weight"),
-        parameter(conv1d, "bias"),
-        parameter(parts["x_proj"], "weight"),
-        parameter(dt_proj, "weight"),
-        parameter(out_proj, "weight"),
-        parameter(out_proj, "bias"),
-        parameter(mixer, "A_log"),
-        parameter(mixer, "D"),
-        parameter(dt_proj, "bias"),
-        delta_softplus,
-        discretization_method,
-        bidirectional,
-        cu_seqlens,
-    )
-
-
-def parameter(module: nn.Module, name: str) -> Tensor | None:
-    """module.name, for which nn.Module looks in many places, and a small layer waits."""
-    found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
-
-
-def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
-    own = vars(module)
-    return (
-        type(module) is kind
-        and "forward" not in own  # accelerate replaces it where it moves weights
-        and not own["_forward_pre_hooks"]
-        and not own["_forward_hooks"]
-        and not own["_backward_pre_hooks"]
-        and not own["_backward_hooks"]
-    )

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from .._checks import MAX_WIDTH
 from .._module_arguments import check_choice, check_flag, refuse
+from .._plain_mixer import has_plain_weights, run_in_one
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
-from ..mamba_mixer import has_plain_weights, run_in_one
 from ..selective_state_update import selective_state_update
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
@@ -214,7 +214,14 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
     ) -> Tensor:
         has_cache = cache_params is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return run_in_one(self, hidden_states, True, "zoh", False, None)
+            return run_in_one(
+                self,
+                hidden_states,
+                delta_softplus=True,
+                discretization_method="zoh",
+                bidirectional=False,
+                cu_seqlens=None,
+            )
         if goes_on and has_cache and cache_params.has_previous_state(self.layer_idx):
             state = cache_params.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
