@@ -315,6 +315,25 @@ def test_prefill_and_steps_give_what_one_call_gives(compat_modules, prompt, dtyp
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=rounding, atol=rounding)
 
 
+def test_prefill_and_steps_call_what_has_hooks_or_was_replaced(compat_modules):
+    mamba, x = make_mamba(dtype=torch.float64), torch.randn(2, 12, 12, dtype=torch.float64)
+    with torch.no_grad():
+        weights = copy.deepcopy(mamba)
+        weights.conv1d.weight *= 3
+        weights.conv1d.bias *= 3
+        expected = weights(x)
+        mamba.conv1d.register_forward_hook(lambda module, inputs, out: 3 * out)
+        replaced = nn.Linear(mamba.dt_rank, mamba.d_inner, dtype=torch.float64)
+        replaced.weight, replaced.bias = mamba.dt_proj.weight, mamba.dt_proj.bias
+        mamba.dt_proj = replaced
+        params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+        parts = [mamba(x[:, :9], inference_params=params)]
+        for t in range(9, 12):
+            params.seqlen_offset = t
+            parts.append(mamba(x[:, t : t + 1], inference_params=params))
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_steps_from_an_allocated_cache(compat_modules):
     mamba, x = make_mamba(layer_idx=None), torch.randn(2, 5, 12)
     states = mamba.allocate_inference_cache(2, 100, dtype=torch.float64)
