@@ -38,6 +38,13 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32, **options) -> torch.Te
     return torch.ones(shape, dtype=dtype, **options)
 
 
+def on_device(value: object, device: str) -> object:
+    """A tensor on a device, of the same strides also where these are 0; all else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device) if 0 not in value.stride() else value._base.to(device).expand_as(value)
+
+
 def each_of(bad_calls: list):
     """A test for each pair of what makes a good call bad, and the sentence that refuses it."""
     ids = [message for _, message in bad_calls]

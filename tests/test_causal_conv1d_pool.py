@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from cases import REAL, assert_no_derivative, assert_refused, fake, ones
+from cases import REAL, assert_no_derivative, assert_refused, fake, on_device, ones
 from problem import Error, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -184,9 +184,8 @@ BAD = [
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_bad_calls_are_refused_in_the_same_words(entry, device):
     for name, value, sentence in BAD:
-        value = value.to(device) if isinstance(value, torch.Tensor) else value
         with pytest.raises(RuntimeError) as error:
-            ENTRIES[entry](make(device) | {name: value})
+            ENTRIES[entry](make(device) | {name: on_device(value, device)})
         assert str(error.value) == f"selective_scan: {sentence}"
 
 

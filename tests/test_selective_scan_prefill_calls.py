@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
 from torch.library import opcheck
 
-from cases import REAL, assert_refused, fake, ones
+from cases import REAL, assert_refused, fake, on_device, ones
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
 
@@ -95,9 +95,8 @@ BAD = [
 def test_bad_calls_are_refused_in_the_same_words(entry, device):
     failures = []
     for changes, name, value, sentence in BAD:
-        value = value.to(device) if isinstance(value, torch.Tensor) else value
         try:
-            ENTRIES[entry](make(Case(**changes), device) | {name: value})
+            ENTRIES[entry](make(Case(**changes), device) | {name: on_device(value, device)})
             outcome = "accepted"
         except RuntimeError as error:
             outcome = str(error)

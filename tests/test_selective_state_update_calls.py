@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cases import assert_refused, fake, ones
+from cases import assert_refused, fake, on_device, ones
 from selective_scan import selective_state_update, selective_state_update_ref
 from test_selective_state_update import Case, make
 
@@ -96,7 +96,7 @@ BAD = [
 def test_bad_calls_are_refused_in_the_same_words(entry, device):
     failures = []
     for changes, name, value, sentence in BAD:
-        arguments = make(Case(**changes), device) | {name: value.to(device)}
+        arguments = make(Case(**changes), device) | {name: on_device(value, device)}
         try:
             ENTRIES[entry](arguments)
             outcome = "accepted"

@@ -86,9 +86,10 @@ struct ForwardParams : ScanParams {
 };
 
 /// Every gradient of a present input is present, has its input's indices and dtype and strides of
-/// its own, and is written in full (never accumulated into). Or dinitial_state is the only one,
-/// of the compute type, states contiguous and channels equally far apart, also from one batch entry
-/// to the next: then dout is present, and dlast_state is not.
+/// its own, and is written in full (never accumulated into). du may lie where dout does, and ddelta
+/// where delta does: what gradients of a step are made from is read before they are written. Or
+/// dinitial_state is the only one, of the compute type, states contiguous and channels equally far
+/// apart, also from one batch entry to the next: then dout is present, and dlast_state is not.
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}

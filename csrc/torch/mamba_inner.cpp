@@ -402,22 +402,22 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   LayerGradients made;
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
   made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
-  // Long rows are let go of as soon as they have served: what follows finds room in them.
-  Tensor dy = new_rows(dim);
-  multiply(matrix_of(dy), gradient, weights.out_proj);
+  // Long rows are let go of as soon as they have served: what follows finds room in them. The
+  // scan writes du in dy's place, and the gradient of the steps in theirs.
+  Tensor du = new_rows(dim);
+  multiply(matrix_of(du), gradient, weights.out_proj);
   Tensor u = kept.u.defined() ? kept.u : convolve(x);
   Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
-
-  Tensor du = new_rows(dim), dsteps = new_rows(dim);
+  Tensor dsteps = kept.steps.defined() ? new_rows(dim) : steps;
   const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected());
   const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
   const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
-      ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), channels_of(steps), A,
+      ops.scan.backward(channels_of(du), std::nullopt, channels_of(u), channels_of(steps), A,
                         B_of(x_dbl), C_of(x_dbl), args.D, z, args.delta_bias, args.delta_softplus,
                         args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
                         channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
-  dy = steps = Tensor();
+  steps = Tensor();
 
   multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), weights.delta_proj);
   made.ddelta_proj_weight =
