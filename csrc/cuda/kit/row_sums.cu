@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config.h"
 #include "elements.cuh"
 #include "launch_tools.h"
 
@@ -24,9 +25,11 @@ struct TileWalk {
   bool along_steps;
   int64_t origin;  // of the thread's first element
   int64_t line;    // from one of its elements to the next
+  int count;       // of its elements that exist; they are the first ones
 
+  /// Of the tile `channels` and `steps` are there, and more behind it.
   __device__ __forceinline__ TileWalk(const ArrayView& view, int64_t batch, int64_t first_channel,
-                                      int64_t first_step) {
+                                      int64_t first_step, int64_t channels, int64_t steps) {
     const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
     along_steps = size(view.step) <= size(view.channel);
     const int64_t near = along_steps ? view.step : view.channel;
@@ -34,12 +37,24 @@ struct TileWalk {
     origin = batch * view.batch + first_channel * view.channel + first_step * view.step +
              threadIdx.x % kTile * near + threadIdx.x / kTile * far;
     line = kLines * far;
+    const int near_end = static_cast<int>(min(along_steps ? steps : channels, int64_t{kTile}));
+    const int far_end = static_cast<int>(min(along_steps ? channels : steps, int64_t{kTile}));
+    const int far_left = far_end - static_cast<int>(threadIdx.x / kTile);
+    const bool exists = static_cast<int>(threadIdx.x % kTile) < near_end && far_left > 0;
+    count = exists ? (far_left + kLines - 1) / kLines : 0;
   }
-  /// Whether the thread's i-th element exists.
-  __device__ __forceinline__ bool has(int i, int64_t channels, int64_t steps) const {
-    const int near = threadIdx.x % kTile;
-    const int far = threadIdx.x / kTile + i * kLines;
-    return near < (along_steps ? steps : channels) && far < (along_steps ? channels : steps);
+  /// Calls function(i) for the thread's elements that exist: without asking in a tile that is full.
+  template <class Function>
+  __device__ __forceinline__ void for_each(const Function& function) const {
+    if (__all_sync(kFullMask, count == kItems)) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) function(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (i < count) function(i);
+      }
+    }
   }
 };
 
@@ -72,23 +87,20 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(const __grid_constan
     const int64_t channels = sum.channels - first_channel;
 
     float values[kItems] = {};
-    const TileWalk from(sum.source, batch, first_channel, first_step);
+    const TileWalk from(sum.source, batch, first_channel, first_step, channels, steps);
     with_element(sum.source.dtype, [&](auto type) {
       using Element = decltype(type);
       const Element* source = static_cast<const Element*>(sum.source.data) + from.origin;
 #pragma unroll 1
       for (int k = 0; k < sum.count; ++k, source += sum.stride) {
-        Element elements[kItems];
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          elements[i] = from.has(i, channels, steps) ? source[i * from.line] : Element{};
-        }
+        Element elements[kItems]{};
+        from.for_each([&](int i) { elements[i] = source[i * from.line]; });
 #pragma unroll
         for (int i = 0; i < kItems; ++i) values[i] += to_real(elements[i]);
       }
     });
 
-    const TileWalk to(sum.target, batch, first_channel, first_step);
+    const TileWalk to(sum.target, batch, first_channel, first_step, channels, steps);
     if (from.along_steps != to.along_steps) {
       const int near = threadIdx.x % kTile;
       const int far = threadIdx.x / kTile;
@@ -106,10 +118,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(const __grid_constan
     with_element(sum.target.dtype, [&](auto type) {
       using Element = decltype(type);
       Element* const target = static_cast<Element*>(sum.target.data) + to.origin;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (to.has(i, channels, steps)) target[i * to.line] = from_real<Element>(values[i]);
-      }
+      to.for_each([&](int i) { target[i * to.line] = from_real<Element>(values[i]); });
     });
   }
 }

@@ -48,13 +48,16 @@ inline BackwardParams behind_front_segment(BackwardParams params, const Geometry
 
 /// Segments of packed sequences differ in length: so many for each place that blocks have on the
 /// device at a time let places end together.
-constexpr int64_t kPackedWaves = 8;
+constexpr int64_t kPackedWavesForward = 8;
+constexpr int64_t kPackedWavesBackward = 12;
 
-/// `share`: how many chunks a place has where places share them evenly. A sequence with most of
-/// that may stay whole: it is among the first to begin, and short ones fill up what it leaves.
+/// `share`: how many chunks a place has where places share them evenly. A sequence with no more may
+/// stay whole: it is among the first to begin, and short ones fill up what it leaves. Backwards
+/// they leave more to fill up.
 inline PackedCuts packed_cuts(int64_t segments, int64_t segment_chunks, int64_t share,
                               bool backwards) {
-  return {segments, segment_chunks, std::max(segment_chunks, 3 * share / 4), backwards};
+  const int64_t longest = backwards ? 3 * share / 4 : share;
+  return {segments, segment_chunks, std::max(segment_chunks, longest), backwards};
 }
 
 }  // namespace selective_scan::cuda

@@ -129,7 +129,8 @@ void cut_into_segments(const BackwardParams& params, const Device& device,
   if (!params.packed.present()) {
     return cut_time(params.seqlen, kSegmentBlocks * places / items, geometry);
   }
-  cut_time(params.seqlen, std::min(kPackedWaves * places / items, kMostPackedSegments), geometry);
+  cut_time(params.seqlen, std::min(kPackedWavesBackward * places / items, kMostPackedSegments),
+           geometry);
   if (geometry.segments == 1) return;
   plan.cuts = packed_cuts(geometry.segments, geometry.segment_steps / kChunk,
                           params.seqlen / kChunk * items / places, true);

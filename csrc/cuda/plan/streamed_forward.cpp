@@ -195,7 +195,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
       const int64_t wanted = std::min(waves * capacity / blocks, most);
       if (cut(chunks, wanted, candidate)) keep_best(candidate, resident, waves);
     };
-    if (is_packed) return try_waves(kPackedWaves, kMostPackedSegments);
+    if (is_packed) return try_waves(kPackedWavesForward, kMostPackedSegments);
     for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
   if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
