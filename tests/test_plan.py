@@ -87,7 +87,7 @@ TABLE = [
     (
         Call(1, 1536, 40000, 16, channel_last=True, packed=True),
         ("streamed", 32, 66, 18380544),
-        ("streamed", 96, 66, 111793920),
+        ("streamed", 96, 78, 115480576),
     ),
     (
         Call(1, 256, 40000, 16, packed=True),
