@@ -60,19 +60,19 @@ class ColumnChain : public Chain<Step, Params, Storage> {
     Raw raw_a[kSteps], raw_x[kSteps];
     // A packed sequence without steps may end where the row begins.
     const int64_t last = this->end_ > 0 ? this->end_ - 1 : 0;
-    const auto fetch_inputs = [&](int64_t round) {
-      fetch(this->a_, round, last, raw_a);
-      fetch(this->x_, round, last, raw_x);
+    const auto fetch_inputs = [&]<bool kFull>(int64_t round) {
+      fetch<kFull>(this->a_, round, last, raw_a);
+      fetch<kFull>(this->x_, round, last, raw_x);
     };
-    if constexpr (kFetchesAhead) fetch_inputs(this->begin_);
-    for (int64_t round = this->begin_; round < this->end_; round += kRound) {
-      if constexpr (!kFetchesAhead) fetch_inputs(round);
+    // kFull: this round and the next one have all of their steps.
+    const auto scan_round = [&]<bool kFull>(int64_t round) {
+      if constexpr (!kFetchesAhead) fetch_inputs.template operator()<kFull>(round);
       [[maybe_unused]] Raw raw_h[kSteps];
       if constexpr (Step::kBackward) fetch(this->previous_, round, this->row_end_ - 2, raw_h);
       T a[kSteps], x[kSteps];
-      to_values(raw_a, round, one<T>(), a);
-      to_values(raw_x, round, T{}, x);
-      if constexpr (kFetchesAhead) fetch_inputs(round + kRound);
+      to_values<kFull>(raw_a, round, one<T>(), a);
+      to_values<kFull>(raw_x, round, T{}, x);
+      if constexpr (kFetchesAhead) fetch_inputs.template operator()<kFull>(round + kRound);
       const auto& maps = exchange_.share(map_of(a, x));
       T own = state;
 #pragma unroll
@@ -82,14 +82,14 @@ class ColumnChain : public Chain<Step, Params, Storage> {
       }
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) x[i] = Step::advance(a[i], x[i], own);
-      store(this->out_, round, x);
+      store<kFull>(this->out_, round, x);
       if constexpr (Step::kBackward) {
         T h[kSteps];
         to_previous(raw_h, round, h);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) h[i] = x[i] * conj(h[i]);
         if (!this->params_.sum_da) {
-          store(this->da_, round, h);
+          store<kFull>(this->da_, round, h);
         } else {
 #pragma unroll
           for (int i = 0; i < kSteps; ++i) {
@@ -97,7 +97,15 @@ class ColumnChain : public Chain<Step, Params, Storage> {
           }
         }
       }
+    };
+    int64_t round = this->begin_;
+    if constexpr (kFetchesAhead) {
+      fetch_inputs.template operator()<false>(round);
+      for (; round + 2 * kRound < this->end_; round += kRound) {
+        scan_round.template operator()<true>(round);
+      }
     }
+    for (; round < this->end_; round += kRound) scan_round.template operator()<false>(round);
     if constexpr (Step::kBackward) finish(state, da_sum);
   }
 
@@ -112,17 +120,18 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   }
 
   /// Starts to load the warp's steps of a round, of which those behind the position `last` come
-  /// from there: without a branch, behind which all would be waited for.
+  /// from there: without a branch, behind which all would be waited for. kFull: there are none.
+  template <bool kFull = false>
   __device__ void fetch(Cursor cursor, int64_t round, int64_t last, Raw (&raw)[kSteps]) const {
-    if (last < 0) {  // of the states before the only step
+    if (!kFull && last < 0) {  // of the states before the only step
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) raw[i] = Raw{};
       return;
     }
     const int64_t first = round + warp() * kSteps;
-    const int left = steps_left(round, last);
+    const int left = kFull ? kSteps : steps_left(round, last);
     const int64_t stride = cursor.step * Elements::bytes(cursor);
-    cursor.data += (first < last ? first : last) * stride;
+    cursor.data += (kFull || first < last ? first : last) * stride;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       raw[i] = Elements::load_raw(cursor, 0);
@@ -131,9 +140,10 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   }
 
   /// What fetch() has loaded; steps beyond the chain are `outside`.
+  template <bool kFull = false>
   __device__ void to_values(const Raw (&raw)[kSteps], int64_t round, T outside,
                             T (&out)[kSteps]) const {
-    const int left = steps_left(round, this->end_);
+    const int left = kFull ? kSteps : steps_left(round, this->end_);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) out[i] = i < left ? Elements::value(raw[i]) : outside;
   }
@@ -150,13 +160,15 @@ class ColumnChain : public Chain<Step, Params, Storage> {
     }
   }
 
+  template <bool kFull>
   __device__ void store(Cursor cursor, int64_t round, const T (&values)[kSteps]) const {
-    const int left = active_ ? steps_left(round, this->end_) : 0;
-    cursor.data += (round + warp() * kSteps) * cursor.step * Elements::bytes(cursor);
+    const int left = !active_ ? 0 : kFull ? kSteps : steps_left(round, this->end_);
+    const int64_t stride = cursor.step * Elements::bytes(cursor);
+    cursor.data += (round + warp() * kSteps) * stride;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i < left) Elements::store(cursor, 0, values[i]);
-      cursor.data += cursor.step * Elements::bytes(cursor);
+      cursor.data += stride;
     }
   }
 

@@ -72,7 +72,7 @@ __device__ __forceinline__ void with_element(DType dtype, const Function& functi
 
 /// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
 /// their way before it looks at the first.
-__global__ void __launch_bounds__(kThreads) sum_rows_kernel(const __grid_constant__ Sums all) {
+__global__ void __launch_bounds__(kThreads, 6) sum_rows_kernel(const __grid_constant__ Sums all) {
   __shared__ float tile[kTile][kTile + 1];  // [channel][step]
   const RowSum& sum = all.sums[blockIdx.y];
   const int64_t step_tiles = ceil_div(sum.steps, kTile);
