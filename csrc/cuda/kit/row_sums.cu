@@ -13,6 +13,7 @@ constexpr int kTile = 64;  // channels, and steps
 constexpr int kThreads = 256;
 constexpr int kLines = kThreads / kTile;  // of a tile at a time
 constexpr int kItems = kTile / kLines;    // elements of a thread
+constexpr int kBlocks = 6;                // of a multiprocessor; with more, values spill
 constexpr int kMostSums = 4;              // a launch
 
 struct Sums {
@@ -72,7 +73,8 @@ __device__ __forceinline__ void with_element(DType dtype, const Function& functi
 
 /// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
 /// their way before it looks at the first.
-__global__ void __launch_bounds__(kThreads, 6) sum_rows_kernel(const __grid_constant__ Sums all) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    sum_rows_kernel(const __grid_constant__ Sums all) {
   __shared__ float tile[kTile][kTile + 1];  // [channel][step]
   const RowSum& sum = all.sums[blockIdx.y];
   const int64_t step_tiles = ceil_div(sum.steps, kTile);
