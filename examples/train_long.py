@@ -208,6 +208,9 @@ def main() -> None:
         if args.check:
             compare(losses, args, text, device)
     dist.barrier()
+    # If DistributedDataParallel were the last to hold the group, its end could wait for gloo's
+    # threads while these wait for the interpreter.
+    del training
     dist.destroy_process_group()
 
 
