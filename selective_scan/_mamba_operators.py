@@ -14,6 +14,7 @@ from ._checks import (
     REAL,
     SINGLE_OR_DOUBLE,
     Call,
+    Dtypes,
     Number,
     Option,
     Projection,
@@ -144,7 +145,7 @@ def _check_in_proj_weight(name: str, tensor: Tensor, call: Call) -> None:
     call.sizes["dim"] = tensor.shape[0] // 2
 
 
-def _plain_arguments() -> Table:
+def _plain_arguments(*own: TensorArgument) -> Table:
     _, *others = (
         a for a in _arguments(_AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
     )
@@ -153,6 +154,7 @@ def _plain_arguments() -> Table:
         TensorArgument("in_proj_weight", REAL, _check_in_proj_weight, optional=True),
         TensorArgument("in_proj_bias", REAL, ("2*dim",), optional=True),
         *others,
+        *own,
         anchor="xz",
         relations=_check_x_proj_weight,
     )
@@ -161,6 +163,17 @@ def _plain_arguments() -> Table:
 def _products_dtype(call: Call) -> torch.dtype:
     dtype = call["xz"].dtype
     return dtype if dtype == torch.float64 else call.options["autocast_dtype"] or dtype
+
+
+def _residual_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    """What is added to out must not make it less precise."""
+    dtype = _products_dtype(call)
+    return tuple(dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))), ""
+
+
+def _out_dtype(call: Call) -> torch.dtype:
+    residual = call.tensors.get("residual")
+    return _products_dtype(call) if residual is None else residual.dtype
 
 
 def _states_dtype(call: Call) -> torch.dtype:
@@ -191,13 +204,14 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
+_RESIDUAL = TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
 # The same as MAMBA_INNER in C++, since a small layer waits for the host. With in_proj_weight, xz
-# is the layer's input, (batch, seqlen, d_input), and A is A_log.
+# is the layer's input, (batch, seqlen, d_input), and A is A_log. The residual is added to out.
 PLAIN_MAMBA_INNER = Operator(
     "plain_mamba_inner",
-    _plain_arguments(),
+    _plain_arguments(_RESIDUAL),
     results=[
-        Result("out", _ROWS_OUT, _products_dtype),
+        Result("out", _ROWS_OUT, _out_dtype, gradient_dtypes=REAL),
         _kept(
             "input",
             ("batch", "seqlen", "d_input"),
@@ -222,6 +236,9 @@ PLAIN_MAMBA_INNER = Operator(
     ),
     derived={"xz_dtype": lambda inputs: inputs[0].dtype},
     gradient_like={"xz": _allocate_dxz},
+    backward_arguments=_plain_arguments(),
+    passed_gradients={"residual": "out"},
+    donated="y",
     has_batching_rules=False,
     reference="mamba_inner_ref",
 )

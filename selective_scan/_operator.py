@@ -103,6 +103,11 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
             wider rows, that it is given by keyword; it returns the others. What it is given must
             share no memory with anything else.
+        passed_gradients: the results whose gradients, as they are, are those of arguments, by the
+            arguments' names; the backward op does not return these.
+        donated: the name of a result that is kept, and that callers of the operator let go of. In
+            the last pass of a graph ``selective_scan::{name}_bwd_over`` is called, which is given
+            it once more, behind all others, and may write over its memory.
         has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch
             calls them for each entry.
     """
@@ -121,6 +126,8 @@ class Operator:
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
+        passed_gradients: Mapping[str, str] | None = None,
+        donated: str | None = None,
         has_batching_rules: bool = True,
     ) -> None:
         self.name = name
@@ -128,6 +135,7 @@ class Operator:
         self.arguments = arguments
         self.results = results
         self._backward_names = tuple(backward.split())
+        self._donated = None if donated is None else self._backward_names.index(donated)
         self._function_arguments = function_arguments or arguments
         self._backward_arguments = backward_arguments or arguments
         self._derived = derived or {}
@@ -141,9 +149,11 @@ class Operator:
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
-        self._gradients = [argument for argument in arguments.tensors if argument.has_gradient]
+        self._passed_gradients = passed_gradients or {}
+        differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
+        self._gradients = [a for a in differentiable if a.name not in self._passed_gradients]
         self._anchor = arguments.names.index(arguments.anchor)
-        self._tensor_places = [arguments.names.index(argument.name) for argument in self._gradients]
+        self._tensor_places = [arguments.names.index(argument.name) for argument in differentiable]
         self._changed_places = [
             arguments.names.index(argument.name)
             for argument in arguments.tensors
@@ -304,7 +314,17 @@ class Operator:
             map_over=self._map_backward if self._has_batching_rules else None,
             jvp=self._fail_on_tangents,
         )
-        self._apply = _pytorch.apply_outside_transforms(self._function)
+        own_function = self._function
+        if self._donated is not None:  # who calls the op has what it keeps
+            self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
+            own_function = make_function(
+                self.name,
+                self._forward,
+                self._save_for_backward,
+                self._backward_of_call,
+                jvp=self._fail_on_tangents,
+            )
+        self._apply = _pytorch.apply_outside_transforms(own_function)
         if _pytorch.below_autograd_keys is None:
             torch.library.register_autograd(
                 self._forward.name(), self._backward, setup_context=self._save_for_backward
@@ -391,7 +411,7 @@ class Operator:
         check_device(name, tensor, call.anchor, call[call.anchor])
         twin = given.get(result.name)  # a result that the backward op is given beside its gradient
         if twin is tensor or twin is None:
-            check_dtype(name, tensor, (result.dtype(call),))
+            check_dtype(name, tensor, result.gradient_dtypes or (result.dtype(call),))
             sizes = dict(zip(result.dims, result.sizes(call), strict=True))
             check_dims(name, tensor, result.dims, sizes)
             return
@@ -437,10 +457,12 @@ class Operator:
             for result in self.results
             if result.stands_for is not None
         ]
-        with_gradient = [argument.name for argument in self._gradients]
-        # -1 is the None behind the last gradient.
+        # The gradients that the op returns, then the cotangents that it is given, then None.
+        row = [argument.name for argument in self._gradients]
+        row += [result.name for result in self.results[: self._num_cotangents]]
+        passed = self._passed_gradients
         self._pick_gradients = _picker(
-            [with_gradient.index(name) if name in with_gradient else -1 for name in arguments]
+            [row.index(it) if (it := passed.get(name, name)) in row else -1 for name in arguments]
         )
 
     def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -460,6 +482,16 @@ class Operator:
 
     def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         return self._differentiate(self._run_backward, ctx, *cotangents)
+
+    def _backward_of_call(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return self._differentiate(self._run_backward_of_call, ctx, *cotangents)
+
+    def _run_backward_of_call(self, *arguments):
+        kept = arguments[self._donated]
+        if kept is None or not _pytorch.is_last_use(kept, arguments[0]):
+            return self._run_backward(*arguments)
+        increment_version(kept)  # who reads it all the same is to be told
+        return self._run_backward_over(*arguments, kept)
 
     def _differentiate(
         self, run: Callable[..., tuple], ctx, *cotangents: Tensor | None
@@ -483,7 +515,11 @@ class Operator:
         except RuntimeError as error:
             _memory.raise_own(error)
             raise
-        return self._pick_gradients((*gradients, None))[:num_inputs]
+        picked = self._pick_gradients((*gradients, *cotangents, None))[:num_inputs]
+        if self._passed_gradients:  # there is a cotangent also where the argument is absent
+            is_needed = zip(picked, ctx.needs_input_grad, strict=True)
+            picked = tuple(gradient if needed else None for gradient, needed in is_needed)
+        return picked
 
 
 def _check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:

@@ -18,9 +18,10 @@ def run_in_one(
     discretization_method: Method,
     bidirectional: bool,
     cu_seqlens: Tensor | None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator. Where its
-    in_proj is more than a linear layer, that goes first."""
+    """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator, and adds
+    the residual. Where its in_proj is more than a linear layer, that goes first."""
     parts = mixer._modules
     in_proj, conv1d = parts["in_proj"], parts["conv1d"]
     dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
@@ -45,6 +46,7 @@ def run_in_one(
         discretization_method,
         bidirectional,
         cu_seqlens,
+        residual,
     )
 
 

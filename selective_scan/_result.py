@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._checks import Call
+from ._checks import Call, Dtypes
 
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
 
@@ -27,6 +27,8 @@ class Result:
         is_kept: whether it is for the backward op alone, as such states are.
         recomputed: whether the backward op computes what is kept if it is not given it.
         stands_for: the argument in place of which the backward op is given it, unless it is None.
+        gradient_dtypes: those that its gradient may have, where the backward op is not given what
+            decides the result's own.
         is_asked: whether it is returned; if not, it is None.
     """
 
@@ -38,6 +40,7 @@ class Result:
     is_kept: bool = False
     recomputed: bool = False
     stands_for: str | None = None
+    gradient_dtypes: Dtypes = ()
     is_asked: Callable[[Call], bool] = lambda call: True
 
     @property

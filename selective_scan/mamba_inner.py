@@ -314,7 +314,7 @@ def mamba_inner_fn(
                    out_proj_weight, out_proj_bias, A, D, delta_bias)  # fmt: skip
         if is_compiling or not _are_parts_wanted(tensors):
             options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
-            return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype)[0]
+            return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype, None)[0]
     return MAMBA_INNER(*arguments, autocast_dtype)[0]
 
 
@@ -335,11 +335,13 @@ def mamba_layer(
     discretization_method: Method,
     bidirectional: bool,
     cu_seqlens: Tensor | None,
+    residual: Tensor | None,
 ) -> Tensor:
     """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
-    where there is no in_proj_weight; and of −exp(A_log)."""
+    where there is no in_proj_weight; and of −exp(A_log). To its result the residual is added."""
     tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
-               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias)  # fmt: skip
+               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias,
+               residual)  # fmt: skip
     # A compiler does better with parts, which it fuses with what is around them.
     is_one_call = not (
         in_proj_weight is None
@@ -357,9 +359,12 @@ def mamba_layer(
         is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
         if is_right and (is_cast or dtypes[0] == dtypes[1]):
             options = (delta_softplus, 1, discretization_method, cu_seqlens, autocast_dtype)
-            return PLAIN_MAMBA_INNER(*tensors, *options)[0]
+            product_dtype = autocast_dtype if is_cast else dtypes[0]
+            if residual is None or _is_as_precise(residual.dtype, product_dtype):
+                return PLAIN_MAMBA_INNER(*tensors[:-1], *options, residual)[0]
+            return residual + PLAIN_MAMBA_INNER(*tensors[:-1], *options, None)[0]
     xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
-    return mamba_inner_fn(
+    out = mamba_inner_fn(
         xz.transpose(1, 2),
         *tensors[3:9],
         poles(A_log),
@@ -370,11 +375,20 @@ def mamba_layer(
         bidirectional=bidirectional,
         cu_seqlens=cu_seqlens,
     )
+    return add(residual, out)
+
+
+def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
+    return dtype in (product_dtype, torch.promote_types(product_dtype, torch.float32))
 
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
     return bool(_pytorch.num_modes()) or not _OPAQUE_TYPES.issuperset(map(type, tensors))
+
+
+def add(residual: Tensor | None, out: Tensor) -> Tensor:
+    return out if residual is None else residual + out
 
 
 def poles(A_log: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from .cache import (
 )
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
-from .mamba_inner import poles
+from .mamba_inner import add, poles
 from .step_projection import StepProjection, at_least_single
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
@@ -263,13 +263,23 @@ class MambaMixer(nn.Module):
             RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
                 refused by :func:`selective_scan_fn`.
         """
+        return self._run(hidden, None, cache, cu_seqlens)
+
+    def _run(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        cache: MixerCache | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        """The layer's output, to which the residual is added."""
         hidden = checked_sequence("hidden", hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
             check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
-            return self._go_on(hidden, cache)
+            return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
             return run_in_one(
@@ -279,12 +289,13 @@ class MambaMixer(nn.Module):
                 self.discretization_method,
                 self.bidirectional,
                 cu_seqlens,
+                residual,
             )
         xz = self.in_proj(hidden).transpose(1, 2)
         x, z = xz.chunk(2, dim=1)
         x = self._convolve(x, cu_seqlens)
         y = self._scan(x, *self._project(x), z, cu_seqlens)
-        return self.out_proj(y.transpose(1, 2))
+        return add(residual, self.out_proj(y.transpose(1, 2)))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Runs the layer from where the cache is; one step goes without a dimension for time."""

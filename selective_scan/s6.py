@@ -262,7 +262,7 @@ class S6Layer(MambaMixer):
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        return hidden + super().forward(self.norm(hidden), cache=cache, cu_seqlens=cu_seqlens)
+        return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from problem import generator
 from selective_scan import mamba_inner_fn
 from selective_scan._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
+from selective_scan.mamba_inner import mamba_layer
 from test_mamba_inner import BASE, EVERYTHING, run, tensors_of
 
 
@@ -69,6 +70,8 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
     for level, save_states, chosen in ((0, False, QUICK), (0, True, QUICK), (1, True, THOROUGH)):
         changes = input_of_a_layer(case, device) if of_layer else {}
         changes |= {"checkpoint_lvl": level, "autocast_dtype": autocast_dtype}
+        if level == 1:
+            changes["residual"] = torch.randn(case.batch, case.seqlen, case.d_model, device=device)
         ops = torch.ops.selective_scan
         arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
         torch.library.opcheck(
@@ -79,7 +82,7 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
         assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)
         torch.library.opcheck(
             ops.plain_mamba_inner_bwd,
-            (torch.ones_like(out), *arguments, *kept, arguments[0].dtype),
+            (torch.ones_like(out), *arguments[:-1], *kept, arguments[0].dtype),
             test_utils=chosen,
         )
 
@@ -115,6 +118,105 @@ def test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device):
         assert torch.equal(value, expected[name]), name
         assert value.dtype == expected[name].dtype, name
         assert value.stride() == expected[name].stride(), name
+
+
+RESIDUALS = {
+    "as the product": (torch.float32, torch.float32, False),
+    "of a half type": (torch.bfloat16, torch.bfloat16, False),
+    "wider than the product": (torch.float32, torch.float32, True),
+    "narrower than the product": (torch.float32, torch.bfloat16, False),
+    "of another half type": (torch.float16, torch.float16, True),
+    "of doubles": (torch.float64, torch.float64, True),
+}
+
+
+@pytest.mark.parametrize("strides", ["contiguous", "transposed"])
+@pytest.mark.parametrize("kind", RESIDUALS)
+def test_a_residual_is_added_as_behind_the_layer(kind, strides, device):
+    dtype, residual_dtype, autocast = RESIDUALS[kind]
+    case = BASE.with_(dtype=dtype, seqlen=33)
+    tensors = tensors_of(case, device) | input_of_a_layer(case, device)
+    names = ("xz", "in_proj_weight", "in_proj_bias", "conv1d_weight", "conv1d_bias",
+             "x_proj_weight", "delta_proj_weight", "out_proj_weight", "out_proj_bias", "A", "D",
+             "delta_bias")  # fmt: skip
+    given = [tensors[name] for name in names]
+    random = generator(case)
+    residual = torch.randn(case.d_model, 33, case.batch, generator=random).to(residual_dtype)
+    residual = residual.permute(2, 1, 0).to(device)
+    if strides == "contiguous":
+        residual = residual.contiguous()
+    residual.requires_grad_()
+
+    def gradients(joined):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            out = mamba_layer(*given, True, "zoh", False, None, residual if joined else None)
+            out = out if joined else residual + out
+        cotangent = torch.randn(out.shape, generator=generator(case)).to(out)
+        return out, *torch.autograd.grad(out, [residual, *given], cotangent)
+
+    for actual, expected in zip(gradients(True), gradients(False), strict=True):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
+
+
+def test_what_a_residual_may_be():
+    arguments = dict(zip(PLAIN_MAMBA_INNER.arguments.names, op_arguments(
+        BASE, requires_grad=False, operator=PLAIN_MAMBA_INNER), strict=True))  # fmt: skip
+    residual = torch.zeros(BASE.batch, BASE.seqlen, BASE.d_model)
+    for wrong, message in (
+        (residual.bfloat16(), "residual must have dtype float32, got bfloat16"),
+        (residual[:, 1:], r"residual must be \(batch, seqlen, d_model\) = \(2, 70, 5\), got"),
+    ):
+        for make in (torch.clone, lambda tensor: tensor.to("meta")):
+            given = {
+                name: make(value) if isinstance(value, torch.Tensor) else value
+                for name, value in (arguments | {"residual": wrong}).items()
+            }
+            with pytest.raises(RuntimeError, match=message):
+                PLAIN_MAMBA_INNER(*given.values())
+
+
+def gradients_of(tensors, out, cotangents, **options):
+    return torch.autograd.grad(out, list(tensors.values()), cotangents, **options)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_memory_that_was_kept_is_written_over_in_the_last_pass_alone(level, device):
+    tensors = {name: t for name, t in tensors_of(BASE, device).items() if t is not None}
+    shape = (BASE.batch, BASE.seqlen, BASE.dim)
+    kept = []
+
+    def pack(tensor):
+        kept.extend([tensor] * (tensor.shape == shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = mamba_inner_fn(**tensors, checkpoint_lvl=level)
+    assert len(kept) == (1 if level == 1 else 3)
+    before = [tensor.clone() for tensor in kept]
+    cotangent = torch.randn_like(out)
+
+    def run_pass(**options):
+        gradients = gradients_of(tensors, out, cotangent, **options)
+        return gradients, [torch.equal(*pair) for pair in zip(kept, before, strict=True)].count(
+            False
+        )
+
+    first, num_changed = run_pass(retain_graph=True)
+    assert num_changed == 0
+    for keeps, expected in ((True, 0), (False, 1)):
+        gradients, num_changed = run_pass(retain_graph=keeps)
+        assert num_changed == expected
+        assert all(map(torch.equal, first, gradients))
+
+
+def test_memory_that_was_kept_serves_all_of_several_cotangents(device):
+    tensors = {name: t for name, t in tensors_of(BASE, device).items() if t is not None}
+    cotangents = torch.randn(3, *mamba_inner_fn(**tensors).shape, device=device)
+    mapped = gradients_of(tensors, mamba_inner_fn(**tensors), cotangents, is_grads_batched=True)
+    for i, cotangent in enumerate(cotangents):
+        expected = gradients_of(tensors, mamba_inner_fn(**tensors), cotangent)
+        assert all(torch.equal(batch[i], one) for batch, one in zip(mapped, expected, strict=True))
 
 
 @pytest.mark.parametrize("of_layer", [False, True], ids=["of xz", "of a layer's input"])

@@ -73,7 +73,7 @@ TABLE = [
     # One state: lanes lie along time, so long as there are enough channels.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 64, 1, 5406720)),
     (Call(1, 192, 65536, 1), ("general", 192, 128, 196608), ("general", 192, 128, 1015808)),
-    (Call(1, 64, 65536, 1), ("streamed", 32, 256, 10485760), ("general", 64, 128, 688128)),
+    (Call(1, 64, 65536, 1), ("streamed", 32, 256, 10485760), ("streamed", 64, 128, 18415616)),
     (Call(1, 1, 1, 1), ("dstate1", 8, 1, 0), ("dstate1", 8, 1, 1024)),
     # Few states are padded to sixteen.
     (Call(8, 1536, 2048, 2), ("streamed", 96, 1, 2097152), ("streamed", 96, 1, 36536320)),

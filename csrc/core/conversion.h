@@ -1,4 +1,4 @@
-// Arrays of one type after the other, to be had in another type.
+// Arrays of one type after the other, to be had in another type, or added to others of that.
 #pragma once
 
 #include "dtype.h"
@@ -9,6 +9,7 @@ struct Conversion {
   enum class Map : int8_t { kIdentity, kNegativeExp };
 
   const void* source = nullptr;
+  const void* addend = nullptr;  // to what is mapped, of the target's type, if any
   void* target = nullptr;
   int64_t count = 0;
   DType from = DType::kFloat32;

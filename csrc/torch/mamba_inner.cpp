@@ -91,6 +91,7 @@ void for_each_tensor(const LayerArguments& args, const Visit& visit) {
   visit_optional("D", args.D);
   visit_optional("delta_bias", args.delta_bias);
   visit_optional("cu_seqlens", args.cu_seqlens);
+  visit_optional("residual", args.residual);
 }
 
 void check_dtypes(const LayerArguments& args) {
@@ -123,9 +124,10 @@ struct Layer {
   ScalarType dtype;  // of the matrix products, and of all that they take and give
   // Of this dtype:
   ProductWeights weights;
-  Tensor input;  // rows, with in_proj_weight
-  Tensor xz;     // channels are neighbours in memory
-  Tensor A;      // in its own
+  Tensor input;             // rows, with in_proj_weight
+  Tensor xz;                // channels are neighbours in memory
+  Tensor A;                 // in its own
+  std::vector<Cast> casts;  // that make some of them
 
   /// What is in `kept` is not made again.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
@@ -138,8 +140,8 @@ struct Layer {
     check_shapes();
     const ScalarType given = dtype_of(args.xz);
     dtype = given == ScalarType::Double ? given : args.autocast_dtype.value_or(given);
-    std::vector<Cast> casts;
-    prepare_weights(casts);
+    if (args.residual) check_residual(*args.residual);
+    prepare_weights();
     if (args.in_proj_weight) {
       input = as_contiguous(args.xz);
       if (dtype != given) {
@@ -157,11 +159,10 @@ struct Layer {
       prepare_xz();
       A = args.A;
     }
-    if (!casts.empty()) ops.cast(casts);
   }
 
   /// Those of another dtype share one tensor's memory.
-  void prepare_weights(std::vector<Cast>& casts) {
+  void prepare_weights() {
     weights = {args.in_proj_weight,    args.in_proj_bias,    args.x_proj_weight,
                args.delta_proj_weight, args.out_proj_weight, args.out_proj_bias};
     constexpr int64_t kAligned = 128;  // elements
@@ -190,6 +191,11 @@ struct Layer {
       *others[i] = view_as(memory, source.sizes(), source.strides(), offsets[i]);
       casts.push_back({source, *others[i]});
     }
+  }
+
+  void run_casts() {
+    if (!casts.empty()) ops.cast(casts);
+    casts.clear();
   }
 
   void prepare_xz() {
@@ -270,6 +276,20 @@ struct Layer {
     dim = channels / 2;
   }
 
+  void check_out_shape(const char* name, const Tensor& tensor) const {
+    check_shape(name, tensor, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
+  }
+
+  void check_residual(const Tensor& residual) const {
+    const ScalarType single = at_least_single(dtype);
+    if (dtype == single) {
+      check_dtype("residual", residual, {dtype});
+    } else {
+      check_dtype("residual", residual, {dtype, single});
+    }
+    check_out_shape("residual", residual);
+  }
+
   /// Rows that the backward pass is given.
   void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
     check_dense(name, rows);
@@ -344,26 +364,33 @@ struct Layer {
                                      args.cu_seqlens, std::nullopt, false, kSilu));
     return rows_of(u);
   }
-  Tensor steps_of(const Tensor& x_dbl) const {
-    const Tensor steps = new_rows(dim);
-    multiply(matrix_of(steps), matrix_of(x_dbl, 0, rank), transposed(weights.delta_proj));
-    return steps;
+  /// steps is a matrix.
+  void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
+    multiply(steps, matrix_of(x_dbl, 0, rank), transposed(weights.delta_proj));
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
 
   Tensor forward(bool saves, LayerKept& kept);
+  Tensor run(bool saves, LayerKept& kept);
   LayerGradients backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype);
 
   static inline const std::optional<std::string> kSilu = "silu";
 };
 
 Tensor Layer::forward(bool saves, LayerKept& kept) {
+  run_casts();
+  const Tensor out = run(saves, kept);
+  return args.residual ? ops.sum(as_contiguous(*args.residual), out) : out;
+}
+
+Tensor Layer::run(bool saves, LayerKept& kept) {
   project(kept);
   const Tensor u = convolve(half(0));
   const Tensor x_dbl = new_rows(projected());
   multiply(x_dbl, u, weights.x_proj, std::nullopt);
-  const Tensor steps = steps_of(x_dbl);
+  const Tensor steps = new_rows(dim);
+  project_steps(matrix_of(steps), x_dbl);
   const auto [scanned, last_state, states] =
       ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
                        half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
@@ -386,43 +413,50 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
 LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype) {
   check_dense("dout", dout);
   check_same_device("dout", dout, "xz", args.xz);
-  check_dtype("dout", dout, {dtype});
-  check_shape("dout", dout, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
+  check_dtype("dout", dout, kRealDtypes);
+  check_out_shape("dout", dout);
+  Tensor rows = as_contiguous(dout);
+  if (dtype_of(rows) != dtype) {
+    const Tensor cast = new_rows(d_model);
+    casts.push_back({rows, cast});
+    rows = cast;
+  }
+  run_casts();
   if (kept.x_dbl.defined()) {
     project(kept);
   } else {
-    forward(true, kept);
+    run(true, kept);
+    kept.room = kept.y;
   }
   check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
   check_kept("y", kept.y, {"dim", dim});
+  if (kept.room.defined()) check_kept("room", kept.room, {"dim", dim});
   if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
   if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
-  const Tensor &x_dbl = kept.x_dbl, gradient = matrix_of(as_contiguous(dout));
+  const Tensor &x_dbl = kept.x_dbl, gradient = matrix_of(rows);
   const Tensor x = half(0), z = half(1);
   LayerGradients made;
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
   made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
-  // Long rows are let go of as soon as they have served: what follows finds room in them. The
-  // scan writes du in dy's place, and the gradient of the steps in theirs.
-  Tensor du = new_rows(dim);
-  multiply(matrix_of(du), gradient, weights.out_proj);
-  Tensor u = kept.u.defined() ? kept.u : convolve(x);
-  Tensor steps = kept.steps.defined() ? kept.steps : steps_of(x_dbl);
-  Tensor dsteps = kept.steps.defined() ? new_rows(dim) : steps;
+  // Rows are long: the scan writes du in dy's place, which may be y's, and the gradient of the
+  // steps where dx will be. There the steps are too, unless they were kept.
   const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected());
   const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
+  Tensor du = kept.room.defined() ? std::move(kept.room) : new_rows(dim);
+  multiply(matrix_of(du), gradient, weights.out_proj);
+  Tensor u = kept.u.defined() ? kept.u : convolve(x);
+  const Tensor dsteps = matrix_of(dxz, 0, dim);
+  if (!kept.steps.defined()) project_steps(dsteps, x_dbl);
+  const Tensor delta = kept.steps.defined() ? channels_of(kept.steps) : dx;
   const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
-  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) =
-      ops.scan.backward(channels_of(du), std::nullopt, channels_of(u), channels_of(steps), A,
-                        B_of(x_dbl), C_of(x_dbl), args.D, z, args.delta_bias, args.delta_softplus,
-                        args.discretization_method, std::nullopt, false, args.cu_seqlens, states,
-                        channels_of(du), channels_of(dsteps), B_of(dx_dbl), C_of(dx_dbl), dz);
-  steps = Tensor();
+  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = ops.scan.backward(
+      channels_of(du), std::nullopt, channels_of(u), delta, A, B_of(x_dbl), C_of(x_dbl), args.D, z,
+      args.delta_bias, args.delta_softplus, args.discretization_method, std::nullopt, false,
+      args.cu_seqlens, states, channels_of(du), dx, B_of(dx_dbl), C_of(dx_dbl), dz);
 
-  multiply(matrix_of(dx_dbl, 0, rank), matrix_of(dsteps), weights.delta_proj);
+  multiply(matrix_of(dx_dbl, 0, rank), dsteps, weights.delta_proj);
   made.ddelta_proj_weight =
-      weight_gradient(args.delta_proj_weight, matrix_of(dsteps), matrix_of(x_dbl, 0, rank));
-  dsteps = Tensor();
+      weight_gradient(args.delta_proj_weight, dsteps, matrix_of(x_dbl, 0, rank));
   accumulate(matrix_of(du), matrix_of(dx_dbl), weights.x_proj);
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
   u = Tensor();

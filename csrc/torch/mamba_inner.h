@@ -37,10 +37,13 @@ struct LayerOps {
   bool has_single_products;
   /// Fills the targets.
   void (*cast)(const std::vector<Cast>& casts);
+  /// Of contiguous tensors; of the residual's dtype, and rounded once.
+  Tensor (*sum)(const Tensor& residual, const Tensor& product);
 };
 
 /// In the order of the schemas. With in_proj_weight, xz is the layer's input, (batch, seqlen,
-/// d_input), and A the logarithm of −A.
+/// d_input), and A the logarithm of −A. The residual, whose gradient is that of out, is added to
+/// out, which has its dtype then.
 struct LayerArguments {
   const Tensor& xz;
   const OptionalTensor& in_proj_weight;
@@ -59,12 +62,14 @@ struct LayerArguments {
   const std::string& discretization_method;
   const OptionalTensor& cu_seqlens;
   std::optional<ScalarType> autocast_dtype;
+  const OptionalTensor& residual;
 };
 
 /// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
 /// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
+/// `room` is for rows like y that the pass makes, and y's own memory where no later pass wants y.
 struct LayerKept {
-  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states;
+  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states, room;
 };
 
 struct LayerForward {
@@ -91,18 +96,20 @@ plain_mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
                       const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& D,
                       const OptionalTensor& delta_bias, bool delta_softplus, int64_t checkpoint_lvl,
                       const std::string& discretization_method, const OptionalTensor& cu_seqlens,
-                      std::optional<ScalarType> autocast_dtype, bool save_states) {
+                      std::optional<ScalarType> autocast_dtype, const OptionalTensor& residual,
+                      bool save_states) {
   const auto [out, kept] = layer_forward(
       kOps,
       {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
        delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
-       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype},
+       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, residual},
       save_states);
   return {out,    kept.input, kept.xz_rows, kept.poles, kept.x_dbl,
           kept.y, kept.u,     kept.steps,   kept.states};
 }
 
-template <const LayerOps& kOps>
+/// Room, a tensor, or none: rows like y that may be written over, y's for one.
+template <const LayerOps& kOps, class... Room>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
            Tensor>
 plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor& in_proj_weight,
@@ -115,16 +122,16 @@ plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor
                       std::optional<ScalarType> autocast_dtype, const OptionalTensor& xz_rows,
                       const OptionalTensor& poles, const OptionalTensor& x_dbl,
                       const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
-                      const OptionalTensor& states, ScalarType xz_dtype) {
+                      const OptionalTensor& states, ScalarType xz_dtype, const Room&... room) {
   const auto given = [](const OptionalTensor& kept) { return kept ? *kept : Tensor(); };
   const LayerGradients made = layer_backward(
       kOps,
       {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
        delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
-       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype},
+       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, std::nullopt},
       dout,
       {Tensor(), given(xz_rows), given(poles), given(x_dbl), given(y), given(u), given(steps),
-       given(states)},
+       given(states), room...},
       xz_dtype);
   return {made.dxz,
           made.din_proj_weight,

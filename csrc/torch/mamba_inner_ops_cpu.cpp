@@ -2,6 +2,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
+#include <string>
+
 #include "dispatcher.h"
 #include "mamba_inner.h"
 
@@ -15,8 +17,15 @@ void cast(const std::vector<Cast>& casts) {
   }
 }
 
+Tensor sum(const Tensor& residual, const Tensor& product) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_add_Tensor(residual.get(), product.get(), 1.0, &handle));
+  return Tensor(handle);
+}
+
 constexpr LayerOps kLayerOps{
-    kCpuScanOps, kCpuConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast};
+    kCpuScanOps, kCpuConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false,
+    &cast,       &sum};
 
 }  // namespace
 
@@ -26,25 +35,34 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
       "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
       "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
-      "Tensor? cu_seqlens, ScalarType? autocast_dtype, bool save_states) -> (Tensor out, "
+      "Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? residual, bool "
+      "save_states) -> (Tensor out, "
       "Tensor input, Tensor xz_rows, Tensor poles, Tensor x_dbl, Tensor y, Tensor u, Tensor "
       "steps, Tensor states)");
-  m.def(
-      "plain_mamba_inner_bwd(Tensor dout, Tensor xz, Tensor? in_proj_weight, Tensor? "
-      "in_proj_bias, Tensor conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor "
-      "delta_proj_weight, Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, "
-      "Tensor? delta_bias, bool delta_softplus, int checkpoint_lvl, str "
-      "discretization_method, Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? "
-      "xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? "
-      "states, ScalarType xz_dtype) -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, "
-      "Tensor dconv1d_weight, Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor "
-      "ddelta_proj_weight, Tensor dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, "
-      "Tensor ddelta_bias)");
+  const auto define_backward = [&](const std::string& name, const std::string& room) {
+    const std::string schema =
+        name +
+        "(Tensor dout, Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
+        "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
+        "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
+        "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
+        "Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? xz_rows, Tensor? poles, "
+        "Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? states, ScalarType "
+        "xz_dtype" +
+        room +
+        ") -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor dconv1d_weight, "
+        "Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, Tensor "
+        "dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, Tensor ddelta_bias)";
+    m.def(schema.c_str());
+  };
+  define_backward("plain_mamba_inner_bwd", "");
+  define_backward("plain_mamba_inner_bwd_over", ", Tensor(a!) room");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
   m.impl("plain_mamba_inner_fwd", TORCH_BOX(&plain_mamba_inner_fwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
+  m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
 }
 
 }  // namespace selective_scan::op

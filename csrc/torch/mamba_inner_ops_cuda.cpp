@@ -13,6 +13,7 @@ namespace {
 
 Conversion conversion_of(const Cast& cast) {
   return {cast.source.const_data_ptr(),
+          nullptr,
           cast.target.mutable_data_ptr(),
           cast.source.numel(),
           component_dtype(cast.source),
@@ -31,14 +32,27 @@ void cast(const std::vector<Cast>& casts) {
   }
 }
 
+Tensor sum(const Tensor& residual, const Tensor& product) {
+  const Tensor result = allocate_like(residual);
+  Conversions one;
+  one.count = 1;
+  one.items[0] = conversion_of({product, result});
+  one.items[0].addend = residual.const_data_ptr();
+  const CudaStream stream(result);
+  STD_CUDA_CHECK(cuda::convert(one, stream));
+  return result;
+}
+
 constexpr LayerOps kLayerOps{
-    kCudaScanOps, kCudaConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast};
+    kCudaScanOps, kCudaConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true,
+    &cast,        &sum};
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
   m.impl("plain_mamba_inner_fwd", TORCH_BOX(&plain_mamba_inner_fwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
+  m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
 }
 
 }  // namespace selective_scan::op

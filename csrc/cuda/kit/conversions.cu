@@ -34,13 +34,16 @@ __device__ __forceinline__ void convert_vector(const Conversion& item, int64_t f
     using Element = std::remove_pointer_t<decltype(type)>;
     const auto pack = load_pack<Element, kVector>(static_cast<const Element*>(item.source) + first);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) values[i] = from_element<Real>(pack.v[i]);
+    for (int i = 0; i < kVector; ++i) values[i] = mapped(item.map, from_element<Real>(pack.v[i]));
   });
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) values[i] = mapped(item.map, values[i]);
   visit_dtype(item.to, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     Pack<Element, kVector> pack;
+    if (item.addend != nullptr) {
+      pack = load_pack<Element, kVector>(static_cast<const Element*>(item.addend) + first);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] += from_element<Real>(pack.v[i]);
+    }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) pack.v[i] = to_element<Element>(values[i]);
     store_pack(static_cast<Element*>(item.target) + first, pack);
@@ -49,9 +52,11 @@ __device__ __forceinline__ void convert_vector(const Conversion& item, int64_t f
 
 template <class Real>
 __device__ __forceinline__ void convert_tile(const Conversion& item, int64_t begin) {
+  const auto is_aligned = [](const void* array) {
+    return reinterpret_cast<uintptr_t>(array) % 16 == 0;
+  };
   const bool has_vectors =
-      (reinterpret_cast<uintptr_t>(item.source) | reinterpret_cast<uintptr_t>(item.target)) % 16 ==
-      0;
+      is_aligned(item.source) && is_aligned(item.addend) && is_aligned(item.target);
   const int thread = static_cast<int>(threadIdx.x);
   if (has_vectors && begin + kTile <= item.count) {
 #pragma unroll
@@ -62,7 +67,8 @@ __device__ __forceinline__ void convert_tile(const Conversion& item, int64_t beg
   }
   const int64_t end = min(begin + kTile, item.count);
   for (int64_t at = begin + thread; at < end; at += kThreads) {
-    const Real value = mapped(item.map, load_element<Real>(item.source, item.from, at));
+    Real value = mapped(item.map, load_element<Real>(item.source, item.from, at));
+    if (item.addend != nullptr) value += load_element<Real>(item.addend, item.to, at);
     store_element(item.target, item.to, at, value);
   }
 }

@@ -73,15 +73,17 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 
 /// The streamed kernels pad one state to sixteen. That pays where others, which have less to do,
 /// have too little to keep the device busy.
-bool pays_padding(const ForwardParams& params) {
+bool has_too_few_elements(const ScanParams& params) {
   constexpr int64_t kFewElements = int64_t{1} << 22;
+  return !has_enough_channels(params) && params.batch * params.dim * params.seqlen <= kFewElements;
+}
+bool pays_padding(const ForwardParams& params) {
   // By increments foh loses the digits of an abar that is small beside 1.
   if (params.is_complex && params.dstate == 1) return params.method != Method::kFoh;
-  return params.dstate > 1 || (!has_enough_channels(params) &&
-                               params.batch * params.dim * params.seqlen <= kFewElements);
+  return params.dstate > 1 || has_too_few_elements(params);
 }
 bool pays_padding(const BackwardParams& params) {
-  return params.dstate > 1 || params.is_complex;
+  return params.dstate > 1 || params.is_complex || has_too_few_elements(params);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
