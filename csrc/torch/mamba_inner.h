@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "conv_ops.h"
@@ -124,15 +125,15 @@ plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor
                       const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
                       const OptionalTensor& states, ScalarType xz_dtype, const Room&... room) {
   const auto given = [](const OptionalTensor& kept) { return kept ? *kept : Tensor(); };
+  LayerKept kept{Tensor(), given(xz_rows), given(poles),  given(x_dbl), given(y),
+                 given(u), given(steps),   given(states), Tensor()};
+  ((kept.room = room), ...);
   const LayerGradients made = layer_backward(
       kOps,
       {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
        delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
        checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, std::nullopt},
-      dout,
-      {Tensor(), given(xz_rows), given(poles), given(x_dbl), given(y), given(u), given(steps),
-       given(states), room...},
-      xz_dtype);
+      dout, std::move(kept), xz_dtype);
   return {made.dxz,
           made.din_proj_weight,
           made.din_proj_bias,

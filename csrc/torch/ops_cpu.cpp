@@ -1,11 +1,11 @@
 // Op schemas and the CPU backend. This library is always built.
 
 #include <cstring>
-#include <sstream>
 
 #include "../cpu/capability.h"
 #include "../cpu/selective/launch.h"
 #include "build_info.h"
+#include "joined_text.h"
 #include "scan_ops.h"
 #include "thread_pool.h"
 
@@ -34,11 +34,9 @@ int64_t state_chunk() {
 }
 
 std::string cpu_build_info() {
-  std::ostringstream json;
-  json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
-       << "\", \"capability\": \"" << cpu::capability() << "\", \"methods\": \"" << built_methods()
-       << "\"}";
-  return json.str();
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"capability\": \"", cpu::capability(), "\", \"methods\": \"", built_methods(),
+                "\"}");
 }
 
 }  // namespace

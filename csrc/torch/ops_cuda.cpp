@@ -1,10 +1,9 @@
 // The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
 
-#include <sstream>
-
 #include "../cuda/launch.h"
 #include "build_info.h"
 #include "cuda_stream.h"
+#include "joined_text.h"
 #include "scan_ops.h"
 
 namespace selective_scan::op {
@@ -30,12 +29,10 @@ struct CudaBackend : DiagonalA {
 };
 
 std::string cuda_build_info() {
-  std::ostringstream json;
-  json << "{\"version\": \"" << SELECTIVE_SCAN_VERSION << "\", \"compiler\": \"" << compiler_name()
-       << "\", \"cuda\": \"" << CUDART_VERSION / 1000 << '.' << CUDART_VERSION % 1000 / 10
-       << "\", \"architectures\": \"" << SELECTIVE_SCAN_CUDA_ARCHITECTURES << "\", \"methods\": \""
-       << built_methods() << "\"}";
-  return json.str();
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"cuda\": \"", CUDART_VERSION / 1000, '.', CUDART_VERSION % 1000 / 10,
+                "\", \"architectures\": \"", SELECTIVE_SCAN_CUDA_ARCHITECTURES,
+                "\", \"methods\": \"", built_methods(), "\"}");
 }
 
 }  // namespace

@@ -7,17 +7,19 @@ namespace selective_scan::op {
 namespace {
 
 /// "(a, b)", and "(a,)" for one entry.
-template <class Range, class Print>
-std::string tuple_text(const Range& entries, const Print& print) {
-  std::ostringstream text;
-  text << '(';
+template <class Range, class TextOf>
+std::string tuple_text(const Range& entries, const TextOf& text_of) {
+  std::string text = "(";
   size_t count = 0;
   for (const auto& entry : entries) {
-    if (count++ > 0) text << ", ";
-    print(text, entry);
+    if (count++ > 0) text += ", ";
+    text += text_of(entry);
   }
-  text << (count == 1 ? ",)" : ")");
-  return text.str();
+  return text + (count == 1 ? ",)" : ")");
+}
+/// Of sizes or strides.
+std::string tuple_text(torch::headeronly::IntHeaderOnlyArrayRef entries) {
+  return tuple_text(entries, [](int64_t entry) { return std::to_string(entry); });
 }
 
 /// "a, b or c"
@@ -33,7 +35,7 @@ std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
 }
 
 std::string dim_names(Dims dims) {
-  return tuple_text(dims, [](std::ostream& text, const Dim& dim) { text << dim.name; });
+  return tuple_text(dims, [](const Dim& dim) { return dim.name; });
 }
 
 }  // namespace
@@ -109,7 +111,7 @@ std::string device_name(const Tensor& tensor) {
 }
 
 std::string shape_text(const Tensor& tensor) {
-  return tuple_text(tensor.sizes(), [](std::ostream& text, int64_t size) { text << size; });
+  return tuple_text(tensor.sizes());
 }
 
 bool is_complex_dtype(ScalarType dtype) {
@@ -161,13 +163,8 @@ void check_shape(const char* name, const Tensor& tensor, Dims dims) {
 
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
-  const std::string expected = tuple_text(dims, [](std::ostream& text, const Dim& dim) {
-    if (dim.size == Dim::kAny) {
-      text << '*';
-    } else {
-      text << dim.size;
-    }
-  });
+  const std::string expected = tuple_text(
+      dims, [](const Dim& dim) { return dim.size == Dim::kAny ? "*" : std::to_string(dim.size); });
   fail(name, " must be ", dim_names(dims), any_known ? " = " + expected : "", ", got ",
        shape_text(tensor));
 }
@@ -185,8 +182,7 @@ void check_changed(const char* name, const Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] < 2 || strides[i] != 0) continue;
-    fail(name, " must have no stride of 0, got strides ",
-         tuple_text(strides, [](std::ostream& text, int64_t stride) { text << stride; }));
+    fail(name, " must have no stride of 0, got strides ", tuple_text(strides));
   }
 }
 

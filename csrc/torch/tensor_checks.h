@@ -6,9 +6,10 @@
 
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "joined_text.h"
 
 namespace selective_scan::op {
 
@@ -19,10 +20,7 @@ using torch::stable::Tensor;
 /// of what the user should read.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream message;
-  message << "selective_scan: ";
-  (message << ... << parts);
-  throw std::runtime_error(message.str());
+  throw std::runtime_error(joined("selective_scan: ", parts...));
 }
 
 /// tensor.scalar_type() without asking PyTorch for the number of one dtype after another, which
