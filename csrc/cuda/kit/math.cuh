@@ -1,5 +1,5 @@
 // Elementary functions on the device: special-function instructions for fp32, where their error is
-// understood, and for fp64 CUDA's library, but for exponentials.
+// understood, and CUDA's library for fp64.
 #pragma once
 
 #include "../../core/math.h"
@@ -26,6 +26,12 @@ namespace selective_scan::cuda {
 
 // fp64 functions are long; inlined at every use they would make up most of the library.
 namespace outlined {
+static __device__ __noinline__ double exp(double x) {
+  return ::exp(x);
+}
+static __device__ __noinline__ double expm1(double x) {
+  return ::expm1(x);
+}
 static __device__ __noinline__ double log1p(double x) {
   return ::log1p(x);
 }
@@ -36,58 +42,6 @@ static __device__ __noinline__ double2 sincos(double x) {
 }
 }  // namespace outlined
 
-/// exp(x) = scale·(1 + rest) of an fp64 x, short enough to be inlined: a scan's exponentials
-/// overlap then, of which each would wait for the one before. There are no branches. Where exp(x)
-/// is no normal number it is 0 or inf.
-struct ScaledExponential {
-  double scale;
-  double rest;
-
-  explicit __device__ __forceinline__ ScaledExponential(double x) {
-    x = limited(x);
-    const double shifted = fma(x, kLog2e, kRounding);
-    const int exponent = __double2loint(shifted);
-    const double rounded = shifted - kRounding;
-    const double r = fma(rounded, -kLog2Rest, fma(rounded, -kLog2, x));
-    // The minimax fit of (exp(r) − 1 − r)/r² for |r| < log(2)/2, of which exp(r) errs by 2e-17.
-    constexpr double kCoefficients[] = {0.5000000000000001,     0.16666666666666669,
-                                        0.04166666666662413,    0.008333333333330062,
-                                        0.0013888888917213717,  0.00019841269863053618,
-                                        2.4801521295954376e-5,  2.7557268459997064e-6,
-                                        2.7620088445409746e-07, 2.510038549551032e-8};
-    constexpr int kDegree = 9;
-    double series = kCoefficients[kDegree];
-#pragma unroll
-    for (int k = kDegree - 1; k >= 0; --k) series = fma(series, r, kCoefficients[k]);
-    // An infinite scale times a negative rest would leave no number.
-    rest = exponent > kMostExponent ? 1.0 : fma(r * r, series, r);
-    const int limited_exponent = min(max(exponent, -kBias), kMostExponent + 1);
-    scale = __hiloint2double((limited_exponent + kBias) << 20, 0);
-  }
-
-  __device__ __forceinline__ double exp() const { return fma(scale, rest, scale); }
-  __device__ __forceinline__ double expm1() const { return fma(scale, rest, scale - 1.0); }
-
- private:
-  static constexpr double kLog2e = 1.4426950408889634;
-  static constexpr double kLog2 = 0.6931471805599453;
-  static constexpr double kLog2Rest = 2.3190468138462996e-17;
-  static constexpr double kRounding = 0x1.8p52;  // leaves an integer in the lower word
-  static constexpr int kBias = 1023;
-  static constexpr int kMostExponent = 1023;
-
-  /// ±1024 in place of what is beyond, so that the exponent fits an integer; NaN as it is.
-  static __device__ __forceinline__ double limited(double x) {
-    constexpr uint32_t kLimit = 0x40900000;  // the upper words of 1024 and inf
-    constexpr uint32_t kInfinity = 0x7ff00000;
-    const auto high = static_cast<uint32_t>(__double2hiint(x));
-    const bool is_beyond = (high & 0x7fffffff) - kLimit <= kInfinity - kLimit;
-    const uint32_t limit = (high & 0x80000000) | kLimit;
-    return __hiloint2double(static_cast<int>(is_beyond ? limit : high),
-                            is_beyond ? 0 : __double2loint(x));
-  }
-};
-
 __device__ __forceinline__ float exp2_approx(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -96,14 +50,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 struct DeviceMath {
   static __device__ __forceinline__ float exp(float x) { return ::expf(x); }
-  static __device__ __forceinline__ double exp(double x) { return ScaledExponential(x).exp(); }
+  static __device__ __forceinline__ double exp(double x) { return outlined::exp(x); }
   template <class R>
   static __device__ __forceinline__ Complex<R> exp(Complex<R> x) {
     return complex_exp<DeviceMath>(x);
   }
 
   static __device__ __forceinline__ float expm1(float x) { return ::expm1f(x); }
-  static __device__ __forceinline__ double expm1(double x) { return ScaledExponential(x).expm1(); }
+  static __device__ __forceinline__ double expm1(double x) { return outlined::expm1(x); }
 
   static __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
   static __device__ __forceinline__ double log1p(double x) { return outlined::log1p(x); }
@@ -263,7 +217,7 @@ __device__ __forceinline__ float gated(float x, float z) {
 
 /// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
 __device__ __forceinline__ double softplus_slope_from(double delta) {
-  return delta > kSoftplusThreshold ? 1.0 : -ScaledExponential(-delta).expm1();
+  return delta > kSoftplusThreshold ? 1.0 : -outlined::expm1(-delta);
 }
 __device__ __forceinline__ float softplus_slope_from(float delta) {
   // Taylor's series where the subtraction would cancel.
