@@ -143,12 +143,8 @@ struct Layer {
     if (args.residual) check_residual(*args.residual);
     prepare_weights();
     if (args.in_proj_weight) {
-      input = as_contiguous(args.xz);
-      if (dtype != given) {
-        kept.input = allocate(input, input.sizes(), input.strides(), dtype);
-        casts.push_back({input, kept.input});
-        input = kept.input;
-      }
+      input = in_products_dtype(args.xz);
+      if (dtype != given) kept.input = input;
       if (!kept.poles.defined()) {
         kept.poles = allocate(args.xz, std::array<int64_t, 2>{dim, dstate},
                               at_least_single(dtype_of(args.A)));
@@ -191,6 +187,15 @@ struct Layer {
       *others[i] = view_as(memory, source.sizes(), source.strides(), offsets[i]);
       casts.push_back({source, *others[i]});
     }
+  }
+
+  /// Contiguous. What has another dtype is there after run_casts().
+  Tensor in_products_dtype(const Tensor& tensor) {
+    const Tensor source = as_contiguous(tensor);
+    if (dtype_of(source) == dtype) return source;
+    const Tensor target = allocate(source, source.sizes(), source.strides(), dtype);
+    casts.push_back({source, target});
+    return target;
   }
 
   void run_casts() {
@@ -415,12 +420,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   check_same_device("dout", dout, "xz", args.xz);
   check_dtype("dout", dout, kRealDtypes);
   check_out_shape("dout", dout);
-  Tensor rows = as_contiguous(dout);
-  if (dtype_of(rows) != dtype) {
-    const Tensor cast = new_rows(d_model);
-    casts.push_back({rows, cast});
-    rows = cast;
-  }
+  const Tensor gradient = matrix_of(in_products_dtype(dout));
   run_casts();
   if (kept.x_dbl.defined()) {
     project(kept);
@@ -433,7 +433,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   if (kept.room.defined()) check_kept("room", kept.room, {"dim", dim});
   if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
   if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
-  const Tensor &x_dbl = kept.x_dbl, gradient = matrix_of(rows);
+  const Tensor& x_dbl = kept.x_dbl;
   const Tensor x = half(0), z = half(1);
   LayerGradients made;
   made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));

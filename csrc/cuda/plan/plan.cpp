@@ -72,18 +72,18 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 }
 
 /// The streamed kernels pad one state to sixteen. That pays where others, which have less to do,
-/// have too little to keep the device busy.
-bool has_too_few_elements(const ScanParams& params) {
+/// have too little of it to keep the device busy.
+bool leaves_others_idle(const ScanParams& params) {
   constexpr int64_t kFewElements = int64_t{1} << 22;
   return !has_enough_channels(params) && params.batch * params.dim * params.seqlen <= kFewElements;
 }
 bool pays_padding(const ForwardParams& params) {
   // By increments foh loses the digits of an abar that is small beside 1.
   if (params.is_complex && params.dstate == 1) return params.method != Method::kFoh;
-  return params.dstate > 1 || has_too_few_elements(params);
+  return params.dstate > 1 || leaves_others_idle(params);
 }
 bool pays_padding(const BackwardParams& params) {
-  return params.dstate > 1 || params.is_complex || has_too_few_elements(params);
+  return params.dstate > 1 || params.is_complex || leaves_others_idle(params);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
