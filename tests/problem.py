@@ -209,6 +209,9 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
         return view.copy_(tensor)
     if layout == "offset":  # a data pointer aligned to one element only
         return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+    if layout == "padded_rows":  # rows that are aligned, however long
+        wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] + -tensor.shape[-1] % 8)
+        return wide[..., : tensor.shape[-1]].copy_(tensor)
     if layout == "expanded":
         return expand_one_dim(tensor, index)
     raise ValueError(layout)

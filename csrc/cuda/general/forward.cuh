@@ -33,20 +33,22 @@ struct ForwardArgs {
 };
 
 /// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
-template <Method kMethod, class T, int kStates>
+template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                           ProjectionRows B_rows, ProjectionRows C_rows, int steps,
+                                           Rows B_rows, Rows C_rows, int steps,
                                            const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
                                            real_t<T>* y_row) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
+    const auto B_block = B_rows.template block<T, kStates>();
+    const auto C_block = C_rows.template block<T, kStates>();
     Pack<R, kBlockSteps> y;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_rows.load<T, kStates>(j);
-      const auto C = C_rows.load<T, kStates>(j);
+      const auto B = B_block[j];
+      const auto C = C_block[j];
       R sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
@@ -63,18 +65,19 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
 }
 
 /// The same without y, for the summary of a segment: `factor` collects the product of abar.
-template <Method kMethod, class T, int kStates>
+template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                                ProjectionRows B_rows, int steps,
+                                                Rows B_rows, int steps,
                                                 const Pole<T> (&poles)[kStates],
                                                 Pack<T, kStates>& h, Pack<T, kStates>& factor) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
+    const auto B_block = B_rows.template block<T, kStates>();
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_rows.load<T, kStates>(j);
+      const auto B = B_block[j];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
@@ -120,14 +123,14 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   });
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
-__global__ void __launch_bounds__(kMaxThreads, 1)
+template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
+__global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
+  const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == ForwardMode::kSummarize;
@@ -153,8 +156,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, item,
-                                              channel, exists);
+    const Projections<T, kStates, kSource> projections(params, args.plans, geometry, layout, role,
+                                                       item, channel, exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
     const RowWindow u(params.u, args.plans.u, item, tile.first_channel);
     const RowWindow delta(params.delta, args.plans.delta, item, tile.first_channel);
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     for (int64_t next = item.begin;; next += geometry.piece_steps) {
       const bool more = next < item.end;
       const bool new_chunk = more && (next - item.begin) % kChunk == 0;
-      if (more) projections.copy(next, item.end);
+      if (more) projections.copy(next, item.end, next > item.begin ? buffer ^ 1 : buffer);
       if (new_chunk) {
         WarpTile next_tile = warp_tile(geometry, item, role, next);
         next_tile.lane = opaque(role.lane);
@@ -234,7 +237,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
           });
         }
       }
-      __syncthreads();
+      sync_projections<kSource>();
     }
 
     if (summarize) {
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       store_channel_states(params.last_state, part.states_of(item), channel, role.first_state,
                            params.dstate, h);
     }
-    __syncthreads();  // before the next work item writes to shared memory
+    sync_projections<kSource>();  // before the next work item writes to shared memory
   };
 
   for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
@@ -272,13 +275,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardParams& params,
-                                                          const GeneralForwardPlan& plan,
-                                                          const SegmentStates& segments,
-                                                          cudaStream_t stream) {
+template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
+cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::forward(const ForwardParams& params,
+                                                                   const GeneralForwardPlan& plan,
+                                                                   const SegmentStates& segments,
+                                                                   cudaStream_t stream) {
   const Geometry& geometry = plan.geometry;
-  const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod>;
+  const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod, kSource>;
   ForwardArgs args{params,
                    geometry,
                    plan.layout,

@@ -9,7 +9,7 @@
 namespace selective_scan::cuda::general {
 
 /// The launches of one instantiation.
-template <class T, int kStates, int kLaneBits, Method kMethod>
+template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource = BCSource::kStaged>
 struct Scan {
   static cudaError_t forward(const ForwardParams& params, const GeneralForwardPlan& plan,
                              const SegmentStates& segments, cudaStream_t stream);

@@ -20,10 +20,11 @@ struct Variant {
                         cudaStream_t);
 };
 
-template <class T, int kStates, int kLaneBits = kAnyLanes>
+template <class T, int kStates, int kLaneBits = kAnyLanes, BCSource kSource = BCSource::kStaged>
 const Variant& variant() {
   static constexpr Variant kInstance{make_kernel_table<Launches>([&]<Method kMethod>() {
-                                       using Instance = Scan<T, kStates, kLaneBits, kMethod>;
+                                       using Instance =
+                                           Scan<T, kStates, kLaneBits, kMethod, kSource>;
                                        return Launches{&Instance::forward, &Instance::backward};
                                      }),
                                      &reduce_gradients<T>};
@@ -31,27 +32,31 @@ const Variant& variant() {
 }
 
 /// See instantiations.py.
-const Variant& variant_of(const ScanParams& params, int fixed_lanes) {
+template <class Plan>
+const Variant& variant_of(const ScanParams& params, const Plan& plan) {
+  if (plan.source == BCSource::kOwn) return variant<float, 4, 2, BCSource::kOwn>();
   if (params.is_complex && params.is_double) return variant<Complex<double>, 1>();
   if (params.is_complex) return variant<Complex<float>, 2>();
   if (params.is_double) return variant<double, 2>();
-  if (fixed_lanes == 0) return variant<float, 1, 0>();
-  if (fixed_lanes == 2) return variant<float, 4, 2>();
+  if (plan.fixed_lanes == 0) return variant<float, 1, 0>();
+  if (plan.fixed_lanes == 2) return variant<float, 4, 2>();
   return variant<float, 4>();
 }
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& call, const GeneralForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  const Variant& variant = variant_of(params, plan.fixed_lanes);
+  const ForwardParams params = in_tiles(call, plan.source);
+  const Variant& variant = variant_of(params, plan);
   return variant.launches[params.method].forward(params, plan, segment_states(plan.scratch, memory),
                                                  stream);
 }
 
-cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& call, const GeneralBackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  const Variant& variant = variant_of(params, plan.fixed_lanes);
+  const BackwardParams params = in_tiles(call, plan.source);
+  const Variant& variant = variant_of(params, plan);
   BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
   workspace.channel_parts = plan.geometry.state_warps;
   const cudaError_t error =

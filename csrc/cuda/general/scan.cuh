@@ -3,6 +3,7 @@
 
 #include "../kit/segments.h"
 #include "../kit/states.cuh"
+#include "own_bc.cuh"
 #include "parts.cuh"
 #include "rows.cuh"
 #include "shared_layout.h"
@@ -35,11 +36,14 @@ __device__ __forceinline__ void store_segment(const SegmentStates& segments, int
 
 /// B and C of a block's work item.
 template <class T, int kStates>
-class Projections {
+class StagedProjections {
  public:
-  __device__ Projections(const ScanParams& params, const InputPlans& plans,
-                         const Geometry& geometry, const SharedLayout& layout,
-                         const ThreadRole& role, const WorkItem& item, int64_t channel, bool exists)
+  using Rows = ProjectionRows;
+
+  __device__ StagedProjections(const ScanParams& params, const InputPlans& plans,
+                               const Geometry& geometry, const SharedLayout& layout,
+                               const ThreadRole& role, const WorkItem& item, int64_t channel,
+                               bool exists)
       : params_(params),
         layout_(layout),
         piece_steps_(geometry.piece_steps),
@@ -51,8 +55,8 @@ class Projections {
     if (!params.variable_C) keep_constant(params.C, 1, channel, exists);
   }
 
-  /// Starts copying a piece.
-  __device__ void copy(int64_t first_step, int64_t end) const {
+  /// Starts copying a piece, which convert() puts where it is read.
+  __device__ void copy(int64_t first_step, int64_t end, int = 0) const {
     const int steps =
         static_cast<int>(end - first_step < piece_steps_ ? end - first_step : piece_steps_);
     if (params_.variable_B) {
@@ -110,6 +114,28 @@ class Projections {
   ProjectionWindow B_;
   ProjectionWindow C_;
 };
+
+template <class T, int kStates, BCSource kSource>
+using Projections = std::conditional_t<kSource == BCSource::kOwn, OwnProjections<T, kStates>,
+                                       StagedProjections<T, kStates>>;
+
+/// Waits for all who share the memory of B and C.
+template <BCSource kSource>
+__device__ __forceinline__ void sync_projections() {
+  if constexpr (kSource == BCSource::kOwn) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+/// The geometry as a kernel uses it.
+template <int kLaneBits, BCSource kSource>
+__device__ __forceinline__ Geometry kernel_geometry(const Geometry& given) {
+  Geometry geometry = known_geometry<kLaneBits>(given);
+  if constexpr (kSource == BCSource::kOwn) geometry.piece_steps = given.piece_steps;
+  return geometry;
+}
 
 /// D and delta_bias of a warp's channels, in shared memory; zero where absent.
 template <class R>

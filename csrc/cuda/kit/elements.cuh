@@ -80,48 +80,44 @@ __device__ Element from_real(Real value) {
   }
 }
 
-/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of them. With fp32
-/// arithmetic no array is fp64.
+/// Calls function(Element{}) for the type of an array's elements. With fp32 arithmetic no array is
+/// fp64.
+template <class R, class Function>
+__device__ __forceinline__ void with_element(DType dtype, const Function& function) {
+  if (dtype == DType::kFloat32) {
+    function(float{});
+  } else if (dtype == DType::kBFloat16) {
+    function(BFloat16{});
+  } else if (std::is_same_v<R, float> || dtype == DType::kFloat16) {
+    function(Half{});
+  } else if constexpr (std::is_same_v<R, double>) {
+    function(double{});
+  }
+}
+
+/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of them.
 template <class R, int kCount>
 __device__ __forceinline__ Pack<R, kCount> load_elements(const void* address, DType dtype) {
   Pack<R, kCount> values;
-  const auto convert = [&](auto type) {
+  with_element<R>(dtype, [&](auto type) {
     using Element = decltype(type);
     const auto pack = load_pack<Element, kCount>(static_cast<const Element*>(address));
 #pragma unroll
     for (int j = 0; j < kCount; ++j) values.v[j] = to_real(pack.v[j]);
-  };
-  if (dtype == DType::kFloat32) {
-    convert(float{});
-  } else if (dtype == DType::kBFloat16) {
-    convert(BFloat16{});
-  } else if (std::is_same_v<R, float> || dtype == DType::kFloat16) {
-    convert(Half{});
-  } else if constexpr (std::is_same_v<R, double>) {
-    convert(double{});
-  }
+  });
   return values;
 }
 
 template <class R, int kCount>
 __device__ __forceinline__ void store_elements(void* address, DType dtype,
                                                const Pack<R, kCount>& values) {
-  const auto convert = [&](auto type) {
+  with_element<R>(dtype, [&](auto type) {
     using Element = decltype(type);
     Pack<Element, kCount> pack;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) pack.v[j] = from_real<Element>(values.v[j]);
     store_pack(static_cast<Element*>(address), pack);
-  };
-  if (dtype == DType::kFloat32) {
-    convert(float{});
-  } else if (dtype == DType::kBFloat16) {
-    convert(BFloat16{});
-  } else if (std::is_same_v<R, float> || dtype == DType::kFloat16) {
-    convert(Half{});
-  } else if constexpr (std::is_same_v<R, double>) {
-    convert(double{});
-  }
+  });
 }
 
 template <class R, int kCount>

@@ -59,18 +59,6 @@ struct TileWalk {
   }
 };
 
-/// Calls function(Element{}) for the type of elements.
-template <class Function>
-__device__ __forceinline__ void with_element(DType dtype, const Function& function) {
-  if (dtype == DType::kFloat32) {
-    function(float{});
-  } else if (dtype == DType::kBFloat16) {
-    function(BFloat16{});
-  } else {
-    function(Half{});
-  }
-}
-
 /// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
 /// their way before it looks at the first.
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -90,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
     float values[kItems] = {};
     const TileWalk from(sum.source, batch, first_channel, first_step, channels, steps);
-    with_element(sum.source.dtype, [&](auto type) {
+    with_element<float>(sum.source.dtype, [&](auto type) {
       using Element = decltype(type);
       const Element* source = static_cast<const Element*>(sum.source.data) + from.origin;
 #pragma unroll 1
@@ -117,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
       for (int i = 0; i < kItems; ++i) values[i] = place(to.along_steps, i);
     }
-    with_element(sum.target.dtype, [&](auto type) {
+    with_element<float>(sum.target.dtype, [&](auto type) {
       using Element = decltype(type);
       Element* const target = static_cast<Element*>(sum.target.data) + to.origin;
       to.for_each([&](int i) { target[i * to.line] = from_real<Element>(values[i]); });
