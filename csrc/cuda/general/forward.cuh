@@ -33,9 +33,9 @@ struct ForwardArgs {
 };
 
 /// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates, class BRows, class CRows>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                           Rows B_rows, Rows C_rows, int steps,
+                                           BRows B_rows, CRows C_rows, int steps,
                                            const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
                                            real_t<T>* y_row) {
   using R = real_t<T>;
@@ -201,8 +201,10 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
           summarize_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer), steps,
                                    poles, h, factor);
         } else {
-          scan_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer),
-                              projections.C(buffer), steps, poles, h, y_row + in_chunk);
+          projections.with_rows(buffer, [&](const auto& B_rows, const auto& C_rows) {
+            scan_piece<kMethod>(delta_rows + at, u_rows + at, B_rows, C_rows, steps, poles, h,
+                                y_row + in_chunk);
+          });
         }
         buffer ^= 1;
       }

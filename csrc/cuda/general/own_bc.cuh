@@ -28,6 +28,19 @@ struct OwnBlock {
   }
 };
 
+/// Starts copying the `bytes` of a vector that exist, and zeroes the rest. The second-level cache
+/// is asked for the whole line, which neighbouring pieces share.
+__device__ __forceinline__ void copy_vector(char* target, const char* source, int bytes) {
+  if (bytes == 0) {
+    *reinterpret_cast<uint4*>(target) = uint4{};
+    return;
+  }
+  const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(target));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 /// Where a lane's rows of B or C lie in shared memory: [state of the lane][lane][step]. Rows are
 /// shorter than the memory's banks; vectors of some lanes change places so that a warp meets all.
 struct OwnRows {
@@ -95,10 +108,9 @@ class OwnProjections {
   /// Starts copying a piece into buffer 0 or 1. What does not exist is zero.
   __device__ void copy(int64_t first_step, int64_t end, int buffer = 0) const {
     const auto copy_of = [&](const ArrayView& view, int kind) {
-      for_each_vector(view, kind, first_step, end, buffer,
-                      [&](char* shared, char* global, int bytes) {
-                        __pipeline_memcpy_async(shared, global, kOwnVector, kOwnVector - bytes);
-                      });
+      for_each_vector(
+          view, kind, first_step, end, buffer,
+          [&](char* shared, char* global, int bytes) { copy_vector(shared, global, bytes); });
     };
     copy_of(params_.B, 0);
     copy_of(params_.C, 1);
@@ -119,6 +131,11 @@ class OwnProjections {
 
   /// Nothing: a piece is read as it is.
   __device__ void convert(int) const {}
+
+  template <class Function>
+  __device__ __forceinline__ void with_rows(int buffer, const Function& function) const {
+    function(B(buffer), C(buffer));
+  }
 
   __device__ OwnRows B(int buffer) const { return rows(0, buffer); }
   __device__ OwnRows C(int buffer) const { return rows(1, buffer); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config.h"
+#include "dependent_launch.cuh"
 #include "elements.cuh"
 #include "launch_tools.h"
 
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     sum_rows_kernel(const __grid_constant__ Sums all) {
   __shared__ float tile[kTile][kTile + 1];  // [channel][step]
   const RowSum& sum = all.sums[blockIdx.y];
+  wait_for_primary();
   const int64_t step_tiles = ceil_div(sum.steps, kTile);
   const int64_t channel_tiles = ceil_div(sum.channels, kTile);
   const int64_t tiles = sum.batch * channel_tiles * step_tiles;
@@ -128,6 +130,7 @@ cudaError_t sum_rows(const std::vector<RowSum>& sums, cudaStream_t stream) {
     if (tiles == 0) continue;
     LaunchShape shape{std::min(tiles, kMaxBlocks), kThreads};
     shape.rows = static_cast<int64_t>(count);
+    shape.is_dependent = true;
     const cudaError_t error = launch_kernel(&sum_rows_kernel, shape, stream, part);
     if (error != cudaSuccess) return error;
   }
