@@ -81,7 +81,7 @@ TABLE = [
     (
         Call(2, 1024, 800, 16, dtype="float64"),
         ("general", 16, 1, 0),
-        ("general", 44, 1, 10125312),
+        ("general", 32, 1, 13402112),
     ),
     # Packed sequences; many channels need no segments.
     (
@@ -124,7 +124,7 @@ TABLE = [
     (Call(8, 1536, 2048, 65), ("general", 12, 1, 0), ("general", 12, 1, 543260672)),
     (
         Call(8, 1536, 2048, 16, C="constant"),
-        ("general", 96, 1, 0),
+        ("streamed", 96, 1, 2097152),
         ("general", 96, 1, 35225600),
     ),
 ]
@@ -313,7 +313,6 @@ def refusal(path):
         ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
-        ("streamed", {"C": "constant"}, "both be variable or both be constant"),
         ("streamed", {"mixed": True}, "must have one dtype"),
         ("general", {"dstate": 257}, "dstate must be at most 256, got 257"),
     ],
@@ -326,6 +325,33 @@ def test_refusals(plan, which, path, changes, reason):
     )
     with pytest.raises(RuntimeError, match=expected):
         plan(which, call, wanted=path)
+
+
+@pytest.mark.parametrize(
+    ("which", "changes", "reason"),
+    [
+        ("forward", {"dtype": "float32"}, "vectors along steps of 2-byte elements"),
+        ("forward", {"channel_last": True}, "vectors along steps of 2-byte elements"),
+        ("forward", {"dstate": 17}, "dstate at most 16"),
+        ("backward", {}, "both be variable or both be constant"),
+    ],
+)
+def test_refusals_of_one_constant(plan, which, changes, reason):
+    with pytest.raises(RuntimeError, match=reason):
+        plan(which, replace(Call(2, 1024, 800, 16, C="constant"), **changes), wanted="streamed")
+
+
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_channels_with_their_own_projections(plan, which):
+    """Lanes of other paths would have nothing to do; but of few elements relays are faster."""
+    call = Call(8, 256, 1024, 16, groups=256)
+    assert plan(which, call)["path"] == "general"
+    # Tiles reach over groups.
+    assert plan(which, call)["tile_channels"] > 8
+    assert plan(which, replace(call, batch=1))["path"] != "general"
+    others = [{"complex": True}, {"dstate": 17}, {"channel_last": True}, {"padding": 1}]
+    for changes in (*others, {"groups": 128}):
+        assert plan(which, replace(call, **changes))["path"] != "general", changes
 
 
 @pytest.mark.parametrize(

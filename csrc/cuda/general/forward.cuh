@@ -32,42 +32,35 @@ struct ForwardArgs {
   SegmentStates segments;
 };
 
-/// Runs one lane's states through `steps` steps, kBlocks blocks at a time: the compiler moves no
-/// load across a store, and the more is loaded before y is stored the more exponentials overlap.
-/// The lane's part of y goes to y_row.
-template <Method kMethod, int kBlocks, class T, int kStates, class BRows, class CRows>
+/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
+template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                           BRows B_rows, CRows C_rows, int steps,
+                                           Rows B_rows, Rows C_rows, int steps,
                                            const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
                                            real_t<T>* y_row) {
   using R = real_t<T>;
-  for (int t = 0; t < steps; t += kBlocks * kBlockSteps) {
-    Pack<R, kBlockSteps> y[kBlocks];
+  for (int t = 0; t < steps; t += kBlockSteps) {
+    const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
+    const auto u = load_pack<R, kBlockSteps>(u_row + t);
+    const auto B_block = B_rows.template block<T, kStates>();
+    const auto C_block = C_rows.template block<T, kStates>();
+    Pack<R, kBlockSteps> y;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const auto delta = load_pack<R, kBlockSteps>(delta_row + t + block * kBlockSteps);
-      const auto u = load_pack<R, kBlockSteps>(u_row + t + block * kBlockSteps);
-      const auto B_block = B_rows.template block<T, kStates>();
-      const auto C_block = C_rows.template block<T, kStates>();
+    for (int j = 0; j < kBlockSteps; ++j) {
+      const auto B = B_block[j];
+      const auto C = C_block[j];
+      R sum = 0;
 #pragma unroll
-      for (int j = 0; j < kBlockSteps; ++j) {
-        const auto B = B_block[j];
-        const auto C = C_block[j];
-        R sum = 0;
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
-          h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
-          sum += real_of_product(C.v[s], h.v[s]);
-        }
-        y[block].v[j] = sum;
+      for (int s = 0; s < kStates; ++s) {
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+        h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
+        sum += real_of_product(C.v[s], h.v[s]);
       }
-      B_rows.advance(kBlockSteps);
-      C_rows.advance(kBlockSteps);
+      y.v[j] = sum;
     }
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
-      store_pack(y_row + t + block * kBlockSteps, y[block]);
+    store_pack(y_row + t, y);
+    B_rows.advance(kBlockSteps);
+    C_rows.advance(kBlockSteps);
   }
 }
 
@@ -137,8 +130,6 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  constexpr bool kIsKnown = kLaneBits != kAnyLanes;
-  constexpr int kBlocks = kIsKnown ? 2 : 1;  // else a piece may be one block
   const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
@@ -210,15 +201,8 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
           summarize_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer), steps,
                                    poles, h, factor);
         } else {
-          const auto scan = [&](const auto& B_rows, const auto& C_rows) {
-            scan_piece<kMethod, kBlocks>(delta_rows + at, u_rows + at, B_rows, C_rows, steps, poles,
-                                         h, y_row + in_chunk);
-          };
-          if constexpr (kIsKnown) {
-            projections.with_rows(buffer, scan);
-          } else {
-            scan(projections.B(buffer), projections.C(buffer));
-          }
+          scan_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer),
+                              projections.C(buffer), steps, poles, h, y_row + in_chunk);
         }
         buffer ^= 1;
       }

@@ -132,11 +132,6 @@ class OwnProjections {
   /// Nothing: a piece is read as it is.
   __device__ void convert(int) const {}
 
-  template <class Function>
-  __device__ __forceinline__ void with_rows(int buffer, const Function& function) const {
-    function(B(buffer), C(buffer));
-  }
-
   __device__ OwnRows B(int buffer) const { return rows(0, buffer); }
   __device__ OwnRows C(int buffer) const { return rows(1, buffer); }
 

@@ -82,23 +82,6 @@ class StagedProjections {
     }
   }
 
-  /// function(rows of B, rows of C), which have a type of their own where they are constant.
-  template <class Function>
-  __device__ __forceinline__ void with_rows(int buffer, const Function& function) const {
-    const auto with_C = [&](const auto& B_rows) {
-      if (params_.variable_C) {
-        function(B_rows, C(buffer));
-      } else {
-        function(B_rows, constant(1));
-      }
-    };
-    if (params_.variable_B) {
-      with_C(B(buffer));
-    } else {
-      with_C(constant(0));
-    }
-  }
-
   __device__ ProjectionRows B(int buffer) const { return rows(params_.variable_B, 0, buffer); }
   __device__ ProjectionRows C(int buffer) const { return rows(params_.variable_C, 1, buffer); }
 
@@ -107,9 +90,6 @@ class StagedProjections {
   __device__ int slot(int kind) const {
     constexpr int kBytes = kStates * static_cast<int>(sizeof(T));
     return layout_.constants + (2 * static_cast<int>(threadIdx.x) + kind) * kBytes;
-  }
-  __device__ __forceinline__ ConstantRows<T, kStates> constant(int kind) const {
-    return {load_pack<T, kStates>(reinterpret_cast<const T*>(shared_memory() + slot(kind)))};
   }
   __device__ void keep_constant(const ArrayView& view, int kind, int64_t channel,
                                 bool exists) const {

@@ -3,8 +3,8 @@
 // Variable projections are staged by the whole block, a piece of `piece_steps` steps at a time:
 // first copied as they are, asynchronously where addresses allow, then converted to [step][B states
 // | C states] rows of the compute type. A thread converts what it has copied itself, so no barrier
-// lies between the two. A constant projection is put once into a slot of each thread's own, and
-// read with stride 0 or once a piece.
+// lies between the two. A constant projection is put once into a slot of each thread's own and read
+// with stride 0.
 #pragma once
 
 #include "rows.cuh"
@@ -70,19 +70,6 @@ struct ProjectionRows {
     return {first, stride};
   }
   __device__ __forceinline__ void advance(int steps) { first += steps * stride; }
-};
-
-/// A constant projection in the place of such rows.
-template <class T, int kStates>
-struct ConstantRows {
-  Pack<T, kStates> states;
-
-  template <class, int>
-  __device__ __forceinline__ const ConstantRows& block() const {
-    return *this;
-  }
-  __device__ __forceinline__ Pack<T, kStates> operator[](int) const { return states; }
-  __device__ __forceinline__ void advance(int) const {}
 };
 
 /// One variable projection of a block's work item.

@@ -78,11 +78,15 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
            geometry);
 }
 
-/// Blocks of a kernel that a multiprocessor has at a time.
+/// Blocks of a kernel for `most_warps` that a multiprocessor has at a time. The compiler gives a
+/// thread all registers that so many warps leave it.
 int resident_blocks(const Geometry& geometry, const Device& device, int most_warps,
                     int shared_bytes) {
-  return std::max(
-      1, std::min(device.blocks_by_shared_memory(shared_bytes), most_warps / geometry.warps()));
+  constexpr int kRegisters = 65536;
+  constexpr int kUnit = 8;
+  const int per_thread = kRegisters / (most_warps * kWarpSize) / kUnit * kUnit;
+  return std::max(1, std::min(device.blocks_by_shared_memory(shared_bytes),
+                              device.registers / (per_thread * geometry.threads())));
 }
 
 /// How long the busiest multiprocessor takes, in the time that a warp's channels would take if
@@ -218,7 +222,9 @@ Refusal plan_general(const BackwardParams& call, const Device& device, GeneralBa
   const BackwardParams params = general::in_tiles(call, plan.source);
   const bool has_sums = plan.source == BCSource::kStaged &&
                         (params.variable_B || params.variable_C) && !params.wants_state_alone();
-  const Refusal refusal = plan_pass(params, device, has_sums ? kMinBackwardTile : 1, plan);
+  // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
+  const int least_tile = params.is_double ? kMinBackwardTile / 2 : kMinBackwardTile;
+  const Refusal refusal = plan_pass(params, device, has_sums ? least_tile : 1, plan);
   if (refusal) return refusal;
   Geometry& geometry = plan.geometry;
   if (has_sums) {
