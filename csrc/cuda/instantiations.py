@@ -44,8 +44,8 @@ class Source:
 
 
 # Type of the states, states per lane, log2 of the lanes that share a channel, where B and C come
-# from. A lane holds 16 bytes of states. Kernels with a fixed number of lanes are for dstate 1 and 13
-# to 16 in float: calls that the special paths leave out often have as many.
+# from. A lane holds 16 bytes of states. Kernels with a fixed number of lanes are for dstate 1 and
+# 13 to 16 in float: calls that the special paths leave out often have as many.
 GENERAL = [
     Source(
         f"general_{name}",
