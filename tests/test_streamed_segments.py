@@ -15,6 +15,9 @@ KINDS = {
     "few states": REAL.with_(dim=70, groups=1, seqlen=2560, dstate=3),
     "more states": REAL.with_(dim=10, dstate=24),
     "many states": REAL.with_(dim=6, seqlen=1664, dstate=61),
+    # The channels of two groups, or of four, are a block's.
+    "small groups": REAL.with_(dim=48, groups=4),
+    "smaller groups": REAL.with_(dim=40, groups=8, seqlen=2048),
     "complex": REAL.with_(dim=10, seqlen=1528, complex=True, B="packed_grouped", C="grouped"),
 }
 

@@ -1,17 +1,18 @@
 // What each segment of time does to the states that enter it, for the streamed forward scan of few
 // channels: x → factor·x + offset.
 //
-// Mapping. A block owns kWarpSize channels of one group and one segment, and has a warp for each
-// part of the states: lane = channel. In the other role, each warp makes the rows of Δ and Δ·u of
-// its share of the channels, which all warps then read; these rows are double-buffered, with one
-// barrier a chunk. A warp copies its own part of B with cp.async, one chunk ahead.
+// Mapping. A block owns kWarpSize channels of one group and one segment, or where groups are
+// smaller the channels of several, and has a warp for each part of the states: lane = channel. In
+// the other role, each warp makes the rows of Δ and Δ·u of its share of the channels, which all
+// warps then read; these rows are double-buffered, with one barrier a chunk. A warp copies its own
+// part of B with cp.async, one chunk ahead.
 //
 // Chunks are taken last one first. The state that a chunk leaves, from zero, counts as much as the
 // product of abar behind it; once that is below the smallest normal number for all of a warp's
 // states, what came before has been forgotten, and the warp has nothing left to add. When no warp
 // has, the block ends. Parts of the states with faster poles end sooner.
 //
-// Shared memory: two buffers of Δ rows and Δ·u rows, then per warp two of B.
+// Shared memory: two buffers of Δ rows and Δ·u rows, then per warp two of B of every group.
 //
 // Bound by: the special-function unit.
 #pragma once
@@ -27,10 +28,13 @@ struct SummaryShape {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   static constexpr int kThreads = kWarpSize * Shape::kLanes;
   static constexpr int kBuffers = 2;
-  static constexpr int kRows = kWarpSize * kRowStride;  // of Δ or Δ·u
-  static constexpr int kPart = kChunk * kStates;        // of B
-  static constexpr int kBytes = kBuffers * (2 * kRows * static_cast<int>(sizeof(float)) +
-                                            Shape::kLanes * kPart * static_cast<int>(sizeof(T)));
+  static constexpr int kRows = kWarpSize * kRowStride;           // of Δ or Δ·u
+  static constexpr int kPart = kChunk * kStates + Shape::kQuad;  // of B; groups in other banks
+  static constexpr int kMostGroups = kStates * sizeof(T) <= 16 ? 4 : 1;  // of a block
+  static constexpr int bytes(int groups) {
+    return kBuffers * (2 * kRows * static_cast<int>(sizeof(float)) +
+                       groups * Shape::kLanes * kPart * static_cast<int>(sizeof(T)));
+  }
   static constexpr int kBlocks = kStates <= 4 ? 768 / kThreads : 384 / kThreads;  // at a time
 };
 
@@ -94,7 +98,7 @@ template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method k
           bool kPacked>
 __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
                                   SummaryShape<T, kStates, kLaneBits>::kBlocks)
-    summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles) {
+    summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles, int groups) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
@@ -103,6 +107,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   using Channels = ChannelValues<Shape::kChannels, kMap>;
   extern __shared__ __align__(16) char shared[];
   const ForwardParams& params = args.params;
+  const int tile_groups = kPacked || Summary::kMostGroups == 1 ? 1 : groups;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   constexpr int kStep = 2 * Shape::kPadded;  // of B and C
@@ -172,16 +177,27 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   float* const delta_rows = reinterpret_cast<float*>(shared);
   float* const delta_u_rows = delta_rows + Summary::kBuffers * Summary::kRows;
   T* const B_parts = reinterpret_cast<T*>(delta_u_rows + Summary::kBuffers * Summary::kRows) +
-                     warp * Summary::kBuffers * Summary::kPart;
+                     warp * Summary::kBuffers * tile_groups * Summary::kPart;
   const T* B_step =
       reinterpret_cast<const T*>(args.projections) +
-      (((item.batch * params.groups + item.group) * args.chunks + last_chunk) * kChunk + lane) *
+      (((item.batch * params.groups + item.group) * tile_groups * args.chunks + last_chunk) *
+           kChunk +
+       lane) *
           kStep;
+  const int64_t group_stride = args.chunks * kChunk * kStep;
+  const int own_group =
+      tile_groups == 1 ? 0
+                       : min(lane / (static_cast<int>(params.dim / params.groups) / tile_groups),
+                             tile_groups - 1);
   const auto copy_B = [&](int buffer) {
+#pragma unroll 1
+    for (int group = 0; group < tile_groups; ++group) {
+      T* const target = B_parts + (buffer * tile_groups + group) * Summary::kPart + lane * kStates;
 #pragma unroll
-    for (int q = 0; q < Shape::kQuads; ++q) {
-      __pipeline_memcpy_async(B_parts + (buffer * kChunk + lane) * kStates + q * Shape::kQuad,
-                              B_step + Shape::first_state(part, q), 16);
+      for (int q = 0; q < Shape::kQuads; ++q) {
+        __pipeline_memcpy_async(target + q * Shape::kQuad,
+                                B_step + group * group_stride + Shape::first_state(part, q), 16);
+      }
     }
     __pipeline_commit();
   };
@@ -231,7 +247,8 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
       T chunk_factor[kStates];
       const int at = buffer * Summary::kRows + lane * kRowStride;
       summarize_chunk<kMethod>(delta_rows + at, delta_u_rows + at,
-                               B_parts + buffer * Summary::kPart, constants, h, chunk_factor);
+                               B_parts + (buffer * tile_groups + own_group) * Summary::kPart,
+                               constants, h, chunk_factor);
       bool is_lane_done = true;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
@@ -281,26 +298,34 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
-cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const ForwardArgs& args,
+cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const ForwardArgs& whole,
                                                                        cudaStream_t stream) {
   using Summary = SummaryShape<T, kStates, kLaneBits>;
-  const ForwardParams& params = args.params;
+  ForwardArgs args = whole;
+  ForwardParams& params = args.params;
+  // As many groups as there are lanes for are one to the block.
+  int tile_groups = 1;
+  while (!params.packed.present() && 2 * tile_groups <= Summary::kMostGroups &&
+         params.groups % 2 == 0 && 2 * (params.dim / params.groups) <= kWarpSize) {
+    params.groups /= 2;
+    tile_groups *= 2;
+  }
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   // The last one of packed sequences' segments has no place of its own.
   const int64_t segments = params.packed.present() ? args.segments : args.segments - 1;
   const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,
-                          Summary::kBytes, false};
+                          Summary::bytes(tile_groups), false};
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
     if constexpr (kHasPacked<T, kStates> && kMap == LaneMap::kChannels) {
       if (params.packed.present()) {
         return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true>,
-                             shape, stream, args, tiles);
+                             shape, stream, args, tiles, tile_groups);
       }
     }
     return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, false>,
-                         shape, stream, args, tiles);
+                         shape, stream, args, tiles, tile_groups);
   };
   const auto launch_of_size = [&](auto size) {
     return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})
