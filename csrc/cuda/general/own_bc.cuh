@@ -89,8 +89,6 @@ struct OwnRows {
 template <class T, int kStates>
 class OwnProjections {
  public:
-  using Rows = OwnRows;
-
   template <class Plans>
   __device__ OwnProjections(const ScanParams& params, const Plans&, const Geometry& geometry,
                             const SharedLayout& layout, const ThreadRole& role,

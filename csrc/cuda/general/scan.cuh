@@ -38,8 +38,6 @@ __device__ __forceinline__ void store_segment(const SegmentStates& segments, int
 template <class T, int kStates>
 class StagedProjections {
  public:
-  using Rows = ProjectionRows;
-
   __device__ StagedProjections(const ScanParams& params, const InputPlans& plans,
                                const Geometry& geometry, const SharedLayout& layout,
                                const ThreadRole& role, const WorkItem& item, int64_t channel,

@@ -7,6 +7,7 @@
 
 namespace selective_scan::cuda::general {
 
+/// In the place of what other kernels have.
 struct Unused {};
 
 /// What a lane sums up over all steps.
