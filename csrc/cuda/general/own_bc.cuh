@@ -12,9 +12,6 @@
 
 namespace selective_scan::cuda::general {
 
-/// Bytes that a lane copies at a time, of one row.
-constexpr int kOwnVector = 16;
-
 /// Four steps of a lane's states.
 template <class T, int kStates>
 struct OwnBlock {

@@ -15,7 +15,10 @@ constexpr int most_warps(BCSource source, bool is_backward) {
   return source == BCSource::kOwn && is_backward ? 8 : kMaxWarps;
 }
 
-/// Bytes of a piece in the latter case, of B or C of one state.
+/// Bytes that a lane copies at a time in the latter case.
+constexpr int kOwnVector = 16;
+
+/// Bytes of a piece in that case, of B or C of one state.
 constexpr int own_row_bytes(bool is_backward) {
   return is_backward ? 64 : 32;
 }

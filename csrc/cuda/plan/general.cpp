@@ -13,13 +13,13 @@ using general::BCSource;
 using general::SharedLayout;
 using general::TypeSizes;
 
-constexpr int64_t kOwnVectorBytes = 16;
 constexpr int64_t kOwnStates = 16;  // in as many lanes as the kernels are compiled for
 
 /// Whether a (batch, group, state, step) array lies along time in aligned vectors.
 bool has_own_vectors(const ScanParams& params, const ArrayView& view) {
   return view.step == 1 && view.dtype == params.B.dtype &&
-         is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data), kOwnVectorBytes, true);
+         is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data), general::kOwnVector,
+                    true);
 }
 bool reads_own_projections(const ScanParams& params) {
   return params.groups == params.dim && params.dim > 1 && params.dstate <= kOwnStates &&
@@ -203,7 +203,7 @@ bool has_own_projections(const ForwardParams& params) {
 }
 bool has_own_projections(const BackwardParams& params) {
   return reads_own_projections(params) && !params.wants_state_alone() &&
-         params.seqlen * element_size(params.B.dtype) % kOwnVectorBytes == 0 &&
+         params.seqlen * element_size(params.B.dtype) % general::kOwnVector == 0 &&
          has_own_vectors(params, params.dB) && has_own_vectors(params, params.dC);
 }
 
