@@ -26,6 +26,16 @@ SELECTIVE_SCAN_HD Complex<R> complex_exp(Complex<R> x) {
   return {modulus * cosine, modulus * sine};
 }
 
+/// (2^f − 1)/f = Σ kExp2Polynomial.v[i]·f^i for |f| ≤ 1/2, a minimax fit to fp64's last digit.
+struct Exp2Polynomial {
+  double v[11];
+};
+inline constexpr Exp2Polynomial kExp2Polynomial{
+    {0.69314718055994530942, 0.24022650695910076149, 0.055504108664821606109,
+     0.0096181291076186498791, 0.0013333558146410650291, 0.00015403530424813948095,
+     0.000015252733838886554288, 1.3215451605345717746e-6, 1.017805762101754121e-7,
+     7.0709842384314917973e-9, 4.45581794611090611e-10}};
+
 struct StandardMath {
   template <class R>
   static SELECTIVE_SCAN_HD R exp(R x) {

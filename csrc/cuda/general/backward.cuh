@@ -232,7 +232,7 @@ __device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& i
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-__global__ void __launch_bounds__(most_warps(kSource, true) * kWarpSize, 1)
+__global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>) * kWarpSize, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
   constexpr bool kOwn = kSource == BCSource::kOwn;

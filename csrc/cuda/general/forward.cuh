@@ -15,6 +15,7 @@
 #pragma once
 
 #include "../kit/launch_tools.h"
+#include "../kit/update_gradient.cuh"
 #include "kernels.h"
 #include "scan.cuh"
 
@@ -32,12 +33,13 @@ struct ForwardArgs {
   SegmentStates segments;
 };
 
-/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
+/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row, or the sum of
+/// its channel's lanes.
 template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                            Rows B_rows, Rows C_rows, int steps,
                                            const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
-                                           real_t<T>* y_row) {
+                                           int part, int lane_bits, real_t<T>* y_row) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
@@ -58,7 +60,15 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
       }
       y.v[j] = sum;
     }
-    store_pack(y_row + t, y);
+    if constexpr (sums_y_at_once(kSizesOf<T, kStates>)) {
+      __syncwarp();  // every lane has read the Δ that y replaces
+      with_held_steps(lane_bits, [&]<int kHeld>() {
+        const auto sum = sum_over_parts<kHeld>(y, part, lane_bits);
+        if (part < 4) store_pack(y_row + t + held_step<kHeld>(part), sum);
+      });
+    } else {
+      store_pack(y_row + t, y);
+    }
     B_rows.advance(kBlockSteps);
     C_rows.advance(kBlockSteps);
   }
@@ -89,14 +99,14 @@ __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, cons
   }
 }
 
-/// out = (y + D·u)·gate for one warp's channels.
+/// out = (y + D·u)·gate for one warp's channels, each of which has `parts` rows of y.
 template <class R>
 __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTile& tile,
                                              const Geometry& geometry, const SharedLayout& layout,
-                                             int scale, bool has_gate, const char* warp_shared,
-                                             const R* D, const R* u_rows, const R* gate_rows) {
+                                             int parts, int scale, bool has_gate,
+                                             const char* warp_shared, const R* D, const R* u_rows,
+                                             const R* gate_rows) {
   using Values = Pack<R, kBlockSteps>;
-  const int parts = geometry.lanes();
   store_rows<R>(out, tile, [&](const StepQuad& group) {
     Values y{};
     for (int w = 0; w < geometry.state_warps; ++w) {
@@ -124,7 +134,7 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-__global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
+__global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates>) * kWarpSize, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
@@ -150,8 +160,10 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
   char* raw_delta = warp_shared + layout.raw_delta;
   char* raw_z = warp_shared + layout.raw_z;
   const int row = role.in_warp.channel * kRowStride;
+  constexpr bool kOneRow = sums_y_at_once(kSizesOf<T, kStates>);
+  const int y_parts = kOneRow ? 1 : geometry.lanes();
   R* y_row = reinterpret_cast<R*>(warp_shared + layout.planes) +
-             (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
+             (role.in_warp.channel * y_parts + (kOneRow ? 0 : role.in_warp.part)) * kRowStride;
 
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row) {
@@ -202,7 +214,8 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
                                    poles, h, factor);
         } else {
           scan_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer),
-                              projections.C(buffer), steps, poles, h, y_row + in_chunk);
+                              projections.C(buffer), steps, poles, h, role.in_warp.part,
+                              geometry.lane_bits, y_row + in_chunk);
         }
         buffer ^= 1;
       }
@@ -215,8 +228,8 @@ __global__ void __launch_bounds__(most_warps(kSource, false) * kWarpSize, 1)
         if (has_output) {
           sync_channel_warps(geometry);
           if (role.state_warp == 0) {
-            write_output(out, tile, geometry, layout, kOutputScale<T>, has_gate, warp_shared, D,
-                         u_rows, gate_rows);
+            write_output(out, tile, geometry, layout, y_parts, kOutputScale<T>, has_gate,
+                         warp_shared, D, u_rows, gate_rows);
           }
         }
       }

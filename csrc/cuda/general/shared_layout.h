@@ -1,6 +1,7 @@
 // What lies where in a block's shared memory; the plan and the kernels both ask here.
 #pragma once
 
+#include "../../core/complex.h"
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 
@@ -10,9 +11,27 @@ namespace selective_scan::cuda::general {
 /// own, each of which has B and C of its own (own_bc.cuh).
 enum class BCSource : int8_t { kStaged, kOwn };
 
-/// Warps of a block. The backward scan with channels' own B and C needs more registers.
-constexpr int most_warps(BCSource source, bool is_backward) {
-  return source == BCSource::kOwn && is_backward ? 8 : kMaxWarps;
+/// Sizes of an instantiation's types.
+struct TypeSizes {
+  int states;       // per lane
+  int state_bytes;  // of one state
+  int real_bytes;
+};
+
+template <class T, int kStates>
+constexpr TypeSizes kSizesOf{kStates, sizeof(T), sizeof(real_t<T>)};
+
+/// Warps of a block. The backward scan with channels' own B and C needs more registers, the forward
+/// scan in fp64, whose exponentials are long chains, more warps that take turns.
+constexpr int most_warps(BCSource source, bool is_backward, TypeSizes sizes) {
+  if (is_backward) return source == BCSource::kOwn ? 8 : kMaxWarps;
+  return sizes.state_bytes == 8 && sizes.real_bytes == 8 ? 16 : kMaxWarps;
+}
+
+/// Whether lanes add up y among themselves, block by block, since rows of y for every lane would
+/// leave a multiprocessor no room for so many warps.
+constexpr bool sums_y_at_once(TypeSizes sizes) {
+  return sizes.real_bytes == 8;
 }
 
 /// Bytes that a lane copies at a time in the latter case.
@@ -42,7 +61,7 @@ Params in_tiles(Params params, BCSource source) {
 ///   rows          R [array][channel][step]: Δ, u, ...
 ///   raw rows      u, delta, z, dout of the next chunk as they are in global memory
 ///   channels      R [D | delta_bias][channel]
-///   planes        R [channel][part][step], forward: a row of y per lane
+///   planes        R [channel][part][step], forward: a row of y per lane, or per channel
 ///   checkpoints   T [block of steps][lane][state], backward: the state before each block
 ///   products      T [step of block][dB | dC][lane][state]
 ///   sums          T [step][dB | dC][state]: dB and dC summed over the warp's channels
@@ -76,13 +95,6 @@ constexpr int kProductRow = kWarpSize + 4;
 /// Rows of a channel: forward Δ, u and the gate; backward Δ, u, dy and what y gives dz.
 constexpr int kForwardRows = 3;
 constexpr int kBackwardRows = 4;
-
-/// Sizes of an instantiation's types.
-struct TypeSizes {
-  int states;       // per lane
-  int state_bytes;  // of one state
-  int real_bytes;
-};
 
 /// Steps whose dB and dC a warp gathers between two sums over the warps.
 SELECTIVE_SCAN_HD int steps_between_sums(const Geometry& geometry) {
@@ -156,9 +168,9 @@ inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geo
                                    TypeSizes sizes, BCSource source) {
   SharedLayout layout = block_layout(params, geometry, sizes, source, 2);
   Cursor cursor = warp_layout(params, geometry, sizes, source, 2, kForwardRows, layout);
-  // The only lane of a channel may put y in place of Δ, which it has just read.
-  layout.planes =
-      geometry.lanes() == 1 ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
+  // Where a channel has one row of y, it takes the place of Δ, which has just been read.
+  const bool in_place = geometry.lanes() == 1 || sums_y_at_once(sizes);
+  layout.planes = in_place ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
   layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;

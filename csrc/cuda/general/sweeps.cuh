@@ -232,16 +232,9 @@ __device__ __forceinline__ void sweep_block_backward(
   }
   __syncwarp();  // the products are there, and every lane has read the rows of
                  // these steps
-  const auto finish = [&]<int kHeld>() {
+  with_held_steps(geometry.lane_bits, [&]<int kHeld>() {
     finish_block<kHeld>(params, geometry, role, rows, t, du, ddelta, y, steps, gradients);
-  };
-  if (geometry.lane_bits >= 2) {
-    finish.template operator()<1>();
-  } else if (geometry.lane_bits == 1) {
-    finish.template operator()<2>();
-  } else {
-    finish.template operator()<4>();
-  }
+  });
 }
 
 /// Adds a block's products over the warp's channels: sums[step][dB | dC][part][state].

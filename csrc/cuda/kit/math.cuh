@@ -2,6 +2,8 @@
 // understood, and CUDA's library for fp64.
 #pragma once
 
+#include <iterator>
+
 #include "../../core/math.h"
 #include "config.h"
 
@@ -42,6 +44,31 @@ static __device__ __noinline__ double2 sincos(double x) {
 }
 }  // namespace outlined
 
+/// In memory from which instructions take an operand: as literals they would fill registers.
+static __constant__ Exp2Polynomial exp2_polynomial = kExp2Polynomial;
+
+/// 2^y, 0 where that is subnormal. Without branches, so that several overlap, and with integers
+/// where they do: what takes time is the FP64 unit.
+__device__ __forceinline__ double exp2_inlined(double y) {
+  constexpr int kSign = 1 << 31;
+  constexpr unsigned kFar = 0x40a00000;  // the high word of 2048
+  constexpr unsigned kInfinity = 0x7ff00000;
+  constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer, kept in the low bits
+  constexpr int kExponentBias = 1023;
+  int high = __double2hiint(y);
+  const unsigned magnitude = high & ~kSign;
+  if (magnitude >= kFar && magnitude <= kInfinity) high = (high & kSign) | kFar;
+  y = __hiloint2double(high, __double2loint(y));
+  const double rounded = y + kRound;
+  const double f = y - (rounded - kRound);
+  const int n = max(-kExponentBias, min(__double2loint(rounded), kExponentBias + 1));
+  constexpr int kTerms = std::size(kExp2Polynomial.v);
+  double slope = exp2_polynomial.v[kTerms - 1];
+#pragma unroll
+  for (int i = kTerms - 2; i >= 0; --i) slope = exp2_polynomial.v[i] + f * slope;
+  return (1 + f * slope) * __hiloint2double((n + kExponentBias) << 20, 0);
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -76,6 +103,7 @@ struct DeviceMath {
   /// A·log2(e) spares a multiplication for every step where A is real. A complex A keeps its value:
   /// next to the work of a sine, two multiplications buy an exponent without a systematic error.
   static __device__ __forceinline__ float exponent(float A) { return A * kLog2e; }
+  static __device__ __forceinline__ double exponent(double A) { return A * 1.4426950408889634074; }
   template <class T>
   static __device__ __forceinline__ T exponent(T A) {
     return A;
@@ -86,7 +114,7 @@ struct DeviceMath {
   /// up. Shifting y, free as part of an FMA, balances it where memories are long. For complex
   /// numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
-  static __device__ __forceinline__ double exp_of(double y) { return exp(y); }
+  static __device__ __forceinline__ double exp_of(double y) { return exp2_inlined(y); }
   static __device__ __forceinline__ Complex<float> exp_of(Complex<float> y) {
     const float modulus =
         exp2_approx(y.re * kLog2e + (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));

@@ -85,6 +85,18 @@ __device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSte
   }
 }
 
+/// Calls f.operator()<kHeld>() with the steps of a block that each of so many lanes holds sums of.
+template <class F>
+__device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
+  if (lane_bits >= 2) {
+    f.template operator()<1>();
+  } else if (lane_bits == 1) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<4>();
+  }
+}
+
 /// The first step of a block whose sums a lane holds.
 template <int kHeld>
 __device__ __forceinline__ int held_step(int part) {

@@ -115,7 +115,7 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
   while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize) ++geometry.lane_bits;
   int fewest_steps = kBlockSteps;
   constexpr bool kBackward = std::is_same_v<Params, BackwardParams>;
-  const int most_warps = general::most_warps(plan.source, kBackward);
+  const int most_warps = general::most_warps(plan.source, kBackward, plan.sizes);
   if (plan.source == BCSource::kOwn) {
     geometry.lane_bits = plan.fixed_lanes;
     geometry.piece_steps =
