@@ -168,9 +168,11 @@ inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geo
                                    TypeSizes sizes, BCSource source) {
   SharedLayout layout = block_layout(params, geometry, sizes, source, 2);
   Cursor cursor = warp_layout(params, geometry, sizes, source, 2, kForwardRows, layout);
-  // Where a channel has one row of y, it takes the place of Δ, which has just been read.
-  const bool in_place = geometry.lanes() == 1 || sums_y_at_once(sizes);
-  layout.planes = in_place ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
+  const int rows = sums_y_at_once(sizes) ? geometry.warp_channels() : kWarpSize;
+  // The only row of a channel may take the place of Δ, which has just been read; but other warps
+  // with a share in it read it later.
+  const bool in_place = rows == geometry.warp_channels() && geometry.state_warps == 1;
+  layout.planes = in_place ? 0 : cursor.take(rows * kRowStride * sizes.real_bytes);
   layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;
