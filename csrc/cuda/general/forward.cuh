@@ -7,11 +7,13 @@
 //
 // Shared memory: shared_layout.h. While a chunk is scanned the next one is on its way. Lanes scan
 // four steps at a time and leave their part of y in rows of their own ("planes"), which the output
-// phase adds up. Nothing is exchanged between lanes inside the scan, so what is not finite stays in
+// phase adds up; in fp64 the lanes of a channel add it up with shuffles, block by block, and one
+// row a channel is left. Nothing goes from one channel to another, so what is not finite stays in
 // its (batch, channel). One barrier a piece suffices: B and C are converted into two buffers in
 // turn, everything else belongs to a warp.
 //
-// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory.
+// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory;
+// in fp64 by the latency of chains of FMAs, as many as a dozen for an exponential.
 #pragma once
 
 #include "../kit/launch_tools.h"
