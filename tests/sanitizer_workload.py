@@ -63,7 +63,8 @@ def selective_scan_cases():
         yield base.with_(B="constant", C="grouped", D=False, z=False)
         yield base.with_(B="shared", C="constant", initial_state=False)
         yield base.with_(dim=70, groups=1, dstate=3, seqlen=34)
-        yield base.with_(dstate=130, dim=3, groups=1, seqlen=33)
+        for dtype in (torch.float32, torch.float64):  # several warps a channel
+            yield base.with_(dtype=dtype, dstate=130, dim=3, groups=1, seqlen=33)
     yield Case(complex=True, B="packed_grouped", C="packed_grouped", reverse=True, seqlen=65)
     yield Case(complex=True, B="packed", C="shared", groups=1, dtype=torch.float64)
     yield from special_cases()
