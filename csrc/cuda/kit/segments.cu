@@ -7,7 +7,9 @@ namespace selective_scan::cuda {
 
 namespace {
 
-constexpr int kCombined = 16;        // segments that a thread loads at a time
+/// Segments that a thread loads at a time; how often it waits is what bounds the kernel.
+template <class T>
+constexpr int kCombined = sizeof(T) == 4 ? 32 : 16;
 constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
 
 /// A factor that is none stands for a segment that leaves its offset, whatever enters it.
@@ -40,18 +42,18 @@ __global__ void __launch_bounds__(kCombineThreads)
     const T* factors = static_cast<const T*>(states.factors) + i;
     T* offsets = static_cast<T*>(states.offsets) + i;
     const auto at = [&](int64_t s) { return (backwards ? segments - 1 - s : s) * count; };
-    for (int64_t first = 0; first < segments; first += kCombined) {
+    for (int64_t first = 0; first < segments; first += kCombined<T>) {
       // The last segment has no summary, and what leaves it nobody needs.
-      T factor[kCombined]{};
-      T offset[kCombined]{};
+      T factor[kCombined<T>]{};
+      T offset[kCombined<T>]{};
 #pragma unroll
-      for (int k = 0; k < kCombined; ++k) {
+      for (int k = 0; k < kCombined<T>; ++k) {
         if (first + k >= segments - 1) continue;
         factor[k] = factors[at(first + k)];
         offset[k] = offsets[at(first + k)];
       }
 #pragma unroll
-      for (int k = 0; k < kCombined; ++k) {
+      for (int k = 0; k < kCombined<T>; ++k) {
         if (first + k >= segments) continue;
         offsets[at(first + k)] = value;
         value = is_number(factor[k]) ? apply_map(factor[k], offset[k], value) : offset[k];
