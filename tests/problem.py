@@ -35,6 +35,8 @@ class Case(Axes):
     method: str = "zoh"
     complex: bool = False
     dtype: torch.dtype = torch.float32  # of u, delta and z
+    delta_dtype: torch.dtype | None = None  # None: dtype
+    z_dtype: torch.dtype | None = None  # None: dtype
     projection_dtype: torch.dtype | None = None  # of B and C; None: dtype
     pole_dtype: torch.dtype | None = None  # of A and initial_state; None: float32 or float64
     channel_dtype: torch.dtype | None = None  # of D and delta_bias; None: as pole_dtype
@@ -62,8 +64,8 @@ class Case(Axes):
 
     @property
     def is_double(self) -> bool:
-        dtypes = (self.dtype, self.projection_dtype, self.pole_dtype, self.channel_dtype)
-        return torch.float64 in dtypes
+        rows = (self.dtype, self.delta_dtype, self.z_dtype)
+        return torch.float64 in (*rows, self.projection_dtype, self.pole_dtype, self.channel_dtype)
 
     @staticmethod
     def short(value: object) -> str:
@@ -140,7 +142,8 @@ def _make(case: Case) -> Problem:
     pole_dtype = case.pole_dtype or (
         torch.float64 if case.dtype == torch.float64 else torch.float32
     )
-    dtypes = dict.fromkeys(("u", "delta", "z"), case.dtype)
+    dtypes = {"u": case.dtype, "delta": case.delta_dtype or case.dtype}
+    dtypes["z"] = case.z_dtype or case.dtype
     dtypes |= dict.fromkeys(("B", "C"), case.projection_dtype or case.dtype)
     dtypes |= dict.fromkeys(("A", "initial_state"), pole_dtype)
     dtypes |= dict.fromkeys(("D", "delta_bias"), case.channel_dtype or pole_dtype)

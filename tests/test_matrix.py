@@ -79,6 +79,9 @@ def mixed_dtypes():
             yield base.with_(dtype=dtype, projection_dtype=projection)
         for dtype in (torch.float32, torch.bfloat16):
             yield base.with_(dtype=dtype, pole_dtype=torch.float64)
+        for dtype, other in itertools.product(HALF, (torch.float32, torch.float64)):
+            yield base.with_(dtype=dtype, delta_dtype=other)
+            yield base.with_(dtype=other, z_dtype=dtype)
         for dtype, channel in itertools.product(HALF, DTYPES):
             yield base.with_(dtype=dtype, channel_dtype=channel)
     packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")

@@ -45,8 +45,14 @@ SLICES = [
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),
     (Call(8, 1024, 512, 128, C="constant"), None, None),
     # Of several dtypes.
+    (Call(8, 1024, 1024, 16, mixed=True), None, ([16], STREAMED, 3, 2)),
     (
-        Call(8, 1024, 1024, 16, mixed=True),
+        Call(8, 1024, 1024, 32, mixed=True),
+        ([32], STREAMED, 2, 1),
+        ([32], STREAMED, 3, 2),
+    ),
+    (
+        Call(8, 1024, 1024, 16, mixed=True, channel_last=True),
         ([16], STREAMED, 2, 1),
         ([16], STREAMED, 3, 2),
     ),

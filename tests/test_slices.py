@@ -1,5 +1,5 @@
 """Calls of more states than a kernel holds, which run in slices of them, and calls whose rows are
-copied to another dtype or layout first."""
+of several dtypes or layouts, which are copied first or taken as they are."""
 
 import pytest
 import torch
@@ -37,6 +37,14 @@ MANY = Case(batch=16, dim=1024, seqlen=64, dstate=4, groups=1, initial_state=Fal
 # Rows of several dtypes or layouts, and odd ones, so many that some of them are copied first.
 COPIES = [
     MANY.with_(dtype=BF16, projection_dtype=F32),
+    MANY.with_(dtype=BF16, delta_dtype=F32),
+    MANY.with_(dtype=F32, delta_dtype=BF16, z_dtype=F16, dstate=16, method="foh"),
+    MANY.with_(dtype=F16, delta_dtype=BF16, seqlen=72, reverse=True, D=False),
+    MANY.with_(dtype=BF16, z_dtype=F32, groups=2, initial_state=True, method="rk4"),
+    MANY.with_(dtype=BF16, delta_dtype=F32, seqlen=63),
+    MANY.with_(dtype=BF16, delta_dtype=F32, layout="channel_last"),
+    MANY.with_(dtype=BF16, delta_dtype=F32, layout="channel_last", layout_of=("z",)),
+    MANY.with_(dtype=BF16, delta_dtype=F32, dstate=1),
     MANY.with_(dtype=BF16, layout="channel_last", dim=1025),
     MANY.with_(dtype=BF16, seqlen=65, reverse=True),
     MANY.with_(dim=1032, seqlen=65, complex=True),
@@ -51,6 +59,6 @@ def test_copies(case, cuda_device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("case", [SLICES[1], SLICES[8], COPIES[0]], ids=str)
+@pytest.mark.parametrize("case", [SLICES[1], SLICES[8], *COPIES[:2]], ids=str)
 def test_runs_agree_bit_by_bit(case, cuda_device):
     check_repeatable(case, cuda_device)

@@ -63,6 +63,23 @@ constexpr Variant kVariants[] = {
     make_variant<Complex<float>, 2, 3>(1),
 };
 
+int64_t element_bytes(const ScanParams& params, const std::array<const ArrayView*, 4>& rows) {
+  return have_one_dtype(params, rows) ? element_size(params.u.dtype) : 4;
+}
+
+/// The kernels that take rows of several types cannot cut time into segments.
+constexpr double kManyWarps = 6;  // with so many a multiprocessor that does not pay either
+bool takes_several_dtypes(const ForwardParams& params, const Variant& variant,
+                          const Device& device) {
+  return variant.has_own_maps && params.variable_B && params.variable_C &&
+         !params.packed.present() && !params.wants_map_alone() &&
+         warps_per_multiprocessor(params, variant.warp_channels, device) >= kManyWarps &&
+         all_of(rows_of(params), [&](const ArrayView& view) {
+           return has_step_vectors(params, view, variant.warp_channels) &&
+                  view.step == params.u.step;
+         });
+}
+
 const Variant* find_variant(const ScanParams& params) {
   for (const Variant& variant : kVariants) {
     if (variant.is_complex == params.is_complex && variant.least_states <= params.dstate &&
@@ -140,7 +157,6 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
   constexpr double kUnevenness = 0.08;   // lost where there is one wave, less where there are more
   constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
   constexpr double kSparse = 0.02;       // where fewer warps are at hand
-  constexpr double kManyWarps = 6;       // with so many a multiprocessor that does not pay
   const int64_t chunks = plan.chunks;
   const bool is_packed = params.packed.present();
   const bool may_cut = params.variable_B && params.variable_C &&
@@ -204,7 +220,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
     if (is_packed) return try_waves(kPackedWavesForward, kMostPackedSegments);
     for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
-  if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
+  if (variant.has_few_registers[params.method](plan.map, plan.element_bytes)) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
@@ -245,7 +261,7 @@ LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4
   return is_mixed ? LaneMap::kMixed : LaneMap::kElements;
 }
 
-Refusal refuse(const ForwardParams& params, const Variant* variant) {
+Refusal refuse(const ForwardParams& params, const Device& device, const Variant* variant) {
   if (params.is_double) return {"arithmetic must be fp32"};
   if (variant == nullptr) {
     return {params.is_complex ? "dstate must be at most 16 where A is complex"
@@ -272,8 +288,10 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
     return {"a grid of blocks cannot have that many steps or channels; seqlen must be positive",
             params.seqlen};
   }
-  if (params.u.dtype == DType::kFloat64 || !have_one_dtype(params, rows_of(params))) {
-    return {"u, delta, z and out must have one dtype"};
+  if (!have_one_dtype(params, rows_of(params)) && !takes_several_dtypes(params, *variant, device)) {
+    return {
+        "u, delta, z and out must have one dtype or, where dstate is at most 16, A real and B and "
+        "C variable, be vectors along steps of many channels"};
   }
   return {};
 }
@@ -285,7 +303,7 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   using namespace streamed;
   const ForwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
-  if (const Refusal refusal = refuse(params, variant)) return refusal;
+  if (const Refusal refusal = refuse(params, device, variant)) return refusal;
   plan.lane_states = variant->lane_states;
   plan.warp_channels = variant->warp_channels;
   plan.padded_states = variant->padded_states;
@@ -293,11 +311,15 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   if (!plan_rows(params, variant->warp_channels, rows_of(params), plan.map, plan.rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
-  if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
+  plan.element_bytes = static_cast<int>(element_bytes(params, rows_of(params)));
+  if (!have_one_dtype(params, rows_of(params))) {
+    plan.map = LaneMap::kMixed;
+    for (RowArray& row : plan.rows) row.has_vectors = false;  // along channels
+  } else if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
   if (params.variable_B != params.variable_C &&
-      !variant->has_one_constant(plan.map, element_size(params.u.dtype))) {
+      !variant->has_one_constant(plan.map, plan.element_bytes)) {
     return {
         "where one of B and C is constant, A must be real, dstate at most 16, and u, delta, z and "
         "out vectors along steps of 2-byte elements"};

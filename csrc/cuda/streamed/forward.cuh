@@ -481,9 +481,8 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     }
   };
   const auto launch_with = [&](auto projected) {
-    return element_size(args.params.u.dtype) == 4
-               ? launch_of_size(std::integral_constant<int, 4>{}, projected)
-               : launch_of_size(std::integral_constant<int, 2>{}, projected);
+    return args.element_bytes == 4 ? launch_of_size(std::integral_constant<int, 4>{}, projected)
+                                   : launch_of_size(std::integral_constant<int, 2>{}, projected);
   };
   if constexpr (Shape::kHasConstant) {
     if (args.projections == nullptr) {

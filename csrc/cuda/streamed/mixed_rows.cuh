@@ -1,5 +1,7 @@
 // How a warp of LaneMap::kMixed moves a chunk of an array that lies along steps or along channels.
 //
+// Kernels for elements of 4 bytes also take arrays of 2-byte elements that lie along steps.
+//
 // Lanes take slices of consecutive steps of one channel either way. Of neighbouring channels of 2
 // bytes a chunk is four 8 x 8 matrices, of which every lane moves a pair of channels of every other
 // step of eight, and which are turned round in registers. Of 4 bytes lanes move the elements of
@@ -24,6 +26,7 @@ template <int kItems, int kSize>
 class MixedCursor {
   static_assert(kItems == 8);
   using Rows = RowCursor<kItems, kSize>;
+  using NarrowRows = RowCursor<kItems, 2>;
 
  public:
   __device__ __forceinline__ MixedCursor(const RowArray& rows, const LaneSlice& slice,
@@ -57,7 +60,12 @@ class MixedCursor {
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice&, int steps,
                                              RawSlice<kItems>& raw) const {
     if (!rows.has_vectors) {
-      if (first_step_ < steps) Rows(address_).load(raw);
+      if (first_step_ >= steps) return;
+      if (is_narrow(rows)) {
+        NarrowRows(address_).load(raw);
+      } else {
+        Rows(address_).load(raw);
+      }
       return;
     }
     __syncwarp();  // or the compiler would execute both ways always, under predicates
@@ -78,11 +86,17 @@ class MixedCursor {
   static __device__ __forceinline__ Slice<kItems> to_values(const RowArray& rows,
                                                             const LaneSlice& slice,
                                                             const RawSlice<kItems>& raw) {
+    if (is_narrow(rows)) return NarrowRows::to_values(rows, of_type(slice, rows), raw);
     return Rows::to_values(rows, slice, raw);
   }
 
   __device__ __forceinline__ void store(const RowArray& rows, const LaneSlice& slice, int steps,
                                         const Slice<kItems>& values) const {
+    if (is_narrow(rows)) {
+      if (first_step_ >= steps) return;
+      NarrowRows(address_).store_words(NarrowRows::to_words(of_type(slice, rows), values));
+      return;
+    }
     auto words = Rows::to_words(slice, values);
     turn(rows, words.v);
     if (first_step_ >= steps) return;
@@ -97,6 +111,13 @@ class MixedCursor {
   }
 
  private:
+  static __device__ __forceinline__ bool is_narrow(const RowArray& rows) {
+    return kSize == 4 && rows.dtype != DType::kFloat32;
+  }
+  static __device__ __forceinline__ LaneSlice of_type(LaneSlice slice, const RowArray& rows) {
+    slice.is_bfloat16 = rows.dtype == DType::kBFloat16;
+    return slice;
+  }
   __device__ __forceinline__ char* word_address(int i) const {
     return address_ + static_cast<uint64_t>(stride_) * i;
   }

@@ -11,7 +11,7 @@
 // half of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many
 // accesses to shared memory and, for fp32, touches half as many lines of the L1 cache. kMixed has
 // the slices of kSteps, and arrays of either order: those whose channels are neighbours are turned
-// round on their way.
+// round on their way. With it arrays may also differ in their elements' type.
 #pragma once
 
 #include <cstdint>
