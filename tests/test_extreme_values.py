@@ -29,8 +29,9 @@ def results_of(case, inputs):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["u", "delta", "z", "initial_state", "A", "D"])
 @pytest.mark.parametrize("is_complex", [False, True])
-def test_what_is_not_finite_stays_in_its_channel(name, value, is_complex, device):
-    case = Case(complex=is_complex, dim=10, dstate=5, seqlen=70, batch=3, method="foh")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_finite_stays_in_its_channel(name, value, is_complex, dtype, device):
+    case = Case(complex=is_complex, dtype=dtype, dim=10, dstate=5, seqlen=70, batch=3, method="foh")
     clean = inputs_on(case, device)
     dirty = {key: tensor.detach().clone() for key, tensor in clean.items()}
     channel, per_batch = 3, name not in ("A", "D")
@@ -166,6 +167,43 @@ def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
         for state in states:
             reason = complaint(actual[..., state], exact[name][..., state], Tolerance(allowed))
             assert not reason, (name, state, reason)
+
+
+@pytest.mark.parametrize("method", ["zoh", "foh"])
+def test_steps_and_poles_of_any_size_side_by_side(method, device):
+    """In float64, where abar of one state is a number, that of the next 0, or both are."""
+    case = SMALL.with_(
+        method=method,
+        dtype=torch.float64,
+        dstate=5,
+        delta_softplus=False,
+        delta_bias=False,
+        initial_state=False,
+    )
+    problem, random = make(case), generator(method)
+    tensors = dict(problem.tensors)
+
+    def sizes(low, high, like):
+        return 10 ** torch.empty_like(like).uniform_(low, high, generator=random)
+
+    tensors["A"] = -sizes(-3, 2.5, tensors["A"])
+    tensors["delta"] = sizes(-2, 2.5, tensors["delta"])
+    tensors["A"][0, 1] = tensors["delta"][0, :, 3] = 0
+    tensors["A"][1, 2], tensors["delta"][1, 0, 5] = -1e305, 1e-300
+    results = []
+    for backend, where in (("reference", "cpu"), ("auto", device)):
+        inputs = {
+            key: None if value is None else value.detach().to(where).requires_grad_()
+            for key, value in tensors.items()
+        }
+        outputs = scan(case, inputs, backend=backend)
+        present = [value for value in inputs.values() if value is not None]
+        cotangents = [problem.cotangents[key].to(where) for key in ("out", "last_state")]
+        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(
+            actual.cpu(), expected, rtol=1e-10, atol=1e-11 * expected.abs().max().item()
+        )
 
 
 def test_growing_states_overflow_to_infinity_without_an_error(device):

@@ -5,7 +5,8 @@
 //   exp(R), expm1(R), log1p(R)    and    sincos(R x, R& sine, R& cosine)
 // and for exp(Δ·A) with A fixed, the hot spot of every kernel, a pair
 //   exponent(T A)      A in the unit that suits exp_of, computed once       (T real or complex)
-//   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A)
+//   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A), or exp_of(Δ, exponent) of a policy that
+//                      wants the two by themselves
 #pragma once
 
 #include <cmath>
@@ -17,6 +18,10 @@ namespace selective_scan {
 
 /// Above this, softplus is the identity (as in PyTorch).
 constexpr double kSoftplusThreshold = 20;
+
+/// log2(e), and what rounding it to a double leaves.
+constexpr double kLog2e = 1.4426950408889634074;
+constexpr double kLog2eLow = 2.0355273740931033e-17;
 
 template <class Math, class R>
 SELECTIVE_SCAN_HD Complex<R> complex_exp(Complex<R> x) {
@@ -67,6 +72,16 @@ struct StandardMath {
     return exp(y);
   }
 };
+
+/// exp(Δ·A) from Δ and a pole's exponent.
+template <class Math, class R, class Exponent>
+SELECTIVE_SCAN_HD auto exp_of_product(R delta, const Exponent& exponent) {
+  if constexpr (requires { Math::exp_of(delta, exponent); }) {
+    return Math::exp_of(delta, exponent);
+  } else {
+    return Math::exp_of(delta * exponent);
+  }
+}
 
 /// exp(x) − 1 without cancellation near 0.
 template <class Math, class R>

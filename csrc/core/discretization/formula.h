@@ -31,12 +31,17 @@ SELECTIVE_SCAN_HD Series<R> series_of(Method method) {
 }
 
 /// One entry of A with what depends on it alone, so that no kernel computes that for every step.
-template <class T>
+template <class T, class Exponent = T>
 struct Pole {
   T A;
-  T exponent;                  // Math::exponent(A)
+  Exponent exponent;           // Math::exponent(A), or what exp_of() of a policy takes for it
   T inverse;                   // 1/A; not finite for A = 0
   Series<real_t<T>> series{};  // for Method::kSeries
+
+  template <class Other>
+  SELECTIVE_SCAN_HD Pole<T, Other> with_exponent(const Other& other) const {
+    return {A, other, inverse, series};
+  }
 };
 
 template <class Math, class T>
@@ -111,8 +116,8 @@ struct StepForms {
 
   // For scans that take each step from Δ, A and u.
 
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
+  template <class Math, class T, class Exponent>
+  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T, Exponent>& pole) {
     const Hold<T> hold = F::template hold<Math>(delta, pole);
     return {hold.a, delta * hold.b};
   }

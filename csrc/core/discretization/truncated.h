@@ -32,12 +32,12 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     return constant<T>(scale) * (k == 2 ? series.square : series.cube);
   }
 
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
+  template <class Math, class T, class Exponent>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T, Exponent>& pole) {
     const T x = delta * pole.A;
     T b = coefficient<T>(kMostTerms - 1, pole.series) * one<T>();
     for (int k = kMostTerms - 2; k >= 0; --k) b = coefficient<T>(k, pole.series) + x * b;
-    return {Math::exp_of(delta * pole.exponent), b};
+    return {exp_of_product<Math>(delta, pole.exponent), b};
   }
 
   template <class Math, class T>

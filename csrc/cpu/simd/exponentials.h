@@ -94,7 +94,6 @@ struct MathConstants<double> {
       -2.7557317260628159693e-7, 2.0876143942645769045e-9,  -1.138246420488501465e-11};
 };
 
-constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kTwoOverPi = 0.63661977236758134308;
 
 /// Σ coefficients[i]·x^i

@@ -89,6 +89,8 @@ struct BackwardInputs {
     __syncwarp();
     convert_rows<R>(z, tile, raw_z, rows.dz_factor, [&](auto& values, const auto& group_at) {
       constexpr int kGroups = sizeof(values.v) / sizeof(R) / kBlockSteps;
+      auto sigmoids = values;
+      sigmoid_all(sigmoids.v);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         R* const dy_row = rows.dy + group_at(i).at();
@@ -97,7 +99,7 @@ struct BackwardInputs {
         for (int j = 0; j < kBlockSteps; ++j) {
           R& value = values.v[i * kBlockSteps + j];
           const R z_value = value;
-          const R s = device_sigmoid(z_value);
+          const R s = sigmoids.v[i * kBlockSteps + j];
           value = dy.v[j] * silu_derivative(z_value, s);
           dy.v[j] *= z_value * s;
         }
@@ -178,6 +180,7 @@ __device__ __forceinline__ void write_rows(const BackwardArgs& args, const Geome
   const int next_warp = args.layout.warp_bytes / static_cast<int>(sizeof(R));
   const auto sum_of = [&](const R* array, const StepQuad& group) {
     auto sum = load_pack<R, kBlockSteps>(array + group.at());
+#pragma unroll 1
     for (int w = 1; w < geometry.state_warps; ++w) {
       const auto other = load_pack<R, kBlockSteps>(array + group.at() + w * next_warp);
 #pragma unroll
@@ -258,14 +261,15 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row, LaneGradients<T, kStates>& gradients) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, kSource> projections(params, args.plans, geometry, layout, role,
-                                                       item, channel, exists);
+    const Projections<T, kStates, kSource, true> projections(params, args.plans, geometry, layout,
+                                                             role, item, channel, exists);
     const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
     WarpTile tile = warp_tile(geometry, item, role, last_chunk);
-    const BackwardInputs inputs(args, item, tile.first_channel, warp_shared);
+    const auto inputs = [&] {
+      return BackwardInputs(args, found_anew(item), tile.first_channel, warp_shared);
+    };
     stage_channels(params, item, tile, rows.D, rows.delta_bias);
-    Pole<T> poles[kStates];
-    load_poles<T>(params, channel, exists, role.first_state, poles);
+    const auto poles = lane_poles<T, kStates>(params, channel, exists, role.first_state);
 
     States carry{};
     States factor;
@@ -350,20 +354,20 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
         if (sum_step == 0) {
           __syncthreads();
           const int left = tile.steps - block * kBlockSteps;
-          write_sums<T, kStates>(args, geometry, item, shared, first + block * kBlockSteps,
-                                 left < sum_steps ? left : sum_steps);
+          write_sums<T, kStates>(args, geometry, found_anew(item), shared,
+                                 first + block * kBlockSteps, left < sum_steps ? left : sum_steps);
           __syncthreads();
         }
       }
       sync_channel_warps(geometry);
-      if (role.state_warp == 0) write_rows(args, geometry, item, tile, rows);
+      if (role.state_warp == 0) write_rows(args, geometry, found_anew(item), tile, rows);
     };
 
     // Each turn starts copying chunk `next`, works on the chunk behind it, and converts `next`.
     for (int64_t next = last_chunk;; next -= kChunk) {
       const bool more = next >= item.begin && item.begin < item.end;
       if (more) {
-        inputs.copy(params, warp_tile(geometry, item, role, next));
+        inputs().copy(params, warp_tile(geometry, item, role, next));
         if (!stages_pieces) projections.copy(next, item.end);
         if (!kOwn && any_variable && !summarize && adds_to_partial_sum(item)) {
           const int64_t left = item.end - next;
@@ -380,7 +384,7 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
       __pipeline_wait_prior(0);
       __syncwarp();
       tile = warp_tile(geometry, item, role, next);
-      inputs.convert(params, tile, rows);
+      inputs().convert(params, tile, rows);
       if (!stages_pieces) projections.convert(0);
       sync_projections<kSource>();
     }

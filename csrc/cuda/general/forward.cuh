@@ -35,17 +35,33 @@ struct ForwardArgs {
   SegmentStates segments;
 };
 
+/// The arrays of a work item as a warp moves them, chunk by chunk.
+struct ForwardWindows {
+  RowWindow u;
+  RowWindow delta;
+  RowWindow z;
+  RowWindow out;
+
+  __device__ __forceinline__ ForwardWindows(const ForwardArgs& args, const WorkItem& item,
+                                            int first_channel)
+      : u(args.params.u, args.plans.u, item, first_channel),
+        delta(args.params.delta, args.plans.delta, item, first_channel),
+        z(args.params.z, args.plans.z, item, first_channel),
+        out(args.params.out, args.out, item, first_channel) {}
+};
+
 /// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row, or the sum of
 /// its channel's lanes.
 template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                            Rows B_rows, Rows C_rows, int steps,
-                                           const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
+                                           const Poles<T, kStates>& poles, Pack<T, kStates>& h,
                                            int part, int lane_bits, real_t<T>* y_row) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
+    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
     const auto C_block = C_rows.template block<T, kStates>();
     Pack<R, kBlockSteps> y;
@@ -56,7 +72,7 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
       R sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+        const auto& value = values.v[j][s];
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
         sum += real_of_product(C.v[s], h.v[s]);
       }
@@ -80,19 +96,20 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
 template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                                 Rows B_rows, int steps,
-                                                const Pole<T> (&poles)[kStates],
-                                                Pack<T, kStates>& h, Pack<T, kStates>& factor) {
+                                                const Poles<T, kStates>& poles, Pack<T, kStates>& h,
+                                                Pack<T, kStates>& factor) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
+    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = B_block[j];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+        const auto& value = values.v[j][s];
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
         factor.v[s] = value.abar * factor.v[s];
       }
@@ -111,6 +128,7 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   using Values = Pack<R, kBlockSteps>;
   store_rows<R>(out, tile, [&](const StepQuad& group) {
     Values y{};
+#pragma unroll 1
     for (int w = 0; w < geometry.state_warps; ++w) {
       const R* planes =
           reinterpret_cast<const R*>(warp_shared + w * layout.warp_bytes + layout.planes) +
@@ -140,6 +158,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
+  constexpr bool kAnew = sizeof(R) == 8;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
   const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
@@ -170,16 +189,15 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, kSource> projections(params, args.plans, geometry, layout, role,
-                                                       item, channel, exists);
+    const Projections<T, kStates, kSource, kAnew> projections(params, args.plans, geometry, layout,
+                                                              role, item, channel, exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
-    const RowWindow u(params.u, args.plans.u, item, tile.first_channel);
-    const RowWindow delta(params.delta, args.plans.delta, item, tile.first_channel);
-    const RowWindow z(params.z, args.plans.z, item, tile.first_channel);
-    const RowWindow out(params.out, args.out, item, tile.first_channel);
+    const ForwardWindows kept(args, item, tile.first_channel);
+    const auto windows = [&] {
+      return kAnew ? ForwardWindows(args, found_anew(item), tile.first_channel) : kept;
+    };
     stage_channels(params, item, tile, D, delta_bias);
-    Pole<T> poles[kStates];
-    load_poles<T>(params, channel, exists, role.first_state, poles);
+    const auto poles = lane_poles<T, kStates>(params, channel, exists, role.first_state);
     States h{};
     States factor;
 #pragma unroll
@@ -200,9 +218,9 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
       if (new_chunk) {
         WarpTile next_tile = warp_tile(geometry, item, role, next);
         next_tile.lane = opaque(role.lane);
-        copy_rows(u, next_tile, raw_u);
-        copy_rows(delta, next_tile, raw_delta);
-        if (has_gate) copy_rows(z, next_tile, raw_z);
+        copy_rows(windows().u, next_tile, raw_u);
+        copy_rows(windows().delta, next_tile, raw_delta);
+        if (has_gate) copy_rows(windows().z, next_tile, raw_z);
       }
       __pipeline_commit();
 
@@ -230,7 +248,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
         if (has_output) {
           sync_channel_warps(geometry);
           if (role.state_warp == 0) {
-            write_output(out, tile, geometry, layout, y_parts, kOutputScale<T>, has_gate,
+            write_output(windows().out, tile, geometry, layout, y_parts, kOutputScale<T>, has_gate,
                          warp_shared, D, u_rows, gate_rows);
           }
         }
@@ -243,12 +261,15 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
       if (new_chunk) {
         tile = warp_tile(geometry, item, role, next);
         tile.lane = opaque(role.lane);
-        convert_inputs(u, delta, tile, raw_u, raw_delta, delta_bias, params.delta_softplus, u_rows,
-                       delta_rows);
+        convert_inputs(windows().u, windows().delta, tile, raw_u, raw_delta, delta_bias,
+                       params.delta_softplus, u_rows, delta_rows);
         if (has_gate) {
-          convert_rows<R>(z, tile, raw_z, gate_rows, [](auto& values, const auto&) {
+          convert_rows<R>(windows().z, tile, raw_z, gate_rows, [](auto& values, const auto&) {
+            auto sigmoids = values;
+            sigmoid_all(sigmoids.v);
+            constexpr int kCount = sizeof(values.v) / sizeof(R);
 #pragma unroll
-            for (R& value : values.v) value *= device_sigmoid(value);
+            for (int j = 0; j < kCount; ++j) values.v[j] *= sigmoids.v[j];
           });
         }
       }

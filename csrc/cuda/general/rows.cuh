@@ -334,20 +334,26 @@ __device__ __forceinline__ void convert_groups(const RowWindow& window, const Wa
   }
 }
 
+/// How many groups a lane converts, or stores, at a time. In fp64 one has enough to do.
+template <class R>
+constexpr int kGroupsAtATime = sizeof(R) == 8 ? 1 : 2;
+
 /// Fills rows of the compute type from what copy_rows() has copied. transform(values, group_at)
 /// changes the values of one or more groups in place; group_at(i) is the i-th of them.
 template <class R, class Transform>
 __device__ __forceinline__ void convert_rows(const RowWindow& window, const WarpTile& tile,
                                              const char* raw, R* rows, const Transform& transform) {
-  if (tile.visits() == 1) {
+  constexpr int kGroups = kGroupsAtATime<R>;
+  if (kGroups > 1 && tile.visits() == 1) {
     if (tile.groups() >= kWarpSize || tile.lane < tile.groups()) {
       convert_groups<R, 1>(window, tile, 0, raw, rows, transform);
     }
-  } else {
+    return;
+  }
+  if (tile.groups() < kWarpSize && tile.lane >= tile.groups()) return;
 #pragma unroll 1
-    for (int visit = 0; visit < tile.visits(); visit += 2) {
-      convert_groups<R, 2>(window, tile, visit, raw, rows, transform);
-    }
+  for (int visit = 0; visit < tile.visits(); visit += kGroups) {
+    convert_groups<R, kGroups>(window, tile, visit, raw, rows, transform);
   }
 }
 
@@ -364,7 +370,7 @@ __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTi
       (along_channels ? (kBlockSteps << (kWarpBits - tile.channel_bits)) * window.step
                       : kChannelsPerVisit * window.channel) *
       window.size;
-#pragma unroll 2
+#pragma unroll kGroupsAtATime < R>
   for (int visit = 0; visit < tile.visits(); ++visit, target += visit_stride) {
     const int g = visit * kWarpSize + tile.lane;
     const StepQuad group(along_channels, tile, g);

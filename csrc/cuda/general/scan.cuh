@@ -26,6 +26,16 @@ inline InputPlans make_input_plans(const ScanParams& params, const Geometry& geo
           make_projection_plan(params.C, params)};
 }
 
+/// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
+/// So, in kernels that have too few registers for both, what is known of arrays makes room for the
+/// scan and is found anew wherever a chunk is moved.
+__device__ __forceinline__ WorkItem found_anew(WorkItem item) {
+  for (int64_t* field : {&item.batch, &item.group, &item.first_channel}) {
+    asm volatile("" : "+l"(*field));
+  }
+  return item;
+}
+
 template <class T, int kStates>
 __device__ __forceinline__ void store_segment(const SegmentStates& segments, int64_t row,
                                               const Pack<T, kStates>& factor,
@@ -34,8 +44,8 @@ __device__ __forceinline__ void store_segment(const SegmentStates& segments, int
   store_pack(static_cast<T*>(segments.offsets) + row, offset);
 }
 
-/// B and C of a block's work item.
-template <class T, int kStates>
+/// B and C of a block's work item. kAnew: where it is found_anew() for each piece.
+template <class T, int kStates, bool kAnew>
 class StagedProjections {
  public:
   __device__ StagedProjections(const ScanParams& params, const InputPlans& plans,
@@ -47,6 +57,8 @@ class StagedProjections {
         piece_steps_(geometry.piece_steps),
         padded_states_(geometry.padded_states(kStates)),
         first_state_(role.first_state),
+        plans_(plans),
+        item_(item),
         B_(params.B, plans.B, item, params.dstate),
         C_(params.C, plans.C, item, params.dstate) {
     if (!params.variable_B) keep_constant(params.B, 0, channel, exists);
@@ -58,11 +70,11 @@ class StagedProjections {
     const int steps =
         static_cast<int>(end - first_step < piece_steps_ ? end - first_step : piece_steps_);
     if (params_.variable_B) {
-      copy_projection<T>(B_, first_step, steps, piece_steps_, padded_states_,
+      copy_projection<T>(B_window(), first_step, steps, piece_steps_, padded_states_,
                          shared_memory() + layout_.raw_B);
     }
     if (params_.variable_C) {
-      copy_projection<T>(C_, first_step, steps, piece_steps_, padded_states_,
+      copy_projection<T>(C_window(), first_step, steps, piece_steps_, padded_states_,
                          shared_memory() + layout_.raw_C);
     }
   }
@@ -71,11 +83,11 @@ class StagedProjections {
   __device__ void convert(int buffer) const {
     T* rows = reinterpret_cast<T*>(shared_memory()) + buffer * layout_.projection_buffer;
     if (params_.variable_B) {
-      convert_projection(B_, piece_steps_, padded_states_, shared_memory() + layout_.raw_B,
+      convert_projection(B_window(), piece_steps_, padded_states_, shared_memory() + layout_.raw_B,
                          layout_.projection_row, rows);
     }
     if (params_.variable_C) {
-      convert_projection(C_, piece_steps_, padded_states_, shared_memory() + layout_.raw_C,
+      convert_projection(C_window(), piece_steps_, padded_states_, shared_memory() + layout_.raw_C,
                          layout_.projection_row, rows + padded_states_);
     }
   }
@@ -84,6 +96,22 @@ class StagedProjections {
   __device__ ProjectionRows C(int buffer) const { return rows(params_.variable_C, 1, buffer); }
 
  private:
+  __device__ __forceinline__ decltype(auto) B_window() const {
+    return window(B_, params_.B, plans_.B);
+  }
+  __device__ __forceinline__ decltype(auto) C_window() const {
+    return window(C_, params_.C, plans_.C);
+  }
+  __device__ __forceinline__ decltype(auto) window(const ProjectionWindow& kept,
+                                                   const ArrayView& view,
+                                                   ProjectionPlan plan) const {
+    if constexpr (kAnew) {
+      return ProjectionWindow(view, plan, found_anew(item_), params_.dstate);
+    } else {
+      return kept;
+    }
+  }
+
   /// Byte offset of this thread's constant B (kind 0) or C (kind 1).
   __device__ int slot(int kind) const {
     constexpr int kBytes = kStates * static_cast<int>(sizeof(T));
@@ -109,13 +137,15 @@ class StagedProjections {
   int piece_steps_;
   int padded_states_;
   int first_state_;
+  const InputPlans& plans_;
+  const WorkItem& item_;
   ProjectionWindow B_;
   ProjectionWindow C_;
 };
 
-template <class T, int kStates, BCSource kSource>
+template <class T, int kStates, BCSource kSource, bool kAnew>
 using Projections = std::conditional_t<kSource == BCSource::kOwn, OwnProjections<T, kStates>,
-                                       StagedProjections<T, kStates>>;
+                                       StagedProjections<T, kStates, kAnew>>;
 
 /// Waits for all who share the memory of B and C.
 template <BCSource kSource>
@@ -159,10 +189,7 @@ __device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWind
     constexpr int kCount = sizeof(values.v) / sizeof(R);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) values.v[j] += delta_bias[group_at(j / kBlockSteps).channel];
-    if (delta_softplus) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) values.v[j] = device_softplus(values.v[j]);
-    }
+    if (delta_softplus) softplus_all(values.v);
     if (tile.steps == kChunk) return;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {

@@ -21,10 +21,11 @@ struct TypeSizes {
 template <class T, int kStates>
 constexpr TypeSizes kSizesOf{kStates, sizeof(T), sizeof(real_t<T>)};
 
-/// Warps of a block. The backward scan with channels' own B and C needs more registers, the forward
-/// scan in fp64, whose exponentials are long chains, more warps that take turns.
+/// Warps of a block. The backward scan with channels' own B and C, or in fp64, needs more
+/// registers, the forward scan in fp64, whose exponentials are long chains, more warps that take
+/// turns.
 constexpr int most_warps(BCSource source, bool is_backward, TypeSizes sizes) {
-  if (is_backward) return source == BCSource::kOwn ? 8 : kMaxWarps;
+  if (is_backward) return source == BCSource::kOwn || sizes.real_bytes == 8 ? 8 : kMaxWarps;
   return sizes.state_bytes == 8 && sizes.real_bytes == 8 ? 16 : kMaxWarps;
 }
 

@@ -57,21 +57,21 @@ struct BackwardRows {
 template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& rows, Rows B_rows,
                                               int first_block, int blocks,
-                                              const Pole<T> (&poles)[kStates],
-                                              Pack<T, kStates>& h) {
+                                              const Poles<T, kStates>& poles, Pack<T, kStates>& h) {
   using R = real_t<T>;
   for (int block = first_block; block < first_block + blocks; ++block) {
     if (block > 0) store_pack(rows.checkpoints + (block - 1) * kWarpSize * kStates, h);
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto u = load_pack<R, kBlockSteps>(rows.u + t);
+    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = B_block[j];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+        const auto& value = values.v[j][s];
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
       }
     }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& ro
 template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates>& rows,
                                                    Rows C_rows, int first_block, int blocks,
-                                                   const Pole<T> (&poles)[kStates],
+                                                   const Poles<T, kStates>& poles,
                                                    Pack<T, kStates>& carry,
                                                    Pack<T, kStates>& factor) {
   using R = real_t<T>;
@@ -94,13 +94,14 @@ __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto dy = load_pack<R, kBlockSteps>(rows.dy + t);
+    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto C_block = C_rows.template block<T, kStates>();
 #pragma unroll
     for (int j = kBlockSteps - 1; j >= 0; --j) {
       const auto C = C_block[j];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const T abar = conj(coefficients<kMethod>(delta.v[j], poles[s]).abar);
+        const T abar = conj(values.v[j][s].abar);
         carry.v[s] = (carry.v[s] + (R(kOutputScale<T>) * dy.v[j]) * conj(C.v[s])) * abar;
         factor.v[s] = abar * factor.v[s];
       }
@@ -156,10 +157,9 @@ template <Method kMethod, class T, int kStates, class Rows>
 __device__ __forceinline__ void sweep_block_backward(
     const BackwardParams& params, const Geometry& geometry, const ThreadRole& role,
     const BackwardRows<T, kStates>& rows, Rows B_rows, Rows C_rows, int block, int steps,
-    const Pack<T, kStates>& h_before, const Pole<T> (&poles)[kStates], Pack<T, kStates>& carry,
+    const Pack<T, kStates>& h_before, const Poles<T, kStates>& poles, Pack<T, kStates>& carry,
     LaneGradients<T, kStates>& gradients) {
   using R = real_t<T>;
-  constexpr bool kKeepBbar = Formula<kMethod>::kBbarDependsOnA;
   constexpr bool kOwn = std::is_same_v<Rows, OwnRows>;
   const int t = rows.row + block * kBlockSteps;
   const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
@@ -167,19 +167,17 @@ __device__ __forceinline__ void sweep_block_backward(
   const auto dy = load_pack<R, kBlockSteps>(rows.dy + t);
 
   Pack<T, kStates> h[kBlockSteps + 1];
-  Coefficients<T> values[kBlockSteps][kStates];
   h[0] = h_before;
+  const auto values = block_coefficients<kMethod>(delta, poles);
   const auto B_block = B_rows.template block<T, kStates>();
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
     const auto B = B_block[j];
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
+      const auto& value = values.v[j][s];
       h[j + 1].v[s] =
           value.abar * h[j].v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
-      values[j][s].abar = value.abar;
-      if constexpr (kKeepBbar) values[j][s].bbar = value.bbar;
     }
   }
 
@@ -196,8 +194,8 @@ __device__ __forceinline__ void sweep_block_backward(
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s], values[j][s],
-                                                        B.v[s], h[j].v[s], g);
+      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s],
+                                                        values.v[j][s], B.v[s], h[j].v[s], g);
       carry.v[s] = update.carry;
       gradients.dA.v[s] += update.dA;
       du.v[j] += update.du;

@@ -1,11 +1,10 @@
 // Elementary functions on the device: special-function instructions for fp32, where their error is
-// understood, and CUDA's library for fp64.
+// understood; for fp64 CUDA's library, and fp64_math.cuh where time goes.
 #pragma once
-
-#include <iterator>
 
 #include "../../core/math.h"
 #include "config.h"
+#include "fp64_math.cuh"
 
 namespace selective_scan {
 
@@ -31,6 +30,9 @@ namespace outlined {
 static __device__ __noinline__ double exp(double x) {
   return ::exp(x);
 }
+static __device__ __noinline__ double exp2(double x) {
+  return ::exp2(x);
+}
 static __device__ __noinline__ double expm1(double x) {
   return ::expm1(x);
 }
@@ -42,37 +44,46 @@ static __device__ __noinline__ double2 sincos(double x) {
   ::sincos(x, &result.x, &result.y);
   return result;
 }
-}  // namespace outlined
 
-/// In memory from which instructions take an operand: as literals they would fill registers.
-static __constant__ Exp2Polynomial exp2_polynomial = kExp2Polynomial;
-
-/// 2^y, 0 where that is subnormal. Without branches, so that several overlap, and with integers
-/// where they do: what takes time is the FP64 unit.
-__device__ __forceinline__ double exp2_inlined(double y) {
-  constexpr int kSign = 1 << 31;
-  constexpr unsigned kFar = 0x40a00000;  // the high word of 2048
-  constexpr unsigned kInfinity = 0x7ff00000;
-  constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer, kept in the low bits
-  constexpr int kExponentBias = 1023;
-  int high = __double2hiint(y);
-  const unsigned magnitude = high & ~kSign;
-  if (magnitude >= kFar && magnitude <= kInfinity) high = (high & kSign) | kFar;
-  y = __hiloint2double(high, __double2loint(y));
-  const double rounded = y + kRound;
-  const double f = y - (rounded - kRound);
-  const int n = max(-kExponentBias, min(__double2loint(rounded), kExponentBias + 1));
-  constexpr int kTerms = std::size(kExp2Polynomial.v);
-  double slope = exp2_polynomial.v[kTerms - 1];
-#pragma unroll
-  for (int i = kTerms - 2; i >= 0; --i) slope = exp2_polynomial.v[i] + f * slope;
-  return (1 + f * slope) * __hiloint2double((n + kExponentBias) << 20, 0);
+/// Values whose chains of operations overlap.
+struct Four {
+  double v[4];
+};
+static __device__ __noinline__ Four softplus(Four x) {
+  fp64_softplus(x.v);
+  return x;
 }
+static __device__ __noinline__ double softplus(double x) {
+  double value[1] = {x};
+  fp64_softplus(value);
+  return value[0];
+}
+static __device__ __noinline__ Four sigmoid(Four x) {
+  fp64_sigmoid(x.v);
+  return x;
+}
+static __device__ __noinline__ double sigmoid(double x) {
+  double value[1] = {x};
+  fp64_sigmoid(value);
+  return value[0];
+}
+}  // namespace outlined
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
+}
+
+template <int kCount, class F>
+__device__ __forceinline__ void for_each_four(double (&values)[kCount], const F& f) {
+  static_assert(kCount % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const outlined::Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[i + j] = four.v[j];
+  }
 }
 
 struct DeviceMath {
@@ -102,8 +113,10 @@ struct DeviceMath {
 
   /// A·log2(e) spares a multiplication for every step where A is real. A complex A keeps its value:
   /// next to the work of a sine, two multiplications buy an exponent without a systematic error.
-  static __device__ __forceinline__ float exponent(float A) { return A * kLog2e; }
-  static __device__ __forceinline__ double exponent(double A) { return A * 1.4426950408889634074; }
+  static __device__ __forceinline__ float exponent(float A) {
+    return A * static_cast<float>(kLog2e);
+  }
+  static __device__ __forceinline__ double exponent(double A) { return A * kLog2e; }
   template <class T>
   static __device__ __forceinline__ T exponent(T A) {
     return A;
@@ -114,17 +127,15 @@ struct DeviceMath {
   /// up. Shifting y, free as part of an FMA, balances it where memories are long. For complex
   /// numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
-  static __device__ __forceinline__ double exp_of(double y) { return exp2_inlined(y); }
+  static __device__ __forceinline__ double exp_of(double y) { return outlined::exp2(y); }
   static __device__ __forceinline__ Complex<float> exp_of(Complex<float> y) {
-    const float modulus =
-        exp2_approx(y.re * kLog2e + (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));
+    const float modulus = exp2_approx(y.re * static_cast<float>(kLog2e) +
+                                      (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));
     float sine, cosine;
     ::sincospif(y.im * kInversePi, &sine, &cosine);
     return {modulus * cosine, modulus * sine};
   }
   static __device__ __forceinline__ Complex<double> exp_of(Complex<double> y) { return exp(y); }
-
-  static constexpr float kLog2e = 1.4426950408889634f;
 
  private:
   static constexpr float kBalance = 1.9e-8f;
@@ -139,7 +150,7 @@ struct DeviceMath {
 /// and is hidden by the rounding of results of 2 bytes, of which kSize tells.
 template <int kSize>
 __device__ __forceinline__ float exp_for(float x) {
-  const float y = x * 1.44269504f;
+  const float y = x * static_cast<float>(kLog2e);
   const float power = exp2_approx(y);
   if constexpr (kSize == 2) return power;
   return fmaf(power, fmaf(y, -0.693147182f, x), power);
@@ -180,7 +191,7 @@ __device__ __forceinline__ float device_softplus(float x) {
   return softplus_by_atanh(x, ::expf(-fabsf(x)));
 }
 __device__ __forceinline__ double device_softplus(double x) {
-  return softplus<DeviceMath>(x);
+  return outlined::softplus(x);
 }
 /// The same, with the derivative.
 __device__ __forceinline__ float device_softplus(float x, float& slope) {
@@ -233,8 +244,29 @@ __device__ __forceinline__ float sigmoid_for(float z) {
 __device__ __forceinline__ float device_sigmoid(float x) {
   return sigmoid_for<2>(x);
 }
+
 __device__ __forceinline__ double device_sigmoid(double x) {
-  return sigmoid<DeviceMath>(x);
+  return outlined::sigmoid(x);
+}
+
+/// The same of several values.
+template <int kCount>
+__device__ __forceinline__ void softplus_all(float (&values)[kCount]) {
+#pragma unroll
+  for (float& value : values) value = device_softplus(value);
+}
+template <int kCount>
+__device__ __forceinline__ void softplus_all(double (&values)[kCount]) {
+  for_each_four(values, [](outlined::Four x) { return outlined::softplus(x); });
+}
+template <int kCount>
+__device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {
+#pragma unroll
+  for (float& value : values) value = device_sigmoid(value);
+}
+template <int kCount>
+__device__ __forceinline__ void sigmoid_all(double (&values)[kCount]) {
+  for_each_four(values, [](outlined::Four x) { return outlined::sigmoid(x); });
 }
 
 /// x·silu(z)
@@ -245,7 +277,7 @@ __device__ __forceinline__ float gated(float x, float z) {
 
 /// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
 __device__ __forceinline__ double softplus_slope_from(double delta) {
-  return delta > kSoftplusThreshold ? 1.0 : -outlined::expm1(-delta);
+  return delta > kSoftplusThreshold ? 1.0 : fp64_decayed_part(delta);
 }
 __device__ __forceinline__ float softplus_slope_from(float delta) {
   // Taylor's series where the subtraction would cancel.

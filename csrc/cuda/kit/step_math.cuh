@@ -35,7 +35,7 @@ struct ScanMathFor : DeviceMath {
   static __device__ __forceinline__ float rate(float A) { return DeviceMath::exponent(A); }
   static __device__ __forceinline__ auto rate(Complex<float> A) {
     if constexpr (kShort && kSize == 2) {
-      return ShortRate{A.re * 1.44269504f, A.im};
+      return ShortRate{A.re * static_cast<float>(kLog2e), A.im};
     } else {
       return turn_rate(A);
     }
@@ -45,7 +45,7 @@ struct ScanMathFor : DeviceMath {
     constexpr float kInverseLow = 1.28412765e-8f;  // 1/π = kInverse + kInverseLow
     const float angle = A.im * kInverse;
     const float low = fmaf(A.im, kInverse, -angle) + A.im * kInverseLow;
-    return {A.re * 1.44269504f, angle, low};
+    return {A.re * static_cast<float>(kLog2e), angle, low};
   }
 
   static __device__ __forceinline__ float exp_at(float delta, float rate) {

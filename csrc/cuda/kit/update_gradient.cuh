@@ -77,7 +77,9 @@ __device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSte
       const R give = odd ? half.v[0] : half.v[1];
       R sum = odd ? half.v[1] : half.v[0];
       sum += __shfl_xor_sync(kFullMask, give, part_bit_mask(1, lane_bits));
-      for (int bit = 2; bit < lane_bits; ++bit) {
+#pragma unroll
+      for (int bit = 2; bit < kWarpBits; ++bit) {
+        if (bit >= lane_bits) break;
         sum += __shfl_xor_sync(kFullMask, sum, part_bit_mask(bit, lane_bits));
       }
       return {sum};

@@ -153,12 +153,12 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
 /// and C. Where there would be more than one such sum for as many channels as there are states,
 /// which take as much memory as two arrays like u in fp32, tiles are worked on in rounds: as many
 /// as it takes, so long as no multiprocessor has more to do for it.
-void share_partial_sums(const ScanParams& params, const Device& device, int shared_bytes,
-                        Geometry& geometry) {
+void share_partial_sums(const ScanParams& params, const Device& device, int most_warps,
+                        int shared_bytes, Geometry& geometry) {
   constexpr double kAllowedLoad = 1.05;
   const int64_t enough = std::max<int64_t>(1, geometry.group_channels / params.dstate);
   const int64_t at_a_time =
-      device.multiprocessors * resident_blocks(geometry, device, kMaxWarps, shared_bytes);
+      device.multiprocessors * resident_blocks(geometry, device, most_warps, shared_bytes);
   Geometry candidate = geometry;
   const auto load = [&] {
     return candidate.tiles_per_sum * ceil_div(candidate.work_items, at_a_time);
@@ -229,7 +229,8 @@ Refusal plan_general(const BackwardParams& call, const Device& device, GeneralBa
   Geometry& geometry = plan.geometry;
   if (has_sums) {
     const int shared_bytes = make_layout(params, geometry, plan).bytes;
-    share_partial_sums(params, device, shared_bytes, geometry);
+    const int most_warps = general::most_warps(plan.source, true, plan.sizes);
+    share_partial_sums(params, device, most_warps, shared_bytes, geometry);
   }
   const int64_t padded = geometry.padded_states(plan.sizes.states);
   const int64_t channels = geometry.segments * params.batch * params.dim;

@@ -24,7 +24,7 @@ template <Method kMethod, class T>
 constexpr float pole_scale =
     is_complex_v<T> || Formula<kMethod>::kBbarDependsOnA || !Formula<kMethod>::kAbarIsExponential
         ? static_cast<float>(Formula<kMethod>::kPoleScale)
-        : ScanMath::kLog2e;
+        : static_cast<float>(kLog2e);
 
 /// The same number. The compiler does not know that, so it keeps nothing that is made from it.
 __device__ __forceinline__ float made_anew(float x) {
