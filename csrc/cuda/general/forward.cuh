@@ -82,7 +82,7 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
       __syncwarp();  // every lane has read the Δ that y replaces
       with_held_steps(lane_bits, [&]<int kHeld>() {
         const auto sum = sum_over_parts<kHeld>(y, part, lane_bits);
-        if (part < 4) store_pack(y_row + t + held_step<kHeld>(part), sum);
+        if (holds_sums(part)) store_pack(y_row + t + held_step<kHeld>(part), sum);
       });
     } else {
       store_pack(y_row + t, y);

@@ -143,7 +143,7 @@ __device__ __forceinline__ void finish_block(const BackwardParams& params, const
   }
   __syncwarp();  // where more than four lanes share a channel, several read a
                  // step
-  if (part >= 4) return;
+  if (!holds_sums(part)) return;
   if (first_warp) gradients.dD += dD;
   gradients.ddelta_bias += ddelta_bias;
   store_pack(rows.dy + at, du);

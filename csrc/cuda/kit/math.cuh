@@ -75,17 +75,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
-template <int kCount, class F>
-__device__ __forceinline__ void for_each_four(double (&values)[kCount], const F& f) {
-  static_assert(kCount % 4 == 0);
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    const outlined::Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
-#pragma unroll
-    for (int j = 0; j < 4; ++j) values[i + j] = four.v[j];
-  }
-}
-
 struct DeviceMath {
   static __device__ __forceinline__ float exp(float x) { return ::expf(x); }
   static __device__ __forceinline__ double exp(double x) { return outlined::exp(x); }
@@ -249,7 +238,18 @@ __device__ __forceinline__ double device_sigmoid(double x) {
   return outlined::sigmoid(x);
 }
 
-/// The same of several values.
+template <int kCount, class F>
+__device__ __forceinline__ void for_each_four(double (&values)[kCount], const F& f) {
+  static_assert(kCount % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const outlined::Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[i + j] = four.v[j];
+  }
+}
+
+/// softplus, and sigmoid, of several values in their place.
 template <int kCount>
 __device__ __forceinline__ void softplus_all(float (&values)[kCount]) {
 #pragma unroll

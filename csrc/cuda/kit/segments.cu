@@ -39,26 +39,35 @@ __global__ void __launch_bounds__(kCombineThreads)
                                              row % params.dim * initial.channel +
                                              state * initial.state);
     }
-    const T* factors = static_cast<const T*>(states.factors) + i;
-    T* offsets = static_cast<T*>(states.offsets) + i;
-    const auto at = [&](int64_t s) { return (backwards ? segments - 1 - s : s) * count; };
-    for (int64_t first = 0; first < segments; first += kCombined<T>) {
-      // The last segment has no summary, and what leaves it nobody needs.
-      T factor[kCombined<T>]{};
-      T offset[kCombined<T>]{};
+    const int64_t stride = backwards ? -count : count;
+    const int64_t entry = (backwards ? (segments - 1) * count : 0) + i;
+    const T* factors = static_cast<const T*>(states.factors) + entry;
+    T* offsets = static_cast<T*>(states.offsets) + entry;
+    const auto combine = [&](const auto& exists) {
+      T factor[kCombined<T>];
+      T offset[kCombined<T>];
 #pragma unroll
       for (int k = 0; k < kCombined<T>; ++k) {
-        if (first + k >= segments - 1) continue;
-        factor[k] = factors[at(first + k)];
-        offset[k] = offsets[at(first + k)];
+        const int64_t at = exists(k) ? k * stride : 0;
+        factor[k] = factors[at];
+        offset[k] = offsets[at];
       }
 #pragma unroll
       for (int k = 0; k < kCombined<T>; ++k) {
-        if (first + k >= segments) continue;
-        offsets[at(first + k)] = value;
-        value = is_number(factor[k]) ? apply_map(factor[k], offset[k], value) : offset[k];
+        if (exists(k)) offsets[k * stride] = value;
+        const T mapped = apply_map(factor[k], offset[k], value);
+        value = exists(k) ? is_number(factor[k]) ? mapped : offset[k] : value;
       }
+    };
+    // The last segment has no summary, and what leaves it nobody needs.
+    int64_t left = segments - 1;
+    for (; left >= kCombined<T>; left -= kCombined<T>) {
+      combine([](int) { return true; });
+      factors += kCombined<T> * stride;
+      offsets += kCombined<T> * stride;
     }
+    if (left > 0) combine([&](int k) { return k < left; });
+    offsets[left * stride] = value;
   }
 }
 

@@ -99,6 +99,11 @@ __device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
   }
 }
 
+/// Whether a lane holds sums that no other one has: beyond four lanes the others repeat them.
+__device__ __forceinline__ bool holds_sums(int part) {
+  return part < kBlockSteps;
+}
+
 /// The first step of a block whose sums a lane holds.
 template <int kHeld>
 __device__ __forceinline__ int held_step(int part) {
