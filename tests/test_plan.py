@@ -178,6 +178,25 @@ def test_rows(plan, call, forward, backward):
     assert "".join(row[0] for row in rows) == backward
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_of_several_dtypes(plan, reverse):
+    """They are taken as they are where they are vectors along steps of many channels."""
+    mixed = replace(MAMBA, mixed=True, reverse=reverse)
+    made = plan("forward", mixed)
+    assert (made["path"], made["map"], made["segments"]) == ("streamed", "mixed", 1)
+    assert made["rows"] == ["steps"] * 4
+    for changes in (
+        {"batch": 1, "dim": 256},
+        {"dstate": 17},
+        {"C": "constant"},
+        {"channel_last": True},
+        {"seqlen": 2047},
+        {"complex": True},
+    ):
+        made = plan("forward", replace(mixed, **changes))
+        assert made["path"] != "streamed", changes
+
+
 @pytest.mark.parametrize(("call", "forward", "backward"), TABLE)
 def test_table(plan, call, forward, backward):
     names = ("path", "tile_channels", "segments", "scratch_bytes")
