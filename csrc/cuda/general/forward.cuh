@@ -61,9 +61,9 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
     const auto C_block = C_rows.template block<T, kStates>();
+    const auto values = block_coefficients<kMethod>(delta, poles);
     Pack<R, kBlockSteps> y;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
@@ -102,8 +102,8 @@ __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, cons
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
+    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = B_block[j];

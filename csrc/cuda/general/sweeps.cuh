@@ -64,8 +64,8 @@ __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& ro
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto u = load_pack<R, kBlockSteps>(rows.u + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto B_block = B_rows.template block<T, kStates>();
+    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = B_block[j];
@@ -94,8 +94,8 @@ __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto dy = load_pack<R, kBlockSteps>(rows.dy + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
     const auto C_block = C_rows.template block<T, kStates>();
+    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = kBlockSteps - 1; j >= 0; --j) {
       const auto C = C_block[j];
@@ -168,8 +168,8 @@ __device__ __forceinline__ void sweep_block_backward(
 
   Pack<T, kStates> h[kBlockSteps + 1];
   h[0] = h_before;
-  const auto values = block_coefficients<kMethod>(delta, poles);
   const auto B_block = B_rows.template block<T, kStates>();
+  const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
     const auto B = B_block[j];
