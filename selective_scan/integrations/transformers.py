@@ -32,7 +32,7 @@ from ..selective_state_update import selective_state_update
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
 
-_TRIED = "tried with transformers 5.17.0 and 5.23.0"
+_TRIED = "tried with transformers 5.17.0, 5.23.0 and 5.24.0"
 _MIXERS = {
     "mamba": "MambaMixer",
     "falcon_mamba": "FalconMambaMixer",
@@ -208,11 +208,14 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
     def forward(
         self: Any,
         hidden_states: Tensor,
-        cache_params: Any = None,
+        cache: Any = None,
         attention_mask: Tensor | None = None,
+        *,
+        cache_params: Any = None,  # its name until transformers 5.24
         **options: Any,
     ) -> Tensor:
-        has_cache = cache_params is not None
+        cache = cache_params if cache is None else cache
+        has_cache = cache is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
             return run_in_one(
                 self,
@@ -222,11 +225,11 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
                 bidirectional=False,
                 cu_seqlens=None,
             )
-        if goes_on and has_cache and cache_params.has_previous_state(self.layer_idx):
-            state = cache_params.layers[self.layer_idx].recurrent_states[0]
+        if goes_on and has_cache and cache.has_previous_state(self.layer_idx):
+            state = cache.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
-                return own(self, hidden_states, cache_params, attention_mask, **options)
-        return own(self, hidden_states, cache_params, attention_mask, **options)
+                return own(self, hidden_states, cache, attention_mask, **options)
+        return own(self, hidden_states, cache, attention_mask, **options)
 
     return forward
 
@@ -332,7 +335,7 @@ def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
     if hasattr(module, "mamba_inner_fn"):
         changes.append((module, "mamba_inner_fn", _go_by_parts))
     mixer = getattr(module, _MIXERS[model], module)
-    own = _found(mixer, "forward", "self hidden_states cache_params attention_mask")
+    own = _found(mixer, "forward", "self hidden_states cache|cache_params attention_mask")
     changes.append((mixer, "forward", _forward(own, model == "mamba", fix_continuation)))
     return changes
 
@@ -346,20 +349,24 @@ def _import(model: str) -> ModuleType:
 
 
 def _found(owner: Any, name: str, arguments: str) -> Callable[..., Any]:
-    """The attribute, if it takes these arguments first, in this order, and others are optional."""
+    """The attribute, if it takes these arguments first, in this order, each by one of the names
+    between bars, and others are optional."""
     own, wanted = getattr(owner, name, None), arguments.split()
     got = "is missing"
     if own is not None:
         signature = _signature(own)
         parameters = list(signature.parameters.values())
-        names = [parameter.name for parameter in parameters[: len(wanted)]]
-        if names == wanted and all(map(_is_optional, parameters[len(wanted) :])):
+        are_wanted = len(parameters) >= len(wanted) and all(
+            parameter.name in names.split("|")
+            for parameter, names in zip(parameters, wanted, strict=False)
+        )
+        if are_wanted and all(map(_is_optional, parameters[len(wanted) :])):
             return own
         got = f"takes {signature}"
     version = importlib.import_module("transformers").__version__
     raise ImportError(
         f"selective_scan: {owner.__name__}.{name} of transformers {version} {got}, expected "
-        f"({', '.join(wanted)}); {_TRIED}"
+        f"({', '.join(wanted).replace('|', ' or ')}); {_TRIED}"
     )
 
 

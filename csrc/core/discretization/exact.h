@@ -84,6 +84,7 @@ SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
 struct ExactHold : StepForms<ExactHold> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kHasIncrements = true;
+  static constexpr bool kTakesPowers = true;
 
   /// Δ·φ1(x) = (exp(x) − 1)/A spares a division for every step. A policy may have an exact_hold of
   /// its own, where exp and expm1 share their work.

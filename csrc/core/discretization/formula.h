@@ -111,6 +111,8 @@ struct StepForms {
   /// Whether abar is Math::exp_at(Δ, constants.rate), and keep_with() makes the rest of a step for
   /// whoever has abar.
   static constexpr bool kAbarIsByRate = false;
+  /// Whether value() takes a pole whose exponent is what a policy has made of Δ times it.
+  static constexpr bool kTakesPowers = false;
   /// Whether scans may go by ExactIncrements.
   static constexpr bool kHasIncrements = false;
 

@@ -21,6 +21,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kBbarDependsOnA = kTerms != 1;
   static constexpr bool kAbarIsByRate = true;
+  static constexpr bool kTakesPowers = true;
   static constexpr int kMostTerms = kTerms == kAnyTerms ? 4 : kTerms;
 
   /// `scale` times the coefficient of x^k in b.

@@ -65,7 +65,7 @@ __device__ __noinline__ Coefficients<double> fp64_coefficients(double delta, Pol
 
 template <Method kMethod, class T>
 __device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const Pole<T>& pole) {
-  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kAbarIsExponential) {
+  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kTakesPowers) {
     return fp64_coefficients<kMethod>(delta, pole);
   } else {
     return Formula<kMethod>::template value<DeviceMath>(delta, pole);
@@ -162,7 +162,7 @@ template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ BlockCoefficients<T, kStates> block_coefficients(
     const Pack<real_t<T>, kBlockSteps>& delta, const Poles<T, kStates>& poles) {
   BlockCoefficients<T, kStates> values;
-  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kAbarIsExponential) {
+  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kTakesPowers) {
     constexpr int kCount = kBlockSteps * kStates;
     double deltas[kCount];
     Pole<double> all_poles[kCount];
