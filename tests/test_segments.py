@@ -67,7 +67,8 @@ def test_matches_the_reference(case):
 def test_angles_add_up_without_loss(method):
     """Over many steps a segment turns a state by angles that no float32 holds as their sum."""
     random = generator(method)
-    dim, dstate, seqlen = 2, 4, 5000
+    # States enough that no few of them, accurate by chance, are all of the error.
+    dim, dstate, seqlen = 2, 16, 5000
     u, delta = torch.rand(2, 1, dim, seqlen, generator=random).bfloat16()
     A = torch.complex(
         -0.1 * torch.rand(dim, dstate, generator=random),
