@@ -26,6 +26,21 @@ def results_of(case, inputs):
     return dict(zip(names, (*outputs, *gradients), strict=True))
 
 
+def expected_and_actual(case, tensors, device):
+    """The reference's outputs and gradients, each with the device's."""
+    results = []
+    for backend, where in (("reference", "cpu"), ("auto", device)):
+        inputs = {
+            key: None if value is None else value.detach().clone().to(where).requires_grad_()
+            for key, value in tensors.items()
+        }
+        outputs = scan(case, inputs, backend=backend)
+        present = [value for value in inputs.values() if value is not None]
+        cotangents = [make(case).cotangents[key].to(where) for key in ("out", "last_state")]
+        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
+    return zip(*results, strict=True)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["u", "delta", "z", "initial_state", "A", "D"])
 @pytest.mark.parametrize("is_complex", [False, True])
@@ -107,21 +122,10 @@ def test_poles_and_steps_of_zero(method, is_complex, device):
         delta_softplus=False,
         delta_bias=False,
     )
-    problem = make(case)
-    tensors = {key: None if v is None else v.clone() for key, v in problem.tensors.items()}
+    tensors = {key: None if v is None else v.clone() for key, v in make(case).tensors.items()}
     tensors["A"][:, :2] = 0
     tensors["delta"][..., ::3] = 0
-    results = []
-    for backend, where in (("reference", "cpu"), ("auto", device)):
-        inputs = {
-            key: None if value is None else value.to(where).requires_grad_()
-            for key, value in ((k, None if v is None else v.clone()) for k, v in tensors.items())
-        }
-        outputs = scan(case, inputs, backend=backend)
-        present = [value for value in inputs.values() if value is not None]
-        cotangents = [problem.cotangents[key].to(where) for key in ("out", "last_state")]
-        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
-    for expected, actual in zip(*results, strict=True):
+    for expected, actual in expected_and_actual(case, tensors, device):
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-11, atol=1e-11)
 
 
@@ -180,8 +184,7 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
         delta_bias=False,
         initial_state=False,
     )
-    problem, random = make(case), generator(method)
-    tensors = dict(problem.tensors)
+    tensors, random = dict(make(case).tensors), generator(method)
 
     def sizes(low, high, like):
         return 10 ** torch.empty_like(like).uniform_(low, high, generator=random)
@@ -190,17 +193,7 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
     tensors["delta"] = sizes(-2, 2.5, tensors["delta"])
     tensors["A"][0, 1] = tensors["delta"][0, :, 3] = 0
     tensors["A"][1, 2], tensors["delta"][1, 0, 5] = -1e305, 1e-300
-    results = []
-    for backend, where in (("reference", "cpu"), ("auto", device)):
-        inputs = {
-            key: None if value is None else value.detach().to(where).requires_grad_()
-            for key, value in tensors.items()
-        }
-        outputs = scan(case, inputs, backend=backend)
-        present = [value for value in inputs.values() if value is not None]
-        cotangents = [problem.cotangents[key].to(where) for key in ("out", "last_state")]
-        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
-    for expected, actual in zip(*results, strict=True):
+    for expected, actual in expected_and_actual(case, tensors, device):
         torch.testing.assert_close(
             actual.cpu(), expected, rtol=1e-10, atol=1e-11 * expected.abs().max().item()
         )

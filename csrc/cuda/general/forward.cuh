@@ -13,7 +13,7 @@
 // turn, everything else belongs to a warp.
 //
 // Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory;
-// in fp64 by the latency of chains of FMAs, as many as a dozen for an exponential.
+// in fp64 by the FP64 unit, and the latency of chains of a dozen FMAs for every exponential.
 #pragma once
 
 #include "../kit/launch_tools.h"

@@ -344,13 +344,11 @@ template <class R, class Transform>
 __device__ __forceinline__ void convert_rows(const RowWindow& window, const WarpTile& tile,
                                              const char* raw, R* rows, const Transform& transform) {
   constexpr int kGroups = kGroupsAtATime<R>;
+  if (tile.lane >= tile.groups()) return;
   if (kGroups > 1 && tile.visits() == 1) {
-    if (tile.groups() >= kWarpSize || tile.lane < tile.groups()) {
-      convert_groups<R, 1>(window, tile, 0, raw, rows, transform);
-    }
+    convert_groups<R, 1>(window, tile, 0, raw, rows, transform);
     return;
   }
-  if (tile.groups() < kWarpSize && tile.lane >= tile.groups()) return;
 #pragma unroll 1
   for (int visit = 0; visit < tile.visits(); visit += kGroups) {
     convert_groups<R, kGroups>(window, tile, visit, raw, rows, transform);
@@ -361,6 +359,7 @@ __device__ __forceinline__ void convert_rows(const RowWindow& window, const Warp
 template <class R, class Value>
 __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTile& tile,
                                            const Value& value) {
+  constexpr int kGroups = kGroupsAtATime<R>;
   const bool along_channels = window.plan.mode == RowMode::kChannels;
   const bool whole_groups = window.plan.mode == RowMode::kSteps;
   const bool backwards = whole_groups && window.plan.reversed;
@@ -370,7 +369,7 @@ __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTi
       (along_channels ? (kBlockSteps << (kWarpBits - tile.channel_bits)) * window.step
                       : kChannelsPerVisit * window.channel) *
       window.size;
-#pragma unroll kGroupsAtATime < R>
+#pragma unroll kGroups
   for (int visit = 0; visit < tile.visits(); ++visit, target += visit_stride) {
     const int g = visit * kWarpSize + tile.lane;
     const StepQuad group(along_channels, tile, g);

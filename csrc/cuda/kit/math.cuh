@@ -46,26 +46,19 @@ static __device__ __noinline__ double2 sincos(double x) {
 }
 
 /// Values whose chains of operations overlap.
-struct Four {
-  double v[4];
+template <int kCount>
+struct Values {
+  double v[kCount];
 };
-static __device__ __noinline__ Four softplus(Four x) {
+template <int kCount>
+static __device__ __noinline__ Values<kCount> softplus(Values<kCount> x) {
   fp64_softplus(x.v);
   return x;
 }
-static __device__ __noinline__ double softplus(double x) {
-  double value[1] = {x};
-  fp64_softplus(value);
-  return value[0];
-}
-static __device__ __noinline__ Four sigmoid(Four x) {
+template <int kCount>
+static __device__ __noinline__ Values<kCount> sigmoid(Values<kCount> x) {
   fp64_sigmoid(x.v);
   return x;
-}
-static __device__ __noinline__ double sigmoid(double x) {
-  double value[1] = {x};
-  fp64_sigmoid(value);
-  return value[0];
 }
 }  // namespace outlined
 
@@ -180,7 +173,7 @@ __device__ __forceinline__ float device_softplus(float x) {
   return softplus_by_atanh(x, ::expf(-fabsf(x)));
 }
 __device__ __forceinline__ double device_softplus(double x) {
-  return outlined::softplus(x);
+  return outlined::softplus<1>({x}).v[0];
 }
 /// The same, with the derivative.
 __device__ __forceinline__ float device_softplus(float x, float& slope) {
@@ -235,15 +228,16 @@ __device__ __forceinline__ float device_sigmoid(float x) {
 }
 
 __device__ __forceinline__ double device_sigmoid(double x) {
-  return outlined::sigmoid(x);
+  return outlined::sigmoid<1>({x}).v[0];
 }
 
+using Four = outlined::Values<4>;
 template <int kCount, class F>
 __device__ __forceinline__ void for_each_four(double (&values)[kCount], const F& f) {
   static_assert(kCount % 4 == 0);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    const outlined::Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
+    const Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i + j] = four.v[j];
   }
@@ -257,7 +251,7 @@ __device__ __forceinline__ void softplus_all(float (&values)[kCount]) {
 }
 template <int kCount>
 __device__ __forceinline__ void softplus_all(double (&values)[kCount]) {
-  for_each_four(values, [](outlined::Four x) { return outlined::softplus(x); });
+  for_each_four(values, [](Four x) { return outlined::softplus(x); });
 }
 template <int kCount>
 __device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {
@@ -266,7 +260,7 @@ __device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {
 }
 template <int kCount>
 __device__ __forceinline__ void sigmoid_all(double (&values)[kCount]) {
-  for_each_four(values, [](outlined::Four x) { return outlined::sigmoid(x); });
+  for_each_four(values, [](Four x) { return outlined::sigmoid(x); });
 }
 
 /// x·silu(z)

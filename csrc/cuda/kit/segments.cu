@@ -7,7 +7,7 @@ namespace selective_scan::cuda {
 
 namespace {
 
-/// Segments that a thread loads at a time; how often it waits is what bounds the kernel.
+/// Segments that a thread loads at a time.
 template <class T>
 constexpr int kCombined = sizeof(T) == 4 ? 32 : 16;
 constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part

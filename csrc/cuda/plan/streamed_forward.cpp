@@ -63,12 +63,11 @@ constexpr Variant kVariants[] = {
     make_variant<Complex<float>, 2, 3>(1),
 };
 
-int64_t element_bytes(const ScanParams& params, const std::array<const ArrayView*, 4>& rows) {
-  return have_one_dtype(params, rows) ? element_size(params.u.dtype) : 4;
-}
+/// With so many a multiprocessor, cutting time into segments does not pay.
+constexpr double kManyWarps = 6;
 
-/// The kernels that take rows of several types cannot cut time into segments.
-constexpr double kManyWarps = 6;  // with so many a multiprocessor that does not pay either
+/// Whether rows of several types, which are converted to fp32 on their way, are taken as they are.
+/// The kernels that do so cannot cut time into segments.
 bool takes_several_dtypes(const ForwardParams& params, const Variant& variant,
                           const Device& device) {
   return variant.has_own_maps && params.variable_B && params.variable_C &&
@@ -311,8 +310,9 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   if (!plan_rows(params, variant->warp_channels, rows_of(params), plan.map, plan.rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
-  plan.element_bytes = static_cast<int>(element_bytes(params, rows_of(params)));
-  if (!have_one_dtype(params, rows_of(params))) {
+  const bool has_one_dtype = have_one_dtype(params, rows_of(params));
+  plan.element_bytes = has_one_dtype ? static_cast<int>(element_size(params.u.dtype)) : 4;
+  if (!has_one_dtype) {
     plan.map = LaneMap::kMixed;
     for (RowArray& row : plan.rows) row.has_vectors = false;  // along channels
   } else if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
