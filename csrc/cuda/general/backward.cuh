@@ -19,26 +19,10 @@
 #pragma once
 
 #include "../kit/launch_tools.h"
-#include "../plan/segments.h"
 #include "kernels.h"
 #include "sweeps.cuh"
 
 namespace selective_scan::cuda::general {
-
-enum class BackwardMode : int8_t { kWhole, kSummarize, kResume };
-
-struct BackwardArgs {
-  BackwardParams params;
-  Geometry geometry;
-  SharedLayout layout;
-  InputPlans plans;
-  RowPlan dout;
-  RowPlan du;
-  RowPlan ddelta;
-  RowPlan dz;
-  BackwardMode mode;
-  BackwardWorkspace workspace;
-};
 
 /// The arrays of a work item as a warp reads them, chunk by chunk.
 struct BackwardInputs {
@@ -245,7 +229,7 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const int sum_steps = steps_between_sums(geometry);
-  const bool summarize = args.mode == BackwardMode::kSummarize;
+  const bool summarize = args.mode == Mode::kSummarize;
   const bool is_packed = params.packed.present();
   const int padded_states = geometry.padded_states(kStates);
   const int pieces = kChunk / geometry.piece_steps;
@@ -275,10 +259,10 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
     States factor;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
-    if (is_packed ? part.is_last() : args.mode == BackwardMode::kWhole) {
+    if (is_packed ? part.is_last() : args.mode == Mode::kWhole) {
       carry = load_channel_states<T, kStates>(params.dlast_state, part.states_of(item), channel,
                                               exists, role.first_state, params.dstate);
-    } else if (args.mode == BackwardMode::kResume && exists) {
+    } else if (args.mode == Mode::kResume && exists) {
       carry = load_pack<T, kStates>(static_cast<const T*>(args.workspace.segments.offsets) +
                                     segment_row);
     }
@@ -432,37 +416,11 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::backward(
-    const BackwardParams& params, const GeneralBackwardPlan& plan,
-    const BackwardWorkspace& workspace, cudaStream_t stream) {
-  const Geometry& geometry = plan.geometry;
-  const auto kernel = scan_backward_kernel<T, kStates, kLaneBits, kMethod, kSource>;
-  const bool wants_state_alone = params.wants_state_alone();
-  const BackwardParams steps = wants_state_alone ? behind_front_segment(params, geometry) : params;
-  BackwardArgs args{steps,
-                    geometry,
-                    plan.layout,
-                    make_input_plans(steps, geometry),
-                    make_row_plan(steps.dout, params, geometry),
-                    make_row_plan(params.du, params, geometry),
-                    make_row_plan(params.ddelta, params, geometry),
-                    make_row_plan(params.dz, params, geometry),
-                    BackwardMode::kWhole,
-                    workspace};
-  if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);
-
-  args.mode = BackwardMode::kSummarize;
-  cudaError_t error = launch_kernel(kernel, plan.shape, stream, args);
-  if (error != cudaSuccess) return error;
-  error = combine_segments<T>(params, params.dlast_state, geometry, geometry.padded_states(kStates),
-                              true, workspace.segments, stream);
-  if (error != cudaSuccess) return error;
-  if (wants_state_alone) {
-    return copy_state_gradient<T>(params, geometry.padded_states(kStates), workspace.segments,
-                                  stream);
-  }
-  args.mode = BackwardMode::kResume;
-  return launch_kernel(kernel, plan.shape, stream, args);
+cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::backward(const BackwardArgs& args,
+                                                                    const LaunchShape& shape,
+                                                                    cudaStream_t stream) {
+  return launch_kernel(scan_backward_kernel<T, kStates, kLaneBits, kMethod, kSource>, shape, stream,
+                       args);
 }
 
 }  // namespace selective_scan::cuda::general

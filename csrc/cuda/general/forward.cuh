@@ -23,18 +23,6 @@
 
 namespace selective_scan::cuda::general {
 
-enum class ForwardMode : int8_t { kWhole, kSummarize, kResume };
-
-struct ForwardArgs {
-  ForwardParams params;
-  Geometry geometry;
-  SharedLayout layout;
-  InputPlans plans;
-  RowPlan out;
-  ForwardMode mode;
-  SegmentStates segments;
-};
-
 /// The arrays of a work item as a warp moves them, chunk by chunk.
 struct ForwardWindows {
   RowWindow u;
@@ -164,7 +152,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
-  const bool summarize = args.mode == ForwardMode::kSummarize;
+  const bool summarize = args.mode == Mode::kSummarize;
   const bool has_output = params.out.present() && !summarize;
   const bool has_gate = params.z.present() && has_output;
   const bool is_packed = params.packed.present();
@@ -202,10 +190,10 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
     States factor;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
-    if (is_packed ? part.is_first() : args.mode == ForwardMode::kWhole) {
+    if (is_packed ? part.is_first() : args.mode == Mode::kWhole) {
       h = load_channel_states<T, kStates>(params.initial_state, part.states_of(item), channel,
                                           exists, role.first_state, params.dstate);
-    } else if (args.mode == ForwardMode::kResume && exists) {
+    } else if (args.mode == Mode::kResume && exists) {
       h = load_pack<T, kStates>(static_cast<const T*>(args.segments.offsets) + segment_row);
     }
 
@@ -312,37 +300,11 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
 }
 
 template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::forward(const ForwardParams& params,
-                                                                   const GeneralForwardPlan& plan,
-                                                                   const SegmentStates& segments,
+cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::forward(const ForwardArgs& args,
+                                                                   const LaunchShape& shape,
                                                                    cudaStream_t stream) {
-  const Geometry& geometry = plan.geometry;
-  const auto kernel = scan_forward_kernel<T, kStates, kLaneBits, kMethod, kSource>;
-  ForwardArgs args{params,
-                   geometry,
-                   plan.layout,
-                   make_input_plans(params, geometry),
-                   make_row_plan(params.out, params, geometry),
-                   ForwardMode::kWhole,
-                   segments};
-  if (geometry.segments == 1) return launch_kernel(kernel, plan.shape, stream, args);
-
-  args.mode = ForwardMode::kSummarize;  // of all segments but the last
-  args.geometry.work_items = geometry.work_items / geometry.segments * (geometry.segments - 1);
-  LaunchShape summary_shape = plan.shape;
-  summary_shape.blocks = args.geometry.work_items;
-  cudaError_t error = launch_kernel(kernel, summary_shape, stream, args);
-  if (error != cudaSuccess) return error;
-  error = combine_segments<T>(params, params.initial_state, geometry,
-                              geometry.padded_states(kStates), false, segments, stream);
-  if (error != cudaSuccess) return error;
-  if (params.wants_map_alone()) {
-    return store_map<T>(params, geometry.segments, geometry.padded_states(kStates), segments,
-                        stream);
-  }
-  args.mode = ForwardMode::kResume;
-  args.geometry.work_items = geometry.work_items;
-  return launch_kernel(kernel, plan.shape, stream, args);
+  return launch_kernel(scan_forward_kernel<T, kStates, kLaneBits, kMethod, kSource>, shape, stream,
+                       args);
 }
 
 }  // namespace selective_scan::cuda::general

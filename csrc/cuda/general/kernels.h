@@ -5,16 +5,43 @@
 
 #include "../kit/gradient_sums.h"
 #include "../plan/path_plans.h"
+#include "copy_plans.h"
 
 namespace selective_scan::cuda::general {
+
+/// All steps at once; or, of a sequence in segments, the summaries of these, or their steps.
+enum class Mode : int8_t { kWhole, kSummarize, kResume };
+
+struct ForwardArgs {
+  ForwardParams params;
+  Geometry geometry;
+  SharedLayout layout;
+  InputPlans plans;
+  RowPlan out;
+  Mode mode;
+  SegmentStates segments;
+};
+
+struct BackwardArgs {
+  BackwardParams params;
+  Geometry geometry;
+  SharedLayout layout;
+  InputPlans plans;
+  RowPlan dout;
+  RowPlan du;
+  RowPlan ddelta;
+  RowPlan dz;
+  Mode mode;
+  BackwardWorkspace workspace;
+};
 
 /// The launches of one instantiation.
 template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource = BCSource::kStaged>
 struct Scan {
-  static cudaError_t forward(const ForwardParams& params, const GeneralForwardPlan& plan,
-                             const SegmentStates& segments, cudaStream_t stream);
-  static cudaError_t backward(const BackwardParams& params, const GeneralBackwardPlan& plan,
-                              const BackwardWorkspace& workspace, cudaStream_t stream);
+  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
+                             cudaStream_t stream);
+  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+                              cudaStream_t stream);
 };
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.

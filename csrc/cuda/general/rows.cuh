@@ -10,52 +10,9 @@
 
 #include "../kit/elements.cuh"
 #include "../kit/geometry.cuh"
+#include "copy_plans.h"
 
 namespace selective_scan::cuda::general {
-
-/// How a warp moves its part of an array.
-enum class RowMode : int8_t {
-  kElements,  // one by one: any strides, any alignment
-  kSteps,     // steps are contiguous: a group is one access
-  kChannels,  // channels are contiguous: a step's channels are one access
-};
-
-/// One array's mode and whether its steps lie backwards in memory.
-struct RowPlan {
-  RowMode mode = RowMode::kElements;
-  bool reversed = false;
-};
-
-/// What asynchronous copies move at once.
-SELECTIVE_SCAN_HD int copy_bytes(int bytes) {
-  return bytes < 16 ? bytes : 16;
-}
-
-inline RowPlan make_row_plan(const ArrayView& view, const ScanParams& params,
-                             const Geometry& geometry) {
-  RowPlan plan;
-  if (!view.present()) return plan;
-  const int64_t size = element_size(view.dtype);
-  const auto aligned = [&](int64_t address, int64_t bytes) { return address % bytes == 0; };
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
-  if (view.step == 1 || view.step == -1) {
-    const int64_t bytes = copy_bytes(static_cast<int>(kBlockSteps * size));
-    plan.reversed = view.step == -1;
-    // A packed sequence may begin anywhere.
-    if (!params.packed.present() && aligned(plan.reversed ? address + size : address, bytes) &&
-        aligned(view.channel * size, bytes) && aligned(view.batch * size, bytes)) {
-      plan.mode = RowMode::kSteps;
-    }
-  } else if (view.channel == 1) {
-    const int64_t bytes = copy_bytes(static_cast<int>(geometry.warp_channels() * size));
-    if (bytes >= 4 && aligned(address, bytes) && aligned(view.step * size, bytes) &&
-        aligned(view.batch * size, bytes) &&
-        (params.groups == 1 || aligned(geometry.group_channels * size, bytes))) {
-      plan.mode = RowMode::kChannels;
-    }
-  }
-  return plan;
-}
 
 /// One warp's channels in one chunk. What does not exist, at the end of a group or of the sequence,
 /// is zero.

@@ -11,21 +11,6 @@
 
 namespace selective_scan::cuda::general {
 
-/// How each input is moved; decided on the host, where alignment is known.
-struct InputPlans {
-  RowPlan u;
-  RowPlan delta;
-  RowPlan z;
-  ProjectionPlan B;
-  ProjectionPlan C;
-};
-
-inline InputPlans make_input_plans(const ScanParams& params, const Geometry& geometry) {
-  return {make_row_plan(params.u, params, geometry), make_row_plan(params.delta, params, geometry),
-          make_row_plan(params.z, params, geometry), make_projection_plan(params.B, params),
-          make_projection_plan(params.C, params)};
-}
-
 /// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
 /// So, in kernels that have too few registers for both, what is known of arrays makes room for the
 /// scan and is found anew wherever a chunk is moved.

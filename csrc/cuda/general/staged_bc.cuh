@@ -12,42 +12,6 @@
 
 namespace selective_scan::cuda::general {
 
-enum class ProjectionMode : int8_t {
-  kElements,  // one by one: any strides, any alignment
-  kSteps,     // four steps of one state are one access
-  kStates,    // four states of one step are one access
-};
-
-struct ProjectionPlan {
-  ProjectionMode mode = ProjectionMode::kElements;
-  bool reversed = false;
-};
-
-/// Elements of four steps, or four states, that a thread moves at a time.
-constexpr int kQuad = 4;
-
-inline ProjectionPlan make_projection_plan(const ArrayView& view, const ScanParams& params) {
-  ProjectionPlan plan;
-  const int64_t components = params.is_complex ? 2 : 1;
-  if (params.is_complex && view.imag != 1) return plan;
-  const int64_t size = element_size(view.dtype);
-  const int64_t bytes = copy_bytes(static_cast<int>(kQuad * components * size));
-  const auto aligned = [&](int64_t offset) { return offset % bytes == 0; };
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data));
-  if (!aligned(view.batch * size) || !aligned(view.group * size)) return plan;
-  if (view.step == components || view.step == -components) {
-    plan.reversed = view.step < 0;
-    const int64_t first = plan.reversed ? address + components * size : address;
-    // A packed sequence may begin anywhere.
-    const bool may_have = !params.packed.present();
-    if (may_have && aligned(first) && aligned(view.state * size))
-      plan.mode = ProjectionMode::kSteps;
-  } else if (view.state == components && params.dstate % kQuad == 0) {
-    if (aligned(address) && aligned(view.step * size)) plan.mode = ProjectionMode::kStates;
-  }
-  return plan;
-}
-
 /// B or C as a lane reads it: its states of step t of the piece lie `first + t·stride` bytes into
 /// shared memory.
 struct ProjectionRows {
