@@ -80,15 +80,6 @@ struct Chains {
       with_column_chain<Step, Params, Storage>(params, split, visit);
     }
   }
-
-  static int64_t num_blocks(const Params& params, const Segmentation& split) {
-    if constexpr (kRowLanes > 0) {
-      const int64_t threads = params.rows * split.segments * kRowLanes;
-      return ceil_div(threads, kRowThreads);
-    } else {
-      return ceil_div(params.rows, kWarpSize) * split.segments;
-    }
-  }
 };
 
 template <class Step, class Params, class Storage, int kRowLanes>
@@ -135,23 +126,50 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+/// The kernels of one kind of chain as a launch sees them.
+template <class T, class Params>
+struct ChainKernels {
+  void (*map)(Params, Segmentation, AffineMap<T>*);
+  void (*scan)(Params, Segmentation, const AffineMap<T>*);
+  int row_lanes;
+};
+
 template <class Step, class Params, class Storage, int kRowLanes>
-cudaError_t launch_chains(const Params& params, const Segmentation& split, void* workspace,
+constexpr ChainKernels<typename Step::Value, Params> kChainKernels{
+    &map_kernel<Step, Params, Storage, kRowLanes>, &scan_kernel<Step, Params, Storage, kRowLanes>,
+    kRowLanes};
+
+template <class Step, class Params, class Storage>
+const ChainKernels<typename Step::Value, Params>& kernels_for(const Params& params,
+                                                              const Segmentation& split) {
+  if (split.is_columns) return kChainKernels<Step, Params, Storage, 0>;
+  const bool are_short = params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1);
+  return are_short ? kChainKernels<Step, Params, Storage, kFewLanes>
+                   : kChainKernels<Step, Params, Storage, kWarpSize>;
+}
+
+template <class Step, class Params>
+cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kernels,
+                          const Params& params, const Segmentation& split, void* workspace,
                           cudaStream_t stream) {
-  using Kind = Chains<Step, Params, Storage, kRowLanes>;
-  auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
-  const auto blocks = static_cast<unsigned>(Kind::num_blocks(params, split));
-  if (blocks == 0) return cudaSuccess;  // there is no sequence
-  if (maps != nullptr) {
-    const int64_t start_blocks = ceil_div(params.rows * kWarpSize, kRowThreads);
-    map_kernel<Step, Params, Storage, kRowLanes>
-        <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
-    start_kernel<Step, Params>
-        <<<static_cast<unsigned>(start_blocks), kRowThreads, 0, stream>>>(params, split, maps);
+  LaunchShape shape;
+  if (kernels.row_lanes > 0) {
+    shape.blocks = ceil_div(params.rows * split.segments * kernels.row_lanes, kRowThreads);
+    shape.threads = kRowThreads;
+  } else {
+    shape.blocks = ceil_div(params.rows, kWarpSize) * split.segments;
+    shape.threads = kColumnThreads;
   }
-  scan_kernel<Step, Params, Storage, kRowLanes>
-      <<<blocks, Kind::kThreads, 0, stream>>>(params, split, maps);
-  return cudaGetLastError();
+  if (shape.blocks == 0) return cudaSuccess;  // there is no sequence
+  auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
+  if (maps != nullptr) {
+    cudaError_t error = launch_kernel(kernels.map, shape, stream, params, split, maps);
+    if (error != cudaSuccess) return error;
+    const LaunchShape start_shape{ceil_div(params.rows * kWarpSize, kRowThreads), kRowThreads};
+    error = launch_kernel(&start_kernel<Step, Params>, start_shape, stream, params, split, maps);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_kernel(kernels.scan, shape, stream, params, split, maps);
 }
 
 inline bool all_stored_as(DType dtype, int64_t imag,
@@ -179,13 +197,8 @@ template <template <class> class Step, class Params>
 cudaError_t launch(const Params& params, const Segmentation& split, void* workspace,
                    cudaStream_t stream) {
   const auto with_storage = [&]<class T, class Storage>(T*, Storage*) {
-    if (split.is_columns) {
-      return launch_chains<Step<T>, Params, Storage, 0>(params, split, workspace, stream);
-    }
-    if (params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1)) {
-      return launch_chains<Step<T>, Params, Storage, kFewLanes>(params, split, workspace, stream);
-    }
-    return launch_chains<Step<T>, Params, Storage, kWarpSize>(params, split, workspace, stream);
+    return launch_chains<Step<T>>(kernels_for<Step<T>, Params, Storage>(params, split), params,
+                                  split, workspace, stream);
   };
   const auto with = [&]<class T, class Element>(T* compute, Element*) {
     // Columns are walked by their strides in either direction.
