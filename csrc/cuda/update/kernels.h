@@ -7,11 +7,15 @@
 
 namespace selective_scan::cuda::update {
 
+struct UpdateArgs {
+  UpdateParams params;
+  UpdatePlan plan;
+};
+
 /// The kernel for states of type T, kStates of them in 16 bytes and kPacks times as many in a lane.
 template <class T, int kStates, int kPacks, Method kMethod>
 struct Update {
-  static cudaError_t launch(const UpdateParams& params, const UpdatePlan& plan,
-                            cudaStream_t stream);
+  static cudaError_t launch(const UpdateArgs& args, cudaStream_t stream);
 };
 
 /// How the plain kernel finds its numbers, by the types of states and inputs: in any call for which
@@ -23,7 +27,7 @@ class DenseAccess;
 
 template <class Access, Method kMethod>
 struct PlainUpdate {
-  static cudaError_t launch(const UpdateParams& params, const UpdatePlan& plan,
+  static cudaError_t launch(const typename Access::Args& args, const LaunchShape& shape,
                             cudaStream_t stream);
 };
 

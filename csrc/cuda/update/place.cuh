@@ -7,11 +7,6 @@
 
 namespace selective_scan::cuda::update {
 
-struct UpdateArgs {
-  UpdateParams params;
-  UpdatePlan plan;
-};
-
 /// Where a lane stands.
 struct Place {
   int64_t head;

@@ -66,10 +66,9 @@ __global__ void __launch_bounds__(kUpdateThreads, Access::kBlocks)
 }
 
 template <class Access, Method kMethod>
-cudaError_t PlainUpdate<Access, kMethod>::launch(const UpdateParams& params, const UpdatePlan& plan,
-                                                 cudaStream_t stream) {
-  return launch_kernel(plain_update_kernel<Access, kMethod>, plan.shape, stream,
-                       typename Access::Args(params, plan));
+cudaError_t PlainUpdate<Access, kMethod>::launch(const typename Access::Args& args,
+                                                 const LaunchShape& shape, cudaStream_t stream) {
+  return launch_kernel(plain_update_kernel<Access, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::update

@@ -174,11 +174,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
 }
 
 template <class T, int kStates, int kPacks, Method kMethod>
-cudaError_t Update<T, kStates, kPacks, kMethod>::launch(const UpdateParams& params,
-                                                        const UpdatePlan& plan,
+cudaError_t Update<T, kStates, kPacks, kMethod>::launch(const UpdateArgs& args,
                                                         cudaStream_t stream) {
-  return launch_kernel(update_kernel<T, kStates, kPacks, kMethod>, plan.shape, stream,
-                       UpdateArgs{params, plan});
+  return launch_kernel(update_kernel<T, kStates, kPacks, kMethod>, args.plan.shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::update
