@@ -176,6 +176,11 @@ def cxx_flags(includes: list[str], debug: bool, sanitize: bool) -> list[str]:
     return flags
 
 
+def host_flags(debug: bool, sanitize: bool) -> list[str]:
+    """Of what merely prepares launches: to unroll and clone its code would only make it longer."""
+    return [] if os.name == "nt" or debug or sanitize else ["-O2"]
+
+
 def sanitizer_flags() -> list[str]:
     return ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
@@ -253,6 +258,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
         cuda_cxx = [
             *cxx_flags([*torch_includes, *plan.toolkit.include_dirs], debug, sanitize),
             *methods,
+            *host_flags(debug, sanitize),
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]

@@ -1,26 +1,37 @@
 // Texts made of parts.
 #pragma once
 
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
 #include <string>
-#include <type_traits>
+#include <string_view>
 
 namespace selective_scan::op {
 
-/// The parts one behind the other, integers as digits. Not by streams: they ask locales, of which
-/// a library that was linked with a C++ runtime of its own has others than PyTorch, and crashes.
-template <class... Parts>
-std::string joined(const Parts&... parts) {
-  std::string text;
-  const auto append = [&](const auto& part) {
-    using Part = std::decay_t<decltype(part)>;
-    if constexpr (std::is_integral_v<Part> && !std::is_same_v<Part, char>) {
-      text += std::to_string(part);
+/// A string, or an integer that stands for its digits.
+class TextPart {
+ public:
+  template <std::convertible_to<std::string_view> Text>
+  TextPart(const Text& text) : text_(text) {}
+  TextPart(std::integral auto number) : number_(number), is_number_(true) {}
+
+  void append_to(std::string& text) const {
+    if (is_number_) {
+      text += std::to_string(number_);
     } else {
-      text += part;
+      text += text_;
     }
-  };
-  (append(parts), ...);
-  return text;
-}
+  }
+
+ private:
+  std::string_view text_;
+  int64_t number_ = 0;
+  bool is_number_ = false;
+};
+
+/// The parts one behind the other. Not by streams: they ask locales, of which a library that was
+/// linked with a C++ runtime of its own has others than PyTorch, and crashes.
+std::string joined(std::initializer_list<TextPart> parts);
 
 }  // namespace selective_scan::op

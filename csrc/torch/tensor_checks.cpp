@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
 
 namespace selective_scan::op {
 namespace {
@@ -39,6 +40,10 @@ std::string dim_names(Dims dims) {
 }
 
 }  // namespace
+
+void fail_with(std::initializer_list<TextPart> parts) {
+  throw std::runtime_error("selective_scan: " + joined(parts));
+}
 
 ScalarType dtype_of(const Tensor& tensor) {
   static constexpr auto kUnknown = ScalarType::Undefined;

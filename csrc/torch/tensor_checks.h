@@ -6,7 +6,6 @@
 
 #include <initializer_list>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 #include "joined_text.h"
@@ -18,9 +17,10 @@ using torch::stable::Tensor;
 
 /// Throws "selective_scan: " and the parts. Not STD_TORCH_CHECK, which puts a source line in front
 /// of what the user should read.
+[[noreturn]] void fail_with(std::initializer_list<TextPart> parts);
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  throw std::runtime_error(joined("selective_scan: ", parts...));
+  fail_with({parts...});
 }
 
 /// tensor.scalar_type() without asking PyTorch for the number of one dtype after another, which
