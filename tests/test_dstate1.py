@@ -9,6 +9,7 @@ from selective_scan import selective_scan_fn, selective_scan_ref
 # Several tiles of channels to a group, the last one not full; whole vectors of steps.
 BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+COMPLEX = BASE.with_(complex=True)
 
 
 def cases():
@@ -31,26 +32,50 @@ def cases():
     yield BASE.with_(decay=1e-3, seqlen=1000, dim=16)
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=str)
+def complex_cases():
+    yield from (COMPLEX.with_(method=method) for method in METHODS)
+    for dtype in FLOATS:
+        yield from (COMPLEX.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 200))
+        yield COMPLEX.with_(dtype=dtype, B="packed_grouped", C="packed_grouped", method="foh")
+        yield COMPLEX.with_(dtype=dtype, reverse=True)
+        yield from (COMPLEX.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
+    for projection in FLOATS[1:]:
+        yield COMPLEX.with_(projection_dtype=projection, B="packed_grouped", C="packed_grouped")
+    for kinds in (("constant", "grouped"), ("grouped", "constant"), ("constant", "constant")):
+        yield COMPLEX.with_(B=kinds[0], C=kinds[1])
+        yield COMPLEX.with_(B=kinds[0], C=kinds[1], reverse=True)
+    yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
+    for name in ("D", "z", "delta_bias", "initial_state"):
+        yield COMPLEX.with_(**{name: False})
+    yield from (COMPLEX.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield from (COMPLEX.with_(dim=dim, groups=1) for dim in (1, 7, 33, 130))
+    for method in METHODS:
+        yield COMPLEX.with_(method=method, decay=1e-3, seqlen=1000, dim=16)
+        yield COMPLEX.with_(method=method, decay=30.0, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", list(dict.fromkeys([*cases(), *complex_cases()])), ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
 
 
+@pytest.mark.parametrize("base", [BASE, COMPLEX], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_runs_agree_bit_by_bit(dtype, device):
-    case = BASE.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
+def test_runs_agree_bit_by_bit(base, dtype, device):
+    case = base.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
     check_repeatable(case, device)
 
 
-def test_what_an_unstable_system_does_to_nothing(device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_what_an_unstable_system_does_to_nothing(dtype, device):
     """Steps may grow by a factor that overflows while the state, or its gradient, is still 0."""
     shape = (1, 144, 2048)
     u = torch.zeros(shape, device=device)
     u[..., -2:] = 1
     u.requires_grad_()
     delta = torch.ones(shape, device=device)
-    A = torch.full((144, 1), 6.0, device=device)
-    B, C = torch.ones(2, 1, 1, 2048, device=device)
+    A = torch.full((144, 1), 6.0, device=device, dtype=dtype)
+    B, C = torch.ones(2, 1, 1, 2048, device=device, dtype=dtype)
     cotangent = torch.zeros(shape, device=device)
     cotangent[..., :2] = 1
     results = []

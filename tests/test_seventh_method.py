@@ -41,7 +41,8 @@ EDITS = (
 # One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
 CUDA_SOURCES = (
     "general_real",
-    "dstate1",
+    "dstate1_real",
+    "dstate1_complex",
     "relay",
     "streamed_forward_complex_float_2x8",
     "streamed_backward_float_4_variable",

@@ -61,18 +61,21 @@ GENERAL = [
     ]
 ]
 
-# How the arrays of a dstate 1 problem lie in memory, and their elements' types.
+# Type of the state, and how the arrays of a dstate 1 problem lie in memory.
 DSTATE1 = [
     Source(
-        "dstate1",
+        f"dstate1_{name}",
         "dstate1",
         ("backward", "forward"),
         tuple(
-            f"Kernels<METHOD, {storage}<{element}>>"
-            for storage in ("Vectors", "Scattered")
-            for element in ("float", "BFloat16", "Half")
+            f"Kernels<{state}, METHOD, {storage}>"
+            for storage in (
+                *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
+                *("Scattered<2>", "Scattered<4>"),
+            )
         ),
     )
+    for name, state in [("real", "float"), ("complex", "Complex<float>")]
 ]
 
 # Forward kernels: states per lane, steps of a chunk, warps of a group, storages; those for vectors

@@ -6,29 +6,30 @@
 // lane walks its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
-// read. Bound by memory; per (channel, step) about 50 instructions.
+// read. Bound by memory; per (channel, step) about 50 instructions, 110 for a complex state.
 #pragma once
 
 #include "scan.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
+template <class T>
 struct ForwardShared {
   float tile[kTileSize];
-  float B[kChunk];
-  float C[kChunk];
+  T B[kChunk];
+  T C[kChunk];
 };
 
 /// The inputs of a chunk on their way.
-template <class Storage>
+template <class T, class Storage>
 struct ForwardChunk {
   typename RowAccess<Storage>::Raw u, delta, z;
-  uint32_t B, C;
+  typename Projection<T, Storage>::Raw B, C;
 };
 
-template <Method kMethod, class Storage>
+template <class T, Method kMethod, class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             ForwardShared& shared) {
+                                             ForwardShared<T>& shared) {
   using Access = RowAccess<Storage>;
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
@@ -38,23 +39,23 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 
   const bool exists = lane / kChannelLanes < tile.channels;
   const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
-  const auto load = [&](const ArrayView& view) {
-    return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
+  const auto load = [&]<class V = T>(const ArrayView& view) {
+    return load_component<V>(view, tile.batch * view.batch + channel * view.channel);
   };
-  const auto pole = make_pole<DeviceMath>(load(params.A), params.method);
-  const float D = load(params.D);
-  const float delta_bias = load(params.delta_bias);
-  const float constant_B = params.variable_B ? 0.0f : load(params.B);
-  const float constant_C = params.variable_C ? 0.0f : load(params.C);
-  float state = load(params.initial_state);
-  float* saved = nullptr;
+  const auto pole = step_pole<kMethod>(make_pole<DeviceMath>(load(params.A), params.method));
+  const float D = load.template operator()<float>(params.D);
+  const float delta_bias = load.template operator()<float>(params.delta_bias);
+  const T constant_B = params.variable_B ? T{} : load(params.B);
+  const T constant_C = params.variable_C ? T{} : load(params.C);
+  T state = load(params.initial_state);
+  T* saved = nullptr;
   if (params.states != nullptr) {
-    saved = static_cast<float*>(params.states) +
-            tile.batch * num_saved_states(seqlen) * params.dim + channel;
+    saved = static_cast<T*>(params.states) + tile.batch * num_saved_states(seqlen) * params.dim +
+            channel;
   }
 
-  const Projection<Storage> B(params.B, params.variable_B, tile, lane);
-  const Projection<Storage> C(params.C, params.variable_C, tile, lane);
+  const Projection<T, Storage> B(params.B, params.variable_B, tile, lane);
+  const Projection<T, Storage> C(params.C, params.variable_C, tile, lane);
   const SequenceStrides& strides = args.strides;
   const int64_t lane_offset =
       tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
@@ -64,7 +65,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   char* out = tile.origin(args.out) + lane_offset;
 
   const auto fetch = [&](int first_step) {
-    ForwardChunk<Storage> chunk{};
+    ForwardChunk<T, Storage> chunk{};
     const Window window{tile.channels, seqlen - first_step, lane};
     const int offset = first_step * strides.step;
     chunk.u = Access::fetch(strides, u + offset, window);
@@ -85,7 +86,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     C.put(chunk.C, lane, shared.C);
     __syncwarp();
 
-    Items u_items, delta_items, held;
+    Items u_items, delta_items;
     Access::convert(strides, chunk.u, window, shared.tile, u_items);
     Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
 #pragma unroll
@@ -102,30 +103,31 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       }
     }
 
+    ItemsOf<T> abar, held;
     B.read(shared.B, window, constant_B, held);
-    StepMap map = StepMap::identity();
-    Items abar;
+    auto map = AffineMap<T>::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const auto value = coefficients<kMethod>(delta_items[i], pole);
+      const auto value = step_coefficients<kMethod>(delta_items[i], pole);
       abar[i] = value.abar;
-      held[i] *= held_input<kMethod>(delta_items[i], u_items[i], value);
-      map.offset = abar[i] * map.offset + held[i];
-      map.product *= abar[i];
+      held[i] = step_input<kMethod>(delta_items[i], u_items[i], value, held[i]);
+      map.offset = multiply_add(abar[i], map.offset, held[i]);
+      map.product = abar[i] * map.product;
     }
-    float h = carry_through_lanes<false>(map, state);
+    T h = carry_through_lanes<false>(map, state);
     if (saved != nullptr && first_step + kChunk < seqlen) {
       if (exists && lane % kChannelLanes == 0) *saved = state;
       saved += params.dim;
     }
     if (!has_output) continue;
 
+    ItemsOf<T> C_items;
+    C.read(shared.C, window, constant_C, C_items);
     Items y;
-    C.read(shared.C, window, constant_C, y);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      h = abar[i] * h + held[i];
-      y[i] = y[i] * h + D * u_items[i];
+      h = multiply_add(abar[i], h, held[i]);
+      y[i] = kOutputScale<T> * real_of_product(C_items[i], h) + D * u_items[i];
     }
     if (has_gate) {
       Items z_items;
@@ -142,22 +144,22 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   }
 }
 
-template <Method kMethod, class Storage>
+template <class T, Method kMethod, class Storage>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  __shared__ __align__(16) ForwardShared shared[kForwardWarps];
+  __shared__ __align__(16) ForwardShared<T> shared[kForwardWarps];
   const int warp = threadIdx.x / kWarpSize;
   for (int64_t index = int64_t{blockIdx.x} * kForwardWarps + warp; index < args.work_items;
        index += int64_t{gridDim.x} * kForwardWarps) {
     const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
-    forward_tile<kMethod, Storage>(args, tile, shared[warp]);
+    forward_tile<T, kMethod, Storage>(args, tile, shared[warp]);
   }
 }
 
-template <Method kMethod, class Storage>
-cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
-                                               cudaStream_t stream) {
-  return launch_kernel(forward_kernel<kMethod, Storage>, shape, stream, args);
+template <class T, Method kMethod, class Storage>
+cudaError_t Kernels<T, kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                                  cudaStream_t stream) {
+  return launch_kernel(forward_kernel<T, kMethod, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -11,13 +11,9 @@ namespace selective_scan::cuda::dstate1 {
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
 template <class Element>
-struct Vectors {  // kItems steps are side by side and aligned to 16 bytes; B and C are alike
-  using Type = Element;
-};
-template <class Element>
-struct Scattered {  // any strides
-  using Type = Element;
-};
+struct Vectors {};  // kItems steps side by side, aligned to 16 bytes; real B and C are alike
+template <int kBytes>
+struct Scattered {};  // any strides, of elements of that size
 
 /// A (batch, channel, step) array; strides in bytes.
 struct Sequence {
@@ -27,8 +23,9 @@ struct Sequence {
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
 };
 
-/// What these arrays share. Offsets within a tile of channels fit 32 bits.
+/// What these arrays share; strides in bytes. Offsets within a tile of channels fit 32 bits.
 struct SequenceStrides {
+  DType dtype = DType::kFloat32;
   int64_t channel = 0;
   int step = 0;
   bool channels_are_closer = false;  // in memory, than steps
@@ -43,16 +40,18 @@ struct ForwardArgs {
 };
 
 /// Scratch memory of the backward pass; null where not needed.
+template <class T>
 struct BackwardWorkspace {
-  float* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
+  T* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
   // Sums over steps, (channel, batch)
-  float* dA = nullptr;
+  T* dA = nullptr;
+  T* dB = nullptr;  // of a constant B
+  T* dC = nullptr;
   float* dD = nullptr;
   float* ddelta_bias = nullptr;
-  float* dB = nullptr;  // of a constant B
-  float* dC = nullptr;
 };
 
+template <class T>
 struct BackwardArgs {
   BackwardParams params;
   SequenceStrides strides;
@@ -61,16 +60,17 @@ struct BackwardArgs {
   int slots;           // windows that a warp takes in turns; a tile has warps · slots
   int64_t tiles;       // of a group's channels
   int64_t work_items;  // batch · groups · tiles
-  BackwardWorkspace workspace;
+  BackwardWorkspace<T> workspace;
 
   SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
 };
 
-template <Method kMethod, class Storage>
+/// T: the type of the state, of A, B and C.
+template <class T, Method kMethod, class Storage>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+  static cudaError_t backward(const BackwardArgs<T>& args, const LaunchShape& shape,
                               cudaStream_t stream);
 };
 

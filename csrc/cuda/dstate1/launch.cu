@@ -5,6 +5,7 @@
 #include "../kit/dependent_launch.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
+#include "../kit/shuffle.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::dstate1 {
@@ -17,51 +18,60 @@ Sequence make_sequence(const ArrayView& view) {
 
 SequenceStrides make_strides(const ArrayView& view) {
   const int64_t size = element_size(view.dtype);
-  return {view.channel * size, static_cast<int>(view.step * size),
+  return {view.dtype, view.channel * size, static_cast<int>(view.step * size),
           std::abs(view.channel) < std::abs(view.step)};
 }
 
 constexpr int kFinishThreads = 256;
 
 /// dB and dC of one (batch, group, step): adds the tiles.
-__device__ void finish_step(const BackwardArgs& args, int64_t index) {
+template <class T>
+__device__ void finish_step(const BackwardArgs<T>& args, int64_t index) {
   const BackwardParams& params = args.params;
-  const int64_t sequences = params.batch * params.groups;
-  const auto* source = reinterpret_cast<const float2*>(args.workspace.dBC_partials) + index;
-  float2 sum{0.0f, 0.0f};
+  const int64_t steps = params.batch * params.groups * params.seqlen;
+  T dB{}, dC{};
 #pragma unroll 4
   for (int64_t tile = 0; tile < args.tiles; ++tile) {
-    const float2 part = source[tile * sequences * params.seqlen];
-    sum.x += part.x;
-    sum.y += part.y;
+    const auto part = load_pack<T, 2>(args.workspace.dBC_partials + 2 * (tile * steps + index));
+    dB += part.v[0];
+    dC += part.v[1];
   }
   const int64_t sequence = index / params.seqlen;
-  const auto store = [&](const ArrayView& view, float value) {
+  const auto store = [&](const ArrayView& view, T value) {
     store_component(view,
                     sequence / params.groups * view.batch + sequence % params.groups * view.group +
                         index % params.seqlen * view.step,
                     value);
   };
-  if (params.variable_B) store(params.dB, sum.x);
-  if (params.variable_C) store(params.dC, sum.y);
+  if (params.variable_B) store(params.dB, dB);
+  if (params.variable_C) store(params.dC, dC);
 }
 
-/// Gradients of one channel's parameters: a warp adds the batches, in fp64, since there may be very
-/// many.
-__device__ void finish_channel(const BackwardArgs& args, int64_t channel) {
-  const BackwardParams& params = args.params;
-  const int lane = threadIdx.x % kWarpSize;
-  const auto finish = [&](const float* sums, const ArrayView& view) {
-    if (sums == nullptr) return;
-    double sum = 0;
-    for (int64_t batch = lane; batch < params.batch; batch += kWarpSize) {
-      sum += sums[channel * params.batch + batch];
-    }
+/// The sum of some numbers: of every lane's share, in fp64, since there may be very many.
+__device__ float sum_of(const float* numbers, int64_t count, int stride) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) sum += numbers[i * stride];
 #pragma unroll
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kFullMask, sum, distance);
-    }
-    if (lane == 0) store_component(view, channel * view.channel, static_cast<float>(sum));
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    sum += shuffle_xor<kWarpSize>(sum, distance);
+  }
+  return static_cast<float>(sum);
+}
+__device__ float sum_of(const float* numbers, int64_t count) {
+  return sum_of(numbers, count, 1);
+}
+__device__ Complex<float> sum_of(const Complex<float>* numbers, int64_t count) {
+  return {sum_of(&numbers->re, count, 2), sum_of(&numbers->im, count, 2)};
+}
+
+/// Gradients of one channel's parameters: a warp adds the batches.
+template <class T>
+__device__ void finish_channel(const BackwardArgs<T>& args, int64_t channel) {
+  const BackwardParams& params = args.params;
+  const auto finish = [&](const auto* sums, const ArrayView& view) {
+    if (sums == nullptr) return;
+    const auto sum = sum_of(sums + channel * params.batch, params.batch);
+    if (threadIdx.x % kWarpSize == 0) store_component(view, channel * view.channel, sum);
   };
   finish(args.workspace.dA, params.dA);
   finish(args.workspace.dD, params.dD);
@@ -72,8 +82,9 @@ __device__ void finish_channel(const BackwardArgs& args, int64_t channel) {
 
 /// What follows the backward kernel: the first blocks take channels, a warp each; the others take
 /// steps, a thread each.
+template <class T>
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(const __grid_constant__ BackwardArgs args, int64_t channel_blocks,
+    finish_kernel(const __grid_constant__ BackwardArgs<T> args, int64_t channel_blocks,
                   int64_t blocks) {
   constexpr int kWarps = kFinishThreads / kWarpSize;
   wait_for_primary();
@@ -89,7 +100,8 @@ __global__ void __launch_bounds__(kFinishThreads)
   }
 }
 
-cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
+template <class T>
+cudaError_t finish(const BackwardArgs<T>& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
   const int64_t channel_blocks = ceil_div(params.dim, kFinishThreads / kWarpSize);
   const int64_t steps =
@@ -97,36 +109,61 @@ cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
   const int64_t blocks = channel_blocks + ceil_div(steps, kFinishThreads);
   constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
   const LaunchShape shape{std::min(blocks, kMaxBlocks), kFinishThreads, 0, true};
-  return launch_kernel(finish_kernel, shape, stream, args, channel_blocks, blocks);
+  return launch_kernel(finish_kernel<T>, shape, stream, args, channel_blocks, blocks);
 }
 
+template <class T>
 struct Launches {
   cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
-  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardArgs<T>&, const LaunchShape&, cudaStream_t);
 };
 
-template <class Storage>
-const Launches& launches_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launches>([&]<Method kMethod>() {
-    using Instance = Kernels<kMethod, Storage>;
-    return Launches{&Instance::forward, &Instance::backward};
+template <class T, class Storage>
+const Launches<T>& launches_of(Method method) {
+  static constexpr auto kTable = make_kernel_table<Launches<T>>([&]<Method kMethod>() {
+    using Instance = Kernels<T, kMethod, Storage>;
+    return Launches<T>{&Instance::forward, &Instance::backward};
   });
   return kTable[method];
 }
 
-const Launches& launches_for(const ScanParams& params, bool has_vectors) {
-  const auto of_element = [&]<class Element>() -> const Launches& {
-    return has_vectors ? launches_of<Vectors<Element>>(params.method)
-                       : launches_of<Scattered<Element>>(params.method);
-  };
-  switch (params.u.dtype) {
-    case DType::kBFloat16:
-      return of_element.template operator()<BFloat16>();
-    case DType::kFloat16:
-      return of_element.template operator()<Half>();
-    default:
-      return of_element.template operator()<float>();
+/// See instantiations.py.
+template <class T>
+const Launches<T>& launches_for(const ScanParams& params, bool has_vectors) {
+  const DType dtype = params.u.dtype;
+  if (!has_vectors) {
+    return dtype == DType::kFloat32 ? launches_of<T, Scattered<4>>(params.method)
+                                    : launches_of<T, Scattered<2>>(params.method);
   }
+  return dtype == DType::kFloat32    ? launches_of<T, Vectors<float>>(params.method)
+         : dtype == DType::kBFloat16 ? launches_of<T, Vectors<BFloat16>>(params.method)
+                                     : launches_of<T, Vectors<Half>>(params.method);
+}
+
+template <class T>
+cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan& plan,
+                         void* memory, cudaStream_t stream) {
+  BackwardArgs<T> args{};
+  args.params = params;
+  args.strides = make_strides(params.u);
+  args.u = make_sequence(params.u);
+  args.delta = make_sequence(params.delta);
+  args.z = make_sequence(params.z);
+  args.dout = make_sequence(params.dout);
+  args.du = make_sequence(params.du);
+  args.ddelta = make_sequence(params.ddelta);
+  args.dz = make_sequence(params.dz);
+  args.warps = plan.warps;
+  args.slots = plan.slots;
+  args.tiles = plan.tiles;
+  args.work_items = plan.work_items;
+  const BackwardScratch& scratch = plan.scratch;
+  args.workspace = {scratch.dBC_partials.in<T>(memory), scratch.dA.in<T>(memory),
+                    scratch.dB.in<T>(memory),           scratch.dC.in<T>(memory),
+                    scratch.dD.in<float>(memory),       scratch.ddelta_bias.in<float>(memory)};
+  const cudaError_t error =
+      launches_for<T>(params, plan.has_vectors).backward(args, plan.shape, stream);
+  return error != cudaSuccess ? error : finish(args, stream);
 }
 
 }  // namespace
@@ -142,32 +179,16 @@ cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, voi
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
-  return launches_for(params, plan.has_vectors).forward(args, plan.shape, stream);
+  const auto launch = params.is_complex
+                          ? launches_for<Complex<float>>(params, plan.has_vectors).forward
+                          : launches_for<float>(params, plan.has_vectors).forward;
+  return launch(args, plan.shape, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  BackwardArgs args{};
-  args.params = params;
-  args.strides = make_strides(params.u);
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
-  args.dout = make_sequence(params.dout);
-  args.du = make_sequence(params.du);
-  args.ddelta = make_sequence(params.ddelta);
-  args.dz = make_sequence(params.dz);
-  args.warps = plan.warps;
-  args.slots = plan.slots;
-  args.tiles = plan.tiles;
-  args.work_items = plan.work_items;
-  const BackwardScratch& scratch = plan.scratch;
-  args.workspace = {scratch.dBC_partials.in<float>(memory), scratch.dA.in<float>(memory),
-                    scratch.dD.in<float>(memory),           scratch.ddelta_bias.in<float>(memory),
-                    scratch.dB.in<float>(memory),           scratch.dC.in<float>(memory)};
-  const cudaError_t error =
-      launches_for(params, plan.has_vectors).backward(args, plan.shape, stream);
-  return error != cudaSuccess ? error : finish(args, stream);
+  return params.is_complex ? run_backward<Complex<float>>(params, plan, memory, stream)
+                           : run_backward<float>(params, plan, memory, stream);
 }
 
 }  // namespace selective_scan::cuda::dstate1

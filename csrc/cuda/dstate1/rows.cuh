@@ -12,7 +12,10 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-using Items = float[kItems];
+/// A value for each of a lane's steps.
+template <class T>
+using ItemsOf = T[kItems];
+using Items = ItemsOf<float>;
 
 /// What exists of a warp's window, and the lane that looks at it.
 struct Window {
@@ -26,8 +29,9 @@ struct Window {
 };
 
 /// kItems values in shared memory, aligned to 16 bytes.
-__device__ __forceinline__ void read_shared(const float* row, Items& items) {
-  const auto pack = load_pack<float, kItems>(row);
+template <class T>
+__device__ __forceinline__ void read_shared(const T* row, ItemsOf<T>& items) {
+  const auto pack = load_pack<T, kItems>(row);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) items[i] = pack.v[i];
 }
@@ -118,9 +122,10 @@ struct RowAccess<Vectors<Element>> {
   }
 };
 
-template <class Element>
-struct RowAccess<Scattered<Element>> {
-  using Raw = Pack<Element, kItems>;
+template <int kBytes>
+struct RowAccess<Scattered<kBytes>> {
+  using Bits = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
+  using Raw = Pack<Bits, kItems>;
 
   static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
     const Places places(strides, lane);
@@ -135,7 +140,7 @@ struct RowAccess<Scattered<Element>> {
     Raw raw{};
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i < count) raw.v[i] = *reinterpret_cast<const Element*>(address + i * increment);
+      if (i < count) raw.v[i] = *reinterpret_cast<const Bits*>(address + i * increment);
     }
     return raw;
   }
@@ -143,8 +148,12 @@ struct RowAccess<Scattered<Element>> {
   static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
                                                  const Window& window, float* tile, Items& items) {
     const Places places(strides, window.lane);
+    with_elements(strides, [&]<class Element>(Element) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) tile[places.tile_index(i)] = to_real(raw.v[i]);
+      for (int i = 0; i < kItems; ++i) {
+        tile[places.tile_index(i)] = to_real(bit_cast<Element>(raw.v[i]));
+      }
+    });
     __syncwarp();
     read_shared(tile + window.channel() * kTileStride + window.first_step(), items);
     __syncwarp();
@@ -161,15 +170,30 @@ struct RowAccess<Scattered<Element>> {
     const Places places(strides, window.lane);
     const int count = places.count(window);
     const int64_t increment = places.increment(strides);
+    with_elements(strides, [&]<class Element>(Element) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const auto value = from_real<Element>(tile[places.tile_index(i)]);
-      if (i < count) *reinterpret_cast<Element*>(address + i * increment) = value;
-    }
+      for (int i = 0; i < kItems; ++i) {
+        const auto value = from_real<Element>(tile[places.tile_index(i)]);
+        if (i < count) *reinterpret_cast<Element*>(address + i * increment) = value;
+      }
+    });
     __syncwarp();
   }
 
  private:
+  /// Calls function(Element{}) for the arrays' type.
+  template <class Function>
+  static __device__ __forceinline__ void with_elements(const SequenceStrides& strides,
+                                                       const Function& function) {
+    if constexpr (kBytes == 4) {
+      function(float{});
+    } else if (strides.dtype == DType::kBFloat16) {
+      function(BFloat16{});
+    } else {
+      function(Half{});
+    }
+  }
+
   /// The elements of a window that a lane moves: one step of all channels, or every fourth step of
   /// one channel.
   struct Places {
