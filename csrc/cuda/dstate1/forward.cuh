@@ -145,7 +145,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 }
 
 template <class T, Method kMethod, class Storage>
-__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
+__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks<T>)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   __shared__ __align__(16) ForwardShared<T> shared[kForwardWarps];
   const int warp = threadIdx.x / kWarpSize;

@@ -12,7 +12,8 @@ constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a war
 
 // Warps of a block, and blocks of a multiprocessor that registers must suffice for.
 constexpr int kForwardWarps = 4;
-constexpr int kForwardBlocks = 4;
+template <class T>
+constexpr int kForwardBlocks = is_complex_v<T> ? 3 : 4;
 constexpr int kMaxBackwardWarps = 4;
 template <class T>
 constexpr int kBackwardBlocks = is_complex_v<T> ? 2 : 3;
