@@ -33,7 +33,7 @@ __device__ __forceinline__ T carry_through_lanes(AffineMap<T> own, T& state) {
   return result;
 }
 
-/// Of complex poles whose exponent is prepared: see step_pole().
+/// Of real poles, and of complex ones whose exponent is prepared: see step_pole().
 struct TurnMath : DeviceMath {
   using DeviceMath::exp_of;
   static __device__ __forceinline__ Complex<float> exp_of(float delta,

@@ -19,51 +19,39 @@ __device__ unsigned lanes_mask() {
   }
 }
 
+/// What f makes of a number, or of each part of a complex one.
+template <class R, class F>
+__device__ R for_each_part(R value, const F& f) {
+  return f(value);
+}
+template <class R, class F>
+__device__ Complex<R> for_each_part(Complex<R> value, const F& f) {
+  return {f(value.re), f(value.im)};
+}
+
 // `mask` are the lanes that take part at the same time: the group, or all of whose it is a part.
 
-template <int kLanes, class R>
-__device__ R shuffle_xor(R value, int lane_mask, unsigned mask = lanes_mask<kLanes>()) {
-  return __shfl_xor_sync(mask, value, lane_mask, kLanes);
-}
-template <int kLanes, class R>
-__device__ Complex<R> shuffle_xor(Complex<R> value, int lane_mask,
-                                  unsigned mask = lanes_mask<kLanes>()) {
-  return {shuffle_xor<kLanes>(value.re, lane_mask, mask),
-          shuffle_xor<kLanes>(value.im, lane_mask, mask)};
+template <int kLanes, class T>
+__device__ T shuffle_xor(T value, int lane_mask, unsigned mask = lanes_mask<kLanes>()) {
+  return for_each_part(value, [&](auto x) { return __shfl_xor_sync(mask, x, lane_mask, kLanes); });
 }
 
 /// From the lane `distance` below; a lane that has none keeps its own.
-template <int kLanes, class R>
-__device__ R shuffle_up(R value, int distance, unsigned mask = lanes_mask<kLanes>()) {
-  return __shfl_up_sync(mask, value, distance, kLanes);
-}
-template <int kLanes, class R>
-__device__ Complex<R> shuffle_up(Complex<R> value, int distance,
-                                 unsigned mask = lanes_mask<kLanes>()) {
-  return {shuffle_up<kLanes>(value.re, distance, mask),
-          shuffle_up<kLanes>(value.im, distance, mask)};
+template <int kLanes, class T>
+__device__ T shuffle_up(T value, int distance, unsigned mask = lanes_mask<kLanes>()) {
+  return for_each_part(value, [&](auto x) { return __shfl_up_sync(mask, x, distance, kLanes); });
 }
 
 /// From the lane `distance` above; a lane that has none keeps its own.
-template <int kLanes, class R>
-__device__ R shuffle_down(R value, int distance, unsigned mask = lanes_mask<kLanes>()) {
-  return __shfl_down_sync(mask, value, distance, kLanes);
-}
-template <int kLanes, class R>
-__device__ Complex<R> shuffle_down(Complex<R> value, int distance,
-                                   unsigned mask = lanes_mask<kLanes>()) {
-  return {shuffle_down<kLanes>(value.re, distance, mask),
-          shuffle_down<kLanes>(value.im, distance, mask)};
+template <int kLanes, class T>
+__device__ T shuffle_down(T value, int distance, unsigned mask = lanes_mask<kLanes>()) {
+  return for_each_part(value, [&](auto x) { return __shfl_down_sync(mask, x, distance, kLanes); });
 }
 
 /// From lane `lane` of the group.
-template <int kLanes, class R>
-__device__ R shuffle(R value, int lane, unsigned mask = lanes_mask<kLanes>()) {
-  return __shfl_sync(mask, value, lane, kLanes);
-}
-template <int kLanes, class R>
-__device__ Complex<R> shuffle(Complex<R> value, int lane, unsigned mask = lanes_mask<kLanes>()) {
-  return {shuffle<kLanes>(value.re, lane, mask), shuffle<kLanes>(value.im, lane, mask)};
+template <int kLanes, class T>
+__device__ T shuffle(T value, int lane, unsigned mask = lanes_mask<kLanes>()) {
+  return for_each_part(value, [&](auto x) { return __shfl_sync(mask, x, lane, kLanes); });
 }
 
 }  // namespace selective_scan::cuda
