@@ -131,13 +131,14 @@ template <class T, class Params>
 struct ChainKernels {
   void (*map)(Params, Segmentation, AffineMap<T>*);
   void (*scan)(Params, Segmentation, const AffineMap<T>*);
-  int row_lanes;
+  int threads;    // of a block
+  int row_lanes;  // see Chains
 };
 
 template <class Step, class Params, class Storage, int kRowLanes>
 constexpr ChainKernels<typename Step::Value, Params> kChainKernels{
     &map_kernel<Step, Params, Storage, kRowLanes>, &scan_kernel<Step, Params, Storage, kRowLanes>,
-    kRowLanes};
+    Chains<Step, Params, Storage, kRowLanes>::kThreads, kRowLanes};
 
 template <class Step, class Params, class Storage>
 const ChainKernels<typename Step::Value, Params>& kernels_for(const Params& params,
@@ -152,14 +153,11 @@ template <class Step, class Params>
 cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kernels,
                           const Params& params, const Segmentation& split, void* workspace,
                           cudaStream_t stream) {
-  LaunchShape shape;
-  if (kernels.row_lanes > 0) {
-    shape.blocks = ceil_div(params.rows * split.segments * kernels.row_lanes, kRowThreads);
-    shape.threads = kRowThreads;
-  } else {
-    shape.blocks = ceil_div(params.rows, kWarpSize) * split.segments;
-    shape.threads = kColumnThreads;
-  }
+  const int64_t blocks =
+      kernels.row_lanes > 0
+          ? ceil_div(params.rows * split.segments * kernels.row_lanes, kernels.threads)
+          : ceil_div(params.rows, kWarpSize) * split.segments;
+  const LaunchShape shape{blocks, kernels.threads};
   if (shape.blocks == 0) return cudaSuccess;  // there is no sequence
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
   if (maps != nullptr) {

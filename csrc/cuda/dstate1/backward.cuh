@@ -11,7 +11,7 @@
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
 // dB and dC, so that one barrier a chunk suffices. Bound by instructions, about 85 per (channel,
-// step), 170 for a complex state, and by memory nearly as much.
+// step), 1.4 times as many for a complex state, and by memory nearly as much.
 #pragma once
 
 #include "../kit/update_gradient.cuh"

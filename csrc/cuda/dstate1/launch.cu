@@ -140,15 +140,22 @@ const Launches<T>& launches_for(const ScanParams& params, bool has_vectors) {
                                      : launches_of<T, Vectors<Half>>(params.method);
 }
 
-template <class T>
-cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan& plan,
-                         void* memory, cudaStream_t stream) {
-  BackwardArgs<T> args{};
+/// What both passes are given.
+template <class Args, class Params>
+Args make_args(const Params& params) {
+  Args args{};
   args.params = params;
   args.strides = make_strides(params.u);
   args.u = make_sequence(params.u);
   args.delta = make_sequence(params.delta);
   args.z = make_sequence(params.z);
+  return args;
+}
+
+template <class T>
+cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan& plan,
+                         void* memory, cudaStream_t stream) {
+  auto args = make_args<BackwardArgs<T>>(params);
   args.dout = make_sequence(params.dout);
   args.du = make_sequence(params.du);
   args.ddelta = make_sequence(params.ddelta);
@@ -170,12 +177,7 @@ cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan
 
 cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void*,
                 cudaStream_t stream) {
-  ForwardArgs args{};
-  args.params = params;
-  args.strides = make_strides(params.u);
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
+  auto args = make_args<ForwardArgs>(params);
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;

@@ -177,7 +177,7 @@ class AnyProjection {
     if (!is_variable_ || first_step + lane >= seqlen) return raw;
 #pragma unroll
     for (int c = 0; c < kComponents; ++c) {
-      const int64_t offset = first_step * step_ + (c == 0 ? 0 : imag_);
+      const int64_t offset = first_step * step_ + c * imag_;
       raw.v[c] = dtype_ == DType::kFloat32 ? reinterpret_cast<const uint32_t*>(origin_)[offset]
                                            : reinterpret_cast<const uint16_t*>(origin_)[offset];
     }
