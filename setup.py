@@ -158,7 +158,7 @@ def headers() -> list[Path]:
     return [path for suffix in ("h", "cuh") for path in ROOT.glob(f"csrc/**/*.{suffix}")]
 
 
-def cxx_flags(includes: list[str], debug: bool, sanitize: bool) -> list[str]:
+def cxx_flags(includes: list[str], debug: bool, sanitize: bool, level: str = "-O3") -> list[str]:
     if os.name == "nt":
         flags = ["/std:c++20", "/permissive-", "/Zc:__cplusplus", "/EHsc", "/W3", "/wd4190"]
         flags += ["/Od", "/Z7", "/UNDEBUG"] if debug else ["/O2", "/DNDEBUG"]
@@ -172,13 +172,8 @@ def cxx_flags(includes: list[str], debug: bool, sanitize: bool) -> list[str]:
     elif debug:
         flags += ["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"]
     else:
-        flags += ["-O3", "-g0", "-DNDEBUG"]
+        flags += [level, "-g0", "-DNDEBUG"]
     return flags
-
-
-def host_flags(debug: bool, sanitize: bool) -> list[str]:
-    """Of what merely prepares launches: to unroll and clone its code would only make it longer."""
-    return [] if os.name == "nt" or debug or sanitize else ["-O2"]
 
 
 def sanitizer_flags() -> list[str]:
@@ -255,10 +250,11 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
     if plan.toolkit is not None:
         files = cuda_sources()
         names = ";".join(map(str, plan.architectures))
+        includes = [*torch_includes, *plan.toolkit.include_dirs]
         cuda_cxx = [
-            *cxx_flags([*torch_includes, *plan.toolkit.include_dirs], debug, sanitize),
+            # What merely prepares launches -O3 would make longer, and no faster.
+            *cxx_flags(includes, debug, sanitize, "-O2"),
             *methods,
-            *host_flags(debug, sanitize),
             "-DUSE_CUDA",
             define_string("SELECTIVE_SCAN_CUDA_ARCHITECTURES", names),
         ]
