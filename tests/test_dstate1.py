@@ -12,49 +12,45 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 COMPLEX = BASE.with_(complex=True)
 
 
-def cases():
-    yield from (BASE.with_(method=method) for method in METHODS)
+def cases(base):
+    yield from (base.with_(method=method) for method in METHODS)
     for dtype in FLOATS:
-        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 64, 70, 200))
-        yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
-        yield BASE.with_(dtype=dtype, reverse=True)
-        yield BASE.with_(dtype=dtype, reverse=True, seqlen=45)
+        yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 64, 70, 200))
+        yield from (base.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
+        yield base.with_(dtype=dtype, reverse=True)
+        yield base.with_(dtype=dtype, reverse=True, seqlen=45)
     for dtype in (torch.float32, torch.bfloat16):
-        yield BASE.with_(dtype=dtype, reverse=True, layout="channel_last")
-    yield from (BASE.with_(B=B, C=C) for B, C in (("constant", "grouped"), ("grouped", "constant")))
-    yield BASE.with_(B="constant", C="constant", groups=1, method="foh")
-    yield BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
-    yield BASE.with_(projection_dtype=torch.float16)
-    yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
-    yield BASE.with_(delta_softplus=False, method="bilinear")
-    yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130))
-    yield BASE.with_(decay=1e-3, seqlen=1000, dim=16)
+        yield base.with_(dtype=dtype, reverse=True, layout="channel_last")
+    for B, C in (("constant", "grouped"), ("grouped", "constant"), ("constant", "constant")):
+        yield from (base.with_(B=B, C=C, reverse=reverse) for reverse in (False, True))
+    yield base.with_(B="constant", C="constant", groups=1, method="foh")
+    yield base.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
+    yield base.with_(projection_dtype=torch.float16)
+    yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield base.with_(delta_softplus=False, method="bilinear")
+    yield from (base.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield from (base.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130))
+    yield from (base.with_(method=name, decay=30.0, dtype=torch.bfloat16) for name in METHODS)
 
 
-def complex_cases():
-    yield from (COMPLEX.with_(method=method) for method in METHODS)
-    for dtype in FLOATS:
-        yield from (COMPLEX.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 200))
-        yield COMPLEX.with_(dtype=dtype, B="packed_grouped", C="packed_grouped", method="foh")
-        yield COMPLEX.with_(dtype=dtype, reverse=True)
-        yield from (COMPLEX.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
-    for projection in FLOATS[1:]:
-        yield COMPLEX.with_(projection_dtype=projection, B="packed_grouped", C="packed_grouped")
-    for kinds in (("constant", "grouped"), ("grouped", "constant"), ("constant", "constant")):
-        yield COMPLEX.with_(B=kinds[0], C=kinds[1])
-        yield COMPLEX.with_(B=kinds[0], C=kinds[1], reverse=True)
+def slow_memories():
+    slow = BASE.with_(decay=1e-3, seqlen=1000, dim=16)
+    yield slow
+    yield from (slow.with_(complex=True, method=method) for method in METHODS)
+
+
+def packed_cases():
+    """Complex numbers of two real ones side by side, which may have 2 bytes each."""
+    packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")
+    yield from (packed.with_(dtype=dtype, method="foh") for dtype in FLOATS)
+    yield from (packed.with_(projection_dtype=dtype) for dtype in FLOATS[1:])
     yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
-    for name in ("D", "z", "delta_bias", "initial_state"):
-        yield COMPLEX.with_(**{name: False})
-    yield from (COMPLEX.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (COMPLEX.with_(dim=dim, groups=1) for dim in (1, 7, 33, 130))
-    for method in METHODS:
-        yield COMPLEX.with_(method=method, decay=1e-3, seqlen=1000, dim=16)
-        yield COMPLEX.with_(method=method, decay=30.0, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("case", list(dict.fromkeys([*cases(), *complex_cases()])), ids=str)
+CASES = [*cases(BASE), *cases(COMPLEX), *slow_memories(), *packed_cases()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
 
