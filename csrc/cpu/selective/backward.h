@@ -149,6 +149,9 @@ void finish_backward_steps(const BackwardParams& params, const Block& block, con
   store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, steps.ddelta);
 }
 
+/// Gradients of B and C so large are streamed: little of them would be left in the caches anyway.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
 /// Stores a tile of the gradient of a variable B or C: in `blocks` where several blocks add to it.
 template <class State>
 void store_projection_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
@@ -157,7 +160,10 @@ void store_projection_gradient(const BackwardParams& params, const Block& block,
                                const scalar_t<State>* tile) {
   using T = scalar_t<State>;
   if (!blocks) {
-    ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate, tile);
+    const int64_t values = params.batch * params.groups * params.dstate * params.seqlen;
+    const int64_t bytes = values * kComponents<State> * element_size(gradient.dtype);
+    ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate,
+                                 bytes >= kStreamedBytes, tile);
     return;
   }
   const int64_t size = ProjectionTile<State>::values(params.dstate, true);
@@ -226,6 +232,7 @@ struct BackwardKernel {
       }
     });
 
+    finish_streams();
     if (block.finds_map) scratch.maps.store(params, block, true);
     for (int64_t vector = 0; vector < vectors; ++vector) {
       store_sums(params, block, lanes_of<R>(block, vector), partials, scratch, vector);

@@ -237,7 +237,7 @@ struct ProjectionTile {
   }
 
   static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, int64_t dstate, const T* tile) {
+                    const Chunk& chunk, int64_t dstate, bool is_streamed, const T* tile) {
     for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
       const int64_t offset = projection_offset(part, block);
       if (lanes.share_projections()) {
@@ -245,8 +245,9 @@ struct ProjectionTile {
         return;
       }
       for (int64_t n = 0; n < dstate; ++n) {
-        store_steps<R>(own_section(part, offset + n * part.state, lanes, chunk), lanes, chunk,
-                       rows + n * kStateChunk * R::kWidth);
+        Section section = own_section(part, offset + n * part.state, lanes, chunk);
+        section.is_streamed = is_streamed;
+        store_steps<R>(section, lanes, chunk, rows + n * kStateChunk * R::kWidth);
       }
     });
   }

@@ -25,7 +25,8 @@ struct Section {
   int64_t lanes = 0;
   int64_t row_stride = 0;
   int64_t lane_stride = 0;
-  int64_t rows_ahead = 0;  // where the next section to be moved starts, if known
+  int64_t rows_ahead = 0;    // where the next section to be moved starts, if known
+  bool is_streamed = false;  // stores may go past the caches: finish_streams() comes after them
 };
 
 /// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
@@ -35,6 +36,29 @@ SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes), 0, 2);
 #else
   (void)base, (void)bytes;
+#endif
+}
+
+/// Stores past the caches, which spares reading what is there. `target` is aligned as vectors are.
+template <class T, class K>
+SELECTIVE_SCAN_HD void stream(Vec<T, K> x, T* target) {
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  float* numbers = reinterpret_cast<float*>(target);
+  if constexpr (Vec<T, K>::kBytes == 64) {
+    _mm512_stream_ps(numbers, bit_cast<__m512>(x.native));
+  } else if constexpr (Vec<T, K>::kBytes == 32) {
+    _mm256_stream_ps(numbers, bit_cast<__m256>(x.native));
+  } else {
+    _mm_stream_ps(numbers, bit_cast<__m128>(x.native));
+  }
+#else
+  x.store(target);
+#endif
+}
+/// Makes what was streamed visible before whatever is stored next.
+SELECTIVE_SCAN_HD void finish_streams() {
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+  _mm_sfence();
 #endif
 }
 
@@ -328,6 +352,12 @@ struct TileMover {
     for (int lane = 0; lane < kWidth; ++lane) {
       if (lane < lanes) {
         Element* target = block + lane * section.lane_stride;
+        if constexpr (kPairs || std::is_same_v<Element, T>) {
+          if (section.is_streamed && reinterpret_cast<uintptr_t>(target) % sizeof(R) == 0) {
+            stream(columns[lane], reinterpret_cast<T*>(target));
+            continue;
+          }
+        }
         if constexpr (kPairs) {
           memcpy(target, &columns[lane], sizeof(R));
         } else {
