@@ -15,6 +15,7 @@ import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 import test_matrix_scan as matrix
+import test_own_projections as own_projections
 import test_selective_state_update as update
 from problem import METHODS, Case, check
 from selective_scan import backends
@@ -107,6 +108,8 @@ def main() -> None:
         sys.exit(cpu.reason)
     print(cpu.build["capability"])
     check_scans("cpu", CHANGES)
+    for case in own_projections.LARGE:
+        check(case, "cpu")
     for changes in DIAGONAL:
         diagonal.check(diagonal.Case(**changes), "cpu")
     for changes in MATRIX:

@@ -44,6 +44,20 @@ def test_outputs_and_gradients(case, device):
     check(case, device)
 
 
+# Gradients of 4 MiB and more, which the CPU kernels store past the caches where rows are aligned.
+LARGE = (
+    BASE.with_(batch=1, dim=64, groups=64, dstate=16, seqlen=1040),
+    BASE.with_(batch=1, dim=70, groups=70, dstate=16, seqlen=1029, reverse=True),
+    BASE.with_(dim=64, groups=64, dstate=16, seqlen=1088, dtype=torch.bfloat16),
+    BASE.with_(batch=1, dim=40, groups=40, dstate=16, seqlen=840, dtype=torch.float64),
+)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large_gradients(case, device):
+    check(case, device)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_runs_agree_bit_by_bit(dtype, device):
     check_repeatable(BASE.with_(dim=40, groups=40, seqlen=520, dtype=dtype), device)
