@@ -33,12 +33,6 @@ def cases(base):
     yield from (base.with_(method=name, decay=30.0, dtype=torch.bfloat16) for name in METHODS)
 
 
-def slow_memories():
-    slow = BASE.with_(decay=1e-3, seqlen=1000, dim=16)
-    yield slow
-    yield from (slow.with_(complex=True, method=method) for method in METHODS)
-
-
 def packed_cases():
     """Complex numbers of two real ones side by side, which may have 2 bytes each."""
     packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")
@@ -47,7 +41,7 @@ def packed_cases():
     yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
 
 
-CASES = [*cases(BASE), *cases(COMPLEX), *slow_memories(), *packed_cases()]
+CASES = [*cases(BASE), *cases(COMPLEX), *packed_cases()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
