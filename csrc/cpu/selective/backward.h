@@ -149,8 +149,8 @@ void finish_backward_steps(const BackwardParams& params, const Block& block, con
   store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, steps.ddelta);
 }
 
-/// Gradients of B and C so large are streamed: little of them would be left in the caches anyway.
-constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+/// Gradients of B and C so large go past the caches, in which little of them would be left anyway.
+constexpr int64_t kBytesPastCaches = int64_t{4} << 20;
 
 /// Stores a tile of the gradient of a variable B or C: in `blocks` where several blocks add to it.
 template <class State>
@@ -163,7 +163,7 @@ void store_projection_gradient(const BackwardParams& params, const Block& block,
     const int64_t values = params.batch * params.groups * params.dstate * params.seqlen;
     const int64_t bytes = values * kComponents<State> * element_size(gradient.dtype);
     ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate,
-                                 bytes >= kStreamedBytes, tile);
+                                 bytes >= kBytesPastCaches, tile);
     return;
   }
   const int64_t size = ProjectionTile<State>::values(params.dstate, true);
@@ -232,7 +232,7 @@ struct BackwardKernel {
       }
     });
 
-    finish_streams();
+    finish_stores_past_caches();
     if (block.finds_map) scratch.maps.store(params, block, true);
     for (int64_t vector = 0; vector < vectors; ++vector) {
       store_sums(params, block, lanes_of<R>(block, vector), partials, scratch, vector);

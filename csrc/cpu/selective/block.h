@@ -237,7 +237,7 @@ struct ProjectionTile {
   }
 
   static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, int64_t dstate, bool is_streamed, const T* tile) {
+                    const Chunk& chunk, int64_t dstate, bool goes_past_caches, const T* tile) {
     for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
       const int64_t offset = projection_offset(part, block);
       if (lanes.share_projections()) {
@@ -246,7 +246,7 @@ struct ProjectionTile {
       }
       for (int64_t n = 0; n < dstate; ++n) {
         Section section = own_section(part, offset + n * part.state, lanes, chunk);
-        section.is_streamed = is_streamed;
+        section.goes_past_caches = goes_past_caches;
         store_steps<R>(section, lanes, chunk, rows + n * kStateChunk * R::kWidth);
       }
     });

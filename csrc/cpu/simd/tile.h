@@ -25,8 +25,8 @@ struct Section {
   int64_t lanes = 0;
   int64_t row_stride = 0;
   int64_t lane_stride = 0;
-  int64_t rows_ahead = 0;    // where the next section to be moved starts, if known
-  bool is_streamed = false;  // stores may go past the caches: finish_streams() comes after them
+  int64_t rows_ahead = 0;         // where the next section to be moved starts, if known
+  bool goes_past_caches = false;  // what is stored; then finish_stores_past_caches()
 };
 
 /// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
@@ -41,7 +41,7 @@ SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
 
 /// Stores past the caches, which spares reading what is there. `target` is aligned as vectors are.
 template <class T, class K>
-SELECTIVE_SCAN_HD void stream(Vec<T, K> x, T* target) {
+SELECTIVE_SCAN_HD void store_past_caches(Vec<T, K> x, T* target) {
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
   float* numbers = reinterpret_cast<float*>(target);
   if constexpr (Vec<T, K>::kBytes == 64) {
@@ -55,8 +55,8 @@ SELECTIVE_SCAN_HD void stream(Vec<T, K> x, T* target) {
   x.store(target);
 #endif
 }
-/// Makes what was streamed visible before whatever is stored next.
-SELECTIVE_SCAN_HD void finish_streams() {
+/// Makes those visible before whatever is stored next.
+SELECTIVE_SCAN_HD void finish_stores_past_caches() {
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
   _mm_sfence();
 #endif
@@ -353,8 +353,8 @@ struct TileMover {
       if (lane < lanes) {
         Element* target = block + lane * section.lane_stride;
         if constexpr (kPairs || std::is_same_v<Element, T>) {
-          if (section.is_streamed && reinterpret_cast<uintptr_t>(target) % sizeof(R) == 0) {
-            stream(columns[lane], reinterpret_cast<T*>(target));
+          if (section.goes_past_caches && reinterpret_cast<uintptr_t>(target) % sizeof(R) == 0) {
+            store_past_caches(columns[lane], reinterpret_cast<T*>(target));
             continue;
           }
         }
