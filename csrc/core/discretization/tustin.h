@@ -16,11 +16,15 @@ struct ReflectedStep {
 struct Tustin : StepForms<Tustin> {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
-    // What r is off by counts as little as x in this form of abar: approximate reciprocals are off
-    // to one side, and the states of a slow memory would drift.
-    const T x = delta * pole.A;
-    const T r = reciprocal(constant<T>(1) - constant<T>(0.5) * x);
-    return {constant<T>(1) + x * r, r};
+    const T half = (constant<T>(0.5) * delta) * pole.A;
+    const T r = reciprocal(constant<T>(1) - half);
+    if constexpr (is_complex_v<T>) {
+      return {(constant<T>(1) + half) * r, r};
+    } else {
+      // What r is off by counts as little as x: approximate reciprocals of real numbers are off to
+      // one side, and the states of a slow memory would drift.
+      return {constant<T>(1) + half * (r + r), r};
+    }
   }
 
   template <class Math, class T>
@@ -40,7 +44,8 @@ struct Tustin : StepForms<Tustin> {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>&) {
-    const T r = reciprocal(constant<T>(1) - constant<T>(0.5) * (delta * pole.A));
+    const T half = (constant<T>(0.5) * delta) * pole.A;
+    const T r = reciprocal(constant<T>(1) - half);
     const T r2 = r * r;
     return {pole.A * r2, delta * r2, r2, (constant<T>(0.5) * delta * delta) * r2};
   }
