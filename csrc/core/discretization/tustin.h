@@ -19,6 +19,7 @@ struct Tustin : StepForms<Tustin> {
     const T half = (constant<T>(0.5) * delta) * pole.A;
     const T r = reciprocal(constant<T>(1) - half);
     if constexpr (is_complex_v<T>) {
+      // These stay within bounds as they are, and the other form takes longer on the way back.
       return {(constant<T>(1) + half) * r, r};
     } else {
       // What r is off by counts as little as x: approximate reciprocals of real numbers are off to
