@@ -68,14 +68,18 @@ def cuda_device() -> str:
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def ranks(request, tmp_path_factory):
-    """Processes of a process group, on the CPU with gloo or each with a GPU with NCCL."""
+    """Processes of a process group, on the CPU with gloo or each with a GPU with NCCL: four, or two
+    where there are fewer than four GPUs."""
     from ranks import Ranks
 
     count = 4
     if request.param == "cuda":
-        count = min(count, torch.cuda.device_count())
-        if count < 2:
-            pytest.skip(f"needs two GPUs, there are {count}")
+        if reason := why_unavailable("cuda"):
+            pytest.skip(reason)
+        gpus = torch.cuda.device_count()
+        if gpus < 2:
+            pytest.skip(f"needs two GPUs, there are {gpus}")
+        count = 4 if gpus >= 4 else 2
     ranks = Ranks(count, tmp_path_factory.mktemp("ranks"), request.param)
     yield ranks
     ranks.close()

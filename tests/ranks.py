@@ -46,7 +46,7 @@ class Ranks:
         self, function: Callable, *arguments, ranks: int | None = None, answering: int | None = None
     ) -> list:
         """What function(group, *arguments) returns on each of the first `ranks` ranks, or on the
-        first `answering` of these."""
+        first `answering` of these; its tensors come on the CPU, from whatever GPU."""
         try:
             if not self._processes:
                 self._start()
@@ -146,4 +146,4 @@ def _packed(value: object) -> bytes:
 
 
 def _unpacked(data: bytes) -> object:
-    return torch.load(io.BytesIO(data), weights_only=False)
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)

@@ -37,14 +37,17 @@ def test_a_rank_that_dies_ends_the_others(tmp_path):
         ranks.close()
 
 
-def refusals(group, calls: list) -> list[str]:
+def refusals(group, calls: list, device: str) -> list[str]:
     messages = []
-    mesh = dist.DeviceMesh("cpu", [list(range(dist.get_world_size()))])
+    mesh = dist.DeviceMesh(device, [list(range(dist.get_world_size()))])
     for name, changes in calls:
         arguments = dict(problem.make(Case()).tensors) if name == "selective_scan_fn" else {}
         if name == "causal_conv1d_fn":
             arguments = {"x": torch.randn(2, 6, 9), "weight": torch.randn(6, 4)}
-        arguments |= {"group": group} | changes
+        arguments = {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value
+            for key, value in (arguments | {"group": group} | changes).items()
+        }
         if arguments["group"] == "mesh":
             arguments["group"] = mesh
         elif arguments["group"] == "of others":
@@ -72,7 +75,7 @@ BAD_CALLS = [
 
 def test_bad_calls_are_refused(ranks):
     calls = [(name, changes) for name, changes, _ in BAD_CALLS]
-    for messages in ranks(refusals, calls):
+    for messages in ranks(refusals, calls, ranks.device):
         assert len(messages) == len(BAD_CALLS)
         for message, (*_, pattern) in zip(messages, BAD_CALLS, strict=True):
             assert re.search(pattern, message), message
@@ -84,8 +87,8 @@ def test_a_default_group_is_needed():
         distributed.selective_scan_fn(**tensors, group=None)
 
 
-def differentiate_twice(group) -> list[str]:
-    tensors = problem.inputs_on(Case(), "cpu")
+def differentiate_twice(group, device: str) -> list[str]:
+    tensors = problem.inputs_on(Case(), device)
     out = distributed.selective_scan_fn(**tensors, group=group)
     messages = []
     (gradient,) = torch.autograd.grad(out.sum(), tensors["u"], create_graph=True)
@@ -103,6 +106,6 @@ def differentiate_twice(group) -> list[str]:
 
 
 def test_other_derivatives_are_refused(ranks):
-    (messages,) = ranks(differentiate_twice, ranks=1)
+    (messages,) = ranks(differentiate_twice, ranks.device, ranks=1)
     assert "double backward is not supported" in messages[0]
     assert "forward-mode differentiation is not supported over several ranks" in messages[1]

@@ -75,12 +75,12 @@ def put_together(case: Case, parts: list[dict], is_reduced: bool = False) -> dic
         if first is None:
             whole[name] = None
         elif name == "out" or (is_gradient and has_steps(source, tensor)):
-            whole[name] = torch.cat([value.cpu() for value in values], dim=-1)
+            whole[name] = torch.cat(values, dim=-1)
         elif name == "last_state" or (is_reduced and source != "initial_state"):
             assert all(torch.equal(value, first) for value in values), name
             whole[name] = first
         else:
-            whole[name] = sum(value.cpu() for value in values)
+            whole[name] = sum(values)
     return whole
 
 
@@ -167,7 +167,7 @@ def scan_without_gradient(group, case: Case, lengths, device: str) -> torch.Tens
 def test_scan_returns_out_alone(ranks):
     case, lengths = Case(), (45, 25)
     parts = ranks(scan_without_gradient, case, lengths, ranks.device, ranks=2)
-    out = torch.cat([part.cpu() for part in parts], dim=-1)
+    out = torch.cat(parts, dim=-1)
     exact = problem.reference(case)["out"]
     assert not problem.complaint(out, exact, problem.tolerance("out", out.dtype, False))
 
