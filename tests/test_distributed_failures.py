@@ -1,17 +1,19 @@
 """Bad calls over several ranks are refused, and a rank that dies ends the others."""
 
+import contextlib
 import os
 import re
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import problem
 from problem import Case
 from ranks import Ranks
-from selective_scan import distributed
+from selective_scan import S6, distributed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
 
@@ -79,6 +81,37 @@ def test_bad_calls_are_refused(ranks):
         assert len(messages) == len(BAD_CALLS)
         for message, (*_, pattern) in zip(messages, BAD_CALLS, strict=True):
             assert re.search(pattern, message), message
+
+
+def calls_by_gloo(_, device: str) -> list[str]:
+    """What is raised where gloo's group is given a GPU's tensors, fake ones without a GPU."""
+    group = dist.new_group(backend="gloo")
+    mesh = dist.DeviceMesh.from_group(group, "cuda")
+    ops, name = torch.ops.selective_scan, group.group_name
+    with FakeTensorMode() if device == "cpu" else contextlib.nullcontext():
+        u, A, B = (torch.randn(shape, device="cuda") for shape in ((2, 6, 9), (6, 4), (2, 4, 9)))
+        options = (False, "zoh", None, False, False, False, name, False)
+        calls = [
+            lambda: ops.distributed_selective_scan_fwd(u, u, A, B, B, None, None, None, *options),
+            lambda: ops.distributed_causal_conv1d_fwd(
+                u, A, None, None, False, None, False, name, False
+            ),
+            lambda: distributed.parallelize(S6(8), mesh, sequence_dim=0),
+            lambda: distributed.parallelize(S6(8), mesh, tensor_dim=0),
+        ]
+        messages = []
+        for call in calls:
+            try:
+                call()
+            except ValueError as error:
+                messages.append(str(error))
+    return messages
+
+
+def test_gloo_is_refused_for_gpus(ranks):
+    wanted = "selective_scan: {} must have a backend for tensors on cuda, such as nccl, got gloo"
+    for messages in ranks(calls_by_gloo, ranks.device):
+        assert messages == [wanted.format(name) for name in ("group", "group", "mesh", "mesh")]
 
 
 def test_a_default_group_is_needed():

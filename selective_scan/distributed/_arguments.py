@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._groups import Ranks
+
 
 @dataclass(slots=True)
 class ScanArguments:
@@ -27,6 +29,10 @@ class ScanArguments:
     return_last_state: bool
     reduce_gradients: bool
     group: str
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks.of(self.group, self.u.device, self.reverse)
 
     @property
     def state_dtype(self) -> torch.dtype:

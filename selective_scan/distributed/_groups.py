@@ -63,6 +63,17 @@ def name_of(group: Group) -> str:
     return group.group_name
 
 
+def check_backend(name: str, group: dist.ProcessGroup, device: str) -> None:
+    """`name` is that of the argument with the group, `device` the type of the tensors' device."""
+    pairs = dist.get_backend_config(group).split(",")
+    # Gloo's all-gather into one tensor reads a GPU's memory as the host's, which ends the process.
+    if device != "cpu" and f"{device}:gloo" in pairs:
+        raise ValueError(
+            f"selective_scan: {name} must have a backend for tensors on {device}, such as nccl, "
+            "got gloo"
+        )
+
+
 def _fail_on_group(text: str) -> NoReturn:
     raise TypeError(f"selective_scan: group must be {text}")
 
@@ -84,8 +95,10 @@ class Ranks:
     backwards: bool
 
     @staticmethod
-    def of(name: str, backwards: bool = False) -> Ranks:
+    def of(name: str, device: torch.device, backwards: bool = False) -> Ranks:
+        """The ranks of the group of this name, to exchange tensors on `device`."""
         group = _group_of(name)
+        check_backend("group", group, device.type)
         count, rank = group.size(), group.rank()
         return Ranks(name, count, count - 1 - rank if backwards else rank, backwards)
 

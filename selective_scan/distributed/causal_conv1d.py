@@ -99,7 +99,7 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and final_states; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
     call = _Arguments(*arguments)
-    ranks = Ranks.of(call.group)
+    ranks = Ranks.of(call.group, call.x.device)
     values, counts = _exchange(call, ranks)
     tails = _Tails(counts, call.history)
     values = torch.cat([call.states_before_all()[None], values])
@@ -115,7 +115,7 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     call = _Arguments(*arguments)
     if before is None:  # the forward op was not asked to keep anything
         *_, before, counts = _forward(*arguments, True)
-    ranks = Ranks.of(call.group)
+    ranks = Ranks.of(call.group, call.x.device)
     if dout is None:
         dout = torch.zeros_like(call.x)
     dx, dweight, dbias, dbefore = torch.ops.selective_scan.causal_conv1d_bwd(

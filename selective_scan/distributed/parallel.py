@@ -8,6 +8,7 @@ from .._checks import MAX_WIDTH
 from .._module_arguments import refuse
 from ..s6 import S6, S6Layer
 from . import _layers
+from ._groups import check_backend
 
 
 def parallelize(
@@ -47,8 +48,9 @@ def parallelize(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the mesh has no such dimension, or both are the same one, or neither is given;
-            the model is parallel already, or its d_inner is no multiple of the ranks of
-            `tensor_dim`; or sequences are split and its convolution is wider than 8.
+            it is one of GPUs and its groups are gloo's; the model is parallel already, or its
+            d_inner is no multiple of the ranks of `tensor_dim`; or sequences are split and its
+            convolution is wider than 8.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -73,6 +75,9 @@ def parallelize(
         raise ValueError("selective_scan: sequence_dim or tensor_dim must be given, got neither")
     if sequences == channels:
         refuse("tensor_dim", "another dimension of the mesh than sequence_dim", tensor_dim)
+    for dimension in (sequences, channels):
+        if dimension is not None:
+            check_backend("mesh", dimension.get_group(), mesh.device_type)
     for layer in model.layers:
         if type(layer) is not S6Layer:
             refuse("model", "of layers that are not parallel yet", type(layer).__name__)

@@ -15,14 +15,14 @@ from .._result import Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
-from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
+from ._groups import DistributedOperator, Group, GroupName, name_of
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and last_state; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
     scan = ScanArguments(*arguments)
-    ranks = Ranks.of(scan.group, scan.reverse)
+    ranks = scan.ranks
     # Behind the last rank there is the last state alone.
     is_used = scan.return_last_state or not ranks.is_last
     maps = ranks.gather(scan.segment_map() if is_used else scan.zeros(2))
@@ -57,7 +57,7 @@ def _backward(
     scan = ScanArguments(*arguments)
     if entering is None:  # the forward op was not asked to keep anything
         _, _, entering, factors, states = _forward(*arguments, True)
-    ranks = Ranks.of(scan.group, scan.reverse)
+    ranks = scan.ranks
     # What comes back to before the first rank its own backward pass finds.
     is_used = dout is not None and not ranks.is_first
     parts = [scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)]
@@ -241,8 +241,8 @@ def selective_scan_fn(
 
     Raises:
         TypeError: an argument is not of the type above.
-        ValueError: the group has not this rank, or is a mesh of several dimensions; or there is no
-            default group.
+        ValueError: the group has not this rank, or is a mesh of several dimensions; or it is gloo's
+            and the tensors are on a GPU; or there is no default group.
         RuntimeError: see :func:`selective_scan.selective_scan_fn`; also where a collective fails or
             the group's timeout is over.
         ImportError: the library for the tensors' device is missing.
