@@ -133,7 +133,7 @@ def sources(*patterns: str) -> list[str]:
     relative = sorted(path.relative_to(ROOT) for path in found)
     stems = [path.with_suffix("") for path in relative]
     for stem in stems:
-        if stems.count(stem) > 1:  # a.cpp and a.cu would be compiled into one a.o
+        if stems.count(stem) > 1:  # NAME.cpp and NAME.cu would be compiled into one NAME.o
             raise ValueError(f"two sources share the object file name {stem}")
     return [path.as_posix() for path in relative]
 

@@ -1,9 +1,14 @@
-"""README.md and docs/: examples run as printed, links lead somewhere, nothing public is missing."""
+"""README.md and docs/: examples run as printed, links lead somewhere, nothing public is missing.
+There, and in what the sources say, files have the names that they are called by."""
 
+import ast
+import fnmatch
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +29,22 @@ EXAMPLES = [
 ]
 # Of links to other files, without what follows a #.
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+FOLDERS = ("benchmarks", "csrc", "docs", "examples", "selective_scan", "tests", "tools")
+FILES = sorted(
+    path
+    for path in (
+        *ROOT.glob("*"),
+        *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*")),
+    )
+    if path.is_file() and "__pycache__" not in path.parts
+)
+CXX = (".cpp", ".cu", ".cuh", ".h")
+# A name of a file, perhaps with folders; * stands for anything. No part of a link, no <system.h>.
+FILE_NAME = re.compile(
+    r"(?<![\w./*<-])[\w.*/-]*[\w*]\.(?:cpp|cuh?|h|json|md|py|sh|toml|yaml)\b(?![\w(])"
+)
+# Names of files that are elsewhere: of the method that contributing.md adds, and of a model.
+FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json"}
 PUBLIC = [name for name in selective_scan.__all__ if not name.startswith("__")]
 
 
@@ -95,6 +116,45 @@ def test_types_list_the_methods():
 def test_links_lead_to_files(path):
     for link in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / link).exists(), link
+
+
+def said(path: Path) -> str:
+    """A text, or a source's comments and docstrings, without what its commands are given."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in CXX:
+        text = "\n".join(re.findall(r"//[^\n]*|/\*.*?\*/", text, re.S))
+    elif path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        text = "\n".join((*comments, *(ast.get_docstring(node) or "" for node in nodes)))
+    return re.sub(r"--[\w-]+ \S+", "", text)
+
+
+def is_file_of(path: Path, name: str) -> bool:
+    """Whether `path` can call a file by this name: one beside it or as seen from a folder above, or
+    else the only one in all folders. A document makes clear which of several it means."""
+    if any((folder / name).exists() for folder in path.parents if folder.is_relative_to(ROOT)):
+        return True
+    pattern = "*/" + re.sub(r"^(\.\./)+", "", name).replace("NAME", "*")
+    found = [file for file in FILES if fnmatch.fnmatchcase(file.as_posix(), pattern)]
+    return len(found) == 1 or (bool(found) and ("*" in pattern[2:] or path.suffix == ".md"))
+
+
+@pytest.mark.parametrize(
+    "suffixes", [(".md",), (".py",), CXX], ids=lambda suffixes: " ".join(suffixes)
+)
+def test_files_are_called_by_their_names(suffixes):
+    speakers = [path for path in FILES if path.suffix in suffixes]
+    assert speakers
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in speakers
+        for name in sorted(set(FILE_NAME.findall(said(path))) - FOREIGN)
+        if not is_file_of(path, name)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

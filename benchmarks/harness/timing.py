@@ -62,7 +62,7 @@ def keep_freed_memory() -> None:
         os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_NO_THREAD_CACHE}".lstrip(":")
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
     mallopt(trim_threshold, 1 << 30)
     mallopt(mmap_threshold, 1 << 25)  # the most that it takes
 

@@ -11,8 +11,8 @@ namespace selective_scan::cuda::conv {
 
 /// What measurements chose for a pass; docs/kernels/convolution.md has them.
 struct Tuning {
-  int channels[2];   // of a thread of columns.cuh: for elements of 2 bytes, and of 4
-  int rounds_ahead;  // that a lane of rows.cuh has on their way
+  int channels[2];   // of a thread of conv/columns.cuh: for elements of 2 bytes, and of 4
+  int rounds_ahead;  // that a lane of conv/rows.cuh has on their way
   // Of a segment of a row. More and shorter warps leave less of the last wave empty, but a warp's
   // taps and sums are some work, too.
   int most_rounds;
@@ -21,7 +21,7 @@ constexpr Tuning tuning(bool is_backward) {
   return is_backward ? Tuning{{2, 4}, 1, 8} : Tuning{{4, 2}, 2, 4};
 }
 
-// --- columns.cuh: neighbouring channels are neighbours in memory ---
+// --- conv/columns.cuh: neighbouring channels are neighbours in memory ---
 
 constexpr int kColumnThreads = 128;
 /// Steps of a batch, of which a thread has one on its way and one at work.
@@ -62,7 +62,7 @@ struct ColumnSplit {
   }
 };
 
-// --- rows.cuh: neighbouring steps are ---
+// --- conv/rows.cuh: neighbouring steps are ---
 
 constexpr int kRowThreads = 128;
 /// Blocks of a multiprocessor.

@@ -56,7 +56,7 @@ struct Dstate1BackwardPlan {
 struct RelayForwardPlan {
   int vector_size;  // bytes of an element where arrays are vectors, or 0: see relay::Vectors
   bool may_have_one_state;  // blocks of one state a lane are few enough for the device
-  bool has_one_state;       // the kernel of rounds.cuh, else that of forward.cuh
+  bool has_one_state;       // the kernel of relay/rounds.cuh, else that of relay/forward.cuh
   relay::RelayGeometry geometry;
   // With one state a lane: see relay::RoundsForwardArgs.
   int slots = 0;

@@ -410,8 +410,8 @@ class WarpRows {
   __device__ __forceinline__ char* address(Row which) const {
     return address(static_cast<int>(which));
   }
-  /// Of the lane's slice of a chunk. What is added to a warp's address fits 32 bits, see
-  /// backward.cu.
+  /// Of the lane's slice of a chunk. What is added to a warp's address fits 32 bits, see fits_lanes
+  /// in streamed_backward.cpp.
   __device__ __forceinline__ char* cursor(Row which) const {
     static_assert(kAlongSteps);
     const int step = slice_.step - steps_back_;

@@ -1,5 +1,5 @@
 // What a lane of the streamed backward scan does with its states, block of steps by block of steps.
-// scan_backward.cuh explains the whole.
+// backward.cuh explains the whole.
 #pragma once
 
 #include "../kit/states.cuh"

@@ -1,12 +1,12 @@
 // The streamed backward scan of more than 16 real states a channel, by teams of warps.
 //
-// Mapping. A warp holds 16 states of 8 channels, as the warps of scan_backward.cuh do; so tensor
+// Mapping. A warp holds 16 states of 8 channels, as the warps of backward.cuh do; so tensor
 // cores sum dB and dC over 8 channels. A team of as many warps as it takes to hold all states
 // shares its channels, and a block is as many teams as make up to kMaxWarps warps. Warps with the
 // same slice of the states, one of each team, add up what they have of dB and dC.
 //
 // A chunk: the warps of a team share the work of filling its rows, two channels at a time, and wait
-// for each other. Then each sweeps its states as in scan_backward.cuh, and leaves the sums over its
+// for each other. Then each sweeps its states as in backward.cuh, and leaves the sums over its
 // lanes of du's, ddelta's and y's parts. When all have done so, the warp that has filled a row adds
 // these over the warps, fills it again, and stores the gradients.
 //
