@@ -19,22 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness import arguments, ceilings, records, report, timing
-from selective_scan import S6
-
-
-class LanguageModel(nn.Module):
-    def __init__(self, vocabulary: int, d_model: int, depth: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, d_model)
-        self.layers = S6(d_model, depth=depth)
-        self.head = nn.Linear(d_model, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor, cache: object) -> Tensor:
-        """Logits of the token behind the last one."""
-        return self.head(self.layers(self.embedding(tokens), cache=cache)[:, -1])
+from harness.models import LanguageModel
 
 
 def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
@@ -53,8 +41,8 @@ def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
 def measure(options: argparse.Namespace) -> list[records.Row]:
     device = options.device
     is_cuda = device.type == "cuda"
-    model = LanguageModel(options.vocabulary, options.d_model, options.depth)
-    model = model.to(device, getattr(torch, options.dtype)).eval()
+    dtype = getattr(torch, options.dtype)
+    model = LanguageModel(options.vocabulary, options.d_model, options.depth, device, dtype).eval()
     sizes = (options.batch, options.prompt)
     prompt = torch.randint(options.vocabulary, sizes, device=device)
     token = prompt[:, -1:].clone()

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,37 +24,18 @@ from torch import Tensor, nn
 
 from harness import plots, records, report
 from harness.arguments import add_device, make_parser, parse, positive
-from harness.checks import relative_l2
+from harness.models import PASSES, Step, check_layer, model_step
+from harness.peers import mamba_ssm_layers
 from harness.timing import Timing, in_graph, keep_freed_memory, measure, peak_mebibytes
-from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
+from harness.users import LAYERS, LayerCall
+from selective_scan import S6, MambaMixer
 from selective_scan.integrations.transformers import enable
 
-_PASSES = ("forward", "forward + backward")
-_DTYPES = ("float32", "bfloat16")
-_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHAPES = {call.name: call for call in LAYERS}
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    name: str
-    batch: int
-    seqlen: int
-    d_model: int
-    layers: int
-
-
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        LayerShape("mamba-130m", 8, 2048, 768, 4),
-        LayerShape("long-64k", 1, 65536, 1024, 1),
-        LayerShape("short-512", 2, 512, 768, 4),
-        LayerShape("vision", 64, 197, 384, 4),
-    )
-}
-
-
-def parse_shape(text: str) -> LayerShape:
+def parse_shape(text: str) -> LayerCall:
     if text in SHAPES:
         return SHAPES[text]
     sizes = [int(part) for part in text.split(",") if part.isdecimal()]
@@ -64,7 +44,7 @@ def parse_shape(text: str) -> LayerShape:
         raise argparse.ArgumentTypeError(
             f"expected {names} or batch,seqlen,d_model,layers, got {text!r}"
         )
-    return LayerShape("x".join(map(str, sizes)), *sizes)
+    return LayerCall("x".join(map(str, sizes)), "given", *sizes)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -91,19 +71,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 # --- what is timed --------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Another package's layer where S6 has its own."""
-
-    def __init__(self, layer: nn.Module, d_model: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(d_model, eps=1e-5)
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer(self.norm(x))
-
-
-def transformers_layers(shape: LayerShape) -> nn.Module:
+def transformers_layers(shape: LayerCall) -> nn.Module:
     from transformers import MambaConfig, MambaModel
 
     class Layers(MambaModel):
@@ -117,50 +85,15 @@ def transformers_layers(shape: LayerShape) -> nn.Module:
     return model
 
 
-def make_models(shape: LayerShape, device: torch.device) -> dict[str, nn.Module]:
+def make_models(shape: LayerCall, device: torch.device) -> dict[str, nn.Module]:
     models = {
         "S6": S6(shape.d_model, depth=shape.layers),
         "S6 bidirectional": S6(shape.d_model, depth=shape.layers, bidirectional=True),
     }
-    try:
-        from mamba_ssm import Mamba
-    except ImportError:
-        Mamba = None
-    if Mamba is not None and device.type == "cuda":
-        layers = [Residual(Mamba(shape.d_model), shape.d_model) for _ in range(shape.layers)]
-        models["mamba_ssm"] = nn.Sequential(*layers, nn.RMSNorm(shape.d_model, eps=1e-5))
+    peer = mamba_ssm_layers(shape.d_model, shape.layers) if device.type == "cuda" else None
+    if peer is not None:
+        models["mamba_ssm"] = peer
     return {name: model.to(device) for name, model in models.items()}
-
-
-class Step:
-    """Both passes of a function of leaves that require gradients."""
-
-    def __init__(self, function: Callable[[], Sequence[Tensor]], leaves: Sequence[Tensor]) -> None:
-        self._function = function
-        self._leaves = list(leaves)
-        with torch.no_grad():
-            self._cotangents = [torch.randn_like(out) for out in function()]
-
-    def forward(self) -> object:
-        with torch.no_grad():
-            return self._function()
-
-    def forward_backward(self) -> object:
-        return torch.autograd.grad(self._function(), self._leaves, self._cotangents)
-
-    def passes(self) -> dict[str, Callable[[], object]]:
-        return dict(zip(_PASSES, (self.forward, self.forward_backward), strict=True))
-
-
-def model_step(model: nn.Module, x: Tensor, dtype: str) -> Step:
-    half = dtype == "bfloat16"
-
-    def run() -> Sequence[Tensor]:
-        # What is cast is cast in every call, so that CUDA graphs can be made of it.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            return (model(x),)
-
-    return Step(run, [x, *model.parameters()])
 
 
 def products_step(layer: MambaMixer, x: Tensor, layers: int, dtype: torch.dtype) -> Step:
@@ -242,40 +175,18 @@ def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, di
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def check(layer: MambaMixer, dtype: str) -> float:
-    """How far a layer's inside is from the reference in float64, for one short sequence."""
-    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    weights = (
-        *(layer.conv1d.weight, layer.conv1d.bias, layer.x_proj.weight, layer.dt_proj.weight),
-        *(layer.out_proj.weight, None, -torch.exp(layer.A_log)),
-    )
-    options = {"D": layer.D, "delta_bias": layer.dt_proj.bias}
-    with torch.no_grad():
-        xz = torch.randn(1, 64, 2 * layer.d_inner, device=layer.D.device).to(half).transpose(1, 2)
-        out = mamba_inner_fn(xz, *weights, **options)
-        exact = mamba_inner_ref(
-            xz.double(),
-            *(tensor if tensor is None else tensor.double() for tensor in weights),
-            **{name: tensor.double() for name, tensor in options.items()},
-        )
-    error = relative_l2(out, exact)
-    if not error <= _TOLERANCE[dtype]:
-        raise SystemExit(f"the layer is off by {error:.1e}")
-    return error
-
-
 def measure_models(
     options: argparse.Namespace,
-    shape: LayerShape,
+    shape: LayerCall,
     dtype: str,
     models: dict[str, nn.Module],
     x: Tensor,
 ) -> list[records.Row]:
     device = options.device
-    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    steps = {name: model_step(model, x, dtype) for name, model in models.items()}
+    half = _DTYPES[dtype]
+    steps = {name: model_step(model, x, half) for name, model in models.items()}
     if options.compile:
-        steps["S6 compiled"] = model_step(torch.compile(models["S6"], fullgraph=True), x, dtype)
+        steps["S6 compiled"] = model_step(torch.compile(models["S6"], fullgraph=True), x, half)
     layer = models["S6"].layers[0]
     steps["matrix products"] = products_step(layer, x, shape.layers, half)
     calls = {
@@ -283,11 +194,11 @@ def measure_models(
     }
     memory = {key: peak_mebibytes(call, device) for key, call in calls.items()}
     if device.type == "cuda":
-        calls |= {("S6 as a CUDA graph", which): in_graph(calls["S6", which]) for which in _PASSES}
+        calls |= {("S6 as a CUDA graph", which): in_graph(calls["S6", which]) for which in PASSES}
     times = measure(
         calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
     )
-    error = check(layer, dtype)
+    error = check_layer(layer, half)
 
     def ratio(time: Timing, other: tuple[str, str]) -> float | None:
         return time.median / times[other].median if other in times else None
@@ -295,7 +206,7 @@ def measure_models(
     return [
         {
             "shape": shape.name,
-            "sizes": list(dataclasses.astuple(shape)[1:]),
+            "sizes": list(shape.sizes),
             "dtype": dtype,
             "what": name,
             "which": which,
@@ -310,17 +221,17 @@ def measure_models(
 
 
 def measure_parts(
-    options: argparse.Namespace, shape: LayerShape, dtype: str, models: list[records.Row],
+    options: argparse.Namespace, shape: LayerCall, dtype: str, models: list[records.Row],
     layer: MambaMixer, x: Tensor,
 ) -> list[records.Row]:  # fmt: skip
     """Times of one layer: of its parts in both passes, and of all else."""
-    half = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    half = _DTYPES[dtype]
     parts = part_steps(layer, x, half)
     calls = {(name, which): call for name, part in parts.items() for which, call in part.items()}
     times = measure(calls, options.device, warmup=2, runs=options.runs, budget=options.budget)
     found = {key: time.median for key, time in times.items()}
     rows = []
-    for which in _PASSES:
+    for which in PASSES:
         (whole,) = (r for r in models if (r["what"], r["which"]) == ("S6", which))
         left = whole["time"]["median"] / shape.layers
         costs = {}
@@ -373,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
         bars = {
             f"{dtype}, {which}": [r for r in parts if (r["dtype"], r["which"]) == (dtype, which)]
             for dtype in dtypes
-            for which in _PASSES
+            for which in PASSES
         }
         plots.plot_stacks(
             options.plot, f"Where a Mamba layer's time goes, {environment['device']}", bars,

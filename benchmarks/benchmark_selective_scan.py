@@ -1,14 +1,18 @@
 """Times the selective scan against the machine's limits, other kernels and the reference.
 
+--users times the calls that published models make, beside mamba_ssm where that imports: the only
+ones that must be fast. All else is for a closer look.
+
 The kernels are called through torch.ops without autograd, after a check of their results against
 fp64 in the same run. Without --shapes the device's whole suite is measured; --shapes, --dtype,
 --variants and --methods measure the product of what they name. --operators adds the diagonal and
 the adaptive unitary scan, or measures them alone. --layouts times every combination of arrays that
 lie along time or along channels, and compares it with that of contiguous ones.
---cliffs goes around every threshold instead, one
-axis at a time, and flags what takes far longer than the nearest ordinary problem.
+--cliffs goes around every threshold instead, one axis at a time, beside the nearest ordinary
+problem.
 
 Example:
+    python benchmarks/benchmark_selective_scan.py --users --json users.json --plot h100
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --anchors benchmarks/anchors/h200_mamba_ssm.json --json h200.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cpu --backward --threads 1 2 \\
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +40,7 @@ from harness import plots, records, report
 from harness.arguments import add_device, count, make_parser, parse, positive, shape
 from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
-from harness.cliffs import MOST_RATIO, measure_cliffs
+from harness.cliffs import choose_points, measure_point
 from harness.operators import Scan, Tensors, make_scan
 from harness.peers import Anchors, mamba_ssm_passes, textbook_scan
 from harness.problems import (
@@ -49,6 +54,8 @@ from harness.problems import (
     select_problems,
 )
 from harness.timing import Timing, host_overhead_us, keep_freed_memory, measure
+from harness.user_calls import Timed, prepare
+from harness.users import Call, ScanCall, calls
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Above this one run of the reference takes longer than is worth waiting for.
@@ -85,14 +92,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--layouts", action="store_const", const=LAYOUTS, dest="variants",
         help="in place of --variants: every layout of u, delta, z and dout")
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
-    add("--cliffs", action="store_true",
+    lists = parser.add_mutually_exclusive_group()
+    lists.add_argument("--users", action="store_true",
+        help="the calls that published models make (harness/users.py), both passes")
+    lists.add_argument("--cliffs", action="store_true",
         help="states, steps, channels, groups, types and layouts around every threshold, beside "
-        f"the nearest ordinary problem; ratios above {MOST_RATIO} are flagged. --shapes and "
-        "--dtype name another base")
+        "the nearest ordinary problem. --shapes and --dtype name another base")
+    add("--only", default="", metavar="REGEX", help="of --users the calls whose name matches")
     add("--backward", action="store_true", help="measure the backward pass too")
     add("--quick", action="store_true", help="small shapes and few runs: a test of the program")
     add("--warmup", type=count, help="untimed runs (default: 5, quick: 1)")
-    add("--runs", type=positive, help="timed runs (default: 30, quick: 3)")
+    add("--runs", type=positive, help="timed runs (default: 30, --users: 11, quick: 3)")
     add("--budget", type=float, default=20, metavar="SECONDS",
         help="of each measurement, after which runs are cut short, to 5 at least (default: 20)")
     add("--threads", nargs="+", type=positive, help="CPU threads (default: 1 and all)")
@@ -113,7 +123,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--plot", type=Path, metavar="PREFIX",
-        help="write PREFIX_speedup.png and PREFIX_siblings.png, or PREFIX_cliffs.png")
+        help="write PREFIX_speedup.png and PREFIX_siblings.png, PREFIX_users.png or "
+        "PREFIX_cliffs.png")
     # fmt: on
     options = parse(parser, arguments)
     try:
@@ -121,7 +132,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     except (OSError, ValueError, KeyError) as error:
         parser.error(str(error))
     is_cuda = options.device.type == "cuda"
-    usual = {"warmup": (5, 1), "runs": (30, 3), "reference_runs": (0 if is_cuda else 5, 1)}
+    runs = 11 if options.users else 30
+    usual = {"warmup": (5, 1), "runs": (runs, 3), "reference_runs": (0 if is_cuda else 5, 1)}
     for name, values in usual.items():
         if getattr(options, name) is None:
             setattr(options, name, values[options.quick])
@@ -301,30 +313,97 @@ def measure_host(options: argparse.Namespace) -> list[records.Row]:
     return rows
 
 
-_CLIFF_COLUMNS = (
-    "axis value sizes dtype variant which=pass time=ms ns_per_update=ns/update neighbour "
-    "neighbour_ms neighbour_ns_per_update=neighbour_ns/update ratio flag error"
-)
+def measure_call(call: Call, options: argparse.Namespace) -> list[records.Row]:
+    """Checks a user's call, then times its passes and mamba_ssm's in turns."""
+    prepared = prepare(call, options.device, options.seed)
+    error = prepared.check()
+    parties = {"ours": prepared.passes}
+    if options.device.type == "cuda":
+        parties["mamba_ssm"] = prepared.peer()
+    limits = {name: getattr(options, name) for name in ("warmup", "runs", "budget")}
+    times = Timed(parties, options.device).sample(**limits)
+    rows = []
+    for which, samples in times["ours"].items():
+        time = Timing.of(samples)
+        theirs = times.get("mamba_ssm", {}).get(which)
+        peer_ms = Timing.of(theirs).median if theirs else None
+        rows.append(
+            {
+                "kind": call.kind,
+                "name": call.name,
+                "model": call.model,
+                "sizes": list(call.sizes),
+                "dtype": call.dtype,
+                "variant": call.variant if isinstance(call, ScanCall) else None,
+                "which": which,
+                "threads": torch.get_num_threads(),
+                "time": dataclasses.asdict(time),
+                "error": error,
+                "peer": "mamba_ssm" if theirs else None,
+                "peer_ms": peer_ms,
+                "speedup_over_peer": peer_ms and peer_ms / time.median,
+            }
+        )
+    return rows
 
 
-def run_cliffs(options: argparse.Namespace) -> int:
-    """The sweep around every threshold, in place of all else."""
+def choose_calls(options: argparse.Namespace) -> list[Call]:
+    found = calls(options.device.type, options.quick)
+    return [call for call in found if re.search(options.only, call.name)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A list that is measured in place of all else, one after the other."""
+
+    choose: Callable[[argparse.Namespace], list]
+    measure: Callable[..., list[records.Row]]
+    columns: str
+    plot: Callable[[list[records.Row], str, Path], None]
+
+
+SWEEPS = {
+    "users": Sweep(
+        choose_calls,
+        measure_call,
+        "name sizes dtype variant which=pass time=ms peer_ms=mamba_ssm's_ms "
+        "speedup_over_peer=×_mamba_ssm error",
+        plots.plot_users,
+    ),
+    "cliffs": Sweep(
+        choose_points,
+        measure_point,
+        "axis value sizes dtype variant which=pass time=ms neighbour neighbour_ms ratio error",
+        plots.plot_cliffs,
+    ),
+}
+
+
+def run_sweep(name: str, options: argparse.Namespace) -> int:
+    sweep = SWEEPS[name]
     environment = records.environment(options.device)
     torch.manual_seed(options.seed)
-    rows, failures = measure_cliffs(options)
+    torch.set_num_threads(options.threads[-1])
+    rows, failures = [], []
+    for each in track(sweep.choose(options), disable=not sys.stderr.isatty(), transient=True):
+        try:
+            rows += sweep.measure(each, options)
+        except RuntimeError as error:  # a wrong result, or memory that does not suffice
+            failures.append(f"{each}: {error}")
+        if options.device.type == "cuda":
+            torch.cuda.empty_cache()  # the pools of graphs that are no more
     print(
         f"{environment['device']}, torch {environment['torch']}, selective_scan "
         f"{environment['selective_scan']} ({environment['revision']}), {environment['date']}"
     )
-    report.print_table(f"Medians of {options.runs} runs (quartiles), ms", rows, _CLIFF_COLUMNS)
-    print(f"{sum(bool(row['flag']) for row in rows)} of {len(rows)} ratios are above {MOST_RATIO}")
+    title = f"Medians of {options.runs} runs (quartiles), ms"
+    report.print_table(title, rows, sweep.columns)
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "anchors"}
         content = {"environment": environment, "settings": settings, "rows": rows}
         records.write(options.json, {**content, "failures": failures})
     if options.plot and rows:
-        path = Path(f"{options.plot}_cliffs.png")
-        plots.plot_cliffs(rows, environment["device"], MOST_RATIO, path)
+        sweep.plot(rows, environment["device"], Path(f"{options.plot}_{name}.png"))
     return report_failures(failures)
 
 
@@ -341,8 +420,9 @@ def main(arguments: list[str] | None = None) -> int:
     is_cuda = device.type == "cuda"
     if not is_cuda and arguments is None:  # else the program is not ours to start anew
         keep_freed_memory()
-    if options.cliffs:
-        return run_cliffs(options)
+    for name in SWEEPS:
+        if getattr(options, name):
+            return run_sweep(name, options)
     anchors = options.anchors
     all_threads = torch.get_num_threads()
     problems = select_problems(

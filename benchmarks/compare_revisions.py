@@ -3,9 +3,12 @@
 Each folder holds an importable selective_scan package with its libraries; two builds register the
 same operators, so each runs in a process of its own. For every problem both make the same inputs,
 then the processes take turns; a row compares the medians of all runs of a pass. "same bits" says
-whether all results of the two builds are equal. Needs PyTorch alone.
+whether all results of the two builds are equal. --users takes the calls that published models make,
+which must not get slower; without it there are methods, variants and other operators. Needs PyTorch
+alone.
 
 Example:
+    python benchmarks/compare_revisions.py ../old . --users
     python benchmarks/compare_revisions.py ../old . --json revisions.json
     python benchmarks/compare_revisions.py ../old . --only 'mamba-130m.*zoh' --rounds 9
 """
@@ -20,21 +23,22 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from harness.arguments import add_device, find_device, make_parser, positive
-from harness.operators import Scan, make_scan
+from harness.operators import make_scan
 from harness.problems import METHODS, SHAPES, Problem, Shape, parse_shape, product, select_problems
 from harness.timing import REST_SECONDS, sample
+from harness.users import Call, calls
 from harness.workers import Worker, alternate, serve
 
 _SHAPES = (
-    "mamba-130m", "mamba-790m", "mamba-2.8b", "vim-small", "vmamba-t", "vmamba-hi", "d-state64",
-    "launch-bound", "long-64k", "long-1m", "2,1024,800,16", "64,384,197,16",
-    *(f"8,1536,2048,{dstate}" for dstate in (1, 4, 8, 32)),
+    "mamba-130m", "launch-bound", "1,2048,65536,16", "1,256,1048576,16", "2,1024,800,16",
+    *(f"8,1536,2048,{dstate}" for dstate in (1, 4, 8, 32, 64)),
 )  # fmt: skip
 _DTYPES = ("bfloat16", "float32")
 _VARIANTS = ("complex", "constant", "channel-last", "reverse")
@@ -65,6 +69,36 @@ def checksum(tensor: torch.Tensor) -> int:
     return int((weights * sums).sum()) + int((weights[: bits.numel() - whole] * bits[whole:]).sum())
 
 
+def find_cases(options: argparse.Namespace) -> list[Problem | Call]:
+    if options.users:
+        return calls(options.device.partition(":")[0], options.quick)
+    return problems(options.quick)
+
+
+Samples = dict[str, list[float]]
+
+
+def make_problem(
+    case: Problem, device: torch.device, seed: int, runs: int
+) -> tuple[dict[str, list[torch.Tensor]], Callable[[], Samples]]:
+    """What a problem's passes compute, and a turn of them."""
+    scan = make_scan(case, device, seed)
+    passes = scan.passes(backward=True)
+    return scan.results(), lambda: sample(passes, device, warmup=_WARMUP, runs=runs)
+
+
+def make_call(
+    case: Call, device: torch.device, seed: int, runs: int
+) -> tuple[dict[str, list[torch.Tensor]], Callable[[], Samples]]:
+    """The same of a user's call."""
+    from harness.user_calls import Timed, prepare  # they import the library
+
+    prepared = prepare(case, device, seed)
+    results = prepared.results()
+    timed = Timed({"": prepared.passes}, device)
+    return results, lambda: timed.sample(warmup=_WARMUP, runs=runs)[""]
+
+
 def work(options: argparse.Namespace) -> None:
     import selective_scan
 
@@ -72,8 +106,9 @@ def work(options: argparse.Namespace) -> None:
     if found != Path(options.work).resolve():
         raise RuntimeError(f"selective_scan came from {found}, not from {options.work}")
     device = find_device(options.device)
-    cases = problems(options.quick)
-    scan: Scan | None = None
+    cases = find_cases(options)
+    make = make_call if options.users else make_problem
+    turn: Callable[[], Samples] | None = None
 
     def describe() -> dict[str, object]:
         is_cuda = device.type == "cuda"
@@ -84,20 +119,15 @@ def work(options: argparse.Namespace) -> None:
         }
 
     def prepare(case: int) -> dict[str, list[int]]:
-        nonlocal scan
-        scan = None  # frees the memory of the case before
-        scan = make_scan(cases[case], device, seed=case)
-        *results, saved = scan.forward(True)
-        gradients = scan.backward(saved)
-        present = [result for result in results if result is not None]
-        return {
-            "forward": [checksum(result) for result in present],
-            "backward": [checksum(gradient) for gradient in gradients.values()],
-        }
+        nonlocal turn
+        turn = None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the other build needs the memory of the case before
+        results, turn = make(cases[case], device, case, options.runs)
+        return {which: [checksum(x) for x in tensors] for which, tensors in results.items()}
 
-    def measure() -> dict[str, list[float]]:
-        calls = scan.passes(backward=True)
-        samples = sample(calls, device, warmup=_WARMUP, runs=options.runs)
+    def measure() -> Samples:
+        samples = turn()
         if device.type == "cpu":
             time.sleep(REST_SECONDS)
         return samples
@@ -105,14 +135,31 @@ def work(options: argparse.Namespace) -> None:
     serve(describe=describe, prepare=prepare, measure=measure)
 
 
+def facts_of(case: Problem | Call) -> dict[str, object]:
+    facts = {"problem": str(case), "sizes": case.sizes, "dtype": case.dtype}
+    if isinstance(case, Problem):
+        more = {"operator": case.operator, "variant": case.variant.name, "method": case.method}
+        return {**facts, **more}
+    return {**facts, "kind": case.kind}
+
+
+def line_of(row: dict[str, object]) -> str:
+    ratios = row["ratios_of_rounds"]
+    return (
+        f"{row['problem']:48} {row['which']:18} {row['old_ms']:9.4f} {row['new_ms']:9.4f} "
+        f"{row['ratio']:8.3f} {min(ratios):6.3f}–{max(ratios):.3f}  "
+        f"{'yes' if row['same_bits'] else 'no'}"
+    )
+
+
 def compare(options: argparse.Namespace) -> int:
     cases = {
         number: problem
-        for number, problem in enumerate(problems(options.quick))
+        for number, problem in enumerate(find_cases(options))
         if re.search(options.only, str(problem))
     }
     command = [sys.executable, __file__, "--device", options.device, "--runs", str(options.runs)]
-    command += ["--quick"] if options.quick else []
+    command += [f"--{name}" for name in ("quick", "users") if getattr(options, name)]
     paths = os.environ.get("PYTHONPATH", "")
     workers = [
         Worker(
@@ -147,27 +194,24 @@ def compare(options: argparse.Namespace) -> int:
             ratios = [
                 statistics.median(b) / statistics.median(a) for a, b in zip(old, new, strict=True)
             ]
-            key = "backward" if which == "backward" else "forward"
+            key = which if which in facts[0] else "forward"
             row = {
-                "problem": str(problem), "operator": problem.operator, "sizes": problem.sizes,
-                "dtype": problem.dtype, "variant": problem.variant.name, "method": problem.method,
-                "which": which, "old_ms": old_ms, "new_ms": new_ms, "ratio": new_ms / old_ms,
-                "ratios_of_rounds": ratios, "same_bits": facts[0][key] == facts[1][key],
+                **facts_of(problem), "which": which, "old_ms": old_ms, "new_ms": new_ms,
+                "ratio": new_ms / old_ms, "ratios_of_rounds": ratios,
+                "same_bits": facts[0][key] == facts[1][key],
             }  # fmt: skip
             rows.append(row)
-            print(
-                f"{row['problem']:48} {which:18} {old_ms:9.4f} {new_ms:9.4f} {row['ratio']:8.3f} "
-                f"{min(ratios):6.3f}–{max(ratios):.3f}  {'yes' if row['same_bits'] else 'no'}",
-                flush=True,
-            )
+            print(line_of(row), flush=True)
     for worker in workers:
         worker.close()
     by_ratio = sorted(rows, key=lambda row: row["ratio"])
     notable = {"median": by_ratio[len(rows) // 2], "worst": by_ratio[-1]} if rows else {}
     for name, row in notable.items():
         print(f"{name} of {len(rows)} rows: {row['ratio']:.3f}, {row['problem']} {row['which']}")
-    slower = sum(row["ratio"] > _NOTED_RATIO for row in rows)
-    print(f"{slower} rows above {_NOTED_RATIO}, {len(failures)} problems failed")
+    slower = [row for row in by_ratio if row["ratio"] > _NOTED_RATIO]
+    print(f"{len(slower)} rows above {_NOTED_RATIO}, {len(failures)} problems failed")
+    for row in slower:
+        print(line_of(row))
     if options.json:
         content = {
             "environment": {
@@ -194,6 +238,8 @@ def main() -> int:
     # fmt: off
     add("old", type=Path, nargs="?", help="folder that holds the old selective_scan package")
     add("new", type=Path, nargs="?", help="folder that holds the new one")
+    add("--users", action="store_true",
+        help="the calls that published models make (harness/users.py)")
     add("--rounds", type=positive, default=5, help="turns of each build (default: 5)")
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
     add("--only", default="", metavar="REGEX", help="the problems whose printed name matches")

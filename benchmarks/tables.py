@@ -25,10 +25,15 @@ _ANCHORS = _ROOT / "benchmarks" / "anchors"
 _FILES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _PASSES = ("forward", "backward")
-# The shapes that README.md shows.
-_README_SHAPES = (
-    "mamba-130m", "mamba-2.8b", "vim-small", "vmamba-t", "vmamba-hi", "d-state64", "launch-bound",
-    "long-64k",
+# What README.md shows of users' calls; performance.md has all.
+_README_SCANS = (
+    "mamba-130m train", "mamba-2.8b train", "falcon-mamba-7b train", "130m prefill 512",
+    "jamba prefill 8192", "vim-small", "vmamba-t stage 1", "vmamba-t stage 3",
+    "mambavision stage 3", "u-mamba 3d", "segmamba", "mambair", "caduceus 131k", "semamba",
+    "s-d-mamba N=2", "pointmamba",
+)  # fmt: skip
+_README_MODELS = (
+    "layers-130m", "layers-64k", "layers-vision", "130m token", "2.8b token", "2.8b tokens",
 )  # fmt: skip
 
 Row = dict[str, object]
@@ -79,42 +84,43 @@ def sizes(row: Row) -> str:
     return ", ".join(map(str, (batch, dim, seqlen, *others[:1]))) + groups
 
 
-_BY_PASS = [f"{which} {short}" for which in _PASSES for short in _DTYPES.values()]
+def scans(record: str, names: Sequence[str] = ()) -> Table:
+    """A line for each scan that a published model makes, or those that are named."""
+    lines = []
+    for row in select(record, kind="scan", which="forward"):
+        if not names or row["name"] in names:
+            backward = find(record, kind="scan", name=row["name"], which="backward")
+            cells = [milliseconds(row), milliseconds(backward)]
+            lines.append([row["name"], sizes(row), row["dtype"], *cells])
+    return ("call", "batch, dim, seqlen, dstate", "dtype", *_PASSES), lines
 
 
-def by_pass(cell: Callable[[Row | None], str], *records: str, **values: object) -> list[str]:
-    """Both passes in both dtypes."""
-    return [
-        cell(find(*records, which=which, dtype=dtype, **values))
-        for which in _PASSES
-        for dtype in _DTYPES
+def models(record: str, names: Sequence[str] = ()) -> Table:
+    """The same of models of layers and of tokens."""
+    rows = [*select(record, kind="layer"), *select(record, kind="token")]
+    return ("call", "sizes", "dtype", "what", "ms"), [
+        [row["name"], model_sizes(row), row["dtype"], row["which"], milliseconds(row)]
+        for row in rows
+        if not names or row["name"] in names
     ]
 
 
-def by_shape(
-    *records: str,
-    cell: Callable[[Row | None], str] = milliseconds,
-    variant: str = "plain",
-    shapes: Sequence[str] = (),
-) -> Table:
-    """A line for each shape, or those that are named, of one variant."""
-    rows = select(*records, variant=variant, which="forward")
-    first = {row["shape"]: row for row in rows if row["shape"] in shapes or not shapes}
-    lines = [
-        [shape, sizes(row), *by_pass(cell, *records, shape=shape, variant=variant)]
-        for shape, row in first.items()
-    ]
-    return ("shape", "batch, dim, seqlen, dstate", *_BY_PASS), lines
-
-
-def times_floor(row: Row | None) -> str:
-    return times(row["ratio_to_floor"]) if row else ""
+def model_sizes(row: Row) -> str:
+    *shape, layers = row["sizes"]
+    names = ("batch", "seqlen", "d_model") if row["kind"] == "layer" else ("batch", "d_model")
+    parts = [f"{name} {size}" for name, size in zip(names, shape, strict=True)]
+    return ", ".join([*parts, f"{layers} layers" if layers > 1 else "1 layer"])
 
 
 def variants(record: str) -> Table:
+    """Both passes in both dtypes of each variant."""
+    kinds = [(which, dtype) for which in _PASSES for dtype in _DTYPES]
     names = dict.fromkeys(row["variant"] for row in select(record))
-    cells = functools.partial(by_pass, milliseconds, record, method="zoh")
-    return ("variant", *_BY_PASS), [[name, *cells(variant=name)] for name in names]
+    return ("variant", *(f"{which} {_DTYPES[dtype]}" for which, dtype in kinds)), [
+        [name, *(milliseconds(find(record, variant=name, method="zoh", which=which, dtype=dtype))
+                 for which, dtype in kinds)]
+        for name in names
+    ]  # fmt: skip
 
 
 def methods(record: str, shape: str, dtype: str, threads: int | None = None) -> Table:
@@ -132,7 +138,7 @@ def methods(record: str, shape: str, dtype: str, threads: int | None = None) -> 
 
 
 def memory(record: str) -> Table:
-    header = ("shape", "dtype", "forward", "saved states", "backward", "mamba-ssm's backward")
+    header = ("batch, dim, seqlen, dstate", "dtype", "forward", "saved states", "backward")
     lines = []
     for row in load(record)["memory"]:
         values = [
@@ -140,8 +146,9 @@ def memory(record: str) -> Table:
         ]
         if row["variant"] == "plain" and values[-1]:
             cells = [f"{value:.0f}" for value in values]
-            lines.append([row["shape"], _DTYPES[row["dtype"]], *cells])
-    return header, lines
+            shape = sizes(find(record, shape=row["shape"]))
+            lines.append([shape, _DTYPES[row["dtype"]], *cells])
+    return (*header, "mamba-ssm's backward"), lines
 
 
 def host(record: str) -> Table:
@@ -224,17 +231,6 @@ def compiled(*records: str) -> Table:
         [sizes(row), row["which"], milliseconds(row), figure(row["compiled_reference"]["median"])]
         for row in rows
     ]
-
-
-def cliffs(*records: str) -> Table:
-    """The flagged ratios, the largest first."""
-    flagged = sorted(select(*records, flag="cliff"), key=lambda row: -row["ratio"])
-    header = ("axis", "value", "batch, dim, seqlen, dstate, groups", "pass", "ms", "neighbour's ms")
-    return (*header, "ratio"), [
-        [row["axis"], str(row["value"]), ", ".join(map(str, row["sizes"])), row["which"],
-         figure(row["time"]["median"]), figure(row["neighbour_ms"]), f"{row['ratio']:.2f}"]
-        for row in flagged
-    ]  # fmt: skip
 
 
 def layers(record: str) -> Table:
@@ -328,19 +324,17 @@ def matrix(record: str) -> Table:
 
 # By name: what makes the table, and the records that it is from.
 TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
-    "speed": (functools.partial(by_shape, shapes=_README_SHAPES), ("h200",)),
-    "scan": (by_shape, ("h200",)),
-    "floor": (functools.partial(by_shape, cell=times_floor), ("h200",)),
-    "no-z": (functools.partial(by_shape, variant="no-z"), ("h200",)),
+    "speed": (functools.partial(scans, names=_README_SCANS), ("h100_users",)),
+    "model speed": (functools.partial(models, names=_README_MODELS), ("h100_users",)),
+    "users' scans": (scans, ("h100_users",)),
+    "users' models": (models, ("h100_users",)),
     "variants": (variants, ("h200_variants",)),
     "methods": (
         functools.partial(methods, shape="mamba-130m", dtype="bfloat16"), ("h200_methods",),
     ),
-    "general": (by_shape, ("h200_general", "h200_general_long")),
     "memory": (memory, ("h200",)),
     "host": (host, ("h200_host",)),
     "siblings": (siblings, ("h200_siblings",)),
-    "cliffs": (cliffs, ("h200_cliffs",)),
     "layers": (layers, ("h200_layer",)),
     "layer parts": (layer_parts, ("h200_layer",)),
     "convolution": (convolution, ("h200_conv",)),
@@ -352,7 +346,6 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
     ),
     "cpu compiled": (compiled, ("cpu_compiled",)),
-    "cpu cliffs": (cliffs, ("cpu_cliffs",)),
     "avx2": (cpu, ("cpu_avx2", "cpu_avx2_ipex")),
     "avx2 methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu_avx2",),

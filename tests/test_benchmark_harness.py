@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from collections.abc import Callable
 from types import ModuleType
 
@@ -41,6 +43,113 @@ def test_the_points_of_the_sweep(harness):
             assert point.problem.shape.dim % point.problem.shape.groups == 0
 
 
+def test_users_calls_are_calls(harness):
+    users, problems = harness("users"), harness("problems")
+    found = users.calls("cuda")
+    names = [call.name for call in found]
+    assert len(set(names)) == len(names)
+    for call in [*found, *users.calls("cpu"), *users.calls("cuda", quick=True)]:
+        assert call.name in names
+        assert call.model
+        assert min(call.sizes) >= 1
+        assert call.dtype in problems.DTYPES
+        if call.kind == "scan":
+            assert call.dim % call.groups == 0
+            assert call.sizes == (call.batch, call.dim, call.seqlen, call.dstate, call.groups)
+            assert call.problem.variant.name == call.variant
+    for call in users.calls("cpu"):
+        assert call.batch <= 4
+        assert call.dtype == "float32"
+    assert {call.kind for call in users.calls("cpu")} == {"scan", "layer", "token"}
+
+
+def layout(tensor: torch.Tensor) -> list[int]:
+    """Strides, but for those of dimensions of one element, which say nothing."""
+    return [step for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba"])
+def test_padded_rows_are_those_of_transformers(harness, monkeypatch, kind):
+    """A call of transformers' layers with a mask, recorded, beside the inputs that stand for it."""
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    integration = importlib.import_module("selective_scan.integrations.transformers")
+    calls = []
+
+    def scan(*arguments, **options):
+        calls.append(arguments)
+        return selective_scan.selective_scan_fn(*arguments, **options)
+
+    monkeypatch.setattr(integration, "selective_scan_fn", scan)
+    sizes = {"hidden_size": 32, "vocab_size": 50, "num_hidden_layers": 1}
+    config = {
+        "mamba": lambda: transformers.MambaConfig(**sizes),
+        "jamba": lambda: transformers.JambaConfig(
+            **sizes, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32,
+            num_experts=1, num_experts_per_tok=1, attn_layer_offset=1, attn_layer_period=2,
+        ),
+    }[kind]()  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.randint(50, (2, 12))
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    with integration.enable([kind]), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(tokens, attention_mask=mask, use_cache=False)
+    ((u, delta, A, B, C, _, z, *_),) = calls
+    theirs = {"u": u, "delta": delta, "A": A, "B": B[:, None], "C": C[:, None], "z": z}
+
+    problems = harness("problems")
+    variant = problems.VARIANTS["padded" if kind == "mamba" else "padded-normed"]
+    problem = problems.Problem(problems.Shape("same", 2, 64, 12, 16), "bfloat16", variant)
+    ours = harness("operators").make_scan(problem, torch.device("cpu"), seed=1).tensors
+    for name, tensor in theirs.items():
+        assert ours[name].shape == tensor.shape, name
+        assert ours[name].dtype == tensor.dtype, name
+        assert layout(ours[name]) == layout(tensor), name
+
+
+def test_the_backward_pass_is_what_it_adds(harness, monkeypatch):
+    user_calls = harness("user_calls")
+    samples = {
+        ("ours", "forward"): [1.0, 1.0],
+        ("ours", "training forward"): [2.0, 3.0],
+        ("ours", "forward + backward"): [6.0, 8.0],
+        ("mamba_ssm", "token"): [5.0, 5.0],
+    }
+    monkeypatch.setattr(user_calls, "sample", lambda *_, **__: samples)
+    timed = user_calls.Timed({}, torch.device("cpu"))
+    assert timed.sample() == {
+        "ours": {"forward": [1.0, 1.0], "backward": [4.0, 5.0]},
+        "mamba_ssm": {"token": [5.0, 5.0]},
+    }
+
+
+@pytest.mark.parametrize("variant", ["no-z", "padded", "padded-normed"])
+def test_mamba_ssm_is_given_what_it_takes(harness, monkeypatch, variant):
+    """Rows along time, of one dtype; what it does not take has no such passes."""
+    given = []
+
+    class Module(ModuleType):
+        def fwd(self, *arguments):
+            given.append(arguments)
+            return torch.empty(1), torch.empty(1)
+
+        def bwd(self, *arguments):
+            given.append(arguments)
+
+    monkeypatch.setitem(sys.modules, "selective_scan_cuda", Module("selective_scan_cuda"))
+    scan = small_scan(harness, dtype="bfloat16", variant=variant)
+    passes = harness("peers").mamba_ssm_passes(scan, backward=True)
+    if variant == "padded-normed":
+        assert passes == {}
+        return
+    assert passes.keys() == {"forward", "backward"}
+    for run in passes.values():
+        run()
+    assert len(given) == 3
+    for tensor in (x for call in given for x in call if isinstance(x, torch.Tensor)):
+        assert tensor.stride(-1) == 1
+
+
 def small_scan(harness, operator="selective_scan", dtype="float32", variant="plain", method="zoh"):
     problems = harness("problems")
     shape = problems.Shape("odd", 3, 8, 45, 5, 2 if operator == "selective_scan" else 1)
@@ -52,6 +161,7 @@ def small_scan(harness, operator="selective_scan", dtype="float32", variant="pla
     ("operator", "variant"),
     [
         *(("selective_scan", v) for v in ("complex", "constant", "reverse", "initial-state")),
+        *(("selective_scan", v) for v in ("padded", "padded-normed")),
         *((operator, "plain") for operator in ("selective_scan", "diagonal", "adaptive_unitary")),
     ],
 )
@@ -63,7 +173,8 @@ def test_check_accepts_the_kernels(harness, operator, variant):
 
 
 @pytest.mark.parametrize("variant", ["plain", "no-z", "complex", "constant", "complex-constant",
-                                     "channel-last", "reverse", "initial-state"])  # fmt: skip
+                                     "channel-last", "reverse", "initial-state", "padded",
+                                     "padded-normed"])  # fmt: skip
 @pytest.mark.parametrize("method", METHODS)
 def test_exact_results_are_those_of_the_reference(harness, variant, method):
     scan = small_scan(harness, dtype="float64", variant=variant, method=method)
@@ -118,7 +229,7 @@ def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
         assert sum(text.count(f"<!-- {name} table -->\n") for text in texts.values()) == 1, name
     assert tables.main(["--check"]) == 0
 
-    row = next(row for row in tables.load("h200")["rows"] if row["shape"] == "mamba-130m")
+    row = next(r for r in tables.load("h100_users")["rows"] if r["name"] == "mamba-130m train")
     copies = [tmp_path / path.name for path in texts]
     for copy, text in zip(copies, texts.values(), strict=True):
         copy.write_text(text.replace(f"| {row['time']['median']:.3f} (", "| 0.001 ("))
@@ -129,11 +240,55 @@ def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
     assert [copy.read_text() for copy in copies] == list(texts.values())
 
 
+def test_the_readme_shows_calls_that_there_are(tables, harness):
+    names = {call.name for call in harness("users").calls("cuda")}
+    assert names.issuperset(tables._README_SCANS)
+    assert names.issuperset(tables._README_MODELS)
+
+
+def test_tables_of_users_calls(tables, monkeypatch, tmp_path):
+    def row(kind, name, sizes, which, ms, speedup=None):
+        row = {"kind": kind, "name": name, "sizes": sizes, "dtype": "float16", "which": which}
+        return {**row, "time": {"median": ms}, "speedup_over_peer": speedup}
+
+    rows = [
+        row("scan", "first", [2, 8, 16, 4, 2], "forward", 0.125, 2.0),
+        row("scan", "first", [2, 8, 16, 4, 2], "backward", 0.5),
+        row("scan", "second", [1, 8, 16, 4, 1], "forward", 1.0, 0.5),
+        row("layer", "model", [2, 16, 32, 1], "forward + backward", 12.0, 1.5),
+        row("token", "word", [3, 32, 4], "token", 4.0, 0.75),
+    ]
+    environment = {"device": "a GPU", "torch": "2", "revision": None, "date": "2026-01-02T03:04"}
+    record = {"environment": environment, "rows": rows}
+    monkeypatch.setattr(tables, "_RESULTS", tmp_path)
+    (tmp_path / "fake_users.json").write_text(json.dumps(record))
+    for name in ("speed", "users' models"):
+        function, _ = tables.TABLES[name]
+        monkeypatch.setitem(tables.TABLES, name, (function, ("fake_users",)))
+    monkeypatch.setitem(tables.TABLES, "users' scans", (tables.scans, ("fake_users",)))
+    assert list(tables.write_table("users' scans"))[2:] == [
+        "| call | batch, dim, seqlen, dstate | dtype | forward | backward |",
+        "| --- | --- | --- | --- | --- |",
+        "| first | 2, 8, 16, 4, 2 groups | float16 | 0.125 (2.00×) | 0.500 |",
+        "| second | 1, 8, 16, 4 | float16 | 1.00 (0.50×) |  |",
+        "",
+        "`fake_users.json`: a GPU, torch 2, revision not recorded, 2026-01-02.",
+        "",
+        "<!-- end of users' scans table -->",
+    ]
+    model = "| model | batch 2, seqlen 16, d_model 32, 1 layer | float16 | forward + backward "
+    assert list(tables.write_table("users' models"))[4:6] == [
+        f"{model}| 12.0 (1.50×) |",
+        "| word | batch 3, d_model 32, 4 layers | float16 | token | 4.00 (0.75×) |",
+    ]
+    assert list(tables.write_table("speed"))[4] == ""  # none of these is in the README
+
+
 def test_a_table_that_is_not_there_is_refused(tables, monkeypatch, capsys, tmp_path):
     path = tmp_path / "text.md"
     monkeypatch.setattr(tables, "_FILES", [path])
     path.write_text("<!-- sped table -->\n<!-- end of sped table -->\n")
-    with pytest.raises(ValueError, match="there is no table 'sped', there are speed, scan"):
+    with pytest.raises(ValueError, match="there is no table 'sped', there are speed, model"):
         tables.main([])
     path.write_text("no table\n")
     assert tables.main(["--check"]) == 1

@@ -1,12 +1,15 @@
 """What the programs of this folder share: problems, their operators, timing, checks and reports.
 
-    problems    named shapes and what varies
+    users       the calls that published models make; user_calls prepares and times them
+    problems    other named shapes and what varies
     operators   fresh inputs of a problem, its passes, the bytes they move, results in fp64
+    models      models that are timed as a whole
     timing      runs in turn, as median and quartiles; workers time in processes of their own
     ceilings    what the machine can do at best
     peers       other kernels, and the scan as textbooks write it
     records     rows as data, and the JSON files that hold them
     report      tables on the console; plots draws them
 
-Only report and plots need more than PyTorch, and only operators and records need the library.
+Only report and plots need more than PyTorch, and only operators, models, user_calls and records
+need the library.
 """

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from rich.progress import track
 from torch import Tensor
 
 from harness.checks import check
@@ -17,9 +14,6 @@ from harness.operators import Scan, make_scan
 from harness.problems import DTYPES, VARIANTS, Problem, Shape
 from harness.records import Row
 from harness.timing import measure
-
-# What a step aside may cost.
-MOST_RATIO = 1.6
 
 BASES = {
     "cuda": Problem(Shape("base", 8, 1024, 1024, 16), "bfloat16"),
@@ -40,6 +34,9 @@ class Point:
     problem: Problem
     neighbour: Problem  # an ordinary one
     change: Callable[[Scan], None] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.axis} {self.value}"
 
 
 # --- the points -----------------------------------------------------------------------------------
@@ -215,7 +212,6 @@ def measure_point(point: Point, options: argparse.Namespace) -> list[Row]:
     rows = []
     for which in calls:
         time, other = times[which], times[f"neighbour {which}"]
-        ratio = time.median / other.median / more
         rows.append(
             {
                 "axis": point.axis,
@@ -225,31 +221,20 @@ def measure_point(point: Point, options: argparse.Namespace) -> list[Row]:
                 "variant": point.problem.variant.name,
                 "which": which,
                 "time": vars(time),
-                "ns_per_update": time.median * 1e6 / point.problem.updates,
                 "neighbour": list(point.neighbour.sizes),
                 "neighbour_ms": other.median,
-                "neighbour_ns_per_update": other.median * 1e6 / point.neighbour.updates,
-                "ratio": ratio,
-                "flag": "cliff" if ratio > MOST_RATIO else "",
+                "ratio": time.median / other.median / more,
                 "error": error,
             }
         )
     return rows
 
 
-def measure_cliffs(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """The rows of all points, and what failed."""
+def choose_points(options: argparse.Namespace) -> list[Point]:
+    """Those around the base of the device, or around what is named."""
     base = BASES["quick" if options.quick else options.device.type]
     if options.shapes:
         base = replace(base, shape=options.shapes[0])
     if options.dtype:
         base = replace(base, dtype=options.dtype[0])
-    torch.set_num_threads(options.threads[-1])
-    rows, failures = [], []
-    points = find_points(base)[:: 8 if options.quick else 1]
-    for point in track(points, disable=not sys.stderr.isatty(), transient=True):
-        try:
-            rows += measure_point(point, options)
-        except RuntimeError as error:  # a wrong result, or memory that does not suffice
-            failures.append(f"{point.axis} {point.value}: {error}")
-    return rows, failures
+    return find_points(base)[:: 8 if options.quick else 1]

@@ -83,8 +83,11 @@ class Scan:
         return torch.rand(size, generator=generator, device=generator.device, dtype=self.real)
 
     def sequence(self, name: str = "u") -> Tensor:
-        shape = self.problem.shape
-        if name in self.problem.variant.channel_last:
+        shape, variant = self.problem.shape, self.problem.variant
+        if name in variant.slices:
+            rows = self.randn(shape.batch, shape.seqlen, 2 * shape.dim)
+            return rows[..., shape.dim :].transpose(1, 2)
+        if name in variant.channel_last:
             return self.randn(shape.batch, shape.seqlen, shape.dim).transpose(1, 2)
         return self.randn(shape.batch, shape.dim, shape.seqlen)
 
@@ -101,6 +104,12 @@ class Scan:
             saved = self.forward(True)[2]
             calls["backward"] = lambda: self.backward(saved)
         return calls
+
+    def results(self) -> dict[str, list[Tensor]]:
+        """What either pass computes."""
+        *results, saved = self.forward(True)
+        present = [result for result in results if result is not None]
+        return {"forward": present, "backward": list(self.backward(saved).values())}
 
     def bytes_moved(self, which: str) -> int:
         """Bytes of a pass that reads every input and writes every result once."""
@@ -125,13 +134,7 @@ class SelectiveScan(Scan):
     def make_tensors(self) -> Tensors:
         shape, variant = self.problem.shape, self.problem.variant
         state = self.complex if variant.is_complex else self.real
-
-        def projection() -> Tensor:
-            if variant.is_constant:
-                return self.randn(shape.dim, shape.dstate, dtype=state)
-            steps = 2 * shape.seqlen if variant.is_complex else shape.seqlen
-            return self.randn(shape.batch, shape.groups, shape.dstate, steps)
-
+        B, C = self.projections(state)
         device = self._generator.device
         index = torch.arange(shape.dstate, device=device, dtype=self.real).repeat(shape.dim, 1)
         minus_half = torch.full_like(index, -0.5)
@@ -140,8 +143,8 @@ class SelectiveScan(Scan):
             "u": self.sequence("u"),
             "delta": 0.5 * self.sequence("delta"),
             "A": torch.complex(minus_half, math.pi * index) if variant.is_complex else -index - 1,
-            "B": projection(),
-            "C": projection(),
+            "B": B,
+            "C": C,
             "D": self.randn(shape.dim, dtype=self.real),
             "delta_bias": step + torch.log(-torch.expm1(-step)),  # the inverse of softplus
         }
@@ -155,6 +158,24 @@ class SelectiveScan(Scan):
         self.axes |= {"A": "d", "B": constant, "C": constant, "D": "d", "delta_bias": "d"}
         self._method, self._reverse = self.problem.method, variant.reverse
         return {name: tensors[name] for name in self.names if name in tensors}
+
+    def projections(self, state: torch.dtype) -> list[Tensor]:
+        """B and C."""
+        shape, variant = self.problem.shape, self.problem.variant
+        if variant.is_constant:
+            return [self.randn(shape.dim, shape.dstate, dtype=state) for _ in "BC"]
+        dtype = DTYPES[variant.projection_dtype or self.problem.dtype]
+        groups, dstate = shape.groups, shape.dstate
+        if "B" in variant.channel_last:
+            is_sliced = "B" in variant.slices
+            rank = max(1, shape.dim // 32) if is_sliced else 0  # of dt, as Mamba has it
+            widths = [rank, groups * dstate, groups * dstate]
+            rows = self.randn(shape.batch, shape.seqlen, sum(widths), dtype=dtype)
+            parts = rows.split(widths, dim=-1)[1:]
+            parts = parts if is_sliced else map(Tensor.contiguous, parts)
+            return [x.unflatten(-1, (groups, dstate)).permute(0, 2, 3, 1) for x in parts]
+        steps = 2 * shape.seqlen if variant.is_complex else shape.seqlen
+        return [self.randn(shape.batch, groups, dstate, steps, dtype=dtype) for _ in "BC"]
 
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, initial_state = self.arguments()

@@ -1,5 +1,5 @@
-"""What the kernels are compared with: mamba_ssm's kernels where it is importable, or times from a
-file; and the scan as textbooks write it in PyTorch."""
+"""What the kernels are compared with: mamba_ssm's kernels and models where it is importable, or
+times from a file; and the scan as textbooks write it in PyTorch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from harness.operators import Scan
 from harness.problems import Problem
@@ -20,9 +21,9 @@ _DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
 
 
 def _is_mambas(problem: Problem) -> bool:
-    """Whether mamba_ssm's kernels solve it, layout apart."""
+    """Whether mamba_ssm's kernels solve it; what lies along channels is copied for them."""
     variant = problem.variant
-    is_plain = not (variant.channel_last or variant.reverse or variant.initial_state)
+    is_plain = not (variant.reverse or variant.initial_state or variant.projection_dtype)
     return problem.operator == "selective_scan" and problem.method == "zoh" and is_plain
 
 
@@ -58,7 +59,8 @@ class Anchors:
         variant = problem.variant
         dtype = "bfloat16" if problem.dtype == "float16" else problem.dtype
         key = (problem.sizes, dtype, variant.has_z, variant.is_complex, variant.is_constant)
-        return self.rows.get(key, {}) if _is_mambas(problem) else {}
+        is_found = _is_mambas(problem) and not variant.channel_last
+        return self.rows.get(key, {}) if is_found else {}
 
     def milliseconds(self, problem: Problem, which: str) -> tuple[str | None, float | None]:
         """Whose time, and the time."""
@@ -68,6 +70,10 @@ class Anchors:
             key = (problem.operator, problem.shape.name, problem.dtype, problem.variant.name, which)
             name, ms = "the fastest public kernel", self.rows.get(key, {}).get("ms")
         return (f"{name} ({self.device})" if ms else None), ms
+
+
+def _along_time(x: torch.Tensor | None) -> torch.Tensor | None:
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
 def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], object]]:
@@ -80,18 +86,66 @@ def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], objec
         module = importlib.import_module("selective_scan_cuda")
     except ImportError:
         return {}
-    inputs = scan.arguments()[:8]
+    given = scan.arguments()[:8]
+    kept = list(map(_along_time, given))
 
     def forward() -> tuple[torch.Tensor, ...]:
-        return tuple(module.fwd(*inputs, True))
+        return tuple(module.fwd(*map(_along_time, given), True))
 
     out, states = forward()[:2]
     saved_out = out if "z" in scan.tensors else None
 
     def run_backward() -> object:
-        return module.bwd(*inputs, scan.dout, states, saved_out, None, True, False)
+        dout = _along_time(scan.dout)
+        return module.bwd(*kept, dout, states, saved_out, None, True, False)
 
     return {"forward": forward, **({"backward": run_backward} if backward else {})}
+
+
+class Residual(nn.Module):
+    """Another package's layer where S6 has its own."""
+
+    def __init__(self, layer: nn.Module, d_model: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model, eps=1e-5)
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(self.norm(x))
+
+
+def mamba_ssm_layers(d_model: int, depth: int) -> nn.Module | None:
+    """A model of its layers as S6 is one of ours, if it can be had."""
+    try:
+        from mamba_ssm import Mamba
+    except ImportError:
+        return None
+    layers = [Residual(Mamba(d_model), d_model) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.RMSNorm(d_model, eps=1e-5))
+
+
+def mamba_ssm_token(
+    tokens: torch.Tensor, vocabulary: int, d_model: int, depth: int, dtype: torch.dtype
+) -> Callable[[], torch.Tensor] | None:
+    """A token of each sequence through its language model, as its `generate` calls that, if it
+    can be had."""
+    try:
+        from mamba_ssm.models.config_mamba import MambaConfig
+        from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+        from mamba_ssm.utils.generation import InferenceParams
+    except ImportError:
+        return None
+    config = MambaConfig(d_model=d_model, n_layer=depth, vocab_size=vocabulary)
+    model = MambaLMHeadModel(config, device=tokens.device, dtype=dtype).eval()
+    batch = tokens.shape[0]
+    states = model.allocate_inference_cache(batch, 2, dtype)
+    past = InferenceParams(2, batch, seqlen_offset=1, key_value_memory_dict=states)
+
+    @torch.inference_mode()
+    def token() -> torch.Tensor:
+        return model(tokens, inference_params=past, num_last_tokens=1).logits
+
+    return token
 
 
 def textbook_scan(

@@ -1,0 +1,92 @@
+"""Models that are timed as a whole: layers for training, and language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from harness.checks import relative_l2
+from selective_scan import S6, MambaMixer, mamba_inner_fn, mamba_inner_ref
+
+PASSES = ("forward", "forward + backward")
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class LanguageModel(nn.Module):
+    def __init__(
+        self,
+        vocabulary: int,
+        d_model: int,
+        depth: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, d_model, device=device, dtype=dtype)
+        self.layers = S6(d_model, depth=depth, device=device, dtype=dtype)
+        self.head = nn.Linear(d_model, vocabulary, bias=False, device=device, dtype=dtype)
+
+    def forward(self, tokens: Tensor, cache: object) -> Tensor:
+        """Logits of the token behind the last one."""
+        return self.head(self.layers(self.embedding(tokens), cache=cache)[:, -1])
+
+
+class Step:
+    """Both passes of a function of leaves that require gradients."""
+
+    def __init__(self, function: Callable[[], Sequence[Tensor]], leaves: Sequence[Tensor]) -> None:
+        self._function = function
+        self._leaves = list(leaves)
+        with torch.no_grad():
+            self._cotangents = [torch.randn_like(out) for out in function()]
+
+    def forward(self) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return self._function()
+
+    def forward_backward(self) -> Sequence[Tensor]:
+        return torch.autograd.grad(self._function(), self._leaves, self._cotangents)
+
+    def passes(self) -> dict[str, Callable[[], Sequence[Tensor]]]:
+        return dict(zip(PASSES, (self.forward, self.forward_backward), strict=True))
+
+
+def model_step(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Step:
+    """A model's two passes; half precision means autocast over its float32 parameters."""
+    is_half = dtype != torch.float32
+
+    def run() -> Sequence[Tensor]:
+        # What is cast is cast in every call, so that CUDA graphs can be made of it.
+        with torch.autocast(
+            x.device.type, dtype if is_half else None, enabled=is_half, cache_enabled=False
+        ):
+            return (model(x),)
+
+    return Step(run, [x, *model.parameters()])
+
+
+def check_layer(layer: MambaMixer, dtype: torch.dtype) -> float:
+    """How far a layer's inside is from the reference in float64, for one short sequence.
+
+    Raises:
+        RuntimeError: too far.
+    """
+    weights = (
+        *(layer.conv1d.weight, layer.conv1d.bias, layer.x_proj.weight, layer.dt_proj.weight),
+        *(layer.out_proj.weight, None, -torch.exp(layer.A_log)),
+    )
+    options = {"D": layer.D, "delta_bias": layer.dt_proj.bias}
+    with torch.no_grad():
+        xz = torch.randn(1, 64, 2 * layer.d_inner, device=layer.D.device).to(dtype).transpose(1, 2)
+        out = mamba_inner_fn(xz, *weights, **options)
+        exact = mamba_inner_ref(
+            xz.double(),
+            *(tensor if tensor is None else tensor.double() for tensor in weights),
+            **{name: tensor.double() for name, tensor in options.items()},
+        )
+    error = relative_l2(out, exact)
+    if not error <= _TOLERANCE[dtype]:
+        raise RuntimeError(f"the layer is off by {error:.1e}")
+    return error

@@ -1,0 +1,165 @@
+"""The calls that published models make: what must not get slower.
+
+A kernel exists because one of these is slower without it by what a user notices;
+docs/contributing.md has the rule. Every scan has a real A, variable B and C, softplus, D and
+delta_bias; its variant says what else is as it is. Scans of plain rows have no z, for the gate is
+in the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from harness.problems import VARIANTS, Problem, Shape
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    model: str  # that makes it
+    batch: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class ScanCall(Call):
+    """A selective scan, forward and backward."""
+
+    dim: int
+    seqlen: int
+    dstate: int = 16
+    groups: int = 1
+    dtype: str = "bfloat16"
+    variant: str = "no-z"  # of problems.VARIANTS
+    cpu_batch: int = 0  # with which a CPU is given it; 0 is never
+
+    kind: ClassVar = "scan"
+
+    @property
+    def problem(self) -> Problem:
+        shape = Shape(self.name, self.batch, self.dim, self.seqlen, self.dstate, self.groups)
+        return Problem(shape, self.dtype, VARIANTS[self.variant])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.problem.sizes
+
+    def shrunk(self) -> ScanCall:
+        return replace(self, batch=2, dim=8 * self.groups, seqlen=min(self.seqlen, 12))
+
+
+@dataclass(frozen=True)
+class LayerCall(Call):
+    """A model of S6 layers, forward and backward, of 2-byte types by autocast."""
+
+    seqlen: int
+    d_model: int
+    layers: int
+    dtype: str = "bfloat16"
+    cpu_batch: int = 0
+
+    kind: ClassVar = "layer"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.batch, self.seqlen, self.d_model, self.layers)
+
+    def shrunk(self) -> LayerCall:
+        return replace(self, batch=2, seqlen=12, d_model=16, layers=1)
+
+
+@dataclass(frozen=True)
+class TokenCall(Call):
+    """One token of each sequence through a language model, its head included."""
+
+    d_model: int
+    layers: int
+    vocabulary: int = 50280
+    dtype: str = "bfloat16"
+    cpu_batch: int = 0
+
+    kind: ClassVar = "token"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.batch, self.d_model, self.layers)
+
+    def shrunk(self) -> TokenCall:
+        return replace(self, batch=2, d_model=16, layers=1, vocabulary=32)
+
+
+_MAMBA = "Mamba, arXiv 2312.00752"
+_VIM = "Vision Mamba, arXiv 2401.09417"
+_VMAMBA = "VMamba, arXiv 2401.10166"
+_MAMBA_VISION = "MambaVision, arXiv 2407.08083"
+_U_MAMBA = "U-Mamba, arXiv 2401.04722"
+_S_MAMBA = "S-Mamba, arXiv 2403.11144"
+_TRANSFORMERS = "transformers, a batch with a mask, or a prompt with a cache"
+
+SCANS = (
+    ScanCall("mamba-130m train", _MAMBA, 8, 1536, 2048, cpu_batch=2),
+    ScanCall("mamba-2.8b train", _MAMBA, 4, 5120, 2048),
+    ScanCall("falcon-mamba-7b train", "Falcon Mamba, arXiv 2410.05355", 1, 8192, 4096),
+    ScanCall("130m prefill 64", _MAMBA, 1, 1536, 64, cpu_batch=1),
+    ScanCall("130m prefill 512", _MAMBA, 1, 1536, 512, cpu_batch=1),
+    ScanCall("2.8b prefill 2048", _MAMBA, 1, 5120, 2048, cpu_batch=1),
+    ScanCall("jamba prefill 8192", "Jamba, arXiv 2403.19887", 1, 8192, 8192),
+    ScanCall("vim-tiny", _VIM, 128, 384, 197, cpu_batch=4),
+    ScanCall("vim-small", _VIM, 64, 768, 197, cpu_batch=4),
+    ScanCall("vim-small fp16", _VIM, 64, 768, 197, dtype="float16"),
+    ScanCall("vmamba-t stage 1", _VMAMBA, 64, 384, 3136, 1, 4, "float16", cpu_batch=4),
+    ScanCall("vmamba-t stage 2", _VMAMBA, 64, 768, 784, 1, 4, "float16", cpu_batch=4),
+    ScanCall("vmamba-t stage 3", _VMAMBA, 64, 1536, 196, 1, 4, "float16", cpu_batch=4),
+    ScanCall("vmamba-t stage 4", _VMAMBA, 64, 3072, 49, 1, 4, "float16", cpu_batch=4),
+    ScanCall("vmamba-t stage 3 fp32", _VMAMBA, 64, 1536, 196, 1, 4, "float32"),
+    ScanCall("vmamba N=16 stage 3", _VMAMBA, 32, 1536, 196, 16, 4, "float32", cpu_batch=4),
+    ScanCall("mambavision stage 3", _MAMBA_VISION, 128, 160, 196, 8, 1, "float16", cpu_batch=4),
+    ScanCall("mambavision stage 4", _MAMBA_VISION, 128, 320, 49, 8, 1, "float16", cpu_batch=4),
+    ScanCall("u-mamba 3d", _U_MAMBA, 2, 128, 65536, dtype="float32", cpu_batch=1),
+    ScanCall("u-mamba 3d amp", _U_MAMBA, 2, 128, 65536, dtype="float16"),
+    ScanCall("segmamba", "SegMamba, arXiv 2401.13560", 1, 96, 262144, dtype="float32"),
+    ScanCall("mambair", "MambaIR, arXiv 2402.15648", 4, 720, 4096, 16, 4, "float32", cpu_batch=1),
+    ScanCall("caduceus 131k", "Caduceus, arXiv 2403.03234", 1, 512, 131072),
+    ScanCall("semamba", "SEMamba, arXiv 2405.06573", 400, 128, 400, dtype="float32", cpu_batch=4),
+    ScanCall("s-d-mamba", _S_MAMBA, 32, 512, 321, 32, 1, "float32", cpu_batch=4),
+    ScanCall("s-d-mamba N=2", _S_MAMBA, 32, 1024, 96, 2, 1, "float32", cpu_batch=4),
+    ScanCall(
+        "pointmamba", "PointMamba, arXiv 2402.10739", 32, 768, 128, dtype="float32", cpu_batch=4
+    ),
+    ScanCall("small rl", "policies over few steps", 256, 128, 16, dtype="float32", cpu_batch=4),
+    ScanCall(
+        "transformers 130m padded", _TRANSFORMERS, 8, 1536, 512, variant="padded", cpu_batch=2
+    ),
+    ScanCall("transformers 2.8b prompt", _TRANSFORMERS, 1, 5120, 2048, variant="padded"),
+    ScanCall("transformers jamba autocast", _TRANSFORMERS, 4, 8192, 1024, variant="padded-normed"),
+)
+
+LAYERS = (
+    LayerCall("layers-130m", _MAMBA, 8, 2048, 768, 4),
+    LayerCall("layers-64k", "one layer over a long sequence", 1, 65536, 1024, 1),
+    LayerCall("layers-512", _MAMBA, 2, 512, 768, 4, cpu_batch=2),
+    LayerCall("layers-vision", _VIM, 64, 197, 384, 4, cpu_batch=4),
+)
+
+TOKENS = (
+    TokenCall("130m token", _MAMBA, 1, 768, 24, cpu_batch=1),
+    TokenCall("130m tokens", _MAMBA, 16, 768, 24, cpu_batch=4),
+    TokenCall("790m token", _MAMBA, 1, 1536, 48),
+    TokenCall("790m tokens", _MAMBA, 16, 1536, 48),
+    TokenCall("2.8b token", _MAMBA, 1, 2560, 64),
+    TokenCall("2.8b tokens", _MAMBA, 16, 2560, 64),
+)
+
+
+def calls(device_type: str, quick: bool = False) -> list[Call]:
+    """Those that a device of this type is given: a CPU smaller batches of some, in float32. Quick
+    are all, in sizes that make no user happy."""
+    found: list[Call] = [*SCANS, *LAYERS, *TOKENS]
+    if quick:
+        return [call.shrunk() for call in found]
+    if device_type != "cpu":
+        return found
+    return [replace(c, batch=c.cpu_batch, dtype="float32") for c in found if c.cpu_batch]
