@@ -66,7 +66,6 @@ class Mamba(MambaMixer):
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
         sizes = (d_model, d_state, d_conv, expand)
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
-        self.d_conv = d_conv
         self.expand = expand
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
@@ -114,8 +113,8 @@ class Mamba(MambaMixer):
         # Of a longer sequence the last steps; in front of a shorter one zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
-        delta, B, C = self._project(x)
-        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self._step_bias(), True)
+        delta, B, C, delta_bias = self._project(x)
+        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
         return self.out_proj(y.transpose(1, 2))
@@ -152,10 +151,14 @@ class Mamba(MambaMixer):
             d_state). They do not grow with max_seqlen.
         """
 
-        def zeros(weight: Tensor, size: int) -> Tensor:
-            return weight.new_zeros(batch_size, self.d_inner, size, dtype=dtype or weight.dtype)
-
-        return zeros(self.conv1d.weight, self.d_conv), zeros(self.dt_proj.weight, self.d_state)
+        # What stands in dt_proj's place may have no weight, or one of integers.
+        weight = self.conv1d.weight
+        where = {"dtype": dtype or weight.dtype, "device": weight.device}
+        sizes = (self.d_conv, self.d_state)
+        conv_state, ssm_state = (
+            torch.zeros(batch_size, self.d_inner, size, **where) for size in sizes
+        )
+        return conv_state, ssm_state
 
     def _get_states_from_cache(
         self, inference_params: InferenceParams, batch_size: int, initialize_states: bool = False
