@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import mamba_mixer
-from ..cache import MixerCache
+from .. import _library, mamba_mixer
+from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
 from ..mamba_mixer import MambaMixer
@@ -119,11 +119,13 @@ class Mamba(MambaMixer):
         ssm_state.copy_(last_state.detach())
         return self.out_proj(y.transpose(1, 2))
 
-    @torch.no_grad()
     def step(
         self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Takes one step, without gradients, and changes the states in place.
+
+        As mamba_ssm's, it does so in grad mode too. The first such call logs a warning to the
+        logger ``"selective_scan"``, unless torch.compile traces it.
 
         Args:
             hidden_states: (batch, 1, d_model).
@@ -139,7 +141,15 @@ class Mamba(MambaMixer):
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
-        return self._go_on(hidden, MixerCache(conv_state, ssm_state)), conv_state, ssm_state
+        # torch.compile cannot trace logging.
+        if not torch.compiler.is_compiling() and needs_gradient(self, hidden):
+            _library.warn_once(
+                "Mamba.step, by which a call with states goes on, gives a result without a graph "
+                "in grad mode too; no gradient reaches the parameters or the input"
+            )
+        with torch.no_grad():
+            out = self._go_on(hidden, MixerCache(conv_state, ssm_state))
+        return out, conv_state, ssm_state
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
