@@ -18,7 +18,7 @@ from .functional import selective_scan_fn
 from .reference import selective_scan_ref
 
 # Behind which there is no other tensor that would see the parts of a layer.
-_OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
+OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -384,7 +384,7 @@ def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
-    return bool(_pytorch.num_modes()) or not _OPAQUE_TYPES.issuperset(map(type, tensors))
+    return bool(_pytorch.num_modes()) or not OPAQUE_TYPES.issuperset(map(type, tensors))
 
 
 def add(residual: Tensor | None, out: Tensor) -> Tensor:
