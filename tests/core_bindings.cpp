@@ -200,8 +200,8 @@ T advance(const Step<T, Input>& step, T h, T B) {
   return step.abar * h + step.input * B;
 }
 template <class T>
-T advance(const ReflectedStep<T>& step, T h, T B) {
-  return step.r * (h + step.input * B) - h;
+T advance(const TustinStep<T>& step, T h, T B) {
+  return step.advance(h, B);
 }
 
 /// A step from h with the input u·B, by F's step() and by its advance(), and from the gradient g of
@@ -268,8 +268,10 @@ void define_common(py::module_& m) {
   const auto delta = py::arg("delta").noconvert();
   const auto A = py::arg("A").noconvert();
   m.def(
-      "phi1_derivative_series",
-      [](const Array<T>& x) { return map<T, T>(x, [](T v) { return phi1_derivative_series(v); }); },
+      "phi1_logarithmic_derivative",
+      [](const Array<T>& x) {
+        return map<T, T>(x, [](T v) { return phi1_logarithmic_derivative(v, norm(v)); });
+      },
       x);
   m.def("coefficients", &coefficients<T>, py::arg("method"), delta, A);
   m.def("derivatives", &derivatives<T>, py::arg("method"), delta, A);

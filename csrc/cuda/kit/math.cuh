@@ -128,6 +128,12 @@ struct DeviceMath {
 
 // What every (channel, step) needs, without the general functions' branches for special cases.
 
+/// Keeps the compiler from executing the instructions of a rare case always, under a predicate. To
+/// be called by all lanes of a warp together.
+__device__ __forceinline__ void really_branch() {
+  __syncwarp();
+}
+
 /// exp(x) of a finite x, with what rounding x·log2(e) loses put back. That matters for |x| above 1,
 /// and is hidden by the rounding of results of 2 bytes, of which kSize tells.
 template <int kSize>
@@ -175,11 +181,21 @@ __device__ __forceinline__ float device_softplus(float x) {
 __device__ __forceinline__ double device_softplus(double x) {
   return outlined::softplus<1>({x}).v[0];
 }
-/// The same, with the derivative.
-__device__ __forceinline__ float device_softplus(float x, float& slope) {
-  const float v = ::expf(-fabsf(x));
-  slope = softplus_slope(x, v);
-  return softplus_by_atanh(x, v);
+
+/// Δ from delta + delta_bias.
+template <class R>
+__device__ __forceinline__ R step_of(R biased, bool has_softplus) {
+  return finite_step(has_softplus ? device_softplus(biased) : biased);
+}
+/// The same, with its derivative.
+__device__ __forceinline__ float step_of(float biased, bool has_softplus, float& slope) {
+  slope = 1.0f;
+  if (has_softplus) {
+    const float v = ::expf(-fabsf(biased));
+    slope = softplus_slope(biased, v);
+    biased = softplus_by_atanh(biased, v);
+  }
+  return finite_step(biased);
 }
 
 /// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,
@@ -198,21 +214,31 @@ __device__ __forceinline__ float softplus_by_series(float x, float v) {
   return fmaf(series, v, fmaxf(x, 0.0f));
 }
 
+/// Makes steps Δ of delta + delta_bias in their place.
 template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values) {
-  for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
+__device__ __forceinline__ void make_steps(Values& values, bool has_softplus) {
+  if (has_softplus) {
+    for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
+  }
+  for (float& value : values.v) value = finite_step(value);
 }
 
-/// The same, with the derivatives.
+/// The same, with the derivatives. To be called by all lanes of a warp together.
 template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes) {
+__device__ __forceinline__ void make_steps(Values& values, bool has_softplus, Values& slopes) {
   constexpr int kCount = sizeof(values.v) / sizeof(float);
+  if (has_softplus) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float v = decay_of<kSize>(values.v[i]);
-    slopes.v[i] = softplus_slope(values.v[i], v);
-    values.v[i] = softplus_by_series(values.v[i], v);
+    for (int i = 0; i < kCount; ++i) {
+      const float v = decay_of<kSize>(values.v[i]);
+      slopes.v[i] = softplus_slope(values.v[i], v);
+      values.v[i] = softplus_by_series(values.v[i], v);
+    }
+  } else {
+    really_branch();
+    for (float& slope : slopes.v) slope = 1.0f;
   }
+  for (float& value : values.v) value = finite_step(value);
 }
 
 /// sigmoid(z) = 1/(1 + exp(−z))
@@ -243,15 +269,17 @@ __device__ __forceinline__ void for_each_four(double (&values)[kCount], const F&
   }
 }
 
-/// softplus, and sigmoid, of several values in their place.
+/// Δ, and sigmoid, of several values in their place.
 template <int kCount>
-__device__ __forceinline__ void softplus_all(float (&values)[kCount]) {
+__device__ __forceinline__ void make_all_steps(float (&values)[kCount], bool has_softplus) {
 #pragma unroll
-  for (float& value : values) value = device_softplus(value);
+  for (float& value : values) value = step_of(value, has_softplus);
 }
 template <int kCount>
-__device__ __forceinline__ void softplus_all(double (&values)[kCount]) {
-  for_each_four(values, [](Four x) { return outlined::softplus(x); });
+__device__ __forceinline__ void make_all_steps(double (&values)[kCount], bool has_softplus) {
+  if (has_softplus) for_each_four(values, [](Four x) { return outlined::softplus(x); });
+#pragma unroll
+  for (double& value : values) value = finite_step(value);
 }
 template <int kCount>
 __device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {
