@@ -132,49 +132,64 @@ struct ExactHold : StepForms<ExactHold> {
 template <>
 struct Formula<Method::kFoh> : ExactHold {};
 
+/// abar and expm1 = abar − 1, each with its own digits.
+template <class T>
+struct Growth {
+  T abar;
+  T expm1;
+  bool is_small;  // expm1 is the one of the two that says more
+
+  /// What becomes of a state.
+  SELECTIVE_SCAN_HD T stays(T H) const { return is_small ? multiply_add(expm1, H, H) : abar * H; }
+};
+
 /// A step of H = A·h: see ExactIncrements.
 template <class T>
 struct IncrementStep {
-  T growth;
+  Growth<T> growth;
   real_t<T> u;
+
+  SELECTIVE_SCAN_HD T advance(T H, T B) const {
+    return multiply_add(growth.expm1, u * B, growth.stays(H));
+  }
 };
 
-/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1 and w = H[t-1] + B·u,
-///   H[t] = H[t-1] + e·w
-/// and from the gradients g of h[t] and c = g·conj(abar) of h[t-1], both unscaled,
-///   dΔ = Re Σ c·conj(w)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
-///   conj(A)·dA = Σ Δ·c·conj(H[t-1]) + conj(B·u)·q       q = g·conj(A·dbbar/dA)
+/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1,
+///   H[t] = abar·H[t-1] + e·B·u
+/// where abar·H is H + e·H for a small x, so that what stays of a long memory is exact. From the
+/// gradients g of h[t] and c = g·conj(abar) of h[t-1], both unscaled,
+///   dΔ = Re Σ c·conj(H[t-1] + B·u)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
+///   conj(A)·dA = Σ Δ·c·conj(H[t-1]) + conj(B·u)·q                 q = g·conj(A·dbbar/dA)
 /// where A·dbbar/dA = Δ·abar − e/A, which cancels for a small x: there it is Δ·e·φ1'(x)/φ1(x).
 /// This takes no φ1, but A must not be 0.
 struct ExactIncrements {
   template <class T>
   struct StepCache {
     T growth;  // e
-    T abar;    // e + 1, but to its own digits
-    T w;
+    T abar;
     T inverse;  // 1/A
   };
-  /// By a policy that has growth(Δ, exact_hold_constants(A)), of abar and expm1 = abar − 1.
+  /// By a policy that has growth(Δ, exact_hold_constants(A)).
   template <class Math, class T>
   static SELECTIVE_SCAN_HD IncrementStep<T> step(real_t<T> delta, real_t<T> u,
                                                  const ExactHold::Constants<Math, T>& constants) {
-    return {Math::growth(delta, constants).expm1, u};
+    return {Math::growth(delta, constants), u};
   }
   template <class Math, class T>
   static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
                                      const ExactHold::Constants<Math, T>& constants, T H, T B,
                                      StepCache<T>& kept) {
-    const auto growth = Math::growth(delta, constants);
-    kept = {growth.expm1, growth.abar, H + u * B, constants.inverse};
-    return multiply_add(kept.growth, kept.w, H);
+    const IncrementStep<T> step = ExactIncrements::step<Math, T>(delta, u, constants);
+    kept = {step.growth.expm1, step.growth.abar, constants.inverse};
+    return step.advance(H, B);
   }
-  /// `x` is c·conj(w), by which the gradient of Δ goes.
+  /// `x` is what the gradient of Δ is the real part of. `input` is u·B.
   template <class T>
-  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T g) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T H, T input, T g) {
     const T carry = g * conj(kept.abar);
-    return {carry, (g * conj(kept.growth)) * conj(kept.inverse), carry * conj(kept.w)};
+    return {carry, (g * conj(kept.growth)) * conj(kept.inverse), carry * conj(H + input)};
   }
-  /// What a step adds to conj(A)·dA. `input` is u·B, and `carry` is c.
+  /// What a step adds to conj(A)·dA; `carry` is c.
   template <class T>
   static SELECTIVE_SCAN_HD T gradient_of_A(real_t<T> delta, T A, const StepCache<T>& kept, T H,
                                            T input, T g, T carry) {

@@ -104,15 +104,17 @@ struct DeviceMath {
     return A;
   }
 
-  /// ex2.approx errs by 1.4e-7 at most; but on average by −6e-9 for −0.001 < y < 0, by −2e-8 for
-  /// −0.5 < y < −0.01 and by −4e-8 for y < −2 (measured on an H200), which over a long memory adds
-  /// up. Shifting y, free as part of an FMA, balances it where memories are long. For complex
-  /// numbers a shift that depends on y costs little beside the rest.
+  /// ex2.approx errs by 1.4e-7 at most; but on average by −5e-9 to −1e-8 for −0.004 < y < 0, by
+  /// −2e-8 for −0.5 < y < −0.005 and by −5e-8 for y < −1 (measured on an H100), which adds up over
+  /// a memory's 1/|y| steps. Shifting y, free as part of an FMA, balances it where that is worst.
+  /// For complex numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
   static __device__ __forceinline__ double exp_of(double y) { return outlined::exp2(y); }
+  static __device__ __forceinline__ float balanced_exp2(float y) {
+    return exp2_approx(y + (y < -0.004f ? kBalanceAway : kBalance));
+  }
   static __device__ __forceinline__ Complex<float> exp_of(Complex<float> y) {
-    const float modulus = exp2_approx(y.re * static_cast<float>(kLog2e) +
-                                      (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));
+    const float modulus = balanced_exp2(y.re * static_cast<float>(kLog2e));
     float sine, cosine;
     ::sincospif(y.im * kInversePi, &sine, &cosine);
     return {modulus * cosine, modulus * sine};
@@ -120,8 +122,7 @@ struct DeviceMath {
   static __device__ __forceinline__ Complex<double> exp_of(Complex<double> y) { return exp(y); }
 
  private:
-  static constexpr float kBalance = 1.9e-8f;
-  static constexpr float kBalanceNearZero = 8e-9f;
+  static constexpr float kBalance = 9e-9f;
   static constexpr float kBalanceAway = 2.6e-8f;
   static constexpr float kInversePi = 0.31830988618379067f;
 };

@@ -52,8 +52,6 @@ struct ScanMathFor : DeviceMath {
     return exp_of(delta * rate);
   }
 
-  static constexpr float kBalance = 1.9e-8f;  // see DeviceMath::exp_of()
-
   /// exp(iπr), |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the lowest bit of
   /// `half_turns`, is a sign. By the half of the angle that takes fewer terms, and 1 − cos comes
   /// with all its digits: cos πr = 1 − sine² and sin πr = sine·cosine.
@@ -86,13 +84,13 @@ struct ScanMathFor : DeviceMath {
     return turn;
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ShortRate& rate) {
-    const float modulus = exp2_approx(fmaf(delta, rate.log2_modulus, kBalance));
+    const float modulus = balanced_exp2(delta * rate.log2_modulus);
     const float angle = delta * rate.angle;
     return {modulus * __cosf(angle), modulus * __sinf(angle)};
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
     const HalfAngle turn = turn_at(delta, rate);
-    const float modulus = turn.with_sign(exp2_approx(fmaf(delta, rate.log2_modulus, kBalance)));
+    const float modulus = turn.with_sign(balanced_exp2(delta * rate.log2_modulus));
     const float sine = modulus * turn.sine;
     return {fmaf(-sine, turn.sine, modulus), sine * turn.cosine};
   }
@@ -112,24 +110,15 @@ struct ScanMathFor : DeviceMath {
   /// A pole as small as this is 0 to every fp32 number.
   static constexpr float kTinyPole = 1e-15f;
 
-  /// 2^y − 1 from `power`, which is 2^y to a rounding error. For small |y| that cancels and a
-  /// polynomial serves: by Remez, relative error 2e-7. Its last factor overwrites the difference by
-  /// predicate: a selection would be one instruction more.
+  /// Whether 2^y − 1 cancels.
+  static __device__ __forceinline__ bool is_small_growth(float y) { return fabsf(y) < 0.17f; }
+  /// 2^y − 1 from `power`, which is 2^y to a rounding error, and where that cancels by a
+  /// polynomial: by Remez, relative error 2e-7.
   static __device__ __forceinline__ float growth_of(float y, float power) {
     float series = fmaf(y, 0.00961812944339f, 0.055542640542f);
     series = fmaf(y, series, 0.240226587349f);
     series = fmaf(y, series, 0.693147041508f);
-    float growth = power - 1.0f;
-    asm("{\n"
-        ".reg .pred is_small;\n"
-        ".reg .f32 size;\n"
-        "abs.f32 size, %1;\n"
-        "setp.lt.f32 is_small, size, 0f3E2E147B;\n"  // 0.17
-        "@is_small mul.f32 %0, %1, %2;\n"
-        "}"
-        : "+f"(growth)
-        : "f"(y), "f"(series));
-    return growth;
+    return is_small_growth(y) ? y * series : power - 1.0f;
   }
 
   /// A pole that has an inverse, the same to every fp32 number.
@@ -171,15 +160,10 @@ struct ScanMathFor : DeviceMath {
     return {abar, x2 < kSmall * kSmall ? g * series : away};
   }
 
-  template <class T>
-  struct Growth {
-    T abar;
-    T expm1;  // abar − 1
-  };
   static __device__ __forceinline__ Growth<float> growth(float delta, const RealHold& hold) {
     const float y = delta * (2.0f * hold.half_rate);
     const float power = exp2_approx(y);
-    return {power, growth_of(y, power)};
+    return {power, growth_of(y, power), is_small_growth(y)};
   }
 
   struct ComplexHold {
@@ -196,13 +180,14 @@ struct ScanMathFor : DeviceMath {
                                                                      const ComplexRate& rate) {
     const HalfAngle turn = turn_at(delta, rate);
     const float y = delta * rate.log2_modulus;
-    const float power = exp2_approx(y + kBalance);
+    const float power = balanced_exp2(y);
     const float modulus = turn.with_sign(power);
     const float sine = modulus * turn.sine;
-    const float growth_of_modulus = growth_of(y, power);
-    const float growth = turn.is_none() ? growth_of_modulus : modulus - 1.0f;
+    const float growth = turn.is_none() ? growth_of(y, power) : modulus - 1.0f;
     const float im = sine * turn.cosine;
-    return {{fmaf(-sine, turn.sine, modulus), im}, {fmaf(-sine, turn.sine, growth), im}};
+    return {{fmaf(-sine, turn.sine, modulus), im},
+            {fmaf(-sine, turn.sine, growth), im},
+            turn.is_none() && is_small_growth(y)};
   }
   static __device__ __forceinline__ Growth<Complex<float>> growth(float delta,
                                                                   const ComplexHold& hold) {
@@ -255,7 +240,7 @@ __device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
 }
 template <class T>
 __device__ __forceinline__ T advance(const IncrementStep<T>& step, T h, T B) {
-  return multiply_add(step.growth, h + step.u * B, h);
+  return step.advance(h, B);
 }
 template <class T>
 __device__ __forceinline__ T advance(const TustinStep<T>& step, T h, T B) {

@@ -216,7 +216,8 @@ struct BlockStates {
     after = h[j + 1].v[s];
     if constexpr (kIncrements) {
       after = kept[j][s].inverse * after;
-      return ExactIncrements::step_back(kept[j][s], g);
+      return ExactIncrements::step_back(kept[j][s], h[j].v[s], inputs.input.v[j] * inputs.B[j].v[s],
+                                        g);
     } else {
       return F::template step_back<ScanMathFor<kSize>, T>(inputs.input.v[j], kept[j][s], h[j].v[s],
                                                           after, inputs.B[j].v[s], g);
