@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._checks import HALF, BackendName
-from ._discretization import Method
+from ._discretization import Method, poles
 from ._mamba_inner import rms_norm
 from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
@@ -389,7 +389,3 @@ def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
 
 def add(residual: Tensor | None, out: Tensor) -> Tensor:
     return out if residual is None else residual + out
-
-
-def poles(A_log: Tensor) -> Tensor:
-    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)
