@@ -371,19 +371,6 @@ def test_refusals_of_one_constant(plan, which, changes, reason):
         plan(which, replace(Call(2, 1024, 800, 16, C="constant"), **changes), wanted="streamed")
 
 
-@pytest.mark.parametrize("which", ["forward", "backward"])
-def test_channels_with_their_own_projections(plan, which):
-    """Lanes of other paths would have nothing to do; but of few elements relays are faster."""
-    call = Call(8, 256, 1024, 16, groups=256)
-    assert plan(which, call)["path"] == "general"
-    # Tiles reach over groups.
-    assert plan(which, call)["tile_channels"] > 8
-    assert plan(which, replace(call, batch=1))["path"] != "general"
-    others = [{"complex": True}, {"dstate": 17}, {"channel_last": True}, {"padding": 1}]
-    for changes in (*others, {"groups": 128}):
-        assert plan(which, replace(call, **changes))["path"] != "general", changes
-
-
 @pytest.mark.parametrize(
     "changes",
     [

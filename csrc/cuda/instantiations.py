@@ -43,21 +43,20 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states, states per lane, log2 of the lanes that share a channel, where B and C come
-# from. A lane holds 16 bytes of states. Kernels with a fixed number of lanes are for dstate 1 and
-# 13 to 16 in float: calls that the special paths leave out often have as many.
+# Type of the states, states per lane, log2 of the lanes that share a channel. A lane holds 16 bytes
+# of states. Kernels with a fixed number of lanes are for dstate 1 and 13 to 16 in float: calls that
+# the special paths leave out often have as many.
 GENERAL = [
     Source(
         f"general_{name}",
         "general",
         ("backward", "forward"),
-        tuple(f"Scan<{shape}, METHOD, BCSource::{source}>" for shape in shapes),
+        tuple(f"Scan<{shape}, METHOD>" for shape in shapes),
     )
-    for name, source, shapes in [
-        ("fixed", "kStaged", ("float, 1, 0", "float, 4, 2")),
-        ("own", "kOwn", ("float, 4, 2",)),
-        ("real", "kStaged", ("float, 4, kAnyLanes", "double, 2, kAnyLanes")),
-        ("complex", "kStaged", ("Complex<float>, 2, kAnyLanes", "Complex<double>, 1, kAnyLanes")),
+    for name, shapes in [
+        ("fixed", ("float, 1, 0", "float, 4, 2")),
+        ("real", ("float, 4, kAnyLanes", "double, 2, kAnyLanes")),
+        ("complex", ("Complex<float>, 2, kAnyLanes", "Complex<double>, 1, kAnyLanes")),
     ]
 ]
 

@@ -40,23 +40,21 @@ struct ForwardWindows {
 
 /// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row, or the sum of
 /// its channel's lanes.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                           Rows B_rows, Rows C_rows, int steps,
+                                           ProjectionRows B_rows, ProjectionRows C_rows, int steps,
                                            const Poles<T, kStates>& poles, Pack<T, kStates>& h,
                                            int part, int lane_bits, real_t<T>* y_row) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto B_block = B_rows.template block<T, kStates>();
-    const auto C_block = C_rows.template block<T, kStates>();
     const auto values = block_coefficients<kMethod>(delta, poles);
     Pack<R, kBlockSteps> y;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_block[j];
-      const auto C = C_block[j];
+      const auto B = B_rows.load<T, kStates>(j);
+      const auto C = C_rows.load<T, kStates>(j);
       R sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
@@ -81,20 +79,19 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
 }
 
 /// The same without y, for the summary of a segment: `factor` collects the product of abar.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                                Rows B_rows, int steps,
+                                                ProjectionRows B_rows, int steps,
                                                 const Poles<T, kStates>& poles, Pack<T, kStates>& h,
                                                 Pack<T, kStates>& factor) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto B_block = B_rows.template block<T, kStates>();
     const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_block[j];
+      const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         const auto& value = values.v[j][s];
@@ -141,15 +138,15 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   });
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-__global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates>) * kWarpSize, 1)
+template <class T, int kStates, int kLaneBits, Method kMethod>
+__global__ void __launch_bounds__(most_warps(false, kSizesOf<T, kStates>) * kWarpSize, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
   constexpr bool kAnew = sizeof(R) == 8;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
+  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == Mode::kSummarize;
@@ -177,8 +174,8 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, kSource, kAnew> projections(params, args.plans, geometry, layout,
-                                                              role, item, channel, exists);
+    const Projections<T, kStates, kAnew> projections(params, args.plans, geometry, layout, role,
+                                                     item, channel, exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
     const ForwardWindows kept(args, item, tile.first_channel);
     const auto windows = [&] {
@@ -202,7 +199,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
     for (int64_t next = item.begin;; next += geometry.piece_steps) {
       const bool more = next < item.end;
       const bool new_chunk = more && (next - item.begin) % kChunk == 0;
-      if (more) projections.copy(next, item.end, next > item.begin ? buffer ^ 1 : buffer);
+      if (more) projections.copy(next, item.end);
       if (new_chunk) {
         WarpTile next_tile = warp_tile(geometry, item, role, next);
         next_tile.lane = opaque(role.lane);
@@ -261,7 +258,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
           });
         }
       }
-      sync_projections<kSource>();
+      __syncthreads();
     }
 
     if (summarize) {
@@ -271,7 +268,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
       store_channel_states(params.last_state, part.states_of(item), channel, role.first_state,
                            params.dstate, h);
     }
-    sync_projections<kSource>();  // before the next work item writes to shared memory
+    __syncthreads();  // before the next work item writes to shared memory
   };
 
   for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
@@ -299,12 +296,11 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::forward(const ForwardArgs& args,
-                                                                   const LaunchShape& shape,
-                                                                   cudaStream_t stream) {
-  return launch_kernel(scan_forward_kernel<T, kStates, kLaneBits, kMethod, kSource>, shape, stream,
-                       args);
+template <class T, int kStates, int kLaneBits, Method kMethod>
+cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardArgs& args,
+                                                          const LaunchShape& shape,
+                                                          cudaStream_t stream) {
+  return launch_kernel(scan_forward_kernel<T, kStates, kLaneBits, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::general

@@ -3,7 +3,6 @@
 
 #include "../kit/segments.h"
 #include "../kit/states.cuh"
-#include "own_bc.cuh"
 #include "parts.cuh"
 #include "rows.cuh"
 #include "shared_layout.h"
@@ -31,12 +30,11 @@ __device__ __forceinline__ void store_segment(const SegmentStates& segments, int
 
 /// B and C of a block's work item. kAnew: where it is found_anew() for each piece.
 template <class T, int kStates, bool kAnew>
-class StagedProjections {
+class Projections {
  public:
-  __device__ StagedProjections(const ScanParams& params, const InputPlans& plans,
-                               const Geometry& geometry, const SharedLayout& layout,
-                               const ThreadRole& role, const WorkItem& item, int64_t channel,
-                               bool exists)
+  __device__ Projections(const ScanParams& params, const InputPlans& plans,
+                         const Geometry& geometry, const SharedLayout& layout,
+                         const ThreadRole& role, const WorkItem& item, int64_t channel, bool exists)
       : params_(params),
         layout_(layout),
         piece_steps_(geometry.piece_steps),
@@ -51,7 +49,7 @@ class StagedProjections {
   }
 
   /// Starts copying a piece, which convert() puts where it is read.
-  __device__ void copy(int64_t first_step, int64_t end, int = 0) const {
+  __device__ void copy(int64_t first_step, int64_t end) const {
     const int steps =
         static_cast<int>(end - first_step < piece_steps_ ? end - first_step : piece_steps_);
     if (params_.variable_B) {
@@ -127,28 +125,6 @@ class StagedProjections {
   ProjectionWindow B_;
   ProjectionWindow C_;
 };
-
-template <class T, int kStates, BCSource kSource, bool kAnew>
-using Projections = std::conditional_t<kSource == BCSource::kOwn, OwnProjections<T, kStates>,
-                                       StagedProjections<T, kStates, kAnew>>;
-
-/// Waits for all who share the memory of B and C.
-template <BCSource kSource>
-__device__ __forceinline__ void sync_projections() {
-  if constexpr (kSource == BCSource::kOwn) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-/// The geometry as a kernel uses it.
-template <int kLaneBits, BCSource kSource>
-__device__ __forceinline__ Geometry kernel_geometry(const Geometry& given) {
-  Geometry geometry = known_geometry<kLaneBits>(given);
-  if constexpr (kSource == BCSource::kOwn) geometry.piece_steps = given.piece_steps;
-  return geometry;
-}
 
 /// D and delta_bias of a warp's channels, in shared memory; zero where absent.
 template <class R>

@@ -7,10 +7,6 @@
 
 namespace selective_scan::cuda::general {
 
-/// Who brings B and C to shared memory: the block for all of its channels, or every warp for its
-/// own, each of which has B and C of its own (own_bc.cuh).
-enum class BCSource : int8_t { kStaged, kOwn };
-
 /// Sizes of an instantiation's types.
 struct TypeSizes {
   int states;       // per lane
@@ -21,11 +17,10 @@ struct TypeSizes {
 template <class T, int kStates>
 constexpr TypeSizes kSizesOf{kStates, sizeof(T), sizeof(real_t<T>)};
 
-/// Warps of a block. The backward scan with channels' own B and C, or in fp64, needs more
-/// registers, the forward scan in fp64, whose exponentials are long chains, more warps that take
-/// turns.
-constexpr int most_warps(BCSource source, bool is_backward, TypeSizes sizes) {
-  if (is_backward) return source == BCSource::kOwn || sizes.real_bytes == 8 ? 8 : kMaxWarps;
+/// Warps of a block. The backward scan in fp64 needs more registers, the forward scan, whose
+/// exponentials are long chains, more warps that take turns.
+constexpr int most_warps(bool is_backward, TypeSizes sizes) {
+  if (is_backward) return sizes.real_bytes == 8 ? 8 : kMaxWarps;
   return sizes.state_bytes == 8 && sizes.real_bytes == 8 ? 16 : kMaxWarps;
 }
 
@@ -33,21 +28,6 @@ constexpr int most_warps(BCSource source, bool is_backward, TypeSizes sizes) {
 /// leave a multiprocessor no room for so many warps.
 constexpr bool sums_y_at_once(TypeSizes sizes) {
   return sizes.real_bytes == 8;
-}
-
-/// Bytes that a lane copies at a time in the latter case.
-constexpr int kOwnVector = 16;
-
-/// Bytes of a piece in that case, of B or C of one state.
-constexpr int own_row_bytes(bool is_backward) {
-  return is_backward ? 64 : 32;
-}
-
-/// A call as tiles of channels see it: channels with their own B and C are of one group.
-template <class Params>
-Params in_tiles(Params params, BCSource source) {
-  if (source == BCSource::kOwn) params.groups = 1;
-  return params;
 }
 
 /// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
@@ -58,7 +38,6 @@ Params in_tiles(Params params, BCSource source) {
 ///
 /// then for each warp:
 ///
-///   own           [buffer][B | C][state of the lane][lane][step] as they are in global memory
 ///   rows          R [array][channel][step]: Δ, u, ...
 ///   raw rows      u, delta, z, dout of the next chunk as they are in global memory
 ///   channels      R [D | delta_bias][channel]
@@ -76,7 +55,6 @@ struct SharedLayout {
   int warp_bytes = 0;  // of one warp's part
   int row_set = 0;     // distance of two arrays of rows, in R
   // From here on relative to a warp's part.
-  int own = 0;
   int raw_u = 0;
   int raw_delta = 0;
   int raw_z = 0;
@@ -120,12 +98,11 @@ class Cursor {
 };
 
 inline SharedLayout block_layout(const ScanParams& params, const Geometry& geometry,
-                                 TypeSizes sizes, BCSource source, int buffers) {
+                                 TypeSizes sizes, int buffers) {
   SharedLayout layout;
   Cursor cursor(0);
   const int padded = geometry.padded_states(sizes.states);
-  const bool is_staged = source == BCSource::kStaged;
-  const bool any_variable = is_staged && (params.variable_B || params.variable_C);
+  const bool any_variable = params.variable_B || params.variable_C;
   const bool any_constant = !params.variable_B || !params.variable_C;
   if (any_variable) {
     layout.projection_row = 2 * padded + (sizes.state_bytes < 16 ? 16 / sizes.state_bytes : 1);
@@ -148,7 +125,7 @@ inline SharedLayout block_layout(const ScanParams& params, const Geometry& geome
 
 /// The arrays that both passes keep for each warp.
 inline Cursor warp_layout(const ScanParams& params, const Geometry& geometry, TypeSizes sizes,
-                          BCSource source, int own_buffers, int rows, SharedLayout& layout) {
+                          int rows, SharedLayout& layout) {
   Cursor cursor(0);
   cursor.take(static_cast<int64_t>(rows) * layout.row_set * sizes.real_bytes);
   const auto raw_bytes = [&](const ArrayView& view) {
@@ -158,17 +135,13 @@ inline Cursor warp_layout(const ScanParams& params, const Geometry& geometry, Ty
   layout.raw_delta = cursor.take(raw_bytes(params.delta));
   layout.raw_z = cursor.take(raw_bytes(params.z));
   layout.channels = cursor.take(2 * geometry.warp_channels() * sizes.real_bytes);
-  if (source == BCSource::kOwn) {
-    const int64_t row = geometry.piece_steps * element_size(params.B.dtype);
-    layout.own = cursor.take(own_buffers * 2 * sizes.states * kWarpSize * row);
-  }
   return cursor;
 }
 
 inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geometry,
-                                   TypeSizes sizes, BCSource source) {
-  SharedLayout layout = block_layout(params, geometry, sizes, source, 2);
-  Cursor cursor = warp_layout(params, geometry, sizes, source, 2, kForwardRows, layout);
+                                   TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 2);
+  Cursor cursor = warp_layout(params, geometry, sizes, kForwardRows, layout);
   const int rows = sums_y_at_once(sizes) ? geometry.warp_channels() : kWarpSize;
   // The only row of a channel may take the place of Δ, which has just been read; but other warps
   // with a share in it read it later.
@@ -180,14 +153,14 @@ inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geo
 }
 
 inline SharedLayout backward_layout(const ScanParams& params, const ArrayView& dout,
-                                    const Geometry& geometry, TypeSizes sizes, BCSource source) {
-  SharedLayout layout = block_layout(params, geometry, sizes, source, 1);
-  Cursor cursor = warp_layout(params, geometry, sizes, source, 1, kBackwardRows, layout);
+                                    const Geometry& geometry, TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 1);
+  Cursor cursor = warp_layout(params, geometry, sizes, kBackwardRows, layout);
   const int lane_bytes = sizes.states * sizes.state_bytes;
   layout.raw_dout = cursor.take(
       dout.present() ? geometry.warp_channels() * kChunk * element_size(dout.dtype) : 0);
   layout.checkpoints = cursor.take((kBlocksPerChunk - 1) * kWarpSize * lane_bytes);
-  if (source == BCSource::kStaged && (params.variable_B || params.variable_C)) {
+  if (params.variable_B || params.variable_C) {
     const int lanes = geometry.lanes();
     layout.products = cursor.take(kBlockSteps * 2 * kProductRow * lane_bytes);
     layout.sums = cursor.take(steps_between_sums(geometry) * 2 * lanes * lane_bytes);

@@ -2,31 +2,14 @@
 
 #include <algorithm>
 
-#include "arrays.h"
 #include "candidates.h"
 #include "segments.h"
 
 namespace selective_scan::cuda {
 namespace {
 
-using general::BCSource;
 using general::SharedLayout;
 using general::TypeSizes;
-
-constexpr int64_t kOwnStates = 16;  // in as many lanes as the kernels are compiled for
-
-/// Whether a (batch, group, state, step) array lies along time in aligned vectors.
-bool has_own_vectors(const ScanParams& params, const ArrayView& view) {
-  return view.step == 1 && view.dtype == params.B.dtype &&
-         is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data), general::kOwnVector,
-                    true);
-}
-bool reads_own_projections(const ScanParams& params) {
-  return params.groups == params.dim && params.dim > 1 && params.dstate <= kOwnStates &&
-         params.variable_B && params.variable_C && !params.is_complex && !params.is_double &&
-         !params.packed.present() && has_own_vectors(params, params.B) &&
-         has_own_vectors(params, params.C);
-}
 
 /// Whether dstate fills `lanes` lanes of `states` states each.
 bool fills(const ScanParams& params, int lanes, int states) {
@@ -35,14 +18,8 @@ bool fills(const ScanParams& params, int lanes, int states) {
 
 /// A lane holds 16 bytes of states, or one state where there is one. The commonest numbers of
 /// states have an instantiation for their number of lanes.
-template <class Params, class Plan>
-void choose_instantiation(const Params& params, Plan& plan) {
-  plan.source = has_own_projections(params) ? BCSource::kOwn : BCSource::kStaged;
-  if (plan.source == BCSource::kOwn) {
-    plan.sizes = {4, 4, 4};
-    plan.fixed_lanes = 2;
-    return;
-  }
+template <class Plan>
+void choose_instantiation(const ScanParams& params, Plan& plan) {
   const int real_bytes = params.is_double ? 8 : 4;
   const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
   const bool is_one_state = state_bytes == 4 && params.dstate == 1;
@@ -56,13 +33,11 @@ void choose_instantiation(const Params& params, Plan& plan) {
   }
 }
 
-template <class Plan>
-SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, const Plan& plan) {
-  return general::forward_layout(params, geometry, plan.sizes, plan.source);
+SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
+  return general::forward_layout(params, geometry, sizes);
 }
-template <class Plan>
-SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, const Plan& plan) {
-  return general::backward_layout(params, params.dout, geometry, plan.sizes, plan.source);
+SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, TypeSizes sizes) {
+  return general::backward_layout(params, params.dout, geometry, sizes);
 }
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
@@ -113,25 +88,18 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
   geometry.group_channels = params.dim / params.groups;
   const int64_t lanes = ceil_div(params.dstate, plan.sizes.states);
   while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize) ++geometry.lane_bits;
-  int fewest_steps = kBlockSteps;
   constexpr bool kBackward = std::is_same_v<Params, BackwardParams>;
-  const int most_warps = general::most_warps(plan.source, kBackward, plan.sizes);
-  if (plan.source == BCSource::kOwn) {
-    geometry.lane_bits = plan.fixed_lanes;
-    geometry.piece_steps =
-        general::own_row_bytes(kBackward) / static_cast<int>(element_size(params.B.dtype));
-    fewest_steps = geometry.piece_steps;
-  }
+  const int most_warps = general::most_warps(kBackward, plan.sizes);
   geometry.state_warps = static_cast<int>(ceil_div(lanes, geometry.lanes()));
 
   const int64_t useful = ceil_div(geometry.group_channels, geometry.warp_channels());
   const int most = static_cast<int>(std::min<int64_t>(useful, most_warps / geometry.state_warps));
-  for (; geometry.piece_steps >= fewest_steps; geometry.piece_steps /= 2) {
+  for (; geometry.piece_steps >= kBlockSteps; geometry.piece_steps /= 2) {
     double best_load = 0;
     Geometry largest;
     for (int warps = 1; warps <= most; ++warps) {
       set_channel_warps(params, geometry, warps);
-      const int bytes = make_layout(params, geometry, plan).bytes;
+      const int bytes = make_layout(params, geometry, plan.sizes).bytes;
       if (bytes > device.block_shared_bytes) break;
       largest = geometry;
       const double load = estimated_load(geometry, device, most_warps, bytes);
@@ -189,7 +157,7 @@ Refusal plan_pass(const Params& params, const Device& device, int min_tile, Plan
 template <class Params, class Plan>
 void set_launch(const Params& params, Plan& plan) {
   const Geometry& geometry = plan.geometry;
-  plan.layout = make_layout(params, geometry, plan);
+  plan.layout = make_layout(params, geometry, plan.sizes);
   plan.shape = {std::min(geometry.work_items, kMaxBlocks), geometry.threads(), plan.layout.bytes};
   const int64_t states =
       geometry.segments * params.batch * params.dim * geometry.padded_states(plan.sizes.states);
@@ -198,18 +166,8 @@ void set_launch(const Params& params, Plan& plan) {
 
 }  // namespace
 
-bool has_own_projections(const ForwardParams& params) {
-  return reads_own_projections(params) && !params.wants_map_alone();
-}
-bool has_own_projections(const BackwardParams& params) {
-  return reads_own_projections(params) && !params.wants_state_alone() &&
-         params.seqlen * element_size(params.B.dtype) % general::kOwnVector == 0 &&
-         has_own_vectors(params, params.dB) && has_own_vectors(params, params.dC);
-}
-
-Refusal plan_general(const ForwardParams& call, const Device& device, GeneralForwardPlan& plan) {
-  choose_instantiation(call, plan);
-  const ForwardParams params = general::in_tiles(call, plan.source);
+Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan) {
+  choose_instantiation(params, plan);
   const Refusal refusal = plan_pass(params, device, 1, plan);
   if (refusal) return refusal;
   if (params.wants_map_alone()) add_empty_segment(params.seqlen, plan.geometry);
@@ -217,19 +175,18 @@ Refusal plan_general(const ForwardParams& call, const Device& device, GeneralFor
   return {};
 }
 
-Refusal plan_general(const BackwardParams& call, const Device& device, GeneralBackwardPlan& plan) {
-  choose_instantiation(call, plan);
-  const BackwardParams params = general::in_tiles(call, plan.source);
-  const bool has_sums = plan.source == BCSource::kStaged &&
-                        (params.variable_B || params.variable_C) && !params.wants_state_alone();
+Refusal plan_general(const BackwardParams& params, const Device& device,
+                     GeneralBackwardPlan& plan) {
+  choose_instantiation(params, plan);
+  const bool has_sums = (params.variable_B || params.variable_C) && !params.wants_state_alone();
   // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
   const int least_tile = params.is_double ? kMinBackwardTile / 2 : kMinBackwardTile;
   const Refusal refusal = plan_pass(params, device, has_sums ? least_tile : 1, plan);
   if (refusal) return refusal;
   Geometry& geometry = plan.geometry;
   if (has_sums) {
-    const int shared_bytes = make_layout(params, geometry, plan).bytes;
-    const int most_warps = general::most_warps(plan.source, true, plan.sizes);
+    const int shared_bytes = make_layout(params, geometry, plan.sizes).bytes;
+    const int most_warps = general::most_warps(true, plan.sizes);
     share_partial_sums(params, device, most_warps, shared_bytes, geometry);
   }
   const int64_t padded = geometry.padded_states(plan.sizes.states);

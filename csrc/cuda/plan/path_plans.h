@@ -22,7 +22,6 @@ template <class PassScratch>
 struct GeneralPlan {
   general::TypeSizes sizes;  // of the instantiation's types
   int fixed_lanes;           // log2 of the lanes of a channel that it is compiled for, or kAnyLanes
-  general::BCSource source;  // if channels have their own B and C, they are tiles of one group
   Geometry geometry;         // with segments
   general::SharedLayout layout;
   LaunchShape shape;
