@@ -73,7 +73,7 @@ def selective_scan_cases():
 def special_cases():
     """What the special kernels of the selective scan are for."""
     for dtype in (torch.float32, torch.bfloat16):
-        for base in (dstate1.BASE, dstate1.COMPLEX, *streamed.KINDS.values()):
+        for base in (dstate1.BASE, *streamed.KINDS.values()):
             yield base.with_(dtype=dtype)
             yield base.with_(dtype=dtype, seqlen=64, reverse=True)
             yield base.with_(dtype=dtype, layout="channel_last")

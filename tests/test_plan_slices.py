@@ -27,8 +27,8 @@ SLICES = [
     ),
     (
         Call(8, 1024, 512, 17, complex=True),
-        ([16, 1], ["streamed", "dstate1"], 3, 1),
-        ([16, 1], ["streamed", "dstate1"], 4, 4),
+        ([16, 1], STREAMED * 2, 3, 1),
+        ([16, 1], STREAMED * 2, 4, 4),
     ),
     (
         Call(8, 1024, 512, 32, **CONSTANT),

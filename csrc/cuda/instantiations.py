@@ -60,21 +60,20 @@ GENERAL = [
     ]
 ]
 
-# Type of the state, and how the arrays of a dstate 1 problem lie in memory.
+# How the arrays of a dstate 1 problem lie in memory.
 DSTATE1 = [
     Source(
-        f"dstate1_{name}",
+        "dstate1",
         "dstate1",
         ("backward", "forward"),
         tuple(
-            f"Kernels<{state}, METHOD, {storage}>"
+            f"Kernels<METHOD, {storage}>"
             for storage in (
                 *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
                 *("Scattered<2>", "Scattered<4>"),
             )
         ),
     )
-    for name, state in [("real", "float"), ("complex", "Complex<float>")]
 ]
 
 # Forward kernels: states per lane, steps of a chunk, warps of a group, storages; those for vectors
