@@ -60,16 +60,6 @@ TABLE = [
         ("general", 96, 86, 5636096),
         ("streamed", 88, 86, 14442496),
     ),
-    (
-        Call(8, 1024, 1024, 16, complex=True, **CONSTANT),
-        ("streamed", 32, 1, 0),
-        ("streamed", 48, 1, 4260608),
-    ),
-    (
-        Call(1, 64, 65536, 3, complex=True, **CONSTANT),
-        ("general", 64, 128, 524288),
-        ("streamed", 32, 128, 5308416),
-    ),
     # One state: lanes lie along time, so long as there are enough channels.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 64, 1, 5406720)),
     (Call(1, 192, 65536, 1), ("general", 192, 128, 196608), ("general", 192, 128, 1015808)),
@@ -337,6 +327,7 @@ def refusal(path):
         ("streamed", {"batch": 1, "packed": True, **CONSTANT}, "of packed .* C variable"),
         ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
+        ("streamed", {"complex": True, **CONSTANT}, "A must be real|B and C must be variable"),
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
         ("streamed", {"mixed": True}, "must have one dtype"),
         ("general", {"dstate": 257}, "dstate must be at most 256, got 257"),

@@ -35,15 +35,12 @@ SLICES = [
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
     ),
-    (
-        Call(8, 1024, 512, 24, complex=True, **CONSTANT),
-        ([16, 8], STREAMED * 2, 0, 1),
-        ([16, 8], STREAMED * 2, 0, 4),
-    ),
     # Too few elements, or what only the general kernels take.
     (Call(1, 64, 64, 128), None, None),
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),
     (Call(8, 1024, 512, 128, C="constant"), None, None),
+    (Call(8, 1024, 512, 24, complex=True, **CONSTANT), None, None),
+    (Call(8, 1024, 1024, 16, mixed=True, complex=True, **CONSTANT), None, None),
     # Of several dtypes.
     (Call(8, 1024, 1024, 16, mixed=True), None, ([16], STREAMED, 3, 2)),
     (

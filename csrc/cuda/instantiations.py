@@ -142,7 +142,6 @@ STREAMED_BACKWARD = [
         ("float_4_variable", "float", 2, "true", ("kBFloat16", "kFloat16", "kFloat32")),
         ("float_4_constant", "float", 2, "false", ("kTwoBytes", "kFloat32")),
         ("complex_float_8_variable", "Complex<float>", 3, "true", ("kTwoBytes", "kFloat32")),
-        ("complex_float_8_constant", "Complex<float>", 3, "false", ("kTwoBytes", "kFloat32")),
     ]
 ]
 

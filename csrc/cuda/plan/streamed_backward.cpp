@@ -72,11 +72,10 @@ constexpr Variant make_team_variant() {
 /// general kernels.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(),
-    make_variant<float, 2, false>(),
+    make_variant<float, 2, false>(),  // of constant B and C
     make_team_variant<2>(),
     make_team_variant<4>(),
     make_variant<Complex<float>, 3, true>(),
-    make_variant<Complex<float>, 3, false>(),
 };
 
 const Variant* find_variant(const ScanParams& params) {
@@ -208,7 +207,7 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
     return {"B and C must both be variable or both be constant"};
   }
   if (variant == nullptr) {
-    return {params.is_complex ? "with complex A, dstate must be at most 16"
+    return {params.is_complex ? "with complex A, B and C must be variable and dstate at most 16"
                               : "dstate must be at most 64, or 16 where B and C are constant",
             params.dstate};
   }

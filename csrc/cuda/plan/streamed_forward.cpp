@@ -42,7 +42,7 @@ constexpr Variant make_variant(int64_t least_states) {
           Shape::kChannels,
           Shape::kPadded,
           Shape::kWarpFloats * static_cast<int>(sizeof(float)),
-          Shape::kHasConstant,
+          kHasConstant<T, kStates>,
           kHasOwnMaps<T, kStates>,
           kHasPacked<T, kStates>,
           &has_one_constant<T, kStates>,
@@ -268,7 +268,7 @@ Refusal refuse(const ForwardParams& params, const Device& device, const Variant*
             params.dstate};
   }
   if (!is_any_variable(params) && !variant->has_constant) {
-    return {"dstate must be at most 16 where B and C are constant", params.dstate};
+    return {"where B and C are constant, A must be real and dstate at most 16", params.dstate};
   }
   if (params.packed.present() && !(variant->has_packed && params.variable_B && params.variable_C)) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",

@@ -70,10 +70,7 @@ const KernelTables& team_tables() {
 
 /// See instantiations.py.
 const KernelTables& tables_for(const ScanParams& params, int team_warps) {
-  if (params.is_complex) {
-    return params.variable_B ? tables<Complex<float>, 3, true>()
-                             : tables<Complex<float>, 3, false>();
-  }
+  if (params.is_complex) return tables<Complex<float>, 3, true>();
   if (team_warps == 4) return team_tables<4>();
   if (team_warps == 2) return team_tables<2>();
   return params.variable_B ? tables<float, 2, true>() : tables<float, 2, false>();

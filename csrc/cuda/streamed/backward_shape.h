@@ -77,10 +77,10 @@ struct BackwardShape {
   static constexpr int kLateStage = kPlanes;
 };
 
-/// Of constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the way forward
-/// keeps lies in records, one for each group: abar of the steps of its first block, then the states
-/// before its blocks. That of the last group lies in place of planes, since it is read before the
-/// first parts come there.
+/// Of real A and constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the
+/// way forward keeps lies in records, one for each group: abar of the steps of its first block,
+/// then the states before its blocks. That of the last group lies in place of planes, since it is
+/// read before the first parts come there.
 template <class T, int kLaneBits>
 struct ConstantShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;

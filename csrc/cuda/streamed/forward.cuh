@@ -484,7 +484,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     return args.element_bytes == 4 ? launch_of_size(std::integral_constant<int, 4>{}, projected)
                                    : launch_of_size(std::integral_constant<int, 2>{}, projected);
   };
-  if constexpr (Shape::kHasConstant) {
+  if constexpr (kHasConstant<T, kStates>) {
     if (args.projections == nullptr) {
       return launch_with(std::integral_constant<Projected, Projected::kNeither>{});
     }

@@ -26,8 +26,6 @@ struct WarpShape {
   static constexpr int kLanes = 1 << kLaneBits;             // of a channel
   static constexpr int kChannels = kWarpSize >> kLaneBits;  // of a warp
   static constexpr int kPadded = kLanes * kStates;          // states
-  static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
-  static constexpr bool kHasConstant = kStates * kComponents == 4;  // kernels of constant B and C
 
   // A lane's states lie in quads of 16 bytes, and the quads of a channel's lanes side by side.
   static constexpr int kQuad = 16 / static_cast<int>(sizeof(T));
@@ -49,6 +47,10 @@ struct WarpShape {
 /// which is one kernel instead of two. With variable B and C they take kMixed too.
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
+
+/// Whether there are kernels for constant B and C.
+template <class T, int kStates>
+constexpr bool kHasConstant = kHasOwnMaps<T, kStates>;
 
 /// Whether there is a kernel for packed sequences, with variable B and C. Elements of 4 bytes go
 /// one by one however they lie, which is one kernel less.
