@@ -27,7 +27,6 @@ import test_float16_gradients as float16
 import test_layouts as layouts
 import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
-import test_one_constant as one_constant
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
@@ -87,7 +86,6 @@ def special_cases():
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
     yield from (*float16.STREAMED.values(), float16.PACKED)
-    yield from one_constant.KINDS.values()
     yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:3])
 
 

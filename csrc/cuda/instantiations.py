@@ -43,9 +43,7 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states, states per lane, log2 of the lanes that share a channel. A lane holds 16 bytes
-# of states. Kernels with a fixed number of lanes are for dstate 1 and 13 to 16 in float: calls that
-# the special paths leave out often have as many.
+# Type of the states, states per lane, which holds 16 bytes of them.
 GENERAL = [
     Source(
         f"general_{name}",
@@ -54,9 +52,8 @@ GENERAL = [
         tuple(f"Scan<{shape}, METHOD>" for shape in shapes),
     )
     for name, shapes in [
-        ("fixed", ("float, 1, 0", "float, 4, 2")),
-        ("real", ("float, 4, kAnyLanes", "double, 2, kAnyLanes")),
-        ("complex", ("Complex<float>, 2, kAnyLanes", "Complex<double>, 1, kAnyLanes")),
+        ("real", ("float, 4", "double, 2")),
+        ("complex", ("Complex<float>, 2", "Complex<double>, 1")),
     ]
 ]
 

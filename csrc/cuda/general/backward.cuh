@@ -218,13 +218,13 @@ __device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& i
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
+template <class T, int kStates, Method kMethod>
 __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarpSize, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
   const BackwardParams& params = args.params;
-  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
+  const Geometry geometry = args.geometry;
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const int sum_steps = steps_between_sums(geometry);
@@ -405,11 +405,10 @@ __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarp
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod>::backward(const BackwardArgs& args,
-                                                           const LaunchShape& shape,
-                                                           cudaStream_t stream) {
-  return launch_kernel(scan_backward_kernel<T, kStates, kLaneBits, kMethod>, shape, stream, args);
+template <class T, int kStates, Method kMethod>
+cudaError_t Scan<T, kStates, kMethod>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                                cudaStream_t stream) {
+  return launch_kernel(scan_backward_kernel<T, kStates, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::general

@@ -12,8 +12,8 @@
 // its (batch, channel). One barrier a piece suffices: B and C are converted into two buffers in
 // turn, everything else belongs to a warp.
 //
-// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory;
-// in fp64 by the FP64 unit, and the latency of chains of a dozen FMAs for every exponential.
+// Bound by: issue slots and the special-function unit (one ex2 per update); in fp64 by the FP64
+// unit, and the latency of chains of a dozen FMAs for every exponential.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -138,7 +138,7 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   });
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
+template <class T, int kStates, Method kMethod>
 __global__ void __launch_bounds__(most_warps(false, kSizesOf<T, kStates>) * kWarpSize, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(most_warps(false, kSizesOf<T, kStates>) * kWar
   constexpr bool kAnew = sizeof(R) == 8;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  const Geometry geometry = known_geometry<kLaneBits>(args.geometry);
+  const Geometry geometry = args.geometry;
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == Mode::kSummarize;
@@ -296,11 +296,10 @@ __global__ void __launch_bounds__(most_warps(false, kSizesOf<T, kStates>) * kWar
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod>::forward(const ForwardArgs& args,
-                                                          const LaunchShape& shape,
-                                                          cudaStream_t stream) {
-  return launch_kernel(scan_forward_kernel<T, kStates, kLaneBits, kMethod>, shape, stream, args);
+template <class T, int kStates, Method kMethod>
+cudaError_t Scan<T, kStates, kMethod>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                               cudaStream_t stream) {
+  return launch_kernel(scan_forward_kernel<T, kStates, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::general

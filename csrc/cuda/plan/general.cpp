@@ -11,26 +11,11 @@ namespace {
 using general::SharedLayout;
 using general::TypeSizes;
 
-/// Whether dstate fills `lanes` lanes of `states` states each.
-bool fills(const ScanParams& params, int lanes, int states) {
-  return params.dstate <= lanes * states && params.dstate > (lanes - 1) * states;
-}
-
-/// A lane holds 16 bytes of states, or one state where there is one. The commonest numbers of
-/// states have an instantiation for their number of lanes.
-template <class Plan>
-void choose_instantiation(const ScanParams& params, Plan& plan) {
+/// A lane holds 16 bytes of states.
+TypeSizes sizes_of(const ScanParams& params) {
   const int real_bytes = params.is_double ? 8 : 4;
   const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
-  const bool is_one_state = state_bytes == 4 && params.dstate == 1;
-  plan.sizes = {is_one_state ? 1 : 16 / state_bytes, state_bytes, real_bytes};
-  plan.fixed_lanes = kAnyLanes;
-  if (state_bytes != 4) return;
-  if (is_one_state) {
-    plan.fixed_lanes = 0;
-  } else if (fills(params, 4, 4)) {
-    plan.fixed_lanes = 2;
-  }
+  return {16 / state_bytes, state_bytes, real_bytes};
 }
 
 SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
@@ -167,7 +152,7 @@ void set_launch(const Params& params, Plan& plan) {
 }  // namespace
 
 Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan) {
-  choose_instantiation(params, plan);
+  plan.sizes = sizes_of(params);
   const Refusal refusal = plan_pass(params, device, 1, plan);
   if (refusal) return refusal;
   if (params.wants_map_alone()) add_empty_segment(params.seqlen, plan.geometry);
@@ -177,7 +162,7 @@ Refusal plan_general(const ForwardParams& params, const Device& device, GeneralF
 
 Refusal plan_general(const BackwardParams& params, const Device& device,
                      GeneralBackwardPlan& plan) {
-  choose_instantiation(params, plan);
+  plan.sizes = sizes_of(params);
   const bool has_sums = (params.variable_B || params.variable_C) && !params.wants_state_alone();
   // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
   const int least_tile = params.is_double ? kMinBackwardTile / 2 : kMinBackwardTile;

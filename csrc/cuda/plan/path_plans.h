@@ -21,7 +21,6 @@ namespace selective_scan::cuda {
 template <class PassScratch>
 struct GeneralPlan {
   general::TypeSizes sizes;  // of the instantiation's types
-  int fixed_lanes;           // log2 of the lanes of a channel that it is compiled for, or kAnyLanes
   Geometry geometry;         // with segments
   general::SharedLayout layout;
   LaunchShape shape;

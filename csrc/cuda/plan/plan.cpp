@@ -97,11 +97,11 @@ bool pays_chunks(const ScanParams& params) {
 }
 
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
-/// or C is constant; the general path does, which is faster for few channels with long sequences.
+/// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const StreamedForwardPlan& plan) {
   return pays_padding(params) && pays_chunks(params) &&
-         ((params.variable_B && params.variable_C) || params.seqlen < kShortSequence ||
+         (params.variable_B || params.seqlen < kShortSequence ||
           warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
 }
 

@@ -28,7 +28,6 @@ struct Variant {
   bool has_constant;
   bool has_own_maps;
   bool has_packed;
-  bool (*has_one_constant)(LaneMap, int64_t);
   MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
 };
 
@@ -45,13 +44,8 @@ constexpr Variant make_variant(int64_t least_states) {
           kHasConstant<T, kStates>,
           kHasOwnMaps<T, kStates>,
           kHasPacked<T, kStates>,
-          &has_one_constant<T, kStates>,
           make_method_table<bool (*)(LaneMap, int64_t)>(
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
-}
-
-bool is_any_variable(const ScanParams& params) {
-  return params.variable_B || params.variable_C;
 }
 
 /// Few states cost as much as those that they are padded to, which still is less than in the
@@ -70,8 +64,8 @@ constexpr double kManyWarps = 6;
 /// The kernels that do so cannot cut time into segments.
 bool takes_several_dtypes(const ForwardParams& params, const Variant& variant,
                           const Device& device) {
-  return variant.has_own_maps && params.variable_B && params.variable_C &&
-         !params.packed.present() && !params.wants_map_alone() &&
+  return variant.has_own_maps && params.variable_B && !params.packed.present() &&
+         !params.wants_map_alone() &&
          warps_per_multiprocessor(params, variant.warp_channels, device) >= kManyWarps &&
          all_of(rows_of(params), [&](const ArrayView& view) {
            return has_step_vectors(params, view, variant.warp_channels) &&
@@ -158,7 +152,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
   constexpr double kSparse = 0.02;       // where fewer warps are at hand
   const int64_t chunks = plan.chunks;
   const bool is_packed = params.packed.present();
-  const bool may_cut = params.variable_B && params.variable_C &&
+  const bool may_cut = params.variable_B &&
                        warps_per_multiprocessor(params, variant.warp_channels, device) < kManyWarps;
   const int64_t group_channels = params.dim / params.groups;
   const int64_t sequences = params.batch * params.groups;
@@ -166,7 +160,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
       std::min<int64_t>(ceil_div(group_channels, variant.warp_channels), kMaxWarps));
   const PackedBC packed_bc(params, variant.padded_states);
   const int common = static_cast<int>(sizeof(RingBarriers<kRingSlots>)) +
-                     (is_any_variable(params) ? kRingSlots * packed_bc.chunk_bytes : 0);
+                     (params.variable_B ? kRingSlots * packed_bc.chunk_bytes : 0);
   ForwardGeometry& best = plan.geometry;
   double best_time = 0;
   // `waves`: of segments, or 0
@@ -267,15 +261,17 @@ Refusal refuse(const ForwardParams& params, const Device& device, const Variant*
                               : "dstate must be at most 64",
             params.dstate};
   }
-  if (!is_any_variable(params) && !variant->has_constant) {
+  if (params.variable_B != params.variable_C) {
+    return {"B and C must both be variable or both be constant"};
+  }
+  if (!params.variable_B && !variant->has_constant) {
     return {"where B and C are constant, A must be real and dstate at most 16", params.dstate};
   }
-  if (params.packed.present() && !(variant->has_packed && params.variable_B && params.variable_C)) {
+  if (params.packed.present() && !(variant->has_packed && params.variable_B)) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
-  if (params.wants_map_alone() &&
-      !(params.variable_B && params.variable_C && params.seqlen % kChunk == 0)) {
+  if (params.wants_map_alone() && !(params.variable_B && params.seqlen % kChunk == 0)) {
     return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
             params.seqlen};
   }
@@ -318,12 +314,6 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   } else if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  if (params.variable_B != params.variable_C &&
-      !variant->has_one_constant(plan.map, plan.element_bytes)) {
-    return {
-        "where one of B and C is constant, A must be real, dstate at most 16, and u, delta, z and "
-        "out vectors along steps of 2-byte elements"};
-  }
   if (params.wants_map_alone()) {
     plan.geometry = choose_map_geometry(params, device, plan.chunks);
   } else {
@@ -334,11 +324,10 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
                 geometry.warps * kWarpSize, geometry.shared_bytes};
   // With segments there are kernels in between.
-  plan.shape.is_dependent = is_any_variable(params) && geometry.segments == 1;
+  plan.shape.is_dependent = params.variable_B && geometry.segments == 1;
   ForwardScratch& scratch = plan.scratch;
-  scratch.packed_bc =
-      scratch.take(is_any_variable(params),
-                   PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
+  scratch.packed_bc = scratch.take(
+      params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
   scratch.take_segments(geometry.segments > 1,
                         geometry.segments * params.batch * params.dim * plan.padded_states,
                         params.is_complex ? 8 : 4);

@@ -15,11 +15,6 @@ constexpr int kFewRegistersResidentThreads = 640;
 /// Chunks of B and C in shared memory.
 constexpr int kRingSlots = 4;
 
-/// Which of B and C are variable and come from packed_bc.cu. What is constant lanes keep in
-/// registers. Of one alone they read both, the other one being zeros, and add what they keep: that
-/// is one kernel for either.
-enum class Projected : int8_t { kNeither, kOne, kBoth };
-
 /// How a warp divides channels and states among its lanes.
 template <class T, int kStates, int kLaneBits>
 struct WarpShape {
@@ -48,7 +43,8 @@ struct WarpShape {
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
 
-/// Whether there are kernels for constant B and C.
+/// Whether there are kernels for constant B and C, which lanes keep in registers. Variable ones
+/// come from packed_bc.cu.
 template <class T, int kStates>
 constexpr bool kHasConstant = kHasOwnMaps<T, kStates>;
 
@@ -58,13 +54,6 @@ template <class T, int kStates>
 constexpr bool kHasPacked = kHasOwnMaps<T, kStates>;
 SELECTIVE_SCAN_HD constexpr bool has_packed(LaneMap map, int64_t size) {
   return map == LaneMap::kElements || (map == LaneMap::kStepPairs && size == 2);
-}
-
-/// Whether there is a kernel where one of B and C is constant. Others' calls are not so slow on the
-/// general path that they were worth one.
-template <class T, int kStates>
-SELECTIVE_SCAN_HD constexpr bool has_one_constant(LaneMap map, int64_t size) {
-  return kHasOwnMaps<T, kStates> && map == LaneMap::kSteps && size == 2;
 }
 
 /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
