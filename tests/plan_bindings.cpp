@@ -348,7 +348,7 @@ UpdateParams make_update(const Call& call, const std::string& state_dtype) {
 py::dict plan_update(const Call& call, const std::string& state_dtype) {
   const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype));
   py::dict result;
-  result["kernel"] = plan.is_dense ? "dense" : plan.is_plain ? "plain" : "any";
+  result["kernel"] = plan.is_dense ? "dense" : "any";
   result["lane_states"] = plan.lane_states;
   result["many_packs"] = plan.many_packs;
   result["lanes"] = 1 << plan.lane_bits;

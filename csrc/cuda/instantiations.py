@@ -164,22 +164,19 @@ UPDATE_SHAPES = (
     *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
     *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
 )
-# Of the plain kernel: how numbers are found, the types of the states and of the inputs.
-UPDATE_ACCESS = itertools.product(
-    ("Strided", "Dense"),
-    (
-        *("float, float", "float, BFloat16", "float, Half"),
-        *("BFloat16, BFloat16", "Half, Half"),
-    ),
+# Of dense calls: the types of the states and of the inputs.
+UPDATE_TYPES = (
+    *("float, float", "float, BFloat16", "float, Half"),
+    *("BFloat16, BFloat16", "Half, Half"),
 )
 UPDATE = [
     Source(
         "update",
         "update",
-        ("plain", "update"),
+        ("dense", "update"),
         (
             *(f"Update<{shape}, METHOD>" for shape in UPDATE_SHAPES),
-            *(f"PlainUpdate<{access}Access<{types}>, METHOD>" for access, types in UPDATE_ACCESS),
+            *(f"DenseUpdate<{types}, METHOD>" for types in UPDATE_TYPES),
         ),
     )
 ]
