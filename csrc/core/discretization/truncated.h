@@ -21,7 +21,6 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kBbarDependsOnA = kTerms != 1;
   static constexpr bool kAbarIsByRate = true;
-  static constexpr bool kTakesPowers = true;
   static constexpr int kMostTerms = kTerms == kAnyTerms ? 4 : kTerms;
 
   /// `scale` times the coefficient of x^k in b.
@@ -33,12 +32,12 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     return constant<T>(scale) * (k == 2 ? series.square : series.cube);
   }
 
-  template <class Math, class T, class Exponent>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T, Exponent>& pole) {
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const T x = delta * pole.A;
     T b = coefficient<T>(kMostTerms - 1, pole.series) * one<T>();
     for (int k = kMostTerms - 2; k >= 0; --k) b = coefficient<T>(k, pole.series) + x * b;
-    return {exp_of_product<Math>(delta, pole.exponent), b};
+    return {Math::exp_of(delta * pole.exponent), b};
   }
 
   template <class Math, class T>

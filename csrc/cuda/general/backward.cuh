@@ -24,6 +24,16 @@
 
 namespace selective_scan::cuda::general {
 
+/// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
+/// Registers suffice for the scan alone, so what is known of arrays is found anew wherever a chunk
+/// is moved.
+__device__ __forceinline__ WorkItem found_anew(WorkItem item) {
+  for (int64_t* field : {&item.batch, &item.group, &item.first_channel}) {
+    asm volatile("" : "+l"(*field));
+  }
+  return item;
+}
+
 /// The arrays of a work item as a warp reads them, chunk by chunk.
 struct BackwardInputs {
   RowWindow u;
@@ -73,8 +83,6 @@ struct BackwardInputs {
     __syncwarp();
     convert_rows<R>(z, tile, raw_z, rows.dz_factor, [&](auto& values, const auto& group_at) {
       constexpr int kGroups = sizeof(values.v) / sizeof(R) / kBlockSteps;
-      auto sigmoids = values;
-      sigmoid_all(sigmoids.v);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         R* const dy_row = rows.dy + group_at(i).at();
@@ -83,7 +91,7 @@ struct BackwardInputs {
         for (int j = 0; j < kBlockSteps; ++j) {
           R& value = values.v[i * kBlockSteps + j];
           const R z_value = value;
-          const R s = sigmoids.v[i * kBlockSteps + j];
+          const R s = device_sigmoid(z_value);
           value = dy.v[j] * silu_derivative(z_value, s);
           dy.v[j] *= z_value * s;
         }
@@ -219,7 +227,7 @@ __device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& i
 }
 
 template <class T, int kStates, Method kMethod>
-__global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarpSize, 1)
+__global__ void __launch_bounds__(kMaxThreads, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
   char* const shared = shared_memory();
@@ -242,15 +250,16 @@ __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarp
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row, LaneGradients<T, kStates>& gradients) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, true> projections(params, args.plans, geometry, layout, role,
-                                                    item, channel, exists);
+    const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, channel,
+                                              exists);
     const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
     WarpTile tile = warp_tile(geometry, item, role, last_chunk);
     const auto inputs = [&] {
       return BackwardInputs(args, found_anew(item), tile.first_channel, warp_shared);
     };
     stage_channels(params, item, tile, rows.D, rows.delta_bias);
-    const auto poles = lane_poles<T, kStates>(params, channel, exists, role.first_state);
+    Pole<T> poles[kStates];
+    load_poles<T>(params, channel, exists, role.first_state, poles);
 
     States carry{};
     States factor;
@@ -265,10 +274,10 @@ __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarp
     }
 
     const auto stage_piece = [&](int64_t first) {
-      projections.copy(first, item.end);
+      projections.copy(found_anew(item), first);
       __pipeline_commit();
       __pipeline_wait_prior(0);
-      projections.convert(0);
+      projections.convert(found_anew(item), 0);
       __syncthreads();
     };
     const auto work_on_chunk = [&](int64_t first) {
@@ -342,7 +351,7 @@ __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarp
       const bool more = next >= item.begin && item.begin < item.end;
       if (more) {
         inputs().copy(params, warp_tile(geometry, item, role, next));
-        if (pieces == 1) projections.copy(next, item.end);
+        if (pieces == 1) projections.copy(found_anew(item), next);
         if (any_variable && !summarize && adds_to_partial_sum(item)) {
           const int64_t left = item.end - next;
           prefetch_partial_sum<T, kStates>(args, geometry, item, next,
@@ -359,7 +368,7 @@ __global__ void __launch_bounds__(most_warps(true, kSizesOf<T, kStates>) * kWarp
       __syncwarp();
       tile = warp_tile(geometry, item, role, next);
       inputs().convert(params, tile, rows);
-      if (pieces == 1) projections.convert(0);
+      if (pieces == 1) projections.convert(found_anew(item), 0);
       __syncthreads();
     }
 

@@ -1,7 +1,6 @@
 // What lies where in a block's shared memory; the plan and the kernels both ask here.
 #pragma once
 
-#include "../../core/complex.h"
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 
@@ -14,22 +13,6 @@ struct TypeSizes {
   int real_bytes;
 };
 
-template <class T, int kStates>
-constexpr TypeSizes kSizesOf{kStates, sizeof(T), sizeof(real_t<T>)};
-
-/// Warps of a block. The backward scan in fp64 needs more registers, the forward scan, whose
-/// exponentials are long chains, more warps that take turns.
-constexpr int most_warps(bool is_backward, TypeSizes sizes) {
-  if (is_backward) return sizes.real_bytes == 8 ? 8 : kMaxWarps;
-  return sizes.state_bytes == 8 && sizes.real_bytes == 8 ? 16 : kMaxWarps;
-}
-
-/// Whether lanes add up y among themselves, block by block, since rows of y for every lane would
-/// leave a multiprocessor no room for so many warps.
-constexpr bool sums_y_at_once(TypeSizes sizes) {
-  return sizes.real_bytes == 8;
-}
-
 /// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
 ///
 ///   projections   T [buffer][step][B states | C states], a piece, staged by the whole block
@@ -41,7 +24,7 @@ constexpr bool sums_y_at_once(TypeSizes sizes) {
 ///   rows          R [array][channel][step]: Δ, u, ...
 ///   raw rows      u, delta, z, dout of the next chunk as they are in global memory
 ///   channels      R [D | delta_bias][channel]
-///   planes        R [channel][part][step], forward: a row of y per lane, or per channel
+///   planes        R [channel][part][step], forward: a row of y per lane
 ///   checkpoints   T [block of steps][lane][state], backward: the state before each block
 ///   products      T [step of block][dB | dC][lane][state]
 ///   sums          T [step][dB | dC][state]: dB and dC summed over the warp's channels
@@ -142,11 +125,9 @@ inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geo
                                    TypeSizes sizes) {
   SharedLayout layout = block_layout(params, geometry, sizes, 2);
   Cursor cursor = warp_layout(params, geometry, sizes, kForwardRows, layout);
-  const int rows = sums_y_at_once(sizes) ? geometry.warp_channels() : kWarpSize;
-  // The only row of a channel may take the place of Δ, which has just been read; but other warps
-  // with a share in it read it later.
-  const bool in_place = rows == geometry.warp_channels() && geometry.state_warps == 1;
-  layout.planes = in_place ? 0 : cursor.take(rows * kRowStride * sizes.real_bytes);
+  // The only lane of a channel may put y in place of Δ, which it has just read.
+  layout.planes =
+      geometry.lanes() == 1 ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
   layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;

@@ -54,20 +54,20 @@ struct BackwardRows {
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& rows,
                                               ProjectionRows B_rows, int first_block, int blocks,
-                                              const Poles<T, kStates>& poles, Pack<T, kStates>& h) {
+                                              const Pole<T> (&poles)[kStates],
+                                              Pack<T, kStates>& h) {
   using R = real_t<T>;
   for (int block = first_block; block < first_block + blocks; ++block) {
     if (block > 0) store_pack(rows.checkpoints + (block - 1) * kWarpSize * kStates, h);
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto u = load_pack<R, kBlockSteps>(rows.u + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto& value = values.v[j][s];
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
       }
     }
@@ -80,7 +80,7 @@ __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& ro
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates>& rows,
                                                    ProjectionRows C_rows, int first_block,
-                                                   int blocks, const Poles<T, kStates>& poles,
+                                                   int blocks, const Pole<T> (&poles)[kStates],
                                                    Pack<T, kStates>& carry,
                                                    Pack<T, kStates>& factor) {
   using R = real_t<T>;
@@ -90,13 +90,12 @@ __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto dy = load_pack<R, kBlockSteps>(rows.dy + t);
-    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = kBlockSteps - 1; j >= 0; --j) {
       const auto C = C_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const T abar = conj(values.v[j][s].abar);
+        const T abar = conj(coefficients<kMethod>(delta.v[j], poles[s]).abar);
         carry.v[s] = (carry.v[s] + (R(kOutputScale<T>) * dy.v[j]) * conj(C.v[s])) * abar;
         factor.v[s] = abar * factor.v[s];
       }
@@ -152,7 +151,7 @@ template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void sweep_block_backward(
     const BackwardParams& params, const Geometry& geometry, const ThreadRole& role,
     const BackwardRows<T, kStates>& rows, ProjectionRows B_rows, ProjectionRows C_rows, int block,
-    int steps, const Pack<T, kStates>& h_before, const Poles<T, kStates>& poles,
+    int steps, const Pack<T, kStates>& h_before, const Pole<T> (&poles)[kStates],
     Pack<T, kStates>& carry, LaneGradients<T, kStates>& gradients) {
   using R = real_t<T>;
   const int t = rows.row + block * kBlockSteps;
@@ -162,13 +161,13 @@ __device__ __forceinline__ void sweep_block_backward(
 
   Pack<T, kStates> h[kBlockSteps + 1];
   h[0] = h_before;
-  const auto values = block_coefficients<kMethod>(delta, poles);
+  Coefficients<T> values[kBlockSteps][kStates];
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
     const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const auto& value = values.v[j][s];
+      const auto& value = values[j][s] = coefficients<kMethod>(delta.v[j], poles[s]);
       h[j + 1].v[s] =
           value.abar * h[j].v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
     }
@@ -185,8 +184,8 @@ __device__ __forceinline__ void sweep_block_backward(
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s],
-                                                        values.v[j][s], B.v[s], h[j].v[s], g);
+      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s], values[j][s],
+                                                        B.v[s], h[j].v[s], g);
       carry.v[s] = update.carry;
       gradients.dA.v[s] += update.dA;
       du.v[j] += update.du;

@@ -38,25 +38,21 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
            geometry);
 }
 
-/// Blocks of a kernel for `most_warps` that a multiprocessor has at a time. The compiler gives a
-/// thread all registers that so many warps leave it.
-int resident_blocks(const Geometry& geometry, const Device& device, int most_warps,
-                    int shared_bytes) {
-  constexpr int kRegisters = 65536;
-  constexpr int kUnit = 8;
-  const int per_thread = kRegisters / (most_warps * kWarpSize) / kUnit * kUnit;
+/// Blocks of a kernel that a multiprocessor has at a time. The compiler gives a thread all
+/// registers that kMaxWarps leave it.
+int resident_blocks(const Geometry& geometry, const Device& device, int shared_bytes) {
+  constexpr int kRegistersPerThread = 168;
   return std::max(1, std::min(device.blocks_by_shared_memory(shared_bytes),
-                              device.registers / (per_thread * geometry.threads())));
+                              device.registers / (kRegistersPerThread * geometry.threads())));
 }
 
 /// How long the busiest multiprocessor takes, in the time that a warp's channels would take if
 /// nothing had to wait: its warps' worth of work, over the part of its time in which it issues. Few
 /// warps at a time leave it waiting.
-double estimated_load(const Geometry& geometry, const Device& device, int most_warps,
-                      int shared_bytes) {
+double estimated_load(const Geometry& geometry, const Device& device, int shared_bytes) {
   constexpr double kWarpsForHalfRate = 6;  // on an H200, roughly
   const int64_t blocks = ceil_div(geometry.work_items, device.multiprocessors);
-  const int resident = resident_blocks(geometry, device, most_warps, shared_bytes);
+  const int resident = resident_blocks(geometry, device, shared_bytes);
   const auto at_a_time =
       static_cast<double>(std::min<int64_t>(blocks, resident) * geometry.warps());
   const double rate = at_a_time / (at_a_time + kWarpsForHalfRate);
@@ -73,12 +69,10 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
   geometry.group_channels = params.dim / params.groups;
   const int64_t lanes = ceil_div(params.dstate, plan.sizes.states);
   while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize) ++geometry.lane_bits;
-  constexpr bool kBackward = std::is_same_v<Params, BackwardParams>;
-  const int most_warps = general::most_warps(kBackward, plan.sizes);
   geometry.state_warps = static_cast<int>(ceil_div(lanes, geometry.lanes()));
 
   const int64_t useful = ceil_div(geometry.group_channels, geometry.warp_channels());
-  const int most = static_cast<int>(std::min<int64_t>(useful, most_warps / geometry.state_warps));
+  const int most = static_cast<int>(std::min<int64_t>(useful, kMaxWarps / geometry.state_warps));
   for (; geometry.piece_steps >= kBlockSteps; geometry.piece_steps /= 2) {
     double best_load = 0;
     Geometry largest;
@@ -87,7 +81,7 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
       const int bytes = make_layout(params, geometry, plan.sizes).bytes;
       if (bytes > device.block_shared_bytes) break;
       largest = geometry;
-      const double load = estimated_load(geometry, device, most_warps, bytes);
+      const double load = estimated_load(geometry, device, bytes);
       const bool too_small = best.work_items > 0 && best.tile_channels() < min_tile;
       if (best.work_items == 0 || too_small || load <= best_load) {
         best = geometry;
@@ -106,12 +100,12 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
 /// and C. Where there would be more than one such sum for as many channels as there are states,
 /// which take as much memory as two arrays like u in fp32, tiles are worked on in rounds: as many
 /// as it takes, so long as no multiprocessor has more to do for it.
-void share_partial_sums(const ScanParams& params, const Device& device, int most_warps,
-                        int shared_bytes, Geometry& geometry) {
+void share_partial_sums(const ScanParams& params, const Device& device, int shared_bytes,
+                        Geometry& geometry) {
   constexpr double kAllowedLoad = 1.05;
   const int64_t enough = std::max<int64_t>(1, geometry.group_channels / params.dstate);
   const int64_t at_a_time =
-      device.multiprocessors * resident_blocks(geometry, device, most_warps, shared_bytes);
+      device.multiprocessors * resident_blocks(geometry, device, shared_bytes);
   Geometry candidate = geometry;
   const auto load = [&] {
     return candidate.tiles_per_sum * ceil_div(candidate.work_items, at_a_time);
@@ -171,8 +165,7 @@ Refusal plan_general(const BackwardParams& params, const Device& device,
   Geometry& geometry = plan.geometry;
   if (has_sums) {
     const int shared_bytes = make_layout(params, geometry, plan.sizes).bytes;
-    const int most_warps = general::most_warps(true, plan.sizes);
-    share_partial_sums(params, device, most_warps, shared_bytes, geometry);
+    share_partial_sums(params, device, shared_bytes, geometry);
   }
   const int64_t padded = geometry.padded_states(plan.sizes.states);
   const int64_t channels = geometry.segments * params.batch * params.dim;
