@@ -133,7 +133,7 @@ STREAMED_BACKWARD = [
                 for of, lane_map in itertools.product(elements, STREAMED_MAPS)
             ),
         ),
-        shared=False,
+        shared=kind == "float",
     )
     for name, kind, bits, variable, elements in [
         ("float_4_variable", "float", 2, "true", ("kBFloat16", "kFloat16", "kFloat32")),
@@ -153,7 +153,6 @@ TEAM_BACKWARD = [
             for warps in (2, 4)
             for size, lane_map in STREAMED_ACCESS
         ),
-        shared=False,
     )
 ]
 

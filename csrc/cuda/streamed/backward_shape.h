@@ -167,6 +167,11 @@ constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
 template <class T, bool kVariable>
 constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
 
+/// Whether highorder, poly and rk4 share kernels that take their coefficients at run time. With
+/// complex A that would cost too much.
+template <class T>
+constexpr bool kSharesSeries = !is_complex_v<T>;
+
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;

@@ -79,13 +79,14 @@ struct LaneWork {
   __device__ __forceinline__ LanePoles<T, kStates, kSize, kMethod> load_poles(
       const ScanParams& params) const {
     LanePoles<T, kStates, kSize, kMethod> poles{};
+    const auto series = series_of<float>(params.method);
     const Pack<T, kStates> A = load_parameters(params.A, params.dstate);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       T pole = A.v[s];
       if constexpr (kHasIncrements<kMethod>) pole = ScanMath::invertible(pole);
       poles.A[s] = pole_scale<kMethod, T> * pole;
-      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
+      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole, series);
     }
     return poles;
   }
