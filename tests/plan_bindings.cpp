@@ -184,7 +184,7 @@ Division divide(const cuda::StreamedBackwardPlan& plan) {
 template <class Plan>
 void describe_rows(const Plan& plan, py::dict& result) {
   if constexpr (requires { plan.map; }) {
-    constexpr const char* kMaps[] = {"steps", "channels", "elements", "step pairs", "mixed"};
+    constexpr const char* kMaps[] = {"steps", "channels", "elements", "step pairs"};
     const bool along_steps = plan.map == cuda::streamed::LaneMap::kSteps;
     py::list rows;
     for (const cuda::streamed::RowArray& it : plan.rows) {

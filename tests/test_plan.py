@@ -128,17 +128,17 @@ ROWS = [
     (MAMBA, "steps", "sssssss"),
     (replace(MAMBA, channel_last=True), "step pairs", "ccccccc"),
     (replace(MAMBA, channel_last=True, wider_rows=True), "step pairs", "ccccccc"),
-    (replace(MAMBA, turned=("z", "dz")), "mixed", "sscsssc"),
-    (replace(MAMBA, turned=("u", "out", "dout")), "mixed", "csscsss"),
+    (replace(MAMBA, turned=("z", "dz")), "elements", "sscsssc"),
+    (replace(MAMBA, turned=("u", "out", "dout")), "elements", "csscsss"),
     (
         replace(MAMBA, channel_last=True, wider_rows=True, turned=("u", "out", "du")),
-        "mixed",
+        "elements",
         "scccscc",
     ),
     (replace(MAMBA, dtype="float32", turned=("dout",)), "steps", "ssscsss"),
     # Against the order of time the backward pass takes single elements of what lies along it.
-    (replace(MAMBA, reverse=True, turned=("u", "out")), "mixed", "ceeeeee"),
-    # Rows that are not aligned, and calls that have no kernel for layouts of either kind.
+    (replace(MAMBA, reverse=True, turned=("u", "out")), "elements", "ceeeeee"),
+    # Rows that are not aligned.
     (replace(MAMBA, seqlen=2047), "elements", "eeeeeee"),
     (replace(MAMBA, seqlen=2047, turned=("u", "out")), "elements", "ceeeeee"),
     (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
@@ -167,25 +167,6 @@ def test_rows(plan, call, forward, backward):
     assert plan("forward", call, wanted="streamed")["map"] == forward
     rows = plan("backward", call, wanted="streamed")["rows"]
     assert "".join(row[0] for row in rows) == backward
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_rows_of_several_dtypes(plan, reverse):
-    """They are taken as they are where they are vectors along steps of many channels."""
-    mixed = replace(MAMBA, mixed=True, reverse=reverse)
-    made = plan("forward", mixed)
-    assert (made["path"], made["map"], made["segments"]) == ("streamed", "mixed", 1)
-    assert made["rows"] == ["steps"] * 4
-    for changes in (
-        {"batch": 1, "dim": 256},
-        {"dstate": 17},
-        {"C": "constant"},
-        {"channel_last": True},
-        {"seqlen": 2047},
-        {"complex": True},
-    ):
-        made = plan("forward", replace(mixed, **changes))
-        assert made["path"] != "streamed", changes
 
 
 @pytest.mark.parametrize(("call", "forward", "backward"), TABLE)

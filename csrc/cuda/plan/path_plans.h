@@ -79,7 +79,6 @@ struct StreamedForwardPlan {
   int padded_states;  // of a channel
   streamed::LaneMap map;
   std::array<streamed::RowArray, 4> rows;  // u, delta, z, out
-  int element_bytes;                       // 4 if they are of several types
   streamed::ForwardGeometry geometry;      // with segments
   PackedCuts cuts;
   int64_t chunks;  // of a sequence

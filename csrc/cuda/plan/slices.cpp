@@ -254,7 +254,6 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
     return arrange(params, DType::kFloat32);
   }
   if (plan.path() == Path::kStreamed) {
-    if (!is_of_one_dtype) return std::nullopt;  // what these convert, they take as it is
     const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
     const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
       return !row.present() || row.has_vectors;

@@ -232,7 +232,10 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
 
 /// Kernels compute what differs between the lanes of a warp in 32 bits.
 bool fits_lanes(const RowArray& rows) {
-  return rows.channel < kLargestStride && rows.channel > -kLargestStride && has_short_steps(rows);
+  const auto fits = [](int64_t stride) {
+    return stride < kLargestStride && stride > -kLargestStride;
+  };
+  return fits(rows.channel) && fits(rows.step);
 }
 
 /// Where rows lie either way, kernels take slices in the order of the scan alone.

@@ -25,7 +25,6 @@
 #include "../kit/step_math.cuh"
 #include "forward_chunk.cuh"
 #include "forward_kernels.h"
-#include "mixed_rows.cuh"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -54,7 +53,7 @@ struct RawElement {
 template <int kItems, LaneMap kMap>
 struct ChannelValues {
   static constexpr int kItemsEach =  // of a channel
-      has_step_slices(kMap)         ? kItems
+      kMap == LaneMap::kSteps       ? kItems
       : kMap == LaneMap::kStepPairs ? 2
                                     : 1;
   static constexpr int kCount = kItems / kItemsEach;
@@ -63,7 +62,7 @@ struct ChannelValues {
   /// The element that the lane reads, of its own channel or of the lane-th.
   static __device__ __forceinline__ RawElement load(const ArrayView& view, int64_t first_channel,
                                                     const LaneSlice& slice, int lane) {
-    const int channel = has_step_slices(kMap) ? slice.channel : lane;
+    const int channel = kMap == LaneMap::kSteps ? slice.channel : lane;
     return RawElement(view, (first_channel + channel) * view.channel,
                       channel < slice.channels_left && channel < kItems);
   }
@@ -72,7 +71,8 @@ struct ChannelValues {
     const float value = element.value(view);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      values[i] = has_step_slices(kMap) ? value : __shfl_sync(kFullMask, value, slice.channel + i);
+      values[i] =
+          kMap == LaneMap::kSteps ? value : __shfl_sync(kFullMask, value, slice.channel + i);
     }
   }
   __device__ __forceinline__ float operator[](int i) const { return values[i / kItemsEach]; }
@@ -155,9 +155,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
                                   1) forward_kernel(const __grid_constant__ ForwardArgs args) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
-  constexpr bool kIsMixed = kMap == LaneMap::kMixed;
-  using Cursor = std::conditional_t<kIsMixed, MixedCursor<Shape::kChannels, kSize>,
-                                    RowCursor<Shape::kChannels, kSize>>;
+  using Cursor = RowCursor<Shape::kChannels, kSize>;
   using Values = Slice<Shape::kChannels>;
   extern __shared__ __align__(16) char shared[];
   const ForwardParams& params = args.params;
@@ -185,8 +183,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const int64_t channel = first_channel + role.channel;
   const bool exists = role.channel < channels;
 
-  const LaneSlice slice =
-      LaneSlice::make<Shape::kChannels>(kIsMixed ? LaneMap::kSteps : kMap, args.u, lane, channels);
+  const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, channels);
   Cursor u_cursor(args.u, slice, item.batch, first_channel, item.first_chunk);
   Cursor delta_cursor(args.delta, slice, item.batch, first_channel, item.first_chunk);
   Cursor z_cursor(args.z, slice, item.batch, first_channel, item.first_chunk);
@@ -295,10 +292,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
   // reads what is made behind it.
   const auto make_rows = [&] {
-    if constexpr (kIsMixed) {
-      Cursor::turn(args.u, raw_u.words);
-      Cursor::turn(args.delta, raw_delta.words);
-    }
     const Values u = Cursor::to_values(args.u, slice, raw_u);
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
@@ -357,7 +350,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
       scan_chunk<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, decltype(backward)::value>(
           delta_row, input_row, projections, steps, constants, constant_B, constant_C, h, y_row);
     };
-    if (has_step_slices(kMap) && slice.is_backward) {
+    if (kMap == LaneMap::kSteps && slice.is_backward) {
       scan_towards(std::true_type{});
     } else {
       scan_towards(std::false_type{});
@@ -395,7 +388,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
         y.v[i] = kOutputScale<T> * y.v[i] + D[i] * this_u.v[i];
       }
       if (has(kGate)) {
-        if constexpr (kIsMixed) Cursor::turn(args.z, raw_z.words);
         const Values z = Cursor::to_values(args.z, slice, raw_z);
 #pragma unroll
         for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gated<kSize>(y.v[i], z.v[i]);
@@ -459,17 +451,13 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     } else if (args.map == LaneMap::kStepPairs) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
     } else {
-      if constexpr (decltype(variable)::value) {
-        if (args.map == LaneMap::kMixed) {
-          return launch_map(std::integral_constant<LaneMap, LaneMap::kMixed>{});
-        }
-      }
       return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
     }
   };
   const auto launch_with = [&](auto variable) {
-    return args.element_bytes == 4 ? launch_of_size(std::integral_constant<int, 4>{}, variable)
-                                   : launch_of_size(std::integral_constant<int, 2>{}, variable);
+    return element_size(args.params.u.dtype) == 4
+               ? launch_of_size(std::integral_constant<int, 4>{}, variable)
+               : launch_of_size(std::integral_constant<int, 2>{}, variable);
   };
   if constexpr (kHasConstant<T, kStates>) {
     if (args.projections == nullptr) return launch_with(std::false_type{});

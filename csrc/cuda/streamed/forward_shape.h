@@ -39,7 +39,7 @@ struct WarpShape {
 };
 
 /// Whether kernels take LaneMap::kStepPairs and kElements, which are faster, instead of kChannels,
-/// which is one kernel instead of two. With variable B and C they take kMixed too.
+/// which is one kernel instead of two.
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
 
