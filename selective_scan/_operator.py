@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _library, _memory, _pytorch
-from ._batching import BatchingRule
+from ._batching import BatchingRule, map_one_by_one
 from ._checks import (
     BACKEND,
     Call,
@@ -73,7 +73,7 @@ class Operator:
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
     The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
-    "batch" or "dim" (see ``_batching.py``), so they are to be called so.
+    "batch" where it can (see ``_batching.py``), so a batch is to be called so.
 
     An op without a derivative, such as one that updates a state in place, has neither results that
     are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
@@ -293,10 +293,7 @@ class Operator:
             register_flop_formula(packets, get_raw=True)(self._backward_flops)
         self._run_backward = _pytorch.shortest_call(self._backward_op)
         if self._has_batching_rules:
-            self._backward_rule = BatchingRule.of_backward(
-                self._backward_names, self._backward_arguments, self.results, self.arguments
-            )
-            self._register_vmap(self._backward_op, self._map_backward)
+            self._register_vmap(self._backward_op, self._map_each)
         self._function = make_function(
             self.name,
             self._forward,
@@ -311,7 +308,7 @@ class Operator:
             self._backward_op,
             save_nothing,
             refuse_double_backward,
-            map_over=self._map_backward if self._has_batching_rules else None,
+            map_over=self._map_each if self._has_batching_rules else None,
             jvp=self._fail_on_tangents,
         )
         own_function = self._function
@@ -368,8 +365,8 @@ class Operator:
             is_separate=self._saves_states and arguments[-1] and not is_above,
         )
 
-    def _map_backward(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
-        return self._backward_rule(op, info.batch_size, in_dims, arguments, is_separate=True)
+    def _map_each(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
+        return map_one_by_one(op, info.batch_size, in_dims, arguments)
 
     # --- fake kernels: the results' shapes, dtypes and strides ------------------------------------
 

@@ -116,7 +116,7 @@ def test_bad_calls_of_an_operator_of_a_few_lines(gathered):
 
 
 def test_an_operator_of_a_few_lines_is_mapped(gathered):
-    """Nothing of it is a batch or channels, so it is called for each entry."""
+    """Nothing of it is a batch, so it is called for each entry."""
     x, index, factor = gathered_inputs()
     xs = torch.stack([x, 2 * x], dim=1).detach()
     indices = torch.stack([index, 1 + index])
