@@ -194,9 +194,8 @@ class BackwardTile {
     Access::convert(args_.strides, raw.u, window, shared_.tile, u);
     Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      delta[i] = step_of(delta[i] + record.delta_bias, params_.delta_softplus, slope[i]);
-    }
+    for (int i = 0; i < kItems; ++i) delta[i] += record.delta_bias;
+    make_steps(delta, params_.delta_softplus, slope);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll

@@ -127,8 +127,9 @@ __device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWind
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       const R bias = delta_bias[group_at(j / kBlockSteps).channel];
-      values.v[j] = step_of(values.v[j] + bias, delta_softplus);
+      values.v[j] += bias;
     }
+    make_steps(values.v, delta_softplus);
     if (tile.steps == kChunk) return;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {

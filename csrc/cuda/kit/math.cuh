@@ -164,18 +164,35 @@ __device__ __forceinline__ double device_softplus(double x) {
 
 /// Δ from delta + delta_bias.
 template <class R>
-__device__ __forceinline__ R step_of(R biased, bool has_softplus) {
+__device__ __forceinline__ R step_size(R biased, bool has_softplus) {
   return finite_step(has_softplus ? device_softplus(biased) : biased);
 }
-/// The same, with its derivative.
-__device__ __forceinline__ float step_of(float biased, bool has_softplus, float& slope) {
-  slope = 1.0f;
+/// The same in place, of several: one branch for all of them.
+template <class R, int kCount>
+__device__ __forceinline__ void make_steps(R (&values)[kCount], bool has_softplus) {
   if (has_softplus) {
-    const float v = ::expf(-fabsf(biased));
-    slope = softplus_slope(biased, v);
-    biased = softplus_by_atanh(biased, v);
+#pragma unroll
+    for (R& value : values) value = device_softplus(value);
   }
-  return finite_step(biased);
+#pragma unroll
+  for (R& value : values) value = finite_step(value);
+}
+/// The same, with the derivatives.
+template <int kCount>
+__device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus,
+                                           float (&slopes)[kCount]) {
+#pragma unroll
+  for (float& slope : slopes) slope = 1.0f;
+  if (has_softplus) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float v = ::expf(-fabsf(values[i]));
+      slopes[i] = softplus_slope(values[i], v);
+      values[i] = softplus_by_atanh(values[i], v);
+    }
+  }
+#pragma unroll
+  for (float& value : values) value = finite_step(value);
 }
 
 /// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,

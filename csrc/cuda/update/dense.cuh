@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kUpdateThreads, kDenseBlocks)
     take_parameters(Input{});
   }
 
-  const float delta = step_of(to_real(raw_dt) + dt_bias, true);
+  const float delta = step_size(to_real(raw_dt) + dt_bias, true);
   const float x = to_real(raw_x);
   float before[kStates], B[kStates], C[kStates];
   to_reals<State>(states, before);
