@@ -340,4 +340,6 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
     exact = exact * (2 if is_complex else 1)
     terms = (C * (delta * A).exp()).abs() * ((A * before).abs() + (B * u).abs())
     error = (step.grad.double() - exact).abs() / terms
-    assert (error <= 2e-5).all(), error
+    # exp(x) is a sum, of which denormal terms are flushed.
+    flushed = torch.finfo(torch.float32).smallest_normal / (delta * A).exp().abs()
+    assert (error <= 2e-5 + 2 * flushed).all(), error
