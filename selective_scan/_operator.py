@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
-from torch.utils.flop_counter import register_flop_formula
 
-from . import _library, _memory, _pytorch
+from . import _flops, _library, _memory, _pytorch
 from ._batching import BatchingRule
 from ._checks import (
     BACKEND,
@@ -273,7 +272,7 @@ class Operator:
         self._forward = self._op("_fwd" if self._backward_names else "")
         torch.library.register_fake(self._forward.name(), self._forward_fake)
         if self._flops is not None:
-            register_flop_formula(self._forward.overloadpacket, get_raw=True)(self._forward_flops)
+            _flops.register(self._forward_flops, [self._forward])
         self._run_forward = _pytorch.shortest_call(self._forward)
         if self._has_batching_rules:
             self._forward_rule = BatchingRule.of_forward(
@@ -289,8 +288,7 @@ class Operator:
             backward_ops.append(self._op("_bwd_out"))
             torch.library.register_fake(backward_ops[1].name(), self._backward_out_fake)
         if self._flops is not None:
-            packets = [op.overloadpacket for op in backward_ops]
-            register_flop_formula(packets, get_raw=True)(self._backward_flops)
+            _flops.register(self._backward_flops, backward_ops)
         self._run_backward = _pytorch.shortest_call(self._backward_op)
         if self._has_batching_rules:
             self._backward_rule = BatchingRule.of_backward(
