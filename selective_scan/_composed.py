@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from . import _pytorch
 from ._checks import Number, Option, Table, TensorArgument, check_dims
-from ._function import make_function
 from ._operator import Operator
 from ._result import Result
 
@@ -82,12 +80,7 @@ class ComposedOperator(Operator):
         super()._register()
         # Eager calls.
         self._run_forward = self._forward_of_eager_calls
-        function = make_function(
-            self.name,
-            self._forward_of_eager_calls,
-            self._save_for_backward,
-            functools.partial(self._differentiate, self._backward_kernel),
-        )
+        function = self._make_function(self._forward_of_eager_calls, self._backward_kernel)
         self._apply = _pytorch.apply_outside_transforms(function)
 
     def _forward_of_eager_calls(self, *arguments):
@@ -121,7 +114,7 @@ class ComposedOperator(Operator):
     def _define(self) -> None:
         types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
         types |= {result.name: "Tensor?" for result in self.results}
-        cotangent = "Tensor" if self._num_cotangents == 1 else "Tensor?"
+        cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
         types |= {f"d{result.name}": cotangent for result in self.results}
         kernels = {
             "fwd": (

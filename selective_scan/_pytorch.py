@@ -58,7 +58,6 @@ def is_last_use(kept: Tensor, cotangent: Tensor) -> bool:
         torch.is_grad_enabled()
         or _keeps_graph()
         or kept.is_meta
-        or torch.compiler.is_compiling()
         or num_modes()
         or are_transforms_active()
         or _is_one_of_several(cotangent)
