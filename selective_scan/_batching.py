@@ -8,6 +8,7 @@ One call of the op then serves all entries. Where it can join none, there is a c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -142,7 +143,8 @@ class BatchingRule:
                     f"{name} is written to, so vmap must map it where it maps {next(iter(mapped))}"
                 )
         if size == 0:
-            return self._map_nothing(op, in_dims, values, is_separate)
+            map_one = functools.partial(self, op, 1, in_dims, is_separate=is_separate)
+            return _map_nothing(map_one, in_dims, values)
 
         one = {name: _entry(value, mapped.get(name), 0) for name, value in given.items()}
         call = self.table.check(one)
@@ -150,7 +152,7 @@ class BatchingRule:
         shapes = {argument.name: tuple(one[argument.name].shape) for argument in present}
         target = _choose_target(present, shapes, mapped, is_separate)
         if target is None:
-            return _map_one_by_one(op, size, in_dims, values)
+            return map_one_by_one(op, size, in_dims, values)
 
         forms = {
             a.name: _form(a, shapes, call, target, a.name in mapped or is_separate) for a in present
@@ -182,30 +184,12 @@ class BatchingRule:
 
         return _each(separate, results, self.results)
 
-    def _map_nothing(
-        self, op: Callable, in_dims: Sequence[int | None], values: Sequence, is_separate: bool
-    ) -> tuple[object, object]:
-        """No op takes zero groups, so there is an entry of zeros for the time of the call."""
 
-        def with_one(value: object, dim: int | None) -> object:
-            if dim is None:
-                return value
-            shape = list(value.shape)
-            shape[dim] = 1
-            return torch.cat((value, value.new_zeros(shape)), dim)
-
-        values = [with_one(value, dim) for value, dim in zip(values, in_dims, strict=True)]
-        results, dims = self(op, 1, in_dims, values, is_separate=is_separate)
-
-        def without_one(result: Tensor, dim: int | None) -> tuple[Tensor, int | None]:
-            return (result, None) if dim is None else (result.narrow(dim, 0, 0), dim)
-
-        return _each(without_one, results, dims if isinstance(dims, tuple) else (dims,))
-
-
-def _map_one_by_one(
+def map_one_by_one(
     op: Callable, size: Size, in_dims: Sequence[int | None], values: Sequence
 ) -> tuple[object, object]:
+    if size == 0:
+        return _map_nothing(functools.partial(map_one_by_one, op, 1, in_dims), in_dims, values)
     rows = [
         op(*[_entry(value, dim, i) for value, dim in zip(values, in_dims, strict=True)])
         for i in range(size)
@@ -214,6 +198,28 @@ def _map_one_by_one(
         return (None, None) if rows[0] is None else (torch.stack(rows), 0)
     columns = list(zip(*rows, strict=True))
     return _each(lambda _, column: (torch.stack(column), 0), rows[0], columns)
+
+
+def _map_nothing(
+    map_over: Callable[[Sequence], tuple], in_dims: Sequence[int | None], values: Sequence
+) -> tuple[object, object]:
+    """No op takes zero groups, so there is an entry of zeros for the time of the call."""
+
+    def with_one(value: object, dim: int | None) -> object:
+        if dim is None:
+            return value
+        shape = list(value.shape)
+        shape[dim] = 1
+        return torch.cat((value, value.new_zeros(shape)), dim)
+
+    results, dims = map_over(
+        [with_one(value, dim) for value, dim in zip(values, in_dims, strict=True)]
+    )
+
+    def without_one(result: Tensor, dim: int | None) -> tuple[Tensor, int | None]:
+        return (result, None) if dim is None else (result.narrow(dim, 0, 0), dim)
+
+    return _each(without_one, results, dims if isinstance(dims, tuple) else (dims,))
 
 
 def _each(

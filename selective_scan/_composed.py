@@ -31,6 +31,7 @@ class Kept:
 
     name: str
     is_differentiable = False
+    is_optional = True
     stands_for = None
     chunk = None
     recomputed = True
@@ -116,24 +117,19 @@ class ComposedOperator(Operator):
         types |= {result.name: "Tensor?" for result in self.results}
         cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
         types |= {f"d{result.name}": cotangent for result in self.results}
-        kernels = {
-            "fwd": (
-                self._forward_fake,
-                [*self.arguments.names, "save_states"],
-                [result.name for result in self.results],
-            ),
-            "bwd": (
-                self._backward_fake,
-                self._backward_names,
-                [f"d{argument.name}" for argument in self._gradients],
-            ),
-        }
         types["save_states"] = "bool"
-        for suffix, (kernel, arguments, results) in kernels.items():
+        forward = self._forward_fake, [*self.arguments.names, "save_states"]
+        made = [f"Tensor{'?' * result.is_optional} {result.name}" for result in self.results]
+        gradients = [f"Tensor d{argument.name}" for argument in self._gradients]
+        ops = {
+            "fwd": (*forward, made),
+            "fwd_traced": (*forward, [result.replace("?", "") for result in made]),
+            "bwd": (self._backward_fake, self._backward_names, gradients),
+        }
+        for suffix, (kernel, arguments, results) in ops.items():
             given = ", ".join(f"{types[name]} {name}" for name in arguments)
-            returned = ", ".join(f"Tensor {name}" for name in results)
             op = f"selective_scan::{self.name}_{suffix}"
-            torch.library.define(op, f"({given}) -> ({returned})")
+            torch.library.define(op, f"({given}) -> ({', '.join(results)})")
             torch.library.impl(op, "default", kernel)
 
 

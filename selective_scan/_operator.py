@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _flops, _library, _memory, _pytorch
-from ._batching import BatchingRule
+from ._batching import BatchingRule, map_one_by_one
 from ._checks import (
     BACKEND,
     Call,
@@ -71,6 +71,9 @@ class Operator:
     That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
+    A forward op some of whose results may be None has another one beside it, ``decay_fwd_traced``.
+    csrc/torch/optional_results.h tells why, and defines both.
+
     The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
     "batch" or "dim" (see ``_batching.py``), so they are to be called so.
 
@@ -107,8 +110,8 @@ class Operator:
         donated: the name of a result that is kept, and that callers of the operator let go of. In
             the last pass of a graph ``selective_scan::{name}_bwd_over`` is called, which is given
             it once more, behind all others, and may write over its memory.
-        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch
-            calls them for each entry.
+        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, they are
+            called for each entry.
     """
 
     def __init__(
@@ -157,6 +160,8 @@ class Operator:
             for argument in arguments.tensors
             if argument.is_changed
         ]
+        given_results = {result.name for result in results} & set(arguments.names)
+        self._out = arguments.names.index("out") if "out" in given_results else None
         self._seen_types: set[tuple[type, ...]] = set()
         if backward:
             self._derivative = Derivative(
@@ -223,8 +228,10 @@ class Operator:
             arguments = (*arguments, is_saved)
         if is_compiling and are_distributed(arguments):
             return call_sharded(self, arguments[: len(self.arguments.names)])
-        if is_compiling or is_tracing:
-            return self._forward(*arguments)
+        if is_compiling:
+            return self._call_in_graph(*arguments)
+        if is_tracing:
+            return self._traced_forward(*arguments)
         try:
             if self._backward_names and _pytorch.are_transforms_active():
                 return self._function.apply(*arguments)
@@ -244,6 +251,16 @@ class Operator:
             if arguments[place] is not None:  # a graph that has saved it must see the change
                 increment_version(arguments[place])
         return results
+
+    def _call_in_graph(self, *arguments):
+        """What torch.compile and torch.export see. Where there is a tensor to write the result to,
+        the op makes one all the same: AOTInductor takes no None for it, and compilers know when a
+        copy can be left out."""
+        if self._out is None or arguments[self._out] is None:
+            return self._forward(*arguments)
+        self.arguments.check_values(arguments)
+        made = self._forward(*arguments[: self._out], None, *arguments[self._out + 1 :])
+        return arguments[self._out].copy_(made)
 
     def _requires_gradient(self, arguments: tuple) -> bool:
         for place in self._tensor_places:
@@ -278,15 +295,18 @@ class Operator:
         """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""
         has_rules = self._has_batching_rules
         self._forward = self._op("_fwd" if self._backward_names else "")
+        has_traced = hasattr(torch.ops.selective_scan, f"{self.name}_fwd_traced")
+        self._traced_forward = self._op("_fwd_traced") if has_traced else self._forward
         torch.library.register_fake(self._forward.name(), self._forward_fake)
         if self._flops is not None:
-            _flops.register(self._forward_flops, [self._forward])
+            counted = dict.fromkeys((self._forward, self._traced_forward))
+            _flops.register(self._forward_flops, counted)
         self._run_forward = _pytorch.shortest_call(self._forward)
         if has_rules:
             self._forward_rule = BatchingRule.of_forward(
                 self.arguments, self.results, self._forward
             )
-            self._register_vmap(self._forward, self._map_forward)
+        self._register_vmap(self._forward, self._map_forward if has_rules else self._map_each)
         if self._backward_names:
             self._register_backward()
 
@@ -304,7 +324,7 @@ class Operator:
             self._backward_rule = BatchingRule.of_backward(
                 self._backward_names, self._backward_arguments, self.results, self.arguments
             )
-            self._register_vmap(self._backward_op, self._map_backward)
+        self._register_vmap(self._backward_op, self._map_backward if has_rules else self._map_each)
         # torch.func always wants to differentiate once more.
         gradient = make_function(
             f"{self.name}_gradient",
@@ -325,7 +345,10 @@ class Operator:
             self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
             own_function = self._make_function(self._forward, self._run_backward_of_call)
         self._apply = _pytorch.apply_outside_transforms(own_function)
-        self._register_autograd([self._function, gradient])
+        functions = [self._function, gradient]
+        if self._traced_forward is not self._forward:
+            functions.append(self._make_function(self._traced_forward, self._run_backward))
+        self._register_autograd(functions)
 
     def _make_function(
         self, forward: Callable, run_backward: Callable, **options: Callable | None
@@ -385,6 +408,9 @@ class Operator:
 
     def _map_backward(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
         return self._backward_rule(op, info.batch_size, in_dims, arguments, is_separate=True)
+
+    def _map_each(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
+        return map_one_by_one(op, info.batch_size, in_dims, arguments)
 
     # --- fake kernels: the results' shapes, dtypes and strides ------------------------------------
 

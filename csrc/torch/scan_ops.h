@@ -28,6 +28,7 @@
 #include <tuple>
 
 #include "../core/matrix_params.h"
+#include "optional_results.h"
 #include "scan_arguments.h"
 #include "tensor_views.h"
 
@@ -100,7 +101,7 @@ Method parse_method_of(const std::string& name) {
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
+std::tuple<Tensor, Tensor, OptionalTensor> selective_scan_fwd(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
     const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& delta_bias,
     bool delta_softplus, const std::string& discretization_method,
@@ -115,9 +116,10 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
-  Tensor states = save_states ? new_states(u, params) : Tensor();
+  OptionalTensor states;
   if (save_states) {
-    params.states = states.mutable_data_ptr();
+    states = new_states(u, params);
+    params.states = states->mutable_data_ptr();
     const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
     const int64_t padding = num_saved_values(params) - kStatesPadding;
     backend.zero(static_cast<char*>(params.states) + padding * value_size,
