@@ -81,7 +81,7 @@ class ComposedOperator(Operator):
         super()._register()
         # Eager calls.
         self._run_forward = self._forward_of_eager_calls
-        function = self._make_function(self._forward_of_eager_calls, self._backward_kernel)
+        function = self._make_function(self._forward_of_eager_calls, self._backward_of_eager_calls)
         self._apply = _pytorch.apply_outside_transforms(function)
 
     def _forward_of_eager_calls(self, *arguments):
@@ -97,6 +97,14 @@ class ComposedOperator(Operator):
                 self._known_kinds.clear()
             self._known_kinds.add(kind)
         return self._forward_kernel(*arguments)
+
+    def _backward_of_eager_calls(self, *arguments):
+        """Of several cotangents at once the op is called for each: the kernel has ops that write to
+        what they are given, and PyTorch does not map these."""
+        cotangents = arguments[: self._derivative.num_cotangents]
+        if _pytorch.are_transforms_active() or any(map(_pytorch.is_one_of_several, cotangents)):
+            return self._backward_op(*arguments)
+        return self._backward_kernel(*arguments)
 
     # The op's kernels are its fake kernels, too.
 
