@@ -52,7 +52,8 @@ def check(module, calls, folder, **options):
     actual = run_elsewhere(program, calls, folder)
     with torch.no_grad():
         expected = [(module(*arguments), arguments) for arguments in calls]
-    torch.testing.assert_close(actual, expected)
+    # Compiled products are summed in another order.
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")

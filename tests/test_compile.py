@@ -63,8 +63,10 @@ def gradients(outputs, inputs):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_forward_op(case, device):
     forward, _ = ops()
-    for save_states in (False, True):
-        torch.library.opcheck(forward, (*arguments(case, device, True), save_states))
+    torch.library.opcheck(forward, (*arguments(case, device, True), False))
+    # The last of its checks compares results, and nobody writes the padding of saved states.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(forward, (*arguments(case, device, True), True), test_utils=checks)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
