@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from opchecks import opcheck_forward
 from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
@@ -63,10 +64,7 @@ def gradients(outputs, inputs):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_forward_op(case, device):
     forward, _ = ops()
-    torch.library.opcheck(forward, (*arguments(case, device, True), False))
-    # The last of its checks compares results, and nobody writes the padding of saved states.
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(forward, (*arguments(case, device, True), True), test_utils=checks)
+    opcheck_forward(forward, arguments(case, device, True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from opchecks import QUICK, THOROUGH, opcheck_forward
 from problem import generator
 from selective_scan import mamba_inner_fn
 from selective_scan._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
@@ -25,10 +26,6 @@ def op_arguments(case, device="cpu", requires_grad=True, operator=MAMBA_INNER, *
     return tuple(given[name] for name in names)
 
 
-QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
-THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")
-
-
 @pytest.mark.parametrize(
     ("case", "tests"),
     [
@@ -42,7 +39,7 @@ def test_opcheck(case, tests, device):
     ops = torch.ops.selective_scan
     for bidirectional, save_states, chosen in ((False, False, QUICK), (True, True, tests)):
         arguments = op_arguments(case, device, bidirectional=bidirectional)
-        torch.library.opcheck(ops.mamba_inner_fwd, (*arguments, save_states), test_utils=chosen)
+        opcheck_forward(ops.mamba_inner_fwd, arguments, chosen)
         arguments = op_arguments(case, device, False, bidirectional=bidirectional)
         out, *kept = ops.mamba_inner_fwd(*arguments, save_states)
         torch.library.opcheck(
@@ -74,9 +71,7 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
             changes["residual"] = torch.randn(case.batch, case.seqlen, case.d_model, device=device)
         ops = torch.ops.selective_scan
         arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
-        torch.library.opcheck(
-            ops.plain_mamba_inner_fwd, (*arguments, save_states), test_utils=chosen
-        )
+        opcheck_forward(ops.plain_mamba_inner_fwd, arguments, chosen)
         arguments = op_arguments(case, device, False, PLAIN_MAMBA_INNER, **changes)
         out, cast_input, *kept = ops.plain_mamba_inner_fwd(*arguments, save_states)
         assert (cast_input is None) == (not save_states or not of_layer or not autocast_dtype)

@@ -11,6 +11,7 @@ import scipy.linalg
 import torch
 
 from cases import assert_refused, ones
+from opchecks import opcheck_forward
 from problem import (
     Case,
     Error,
@@ -387,10 +388,7 @@ OP_CASES = [
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
 def test_opcheck(case, device):
     ops = torch.ops.selective_scan
-    for save_states in (False, True):
-        torch.library.opcheck(
-            ops.matrix_scan_fwd.default, (*op_arguments(case, True, device), save_states)
-        )
+    opcheck_forward(ops.matrix_scan_fwd.default, op_arguments(case, True, device))
     inputs = op_arguments(case, False, device)
     out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
     for given in ((out, last_state, *inputs, states), (None, last_state, *inputs, None)):
