@@ -29,7 +29,7 @@ def cases(base):
     yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
     yield base.with_(delta_softplus=False, method="bilinear")
     yield from (base.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (base.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130))
+    yield from (base.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130, 1100))
     yield from (base.with_(method=name, decay=30.0, dtype=torch.bfloat16) for name in METHODS)
 
 

@@ -75,10 +75,11 @@ def test_runs_agree_bit_by_bit(kind, dtype, layout, cuda_device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dim", [64, 96, 500, 800, 1700])
+@pytest.mark.parametrize("dim", [64, 96, 500, 800, 1700, 3300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_tiles(dim, dtype, cuda_device):
-    """From one tile on, whole batches of them and more; a part of a step block at the end."""
+    """From one tile on, whole batches of them and more, also divided among two, four and eight
+    ways; a part of a step block at the end."""
     check(REAL.with_(batch=1, dim=dim, seqlen=300, dtype=dtype), cuda_device)
 
 

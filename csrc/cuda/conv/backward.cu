@@ -1,29 +1,23 @@
-#include "../kit/batch_sums.cuh"
-#include "../kit/dependent_launch.cuh"
+#include "../sums/sums.h"
 #include "launch.cuh"
 
 namespace selective_scan::cuda {
 namespace conv {
 
-/// dweight and dbias from rows of partial sums (tap, channel), the bias behind the last tap. A
-/// block has kBatchSums of them. Bound by latency.
+/// dweight and dbias from rows of partial sums (tap, channel), the bias behind the last tap.
 template <class R>
-__global__ void __launch_bounds__(kReduceThreads)
-    sum_parts_kernel(const __grid_constant__ ConvBackwardParams params, const R* parts,
-                     int64_t rows) {
-  wait_for_primary();
+cudaError_t add_parts(const ConvBackwardParams& params, const R* parts, int64_t rows,
+                      cudaStream_t stream) {
   const int64_t row_size = (params.width + 1) * params.dim;
-  const int64_t index = int64_t{blockIdx.x} * kBatchSums + threadIdx.x % kBatchSums;
-  const R sum = sum_rows<R>(parts, rows, row_size, index, 1, index < row_size);
-  if (index >= row_size || threadIdx.x >= kBatchSums) return;
-  const int64_t tap = index / params.dim;
-  const int64_t channel = index - tap * params.dim;
-  if (tap < params.width) {
-    store_component(params.dweight, channel * params.dweight.channel + tap * params.dweight.step,
-                    sum);
-  } else if (params.dbias.present()) {
-    store_component(params.dbias, channel * params.dbias.channel, sum);
-  }
+  Sums sums;
+  sums.is_double = params.is_double;
+  const auto add = [&](int64_t first, int64_t taps, const ArrayView& target) {
+    sums.parameters.add({parts + first * params.dim, true, rows, row_size, params.dim, 1, taps,
+                         params.dim, target, target.step, target.channel});
+  };
+  add(0, params.width, params.dweight);
+  if (params.dbias.present()) add(params.width, 1, params.dbias);
+  return add_up(sums, stream);
 }
 
 template <class R>
@@ -76,10 +70,7 @@ cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* works
       error = launch_parts(params, plan, parts, stream);
     }
     if (error != cudaSuccess) return error;
-    const int64_t sums = (params.width + 1) * params.dim;
-    const LaunchShape shape{ceil_div(sums, int64_t{kBatchSums}), kReduceThreads, 0, true};
-    return launch_kernel(sum_parts_kernel<R>, shape, stream, params, static_cast<const R*>(parts),
-                         plan.part_rows);
+    return add_parts(params, parts, plan.part_rows, stream);
   });
 }
 

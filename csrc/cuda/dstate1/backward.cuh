@@ -5,8 +5,8 @@
 // lanes share a channel and hold kItems consecutive steps each. For a window: scan forward from the
 // state saved before the chunk, then scan the state's gradient backwards from what the later chunk
 // left, all in registers. A lane adds up dB and dC over its windows; then shuffles add the warp's
-// channels, and the first threads the block's warps, in a fixed order. finish_kernel (launch.cu)
-// adds the tiles.
+// channels, and the first threads the block's warps, in a fixed order. add_gradients() adds
+// the tiles.
 //
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
@@ -287,7 +287,7 @@ class BackwardTile {
       float sum = 0.0f;
       for (int warp = 0; warp < args_.warps; ++warp) sum += sums_[buffer * args_.warps + warp][i];
       const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
-      args_.workspace.dBC_partials[(row * seqlen_ + step) * 2 + i % 2] = sum;
+      static_cast<float*>(args_.workspace.dBC_partials)[(row * seqlen_ + step) * 2 + i % 2] = sum;
     }
   }
 
@@ -295,10 +295,10 @@ class BackwardTile {
     const LaneRecord& record = this->record(slot);
     const int64_t channel = tile_.first_channel + own_channel(slot);
     const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
-    const auto store_sum = [&](float* sums, float value) {
+    const auto store_sum = [&](void* sums, float value) {
       if (sums == nullptr) return;
       const float sum = sum_over_lanes(value);
-      if (writes) sums[channel * params_.batch + tile_.batch] = sum;
+      if (writes) static_cast<float*>(sums)[tile_.batch * params_.dim + channel] = sum;
     };
     store_sum(args_.workspace.dA, record.dA);
     store_sum(args_.workspace.dD, record.dD);

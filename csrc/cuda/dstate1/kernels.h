@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../plan/path_plans.h"
+#include "../sums/gradient_sums.h"
 #include "layout.h"
 
 namespace selective_scan::cuda::dstate1 {
@@ -37,17 +38,6 @@ struct ForwardArgs {
   Sequence u, delta, z, out;
   int64_t windows;     // of a group's channels
   int64_t work_items;  // batch · groups · windows
-};
-
-/// Scratch memory of the backward pass; null where not needed.
-struct BackwardWorkspace {
-  float* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
-  // Sums over steps, (channel, batch)
-  float* dA = nullptr;
-  float* dB = nullptr;  // of a constant B
-  float* dC = nullptr;
-  float* dD = nullptr;
-  float* ddelta_bias = nullptr;
 };
 
 struct BackwardArgs {

@@ -12,7 +12,7 @@
 // and replace dy, Δ and u of their steps, which are not needed any more. dB and dC are sums over
 // channels: each lane leaves its products of a block of steps in shared memory, the warp adds those
 // of its channels, every few steps the block adds those of its warps and writes one partial sum per
-// tile. reduce_gradients() adds the tiles, and for the gradients without steps the segments and
+// tile. add_gradients() adds the tiles, and for the gradients without steps the segments and
 // batches. Every sum has a fixed order.
 //
 // Bound by: issue slots and the latency of what a lane does in sequence.

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../kit/gradient_sums.h"
 #include "../plan/path_plans.h"
+#include "../sums/gradient_sums.h"
 #include "copy_plans.h"
 
 namespace selective_scan::cuda::general {

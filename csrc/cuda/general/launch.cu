@@ -17,7 +17,6 @@ struct Variant {
   decltype(&combine_segments<float>) combine;
   decltype(&store_map<float>) store_map;
   decltype(&copy_state_gradient<float>) copy_state_gradient;
-  decltype(&reduce_gradients<float>) reduce;
 };
 
 template <class T, int kStates>
@@ -26,8 +25,7 @@ const Variant& variant() {
                                        using Instance = Scan<T, kStates, kMethod>;
                                        return Launches{&Instance::forward, &Instance::backward};
                                      }),
-                                     &combine_segments<T>, &store_map<T>, &copy_state_gradient<T>,
-                                     &reduce_gradients<T>};
+                                     &combine_segments<T>, &store_map<T>, &copy_state_gradient<T>};
   return kInstance;
 }
 
@@ -80,8 +78,7 @@ cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, v
   const auto launch = variant.launches[params.method].backward;
   const Geometry& geometry = plan.geometry;
   const int padded_states = geometry.padded_states(plan.sizes.states);
-  BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
-  workspace.channel_parts = geometry.state_warps;
+  const BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
   const bool wants_state_alone = params.wants_state_alone();
   const BackwardParams steps = wants_state_alone ? behind_front_segment(params, geometry) : params;
   BackwardArgs args{steps,
@@ -108,7 +105,9 @@ cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, v
   }
   const cudaError_t error = launch(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
-  return variant.reduce(params, geometry, padded_states, workspace, stream);
+  GradientParts parts{geometry.sums_per_group, geometry.segments * params.batch, padded_states};
+  parts.channel_parts = geometry.state_warps;
+  return add_gradients(params, workspace, parts, stream);
 }
 
 }  // namespace selective_scan::cuda::general

@@ -15,6 +15,8 @@ class PackedChunks {
   explicit SELECTIVE_SCAN_HD PackedChunks(const void* memory)
       : memory_(static_cast<const int4*>(memory)) {}
 
+  SELECTIVE_SCAN_HD bool present() const { return memory_ != nullptr; }
+
   /// How many there are.
   __device__ __forceinline__ int count() const { return __ldg(memory_).x; }
 

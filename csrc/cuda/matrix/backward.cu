@@ -41,9 +41,11 @@ __global__ void __launch_bounds__(kThreads)
   const auto lambdas = [&](int t) { return states(t) + order; };
   const auto products = [&](int t) { return states(t) + 2 * order; };
   T* const dH = static_cast<T*>(workspace.dH) + index * order * order;
-  const auto parts_at = [&](void* parts, int64_t steps, int64_t step) {
-    return static_cast<T*>(parts) + (index * steps + step) * order;
-  };
+  const BackwardWorkspace& parts = workspace.sums;
+  const int padded = workspace.padded_states;
+  const bool has_variable = params.variable_B || params.variable_C;
+  const int64_t part_row =
+      (row.tile(params) * params.batch + row.batch) * params.groups + row.group;
   const R D = load_real<R>(params.D, row.channel * params.D.channel);
   for (int r = warp; r < order; r += kWarps) {
     for_own<kOwn>(order, [&](int, int n) { dH[r * order + n] = T{}; });
@@ -144,12 +146,12 @@ __global__ void __launch_bounds__(kThreads)
       for (int s = 0; s < kGroup; ++s) {
         const int64_t step = first + start + s;
         if (start + s >= steps) break;
-        if (params.variable_B) {
-          row.store_values(parts_at(workspace.dB_parts, params.seqlen, step), dB_now.v[s]);
-        }
-        if (params.variable_C) {
-          row.store_values(parts_at(workspace.dC_parts, params.seqlen, step),
-                           conjugate(dC_now.v[s]));
+        if (has_variable) {
+          T* const target =
+              static_cast<T*>(parts.dBC_partials) + (part_row * params.seqlen + step) * 2 * padded;
+          row.store_padded(target, padded, params.variable_B ? dB_now.v[s] : Vector{});
+          row.store_padded(target + padded, padded,
+                           params.variable_C ? conjugate(dC_now.v[s]) : Vector{});
         }
       }
     }
@@ -205,24 +207,24 @@ __global__ void __launch_bounds__(kThreads)
   if (!params.variable_C) row.store_values(row.at_position(shared.C, warp, kRing), dC);
   __syncthreads();
   if (warp > 0) return;
-  const auto sum_of_warps = [&](T* parts) {
+  const auto sum_of_warps = [&](T* of_warps) {
     Vector sum{};
-    for (int part = 0; part < kWarps; ++part) {
-      sum = moved(sum, R(1), row.load_values(row.at_position(parts, part, kRing)));
+    for (int warp_number = 0; warp_number < kWarps; ++warp_number) {
+      sum = moved(sum, R(1), row.load_values(row.at_position(of_warps, warp_number, kRing)));
     }
     return row.by_Q(sum);
   };
   if (!params.variable_B) {
-    row.store_values(parts_at(workspace.dB_parts, 1, 0), sum_of_warps(shared.B));
+    row.store_values(static_cast<T*>(parts.dB) + index * padded, sum_of_warps(shared.B));
   }
   if (!params.variable_C) {
-    row.store_values(parts_at(workspace.dC_parts, 1, 0), conjugate(sum_of_warps(shared.C)));
+    row.store_values(static_cast<T*>(parts.dC) + index * padded, conjugate(sum_of_warps(shared.C)));
   }
   dD = sum_over_warp(dD);
   ddelta_bias = sum_over_warp(ddelta_bias);
   if (lane_index() == 0) {
-    static_cast<R*>(workspace.dD_parts)[index] = dD;
-    static_cast<R*>(workspace.ddelta_bias_parts)[index] = ddelta_bias;
+    if (parts.dD != nullptr) static_cast<R*>(parts.dD)[index] = dD;
+    if (parts.ddelta_bias != nullptr) static_cast<R*>(parts.ddelta_bias)[index] = ddelta_bias;
   }
   if (params.initial_state.present()) row.store_state(params.dinitial_state, carry);
 }
@@ -231,8 +233,8 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream) {
-  const auto bytes = matrix::WorkspaceLayout(params, true, nullptr).bytes;
-  const auto workspace = matrix::WorkspaceLayout(params, true, memory(bytes)).workspace;
+  const matrix::WorkspaceLayout layout(params);
+  const matrix::Workspace workspace = layout.in(memory(layout.bytes));
   const MatrixForwardParams inputs(params, params.A_column);
   cudaError_t error = matrix::reduce(inputs, workspace, stream);
   if (error != cudaSuccess) return error;

@@ -147,82 +147,6 @@ __global__ void __launch_bounds__(kWarpSize)
   }
 }
 
-/// The gradient of a variable B or C: sums over the channels of a group.
-template <class T>
-__global__ void sum_channels_kernel(const __grid_constant__ ScanParams params,
-                                    const __grid_constant__ ArrayView gradient, const T* parts) {
-  const int64_t count = params.batch * params.groups * params.seqlen * params.dstate;
-  const int64_t channels = params.dim / params.groups;
-  for (int64_t index = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; index < count;
-       index += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t n = index % params.dstate;
-    const int64_t step = index / params.dstate % params.seqlen;
-    const int64_t group = index / params.dstate / params.seqlen % params.groups;
-    const int64_t batch = index / params.dstate / params.seqlen / params.groups;
-    const int64_t first = batch * params.dim + group * channels;
-    T sum{};
-    for (int64_t c = 0; c < channels; ++c) {
-      sum += parts[((first + c) * params.seqlen + step) * params.dstate + n];
-    }
-    store_component(
-        gradient,
-        batch * gradient.batch + group * gradient.group + n * gradient.state + step * gradient.step,
-        sum);
-  }
-}
-
-/// A gradient (channel, state) from parts (batch, channel, state): sums over the batch.
-template <class T>
-__global__ void sum_batch_kernel(int64_t batches, int64_t dim, int64_t states,
-                                 const __grid_constant__ ArrayView gradient, const T* parts) {
-  const int64_t count = dim * states;
-  for (int64_t index = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; index < count;
-       index += int64_t{gridDim.x} * blockDim.x) {
-    T sum{};
-    for (int64_t batch = 0; batch < batches; ++batch) sum += parts[batch * count + index];
-    store_component(gradient, index / states * gradient.channel + index % states * gradient.state,
-                    sum);
-  }
-}
-
-constexpr int kSumThreads = 128;
-
-template <class T>
-cudaError_t launch_sums(const MatrixBackwardParams& params, const Workspace& workspace,
-                        cudaStream_t stream) {
-  using R = real_t<T>;
-  const auto shape_of = [](int64_t count) {
-    LaunchShape shape;
-    shape.blocks = grid_blocks(ceil_div(count > 0 ? count : 1, kSumThreads));
-    shape.threads = kSumThreads;
-    return shape;
-  };
-  const auto sum_batch = [&](const ArrayView& gradient, int64_t states, auto* parts) {
-    if (!gradient.present()) return cudaSuccess;
-    using Part = std::remove_cv_t<std::remove_pointer_t<decltype(parts)>>;
-    return launch_kernel(sum_batch_kernel<Part>, shape_of(params.dim * states), stream,
-                         params.batch, params.dim, states, gradient, parts);
-  };
-  const auto sum_projection = [&](const ArrayView& gradient, bool is_variable, void* data) {
-    const T* parts = static_cast<const T*>(data);
-    if (!is_variable) return sum_batch(gradient, params.dstate, parts);
-    const int64_t count = params.batch * params.groups * params.seqlen * params.dstate;
-    return launch_kernel(sum_channels_kernel<T>, shape_of(count), stream,
-                         static_cast<const ScanParams&>(params), gradient, parts);
-  };
-  cudaError_t error = sum_projection(params.dB, params.variable_B, workspace.dB_parts);
-  if (error == cudaSuccess) {
-    error = sum_projection(params.dC, params.variable_C, workspace.dC_parts);
-  }
-  if (error == cudaSuccess) {
-    error = sum_batch(params.dD, 1, static_cast<const R*>(workspace.dD_parts));
-  }
-  if (error == cudaSuccess) {
-    error = sum_batch(params.ddelta_bias, 1, static_cast<const R*>(workspace.ddelta_bias_parts));
-  }
-  return error;
-}
-
 LaunchShape warps(int64_t count, int64_t shared_bytes) {
   LaunchShape shape;
   shape.blocks = count;
@@ -251,7 +175,10 @@ cudaError_t finish(const MatrixBackwardParams& params, const Workspace& workspac
     const int64_t values = 2 * matrix_values(static_cast<int>(params.dstate));
     const cudaError_t error = launch_kernel(
         turn_back_kernel<T>, warps(params.dim, values * sizeof(T)), stream, params, workspace);
-    return error == cudaSuccess ? launch_sums<T>(params, workspace, stream) : error;
+    if (error != cudaSuccess) return error;
+    return add_gradients(params, workspace.sums,
+                         {params.dim / params.groups, params.batch, workspace.padded_states},
+                         stream);
   });
 }
 

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t scan_forward(const MatrixForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream) {
-  const auto bytes = matrix::WorkspaceLayout(params, false, nullptr).bytes;
-  const auto workspace = matrix::WorkspaceLayout(params, false, memory(bytes)).workspace;
+  const matrix::WorkspaceLayout layout(params);
+  const matrix::Workspace workspace = layout.in(memory(layout.bytes));
   const cudaError_t error = matrix::reduce(params, workspace, stream);
   if (error != cudaSuccess) return error;
   return matrix::with_types(params, [&](auto* type, auto own) {

@@ -118,6 +118,10 @@ struct Row {
     }
   }
 
+  /// The number of the channel in its group.
+  __device__ int64_t tile(const ScanParams& params) const {
+    return channel - group * (params.dim / params.groups);
+  }
   __device__ int64_t offset(const ArrayView& view) const {
     return batch * view.batch + channel * view.channel;
   }
@@ -212,6 +216,10 @@ struct Row {
   }
   __device__ void store_values(T* values, const Vector& x) const {
     for_own<kOwn>(order, [&](int i, int n) { values[n] = x.v[i]; });
+  }
+  /// With zeros behind the states, up to `padded` of them.
+  __device__ void store_padded(T* values, int padded, const Vector& x) const {
+    for_own<kOwn>(padded, [&](int i, int n) { values[n] = n < order ? x.v[i] : T{}; });
   }
 
  private:

@@ -1,59 +1,55 @@
 // The memory between the kernels of the scan with full state matrices.
 #pragma once
 
-#include <cstdint>
+#include <type_traits>
 
 #include "../../core/matrix_params.h"
+#include "../sums/gradient_sums.h"
 
 namespace selective_scan::cuda::matrix {
 
 /// Vectors that the backward pass keeps of each step of a chunk.
 constexpr int64_t kKept = 3;
 
-/// Parts of a pass's memory, all of the compute type; null where not needed.
+/// Arrays of a pass, all of the compute type; null where not needed.
 struct Workspace {
   void* bases = nullptr;  // (channel, H or Q or the transposed Q, row, column)
   void* kept = nullptr;   // of a chunk: (batch, channel, step and one more, h or λ or H^H·λ, state)
   void* dH = nullptr;     // (batch, channel, row, column)
-  void* dB_parts =
-      nullptr;  // variable: (batch, channel, step, state); else (batch, channel, state)
-  void* dC_parts = nullptr;
-  void* dD_parts = nullptr;  // (batch, channel), real
-  void* ddelta_bias_parts = nullptr;
+  int padded_states = 0;  // of the sums
+  BackwardWorkspace sums;  // a tile is a channel; without dA
 };
 
-/// Hands out the parts in a row; over a null base it only measures.
-class WorkspaceLayout {
+template <class Params>
+class WorkspaceLayout : public BackwardScratch {
  public:
-  WorkspaceLayout(const ScanParams& params, bool is_backward, void* memory)
-      : memory_(static_cast<char*>(memory)),
-        real_bytes_(params.is_double ? 8 : 4),
-        value_bytes_(real_bytes_ * (params.is_complex ? 2 : 1)) {
+  explicit WorkspaceLayout(const Params& params) {
     const int64_t order = params.dstate;
     const int64_t rows = params.batch * params.dim;
-    workspace.bases = take(3 * params.dim * order * order, value_bytes_);
-    if (!is_backward) return;
-    workspace.kept = take(kKept * rows * (kStateChunk + 1) * order, value_bytes_);
-    workspace.dH = take(rows * order * order, value_bytes_);
-    workspace.dB_parts = take(rows * order * (params.variable_B ? params.seqlen : 1), value_bytes_);
-    workspace.dC_parts = take(rows * order * (params.variable_C ? params.seqlen : 1), value_bytes_);
-    workspace.dD_parts = take(rows, real_bytes_);
-    workspace.ddelta_bias_parts = take(rows, real_bytes_);
+    const int64_t real_bytes = params.is_double ? 8 : 4;
+    const int64_t value_bytes = real_bytes * (params.is_complex ? 2 : 1);
+    padded_states_ = static_cast<int>(round_up(order, 16 / value_bytes));
+    bases_ = take(true, 3 * params.dim * order * order, value_bytes);
+    if constexpr (std::is_base_of_v<BackwardParams, Params>) {
+      kept_ = take(true, kKept * rows * (kStateChunk + 1) * order, value_bytes);
+      dH_ = take(true, rows * order * order, value_bytes);
+      dBC_partials = take(params.variable_B || params.variable_C,
+                          rows * params.seqlen * 2 * padded_states_, value_bytes);
+      dB = take(!params.variable_B, rows * padded_states_, value_bytes);
+      dC = take(!params.variable_C, rows * padded_states_, value_bytes);
+      dD = take(params.dD.present(), rows, real_bytes);
+      ddelta_bias = take(params.ddelta_bias.present(), rows, real_bytes);
+    }
   }
 
-  Workspace workspace;
-  int64_t bytes = 0;
+  Workspace in(void* memory) const {
+    return {bases_.in(memory), kept_.in(memory), dH_.in(memory), padded_states_,
+            backward_workspace(*this, memory)};
+  }
 
  private:
-  void* take(int64_t count, int64_t size) {
-    void* part = memory_ ? memory_ + bytes : nullptr;
-    bytes += round_up(count * size, 256);
-    return part;
-  }
-
-  char* memory_;
-  int64_t real_bytes_;
-  int64_t value_bytes_;
+  ScratchArray bases_, kept_, dH_;
+  int padded_states_;
 };
 
 }  // namespace selective_scan::cuda::matrix

@@ -50,7 +50,7 @@ struct ForwardScratch : ScratchLayout {
   }
 };
 
-/// Arrays of a backward pass: see the BackwardWorkspace of the path.
+/// Arrays of a backward pass: see BackwardWorkspace.
 struct BackwardScratch : ForwardScratch {
   ScratchArray dBC_partials, dA, dB, dC, dD, ddelta_bias;
   ScratchArray flags;  // of the blocks that others wait for

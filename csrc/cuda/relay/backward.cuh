@@ -6,8 +6,8 @@
 // their abar into registers; what the chunk does to the gradient that enters from behind it, x →
 // factor·x + offset; hand-over; then back through the steps with everything at hand. Sums over the
 // lanes of a channel are shuffles of four steps at a time; dB and dC are summed over the tile's two
-// channels by one more and leave as a partial sum of the tile; relay_reduce adds the tiles in fixed
-// order.
+// channels by one more and leave as a partial sum of the tile; add_gradients() adds the tiles in
+// fixed order.
 //
 // Bound by: latency, with one or two chunks a warp.
 #pragma once

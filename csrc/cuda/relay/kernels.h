@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../kit/gradient_sums.h"
 #include "../plan/path_plans.h"
+#include "../sums/gradient_sums.h"
 #include "layout.h"
 
 namespace selective_scan::cuda::relay {
@@ -91,9 +91,6 @@ struct RelayBackward {
   static cudaError_t launch(const RelayBackwardArgs& args, const LaunchShape& shape,
                             cudaStream_t stream);
 };
-
-/// Adds the partial sums in a fixed order and stores the gradients.
-cudaError_t relay_reduce(const RelayBackwardArgs& args, cudaStream_t stream);
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const ForwardParams& params, const RelayForwardPlan& plan, void* memory,

@@ -114,7 +114,9 @@ cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, voi
         [&]<Method kMethod>() { return &RelayBackward<Storage, kMethod>::launch; });
     return kTable[params.method](args, plan.shape, stream);
   });
-  return error == cudaSuccess ? relay_reduce(args, stream) : error;
+  if (error != cudaSuccess) return error;
+  return add_gradients(params, args.workspace, {plan.geometry.tiles, params.batch, kPaddedStates},
+                       stream);
 }
 
 }  // namespace selective_scan::cuda::relay

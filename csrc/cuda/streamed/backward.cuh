@@ -17,7 +17,7 @@
 //
 // Constant B and C have sweeps of their own (constant_sweeps.cuh).
 //
-// Sums over tiles, batches and segments of time follow in gradient_sums.cu. Every sum has a fixed
+// Sums over tiles, batches and segments of time follow in add_gradients(). Every sum has a fixed
 // order.
 //
 // Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of

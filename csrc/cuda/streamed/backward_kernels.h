@@ -3,9 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../kit/gradient_sums.h"
 #include "../kit/packed_chunks.cuh"
 #include "../plan/path_plans.h"
+#include "../sums/gradient_sums.h"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {

@@ -114,7 +114,6 @@ cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, vo
                        PackedBC(params, plan.padded_states).sequence_bytes(),
                        plan.split_tiles,
                        scratch.flags.in<int>(memory)};
-  args.workspace.slices = plan.team_warps;
   std::copy(plan.rows.begin(), plan.rows.end(), std::begin(args.rows));
   const auto run_type = [&](auto type) {
     using T = decltype(type);
@@ -139,11 +138,10 @@ cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, vo
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
     if (error != cudaSuccess) return error;
-    if (params.packed.present()) {
-      return reduce_packed_gradients(params, args.packed_chunks(), plan.geometry,
-                                     plan.padded_states, args.workspace, stream);
-    }
-    return reduce_gradients<T>(params, plan.geometry, plan.padded_states, args.workspace, stream);
+    GradientParts parts{plan.geometry.sums_per_group, plan.geometry.segments * params.batch,
+                        plan.padded_states, plan.team_warps};
+    if (params.packed.present()) parts.chunks = args.packed_chunks();
+    return add_gradients(params, args.workspace, parts, stream);
   };
   return params.is_complex ? run_type(Complex<float>{}) : run_type(float{});
 }

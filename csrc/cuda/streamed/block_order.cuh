@@ -12,7 +12,7 @@
 // Rounds. Where a group has several times as many tiles as it takes to fill the multiprocessors,
 // tiles of several rounds (Geometry::tiles_per_sum) share a partial sum of dB and dC, each adding
 // to what those before it have left there. A round fills the multiprocessors, so that a tile
-// follows one which is done, or nearly so. That leaves less for gradient_sums.cu to read and takes
+// follows one which is done, or nearly so. That leaves less for add_gradients() to read and takes
 // less memory: with 64 states (4, 2048, 2048, 64) half of 360 MB.
 #pragma once
 

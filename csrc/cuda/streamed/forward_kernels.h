@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../kit/gradient_sums.h"
 #include "../kit/packed_chunks.cuh"
+#include "../kit/segments.h"
 #include "../plan/path_plans.h"
 #include "forward_shape.h"
 #include "row_slices.cuh"
