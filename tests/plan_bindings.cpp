@@ -154,29 +154,29 @@ Division of_geometry(const cuda::Geometry& geometry) {
 }
 
 template <class Scratch>
-Division divide(const cuda::GeneralPlan<Scratch>& plan) {
+Division divide(const cuda::general::Plan<Scratch>& plan) {
   return of_geometry(plan.geometry);
 }
-Division divide(const cuda::Dstate1ForwardPlan& plan) {
+Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {cuda::dstate1::kWindowChannels, plan.windows};
 }
-Division divide(const cuda::Dstate1BackwardPlan& plan) {
+Division divide(const cuda::dstate1::BackwardPlan& plan) {
   return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
 }
-Division divide(const cuda::RelayForwardPlan& plan) {
+Division divide(const cuda::relay::ForwardPlan& plan) {
   constexpr int64_t kFourStatesChannels = cuda::relay::Shape<4, 16>::kChannels;
   constexpr int64_t kOneStateChannels = cuda::relay::Shape<1, 32>::kChannels;
   if (!plan.has_one_state) return {kFourStatesChannels, plan.geometry.tiles};
   return {plan.pairs * kOneStateChannels, plan.shape.blocks / plan.pairs};
 }
-Division divide(const cuda::RelayBackwardPlan& plan) {
+Division divide(const cuda::relay::BackwardPlan& plan) {
   return {cuda::relay::Shape<1, 32>::kChannels, plan.geometry.tiles};
 }
-Division divide(const cuda::StreamedForwardPlan& plan) {
+Division divide(const cuda::streamed::ForwardPlan& plan) {
   return {plan.geometry.warps * plan.warp_channels, plan.geometry.tiles, plan.geometry.segments,
           plan.geometry.segment_chunks * cuda::kChunk};
 }
-Division divide(const cuda::StreamedBackwardPlan& plan) {
+Division divide(const cuda::streamed::BackwardPlan& plan) {
   return of_geometry(plan.geometry);
 }
 

@@ -43,10 +43,6 @@ std::optional<Path> wanted_path() {
 
 template <class Params, class Plan>
 cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cudaStream_t stream) {
-  using namespace general;
-  using namespace dstate1;
-  using namespace relay;
-  using namespace streamed;
   return std::visit([&](const auto& of_path) { return run(params, of_path, scratch, stream); },
                     plan.of_path);
 }

@@ -4,6 +4,7 @@
 #include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "kernels.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::dstate1 {
 namespace {
@@ -59,8 +60,7 @@ Args make_args(const Params& params) {
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void*,
-                cudaStream_t stream) {
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
   auto args = make_args<ForwardArgs>(params);
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
@@ -68,7 +68,7 @@ cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, voi
   return launches_for(params, plan.has_vectors).forward(args, plan.shape, stream);
 }
 
-cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   auto args = make_args<BackwardArgs>(params);
   args.dout = make_sequence(params.dout);

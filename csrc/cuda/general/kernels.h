@@ -3,9 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../plan/path_plans.h"
+#include "../kit/launch_shape.h"
 #include "../sums/gradient_sums.h"
 #include "copy_plans.h"
+#include "shared_layout.h"
 
 namespace selective_scan::cuda::general {
 
@@ -44,10 +45,13 @@ struct Scan {
                               cudaStream_t stream);
 };
 
+struct ForwardPlan;  // plan.h
+struct BackwardPlan;
+
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
-cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream);
-cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::general

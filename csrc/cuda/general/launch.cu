@@ -2,6 +2,7 @@
 #include "../../core/method_table.h"
 #include "../plan/segments.h"
 #include "kernels.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::general {
 namespace {
@@ -39,7 +40,7 @@ const Variant& variant_of(const ScanParams& params) {
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const Variant& variant = variant_of(params);
   const auto launch = variant.launches[params.method].forward;
@@ -72,7 +73,7 @@ cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, voi
   return launch(args, plan.shape, stream);
 }
 
-cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const Variant& variant = variant_of(params);
   const auto launch = variant.launches[params.method].backward;

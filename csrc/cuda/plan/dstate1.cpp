@@ -1,16 +1,13 @@
 // The dstate 1 path: which calls it takes, and how it divides their channels.
 
-#include "../dstate1/layout.h"
-
 #include <algorithm>
 
+#include "../dstate1/layout.h"
+#include "../dstate1/plan.h"
 #include "arrays.h"
-#include "candidates.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::dstate1 {
 namespace {
-
-using namespace dstate1;
 
 Refusal refuse(const ScanParams& params) {
   if (params.dstate != 1) return {"dstate must be 1", params.dstate};
@@ -53,7 +50,7 @@ bool has_vectors(const Params& params) {
 
 }  // namespace
 
-Refusal plan_dstate1(const ForwardParams& params, const Device&, Dstate1ForwardPlan& plan) {
+Refusal make_plan(const ForwardParams& params, const Device&, ForwardPlan& plan) {
   if (params.wants_map_alone()) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
@@ -66,7 +63,7 @@ Refusal plan_dstate1(const ForwardParams& params, const Device&, Dstate1ForwardP
 }
 
 /// A tile has kMinBackwardTile channels or, if that is less, those of a group.
-Refusal plan_dstate1(const BackwardParams& params, const Device&, Dstate1BackwardPlan& plan) {
+Refusal make_plan(const BackwardParams& params, const Device&, BackwardPlan& plan) {
   if (params.wants_state_alone()) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
@@ -89,4 +86,4 @@ Refusal plan_dstate1(const BackwardParams& params, const Device&, Dstate1Backwar
   return {};
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::dstate1

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
-#include "candidates.h"
+#include "../general/plan.h"
 #include "segments.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::general {
 namespace {
-
-using general::SharedLayout;
-using general::TypeSizes;
 
 /// A lane holds 16 bytes of states.
 TypeSizes sizes_of(const ScanParams& params) {
@@ -19,10 +16,10 @@ TypeSizes sizes_of(const ScanParams& params) {
 }
 
 SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
-  return general::forward_layout(params, geometry, sizes);
+  return forward_layout(params, geometry, sizes);
 }
 SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, TypeSizes sizes) {
-  return general::backward_layout(params, params.dout, geometry, sizes);
+  return backward_layout(params, params.dout, geometry, sizes);
 }
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
@@ -145,7 +142,7 @@ void set_launch(const Params& params, Plan& plan) {
 
 }  // namespace
 
-Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan) {
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   plan.sizes = sizes_of(params);
   const Refusal refusal = plan_pass(params, device, 1, plan);
   if (refusal) return refusal;
@@ -154,8 +151,7 @@ Refusal plan_general(const ForwardParams& params, const Device& device, GeneralF
   return {};
 }
 
-Refusal plan_general(const BackwardParams& params, const Device& device,
-                     GeneralBackwardPlan& plan) {
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   plan.sizes = sizes_of(params);
   const bool has_sums = (params.variable_B || params.variable_C) && !params.wants_state_alone();
   // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
@@ -184,4 +180,4 @@ Refusal plan_general(const BackwardParams& params, const Device& device,
   return {};
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::general

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "arrays.h"
-#include "candidates.h"
 
 namespace selective_scan::cuda {
 namespace {
@@ -24,10 +23,10 @@ bool has_enough_channels(const ScanParams& params) {
   constexpr int64_t kManyRows = 2048;
   return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
 }
-bool is_preferred(const ForwardParams& params, const Device&, const Dstate1ForwardPlan&) {
+bool is_preferred(const ForwardParams& params, const Device&, const dstate1::ForwardPlan&) {
   return has_enough_channels(params);
 }
-bool is_preferred(const BackwardParams& params, const Device&, const Dstate1BackwardPlan&) {
+bool is_preferred(const BackwardParams& params, const Device&, const dstate1::BackwardPlan&) {
   return has_enough_channels(params);
 }
 
@@ -36,7 +35,8 @@ constexpr int64_t kShortSequence = 1024;
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
 /// device, and segments too short.
-bool is_preferred(const ForwardParams& params, const Device& device, const RelayForwardPlan& plan) {
+bool is_preferred(const ForwardParams& params, const Device& device,
+                  const relay::ForwardPlan& plan) {
   // Beyond so many blocks a multiprocessor, warps that stay with their channels are as good.
   constexpr int64_t kMostBlocks = 4;
   // From so many steps on, segments are better where the last wave of blocks leaves more
@@ -58,12 +58,13 @@ bool is_preferred(const ForwardParams& params, const Device& device, const Relay
     const auto places = static_cast<double>(rounds * multiprocessors);
     return static_cast<double>(blocks) >= (1 - kMostIdle) * places;
   }
-  return rounds <= std::ssize(kFewestRelaySteps) && params.seqlen >= kFewestRelaySteps[rounds - 1];
+  return rounds <= std::ssize(relay::kFewestSteps) &&
+         params.seqlen >= relay::kFewestSteps[rounds - 1];
 }
 
 /// Likewise. Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
 bool is_preferred(const BackwardParams& params, const Device& device,
-                  const RelayBackwardPlan& plan) {
+                  const relay::BackwardPlan& plan) {
   constexpr int64_t kMostBlocks = 4;
   constexpr int64_t kMostPartialSums = int64_t{1} << 22;
   const int64_t blocks = plan.geometry.blocks;
@@ -99,14 +100,14 @@ bool pays_chunks(const ScanParams& params) {
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
 /// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
-                  const StreamedForwardPlan& plan) {
+                  const streamed::ForwardPlan& plan) {
   return pays_padding(params) && pays_chunks(params) &&
          (params.variable_B || params.seqlen < kShortSequence ||
-          warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
+          streamed::warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
 }
 
 /// Blocks of few warps read B and C too often.
-bool is_preferred(const BackwardParams& params, const Device&, const StreamedBackwardPlan& plan) {
+bool is_preferred(const BackwardParams& params, const Device&, const streamed::BackwardPlan& plan) {
   return pays_padding(params) && pays_chunks(params) && plan.has_enough_warps;
 }
 
@@ -122,11 +123,7 @@ template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
   constexpr bool kTakesPacked = kPath == Path::kGeneral || kPath == Path::kStreamed;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
-  auto& plan = any.of_path.template emplace<static_cast<size_t>(kPath)>();
-  if constexpr (kPath == Path::kGeneral) return plan_general(params, device, plan);
-  if constexpr (kPath == Path::kDstate1) return plan_dstate1(params, device, plan);
-  if constexpr (kPath == Path::kRelay) return plan_relay(params, device, plan);
-  if constexpr (kPath == Path::kStreamed) return plan_streamed(params, device, plan);
+  return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }
 
 template <Path kPath, class AnyPlan, class Params>

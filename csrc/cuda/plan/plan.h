@@ -4,7 +4,8 @@
 // (launch.cu of each path) turn it into kernel launches and decide nothing.
 //
 // plan.cpp holds the rules by which one path is the better choice than another. Each path has a
-// file here with what it can run, how it divides the work, and what scratch memory it needs.
+// file here with what it can run, how it divides the work, and what scratch memory it needs. Its
+// plan is a struct of its own, which lies with its kernels.
 #pragma once
 
 #include <array>
@@ -14,8 +15,11 @@
 #include <variant>
 
 #include "../../core/params.h"
+#include "../dstate1/plan.h"
+#include "../general/plan.h"
+#include "../relay/plan.h"
+#include "../streamed/plan.h"
 #include "device.h"
-#include "path_plans.h"
 
 namespace selective_scan::cuda {
 
@@ -36,9 +40,9 @@ struct AnyPlan {
   }
 };
 using ForwardPlan =
-    AnyPlan<GeneralForwardPlan, Dstate1ForwardPlan, RelayForwardPlan, StreamedForwardPlan>;
-using BackwardPlan =
-    AnyPlan<GeneralBackwardPlan, Dstate1BackwardPlan, RelayBackwardPlan, StreamedBackwardPlan>;
+    AnyPlan<general::ForwardPlan, dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan>;
+using BackwardPlan = AnyPlan<general::BackwardPlan, dstate1::BackwardPlan, relay::BackwardPlan,
+                             streamed::BackwardPlan>;
 
 /// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
 /// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run

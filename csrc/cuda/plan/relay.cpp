@@ -4,13 +4,11 @@
 #include <limits>
 
 #include "../kit/packed_bc_layout.h"
+#include "../relay/plan.h"
 #include "arrays.h"
-#include "candidates.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::relay {
 namespace {
-
-using namespace relay;
 
 using FourStates = Shape<4, 16>;    // 8 channels a block
 using OneState = Shape<1, kChunk>;  // 2 channels a block
@@ -130,7 +128,7 @@ bool suits_rounds(const ForwardParams& params) {
 }
 
 template <int kSize>
-Refusal plan_rounds(const ForwardParams& params, const Device& device, RelayForwardPlan& plan) {
+Refusal plan_rounds(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   using Layout = RoundsLayout<OneState, kSize>;
   const auto slot_bytes = [](int pairs, int buffers) {
     return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
@@ -163,12 +161,12 @@ bool may_have_one_state(const ScanParams& params, const Device& device, int64_t 
   const int64_t one_state_blocks = kOneStatePerFour * blocks;
   return one_state_blocks * round_warps <= kMaxRelayWarps * device.multiprocessors &&
          (one_state_blocks <= kMostOneStateBlocks * device.multiprocessors ||
-          params.seqlen < kFewestRelaySteps[0]);
+          params.seqlen < kFewestSteps[0]);
 }
 
 }  // namespace
 
-Refusal plan_relay(const ForwardParams& params, const Device& device, RelayForwardPlan& plan) {
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wants_map_alone()) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
@@ -200,7 +198,7 @@ Refusal plan_relay(const ForwardParams& params, const Device& device, RelayForwa
   return {};
 }
 
-Refusal plan_relay(const BackwardParams& params, const Device& device, RelayBackwardPlan& plan) {
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wants_state_alone()) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<OneState>(params, kMaxRelayWarps);
@@ -222,4 +220,4 @@ Refusal plan_relay(const BackwardParams& params, const Device& device, RelayBack
   return {};
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::relay

@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "arrays.h"
-#include "candidates.h"
 
 namespace selective_scan::cuda {
 namespace {
@@ -290,7 +289,7 @@ std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Forwa
 
 std::optional<Arrangement> arrange_rows(const BackwardParams& params, const BackwardPlan& plan) {
   return arrange_copies(
-      params, plan, have_one_dtype(params, rows_of(params)) && streamed_sums_have_digits(params));
+      params, plan, have_one_dtype(params, rows_of(params)) && streamed::sums_have_digits(params));
 }
 
 SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,

@@ -4,12 +4,11 @@
 
 #include "../kit/packed_bc_layout.h"
 #include "../streamed/backward_shape.h"
-#include "candidates.h"
+#include "../streamed/plan.h"
 #include "segments.h"
 #include "streamed_rows.h"
 
-namespace selective_scan::cuda {
-namespace streamed {
+namespace selective_scan::cuda::streamed {
 namespace {
 
 /// What a plan has to know of an instantiation's type.
@@ -120,8 +119,7 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
-void cut_into_segments(const BackwardParams& params, const Device& device,
-                       StreamedBackwardPlan& plan) {
+void cut_into_segments(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   Geometry& geometry = plan.geometry;
   const int64_t places = device.multiprocessors;
   const int64_t items = geometry.work_items;
@@ -139,7 +137,7 @@ void cut_into_segments(const BackwardParams& params, const Device& device,
 /// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
 /// of its full rate. No work items where shared memory has room for no block.
 void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
-                     StreamedBackwardPlan& plan) {
+                     BackwardPlan& plan) {
   constexpr int kWarpsForHalfRate = 6;
   constexpr int kFewestWarps = 8;        // where shared memory has no room for more
   constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
@@ -245,7 +243,7 @@ void keep_order(LaneMap map, std::array<RowArray, kCount>& rows) {
   for (RowArray& it : rows) it.has_step_vectors = it.has_step_vectors && it.step > 0;
 }
 
-void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
+void take_scratch(const BackwardParams& params, BackwardPlan& plan) {
   BackwardScratch& scratch = plan.scratch;
   const Geometry& geometry = plan.geometry;
   const int64_t state_bytes = params.is_complex ? 8 : 4;
@@ -268,16 +266,13 @@ void take_scratch(const BackwardParams& params, StreamedBackwardPlan& plan) {
 }
 
 }  // namespace
-}  // namespace streamed
 
-bool streamed_sums_have_digits(const BackwardParams& params) {
-  const streamed::Variant* const variant = streamed::find_variant(params);
-  return variant == nullptr || streamed::sums_have_digits(params, *variant);
+bool sums_have_digits(const BackwardParams& params) {
+  const Variant* const variant = find_variant(params);
+  return variant == nullptr || sums_have_digits(params, *variant);
 }
 
-Refusal plan_streamed(const BackwardParams& call, const Device& device,
-                      StreamedBackwardPlan& plan) {
-  using namespace streamed;
+Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan& plan) {
   const BackwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
@@ -322,4 +317,4 @@ Refusal plan_streamed(const BackwardParams& call, const Device& device,
   return {};
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::streamed

@@ -8,12 +8,11 @@
 #include "../kit/barrier_state.h"
 #include "../kit/packed_bc_layout.h"
 #include "../streamed/forward_shape.h"
-#include "candidates.h"
+#include "../streamed/plan.h"
 #include "segments.h"
 #include "streamed_rows.h"
 
-namespace selective_scan::cuda {
-namespace streamed {
+namespace selective_scan::cuda::streamed {
 namespace {
 
 /// What a plan has to know of an instantiation's type.
@@ -127,7 +126,7 @@ double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
 /// numbers of warps the largest, which reads B and C least often. No warps where shared memory has
 /// no room for any.
 void choose_geometry(const ForwardParams& params, const Variant& variant, const Device& device,
-                     StreamedForwardPlan& plan) {
+                     ForwardPlan& plan) {
   // Of finding out what segments do, measured on an H200.
   constexpr double kSummaryShare = 0.8;  // of the time for the scan
   constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
@@ -266,10 +265,8 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
 }
 
 }  // namespace
-}  // namespace streamed
 
-Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedForwardPlan& plan) {
-  using namespace streamed;
+Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& plan) {
   const ForwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
   if (const Refusal refusal = refuse(params, variant)) return refusal;
@@ -303,4 +300,4 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   return {};
 }
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::streamed

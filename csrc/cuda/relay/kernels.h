@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../plan/path_plans.h"
+#include "../kit/launch_shape.h"
 #include "../sums/gradient_sums.h"
 #include "layout.h"
 
@@ -92,10 +92,13 @@ struct RelayBackward {
                             cudaStream_t stream);
 };
 
+struct ForwardPlan;  // plan.h
+struct BackwardPlan;
+
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
-cudaError_t run(const ForwardParams& params, const RelayForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream);
-cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::relay

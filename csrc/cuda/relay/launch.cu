@@ -3,6 +3,7 @@
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "kernels.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::relay {
 namespace {
@@ -20,7 +21,7 @@ template <class Args>
 using Launch = cudaError_t (*)(const Args&, const LaunchShape&, cudaStream_t);
 
 /// What rounds.cuh takes; the plan has seen to it that everything fits 32 bits.
-RoundsForwardArgs make_rounds_args(const ForwardParams& params, const RelayForwardPlan& plan) {
+RoundsForwardArgs make_rounds_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
   const bool is_reversed = params.u.step < 0;
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride) * size; };
@@ -66,8 +67,7 @@ RoundsForwardArgs make_rounds_args(const ForwardParams& params, const RelayForwa
   return args;
 }
 
-cudaError_t run_rounds(const ForwardParams& params, const RelayForwardPlan& plan,
-                       cudaStream_t stream) {
+cudaError_t run_rounds(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream) {
   const RoundsForwardArgs args = make_rounds_args(params, plan);
   const auto launch = [&]<DType kType>() {
     static constexpr auto kTable = make_kernel_table<Launch<RoundsForwardArgs>>(
@@ -80,8 +80,7 @@ cudaError_t run_rounds(const ForwardParams& params, const RelayForwardPlan& plan
 }
 
 template <int kWarpsPerMap>
-cudaError_t run_relay(const RelayForwardArgs& args, const RelayForwardPlan& plan,
-                      cudaStream_t stream) {
+cudaError_t run_relay(const RelayForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   return visit_storage(plan.vector_size, [&]<class Storage>() {
     static constexpr auto kTable =
         make_kernel_table<Launch<RelayForwardArgs>>([&]<Method kMethod>() {
@@ -93,7 +92,7 @@ cudaError_t run_relay(const RelayForwardArgs& args, const RelayForwardPlan& plan
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& params, const RelayForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   if (plan.has_one_state) return run_rounds(params, plan, stream);
   void* const packed_bc = plan.scratch.packed_bc.in(memory);
@@ -106,7 +105,7 @@ cudaError_t run(const ForwardParams& params, const RelayForwardPlan& plan, void*
                                    : run_relay<1>(args, plan, stream);
 }
 
-cudaError_t run(const BackwardParams& params, const RelayBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const RelayBackwardArgs args{params, plan.geometry, backward_workspace(plan.scratch, memory)};
   const cudaError_t error = visit_storage(plan.vector_size, [&]<class Storage>() {

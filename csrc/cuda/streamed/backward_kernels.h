@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../kit/launch_shape.h"
 #include "../kit/packed_chunks.cuh"
-#include "../plan/path_plans.h"
 #include "../sums/gradient_sums.h"
 #include "row_slices.cuh"
 
@@ -60,8 +60,10 @@ struct TeamBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
+struct BackwardPlan;  // plan.h
+
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
-cudaError_t run(const BackwardParams& params, const StreamedBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::streamed

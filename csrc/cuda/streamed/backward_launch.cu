@@ -9,6 +9,7 @@
 #include "../plan/segments.h"
 #include "backward_kernels.h"
 #include "backward_shape.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::streamed {
 namespace {
@@ -84,7 +85,7 @@ const KernelTables& tables_for(const ScanParams& params, int team_warps) {
 
 /// The arguments of a summary run for the gradient of the initial state alone; plan.summary_rows
 /// are what they must be already.
-void begin_behind_front_segment(const BackwardParams& params, const StreamedBackwardPlan& plan,
+void begin_behind_front_segment(const BackwardParams& params, const BackwardPlan& plan,
                                 BackwardArgs& summary) {
   summary.params = behind_front_segment(params, plan.geometry);
   // As where the last state has a gradient, the summary is then of dout·C.
@@ -96,7 +97,7 @@ void begin_behind_front_segment(const BackwardParams& params, const StreamedBack
 
 }  // namespace
 
-cudaError_t run(const BackwardParams& call, const StreamedBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const BackwardParams params = in_chunks(call);
   const auto elements = static_cast<size_t>(elements_of(params.u.dtype));

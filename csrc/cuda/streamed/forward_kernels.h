@@ -3,9 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../kit/launch_shape.h"
 #include "../kit/packed_chunks.cuh"
 #include "../kit/segments.h"
-#include "../plan/path_plans.h"
 #include "forward_shape.h"
 #include "row_slices.cuh"
 
@@ -79,8 +79,10 @@ struct StreamedForward {
   static cudaError_t summarize(const ForwardArgs& args, cudaStream_t stream);
 };
 
+struct ForwardPlan;  // plan.h
+
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
-cudaError_t run(const ForwardParams& params, const StreamedForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream);
 
 }  // namespace selective_scan::cuda::streamed

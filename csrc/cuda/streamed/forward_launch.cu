@@ -3,6 +3,7 @@
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "forward_kernels.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::streamed {
 namespace {
@@ -31,7 +32,7 @@ const Kernels& kernels_for(const ScanParams& params, int lane_states) {
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& call, const StreamedForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   const ForwardParams params = in_chunks(call);
   const Kernels& kernels = kernels_for(params, plan.lane_states);

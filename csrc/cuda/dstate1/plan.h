@@ -1,0 +1,36 @@
+// The plans of the dstate 1 path, one real state in fp32: what launch.cu turns into launches.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/params.h"
+#include "../kit/launch_shape.h"
+#include "../plan/device.h"
+#include "../plan/refusal.h"
+#include "../plan/scratch.h"
+
+namespace selective_scan::cuda::dstate1 {
+
+struct ForwardPlan {
+  bool has_vectors;    // see Vectors
+  int64_t windows;     // of a group's channels
+  int64_t work_items;  // batch · groups · windows
+  LaunchShape shape;
+  ForwardScratch scratch;
+};
+
+struct BackwardPlan {
+  bool has_vectors;
+  int warps;           // of a block
+  int slots;           // windows that a warp takes in turns
+  int64_t tiles;       // of a group's channels
+  int64_t work_items;  // batch · groups · tiles
+  LaunchShape shape;
+  BackwardScratch scratch;
+};
+
+/// Each makes the plan, or has done nothing of use where it refuses.
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
+
+}  // namespace selective_scan::cuda::dstate1

@@ -1,0 +1,22 @@
+// What a path says of a call that it cannot run.
+#pragma once
+
+#include <cstdint>
+
+namespace selective_scan::cuda {
+
+/// Why a path cannot run a call. Costs nothing until somebody asks for the words.
+struct Refusal {
+  const char* reason = nullptr;  // null: it can
+  int64_t got = -1;              // what the call has instead, if that is a number
+
+  explicit operator bool() const { return reason != nullptr; }
+};
+
+/// Of a path that has no kernels for the gradient of the initial state alone.
+constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
+
+/// Of a path that has no kernels for the map of all steps alone.
+constexpr Refusal kNotMapAlone{"out or states must be wanted"};
+
+}  // namespace selective_scan::cuda

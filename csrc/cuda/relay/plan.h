@@ -1,0 +1,42 @@
+// The plans of the relay path, few channels of 5 to 16 real states in fp32, whose warps divide
+// time: what launch.cu turns into launches.
+#pragma once
+
+#include "../../core/params.h"
+#include "../kit/launch_shape.h"
+#include "../plan/device.h"
+#include "../plan/refusal.h"
+#include "../plan/scratch.h"
+#include "layout.h"
+
+namespace selective_scan::cuda::relay {
+
+struct ForwardPlan {
+  int vector_size;          // bytes of an element where arrays are vectors, or 0: see Vectors
+  bool may_have_one_state;  // blocks of one state a lane are few enough for the device
+  bool has_one_state;       // the kernel of rounds.cuh, else that of forward.cuh
+  RelayGeometry geometry;
+  // With one state a lane: see RoundsForwardArgs.
+  int slots = 0;
+  int pairs = 0;
+  int rounds = 0;
+  LaunchShape shape;
+  ForwardScratch scratch;
+};
+
+struct BackwardPlan {
+  int vector_size;
+  RelayGeometry geometry;
+  LaunchShape shape;
+  BackwardScratch scratch;
+};
+
+/// Each makes the plan, or has done nothing of use where it refuses.
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
+
+/// Shorter sequences are too short for blocks of four states a lane, where a multiprocessor has
+/// one, two or three of them.
+constexpr int64_t kFewestSteps[] = {72, 200, 900};
+
+}  // namespace selective_scan::cuda::relay
