@@ -124,6 +124,7 @@ BackwardParams make_backward(const Call& call) {
   BackwardParams params(make_inputs(call));
   params.dout = make_view(call, "dout", params.u.dtype, call.dim);
   if (call.state_alone) {
+    params.wanted = BackwardWanted::kStateAlone;
     params.dinitial_state = {address(), params.A.dtype, 0, call.dstate};
     return params;
   }
@@ -229,6 +230,7 @@ std::optional<cuda::Path> find_path(const std::optional<std::string>& name) {
 ForwardParams make_forward(const Call& call) {
   ForwardParams params(make_inputs(call));
   if (call.map_alone) {
+    params.wanted = ForwardWanted::kMapAlone;
     params.D = params.z = {};
     params.states = nullptr;
     params.map_factor = {address(), params.A.dtype, call.dim * call.dstate, call.dstate, 0, 1, 0,

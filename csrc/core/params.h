@@ -71,28 +71,40 @@ struct ScanParams {
   SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
 };
 
-/// What is wanted is present: out, last_state, saved states. Or it is the map h -> factor·h +
-/// offset of all steps, of which there are some, and nothing else: then map_factor is present,
-/// last_state is the offset, and there is neither out nor initial state nor states.
+/// What a forward pass is for.
+enum class ForwardWanted : int8_t {
+  kOutput,       // out, and last_state and saved states where they are present
+  kStatesAlone,  // these without out: there is no z either
+  kMapAlone,  // the map h -> factor·h + offset of all steps, of which there are some: map_factor,
+              // and as last_state the offset. There is no z, initial state, or saved state
+};
+
 struct ForwardParams : ScanParams {
   ForwardParams() = default;
   explicit ForwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
 
-  ArrayView out;         // (batch, channel, step); absent: only states are wanted
+  ForwardWanted wanted = ForwardWanted::kOutput;
+
+  ArrayView out;         // (batch, channel, step)
   ArrayView last_state;  // (sequence, channel, state), of the compute type, optional
   ArrayView map_factor;  // as last_state
-
-  SELECTIVE_SCAN_HD bool wants_map_alone() const { return map_factor.present(); }
 };
 
-/// Every gradient of a present input is present, has its input's indices and dtype and strides of
-/// its own, and is written in full (never accumulated into). du may lie where dout does, and ddelta
-/// where delta does: what gradients of a step are made from is read before they are written. Or
-/// dinitial_state is the only one, of the compute type, states contiguous and channels equally far
-/// apart, also from one batch entry to the next: then dout is present, and dlast_state is not.
+/// What a backward pass is for.
+enum class BackwardWanted : int8_t {
+  kGradients,   // of every input that is present
+  kStateAlone,  // dinitial_state, of the compute type, states contiguous and channels equally far
+                // apart, also from one batch entry to the next: dout is present, dlast_state is not
+};
+
+/// A gradient has its input's indices and dtype and strides of its own, and is written in full
+/// (never accumulated into). du may lie where dout does, and ddelta where delta does: what
+/// gradients of a step are made from is read before they are written.
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
+
+  BackwardWanted wanted = BackwardWanted::kGradients;
 
   ArrayView dout;         // (batch, channel, step), optional: absent means zero
   ArrayView dlast_state;  // (sequence, channel, state), optional
@@ -106,8 +118,6 @@ struct BackwardParams : ScanParams {
   ArrayView dz;
   ArrayView ddelta_bias;
   ArrayView dinitial_state;
-
-  SELECTIVE_SCAN_HD bool wants_state_alone() const { return !dA.present(); }
 };
 
 }  // namespace selective_scan

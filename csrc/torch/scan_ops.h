@@ -131,7 +131,9 @@ Tensor recompute_states(const Problem<Backend>& problem) {
   const Tensor& u = problem.args.u;
   Tensor states = new_states(u, problem.params);
   auto params = problem.template inputs<typename Backend::Forward>();
+  params.wanted = ForwardWanted::kStatesAlone;
   params.states = states.mutable_data_ptr();
+  params.z = {};
   launch_with_workspace(problem.backend, u, params);
   return states;
 }
@@ -254,6 +256,7 @@ Tensor selective_scan_state_gradient(const Tensor& u, const Tensor& delta, const
   const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
   Tensor gradient = allocate(u, shape, state_dtype(params));
   if (is_empty(params) || params.seqlen == 0) return torch::stable::zero_(gradient);
+  params.wanted = BackwardWanted::kStateAlone;
   params.dout = sequence_view(dout, reverse);
   params.dinitial_state = state_view(gradient);
   launch_with_workspace(problem.backend, u, params);
@@ -281,6 +284,7 @@ Tensor selective_scan_segment_map(const Tensor& u, const Tensor& delta, const Te
     torch::stable::fill_(factor, 1);
     return map;
   }
+  params.wanted = ForwardWanted::kMapAlone;
   params.D = params.z = params.initial_state = {};
   params.map_factor = state_view(factor);
   params.last_state = state_view(offset);

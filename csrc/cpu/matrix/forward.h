@@ -65,7 +65,7 @@ struct MatrixForward {
         scratch.y[t] = inputs.output(params.dstate, t, scratch.after);
         std::swap(scratch.before, scratch.after);
       }
-      if (params.out.present()) {
+      if (params.wanted == ForwardWanted::kOutput) {
         store_output<State>(params, block, lanes, chunk, D, scratch.u, scratch.z, scratch.y);
       }
       if (params.states && offset + kStateChunk < params.seqlen) {

@@ -119,7 +119,7 @@ struct ForwardKernel {
     }
     Sweeps<State>::all()[params.method].forward(sweep);
 
-    if (!params.out.present()) return;
+    if (params.wanted != ForwardWanted::kOutput) return;
     store_output<State>(params, block, lanes, steps, scratch.inputs.D[vector], scratch.u, scratch.z,
                         scratch.y);
   }

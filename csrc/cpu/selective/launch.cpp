@@ -255,7 +255,7 @@ class Pass {
 };
 
 int64_t bytes_of_forward(const ForwardParams& call, const ThreadPool& pool) {
-  if (call.wants_map_alone()) return MapPlan(call, nullptr, pool).arena.bytes;
+  if (call.wanted == ForwardWanted::kMapAlone) return MapPlan(call, nullptr, pool).arena.bytes;
   return ForwardPlan(call, nullptr, pool).arena.bytes;
 }
 int64_t bytes_of_backward(const BackwardParams& call, const ThreadPool& pool) {
@@ -330,7 +330,7 @@ void find_state_gradient(const BackwardParams& params, void* workspace, const Th
 }
 
 void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
-  if (params.wants_map_alone()) return find_forward_map(params, workspace, pool);
+  if (params.wanted == ForwardWanted::kMapAlone) return find_forward_map(params, workspace, pool);
   const ForwardPlan plan(params, workspace, pool);
   const auto maps = [&](const Block& block, void* scratch) {
     plan.kernels.forward_maps(params, block, scratch);
@@ -366,8 +366,9 @@ int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& p
 }
 
 int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
-  return params.wants_state_alone() ? MapPlan(params, nullptr, pool).arena.bytes
-                                    : BackwardSums(params, nullptr, pool).arena.bytes;
+  return params.wanted == BackwardWanted::kStateAlone
+             ? MapPlan(params, nullptr, pool).arena.bytes
+             : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 
 void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
@@ -381,7 +382,9 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
 }
 
 void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
-  if (params.wants_state_alone()) return find_state_gradient(params, workspace, pool);
+  if (params.wanted == BackwardWanted::kStateAlone) {
+    return find_state_gradient(params, workspace, pool);
+  }
   const BackwardSums sums(params, workspace, pool);
   sums.calls.run(
       sums.of_calls, sums.bytes_of_calls,

@@ -33,8 +33,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const auto seqlen = static_cast<int>(params.seqlen);
-  const bool has_output = args.out.present();
-  const bool has_gate = has_output && args.z.present();
+  const bool has_output = params.wanted == ForwardWanted::kOutput;
+  const bool has_gate = args.z.present();
 
   const bool exists = lane / kChannelLanes < tile.channels;
   const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == Mode::kSummarize;
-  const bool has_output = params.out.present() && !summarize;
+  const bool has_output = params.wanted == ForwardWanted::kOutput && !summarize;
   const bool has_gate = params.z.present() && has_output;
   const bool is_packed = params.packed.present();
   const int padded_states = geometry.padded_states(kStates);

@@ -65,7 +65,7 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memo
   error = variant.combine(params, params.initial_state, geometry, padded_states, false, segments,
                           stream);
   if (error != cudaSuccess) return error;
-  if (params.wants_map_alone()) {
+  if (params.wanted == ForwardWanted::kMapAlone) {
     return variant.store_map(params, geometry.segments, padded_states, segments, stream);
   }
   args.mode = Mode::kResume;
@@ -80,7 +80,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   const Geometry& geometry = plan.geometry;
   const int padded_states = geometry.padded_states(plan.sizes.states);
   const BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
-  const bool wants_state_alone = params.wants_state_alone();
+  const bool wants_state_alone = params.wanted == BackwardWanted::kStateAlone;
   const BackwardParams steps = wants_state_alone ? behind_front_segment(params, geometry) : params;
   BackwardArgs args{steps,
                     geometry,

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
         advance(t, in_chunk);
       } else if (warp == 1) {
         system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors_at(t));
-      } else if (params.out.present()) {
+      } else if (params.wanted == ForwardWanted::kOutput) {
         output(t, in_chunk);
       }
     }

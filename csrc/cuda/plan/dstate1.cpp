@@ -51,7 +51,7 @@ bool has_vectors(const Params& params) {
 }  // namespace
 
 Refusal make_plan(const ForwardParams& params, const Device&, ForwardPlan& plan) {
-  if (params.wants_map_alone()) return kNotMapAlone;
+  if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
   plan.has_vectors = has_vectors(params);
@@ -64,7 +64,7 @@ Refusal make_plan(const ForwardParams& params, const Device&, ForwardPlan& plan)
 
 /// A tile has kMinBackwardTile channels or, if that is less, those of a group.
 Refusal make_plan(const BackwardParams& params, const Device&, BackwardPlan& plan) {
-  if (params.wants_state_alone()) return kNotStateAlone;
+  if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));

@@ -146,14 +146,15 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   plan.sizes = sizes_of(params);
   const Refusal refusal = plan_pass(params, device, 1, plan);
   if (refusal) return refusal;
-  if (params.wants_map_alone()) add_empty_segment(params.seqlen, plan.geometry);
+  if (params.wanted == ForwardWanted::kMapAlone) add_empty_segment(params.seqlen, plan.geometry);
   set_launch(params, plan);
   return {};
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   plan.sizes = sizes_of(params);
-  const bool has_sums = (params.variable_B || params.variable_C) && !params.wants_state_alone();
+  const bool has_sums =
+      (params.variable_B || params.variable_C) && params.wanted == BackwardWanted::kGradients;
   // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
   const int least_tile = params.is_double ? kMinBackwardTile / 2 : kMinBackwardTile;
   const Refusal refusal = plan_pass(params, device, has_sums ? least_tile : 1, plan);
@@ -170,7 +171,7 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
       has_sums && params.seqlen > 0,
       geometry.sums_per_group * params.batch * params.groups * params.seqlen * 2 * padded,
       plan.sizes.state_bytes);
-  if (params.wants_state_alone()) {
+  if (params.wanted == BackwardWanted::kStateAlone) {
     add_empty_segment(params.seqlen, geometry);
   } else {
     scratch.take_sums(params, channels * padded, plan.sizes.state_bytes,

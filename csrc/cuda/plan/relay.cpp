@@ -167,7 +167,7 @@ bool may_have_one_state(const ScanParams& params, const Device& device, int64_t 
 }  // namespace
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
-  if (params.wants_map_alone()) return kNotMapAlone;
+  if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
   RelayGeometry& geometry = plan.geometry;
@@ -199,7 +199,7 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
-  if (params.wants_state_alone()) return kNotStateAlone;
+  if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<OneState>(params, kMaxRelayWarps);
   // Blocks that share a multiprocessor share the warps it has room for.

@@ -161,9 +161,6 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
   const DType part_dtype = has_one ? arrangement.dtype : DType::kFloat32;
   const DenseRows rows(call, arrangement);
   Params common = call;
-  if constexpr (std::is_same_v<Params, ForwardParams>) {
-    if (!call.out.present()) common.z = {};
-  }
   const auto is_copied = [&](const ArrayView& view) {
     return view.present() && !is_arranged(call, arrangement, view);
   };

@@ -251,7 +251,7 @@ void take_scratch(const BackwardParams& params, BackwardPlan& plan) {
   const int64_t channel_states = channels * plan.padded_states;
   scratch.packed_bc = scratch.take(
       params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
-  if (params.wants_state_alone()) {
+  if (params.wanted == BackwardWanted::kStateAlone) {
     return scratch.take_segments(true, channel_states, state_bytes);
   }
   scratch.dBC_partials = scratch.take(params.variable_B,
@@ -285,7 +285,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
   BackwardParams summarized = params;
-  if (params.wants_state_alone()) {
+  if (params.wanted == BackwardWanted::kStateAlone) {
     add_empty_segment(params.seqlen, geometry);
     summarized = behind_front_segment(params, geometry);
   }

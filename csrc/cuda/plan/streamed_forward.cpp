@@ -246,7 +246,8 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
-  if (params.wants_map_alone() && !(params.variable_B && params.seqlen % kChunk == 0)) {
+  if (params.wanted == ForwardWanted::kMapAlone &&
+      !(params.variable_B && params.seqlen % kChunk == 0)) {
     return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
             params.seqlen};
   }
@@ -280,7 +281,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  if (params.wants_map_alone()) {
+  if (params.wanted == ForwardWanted::kMapAlone) {
     plan.geometry = choose_map_geometry(params, device, plan.chunks);
   } else {
     choose_geometry(params, *variant, device, plan);

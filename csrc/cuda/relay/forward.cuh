@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   const Place<S> place(args.geometry, kWarpsPerMap > 1 ? args.geometry.cluster : 1);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
-  const bool has_output = params.out.present();
-  const bool has_gate = params.z.present() && has_output;
+  const bool has_output = params.wanted == ForwardWanted::kOutput;
+  const bool has_gate = params.z.present();
 
   constexpr bool kHasBands = kWarpsPerMap > 1;
   auto& handover = *reinterpret_cast<Handover<kStates, kWarpsPerMap>*>(shared);

@@ -70,6 +70,7 @@ struct RoundsForwardArgs {
   int pairs;  // of channels that a block has, as many as a cluster has blocks: 1 or 2
   int rounds;
   bool is_reversed;
+  bool has_output;
   bool delta_softplus;
   Method method;
   Once A, D, delta_bias, initial_state, last_state;

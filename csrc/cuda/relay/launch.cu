@@ -42,7 +42,7 @@ RoundsForwardArgs make_rounds_args(const ForwardParams& params, const ForwardPla
   RoundsForwardArgs args;
   args.u = rows(params.u);
   args.delta = rows(params.delta);
-  args.z = rows(params.out.present() ? params.z : ArrayView{});
+  args.z = rows(params.z);
   args.out = rows(params.out);
   args.B = projection(params.B);
   args.C = projection(params.C);
@@ -54,6 +54,7 @@ RoundsForwardArgs make_rounds_args(const ForwardParams& params, const ForwardPla
   args.pairs = plan.pairs;
   args.rounds = plan.rounds;
   args.is_reversed = is_reversed;
+  args.has_output = params.wanted == ForwardWanted::kOutput;
   args.delta_softplus = params.delta_softplus;
   args.method = params.method;
   args.A = once(params.A);

@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         store_pack(y_row + t, y);
       }
       __syncwarp();
-      if (args.out.data != nullptr) {
+      if (args.has_output) {
         Values y{};
 #pragma unroll
         for (int other = 0; other < S::kLanes; ++other) {

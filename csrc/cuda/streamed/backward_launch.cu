@@ -105,6 +105,7 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
   const auto kernels = [&](LaneMap map) -> const Kernels& {
     return maps[static_cast<size_t>(map)][params.method];
   };
+  const bool wants_state_alone = params.wanted == BackwardWanted::kStateAlone;
   const BackwardScratch& scratch = plan.scratch;
   void* const packed_bc = scratch.packed_bc.in(memory);
   BackwardArgs args = {params,
@@ -128,13 +129,13 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
     if (error == cudaSuccess && plan.geometry.segments > 1) {
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
-      if (params.wants_state_alone()) begin_behind_front_segment(params, plan, summary);
+      if (wants_state_alone) begin_behind_front_segment(params, plan, summary);
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       if (error != cudaSuccess) return error;
       error = combine_segments<T>(params, params.dlast_state, plan.geometry, plan.padded_states,
                                   true, args.workspace.segments, stream);
     }
-    if (error == cudaSuccess && params.wants_state_alone()) {
+    if (error == cudaSuccess && wants_state_alone) {
       return copy_state_gradient<T>(params, plan.padded_states, args.workspace.segments, stream);
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);

@@ -266,7 +266,8 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
 
   // In registers, not to be made again for every chunk.
-  int features = (args.z.present() ? kGate : 0) | (params.out.present() ? kOutput : 0) |
+  int features = (args.z.present() ? kGate : 0) |
+                 (params.wanted == ForwardWanted::kOutput ? kOutput : 0) |
                  (params.states != nullptr && exists ? kSaveStates : 0) |
                  (params.delta_softplus ? kSoftplus : 0);
   asm volatile("" : "+r"(features));

@@ -64,7 +64,7 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
                     stream);
     if (error != cudaSuccess) return error;
   }
-  if (params.wants_map_alone()) {
+  if (params.wanted == ForwardWanted::kMapAlone) {
     const auto store = params.is_complex ? &store_map<Complex<float>> : &store_map<float>;
     return store(params, args.segments, plan.padded_states, args.states, stream);
   }
