@@ -256,7 +256,7 @@ template <class Params, class Plan>
 py::object describe_slices(const Params& params, const cuda::Device& device, const Plan& plan) {
   auto arrangement = cuda::arrange_states(params);
   const bool is_sliced = arrangement.has_value();
-  if (!is_sliced) arrangement = cuda::arrange_rows(params, plan);
+  if (!is_sliced) arrangement = cuda::arrange_rows(params, device, plan);
   if (!arrangement) return py::none();
   int64_t bytes = 0;
   const auto made =

@@ -402,6 +402,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
         "benchmark_selective_scan.py",
         "profile_discretization.py",
         "compare_ipex.py",
+        "compare_paths.py",
         "compare_revisions.py",
     ],
 )
@@ -530,6 +531,27 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
     summary = done.stdout.partition(f"{len(slower)} rows above 1.02, 0 problems failed")[2]
     assert len(summary.split("\n")[1:-1]) == len(slower)
     assert all(row["problem"] in summary for row in slower)
+
+
+@pytest.mark.parametrize(("limit", "status"), [(1000, 0), (0.001, 1)])
+def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, status):
+    done = run_program(
+        "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs", "3",
+        "--only", "small rl", "--limit", limit, "--json", tmp_path / "paths.json", status=status,
+    )  # fmt: skip
+    content = json.loads((tmp_path / "paths.json").read_text())
+    assert content["failures"] == []
+    assert [(row["name"], row["which"]) for row in content["rows"]] == [
+        ("small rl", which) for which in PASSES[:2]
+    ]
+    for row in content["rows"]:
+        times = dict(row["times_ms"])
+        assert row["ratio"] == pytest.approx(times.pop("chosen") / min(times.values()))
+        assert times[row["best"]] == min(times.values())
+        # dstate1 is for other calls than those of 16 states. A CPU has no such paths.
+        assert {"general", "relay", "streamed"} <= times.keys()
+        assert ("dstate1" in times) == (device == "cpu")
+    assert f"{2 * status} of 2 passes above {float(limit)} × the best path" in done.stdout
 
 
 def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):

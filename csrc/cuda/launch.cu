@@ -75,7 +75,7 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   }
   const auto plan = make_plan(params, device, wanted_path());
   if (!wanted_path() && !is_packed) {
-    if (const auto arrangement = arrange_rows(params, plan)) {
+    if (const auto arrangement = arrange_rows(params, device, plan)) {
       const auto sliced = slices(*arrangement);
       if (sliced.slices.front().plan.path() != Path::kGeneral) {
         return run_slices(sliced, memory, stream);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../general/plan.h"
+#include "figures.h"
 #include "segments.h"
 
 namespace selective_scan::cuda::general {
@@ -31,8 +32,9 @@ void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) 
 /// Cuts time into segments where the channels alone leave most multiprocessors without work.
 void set_segments(const ScanParams& params, const Device& device, Geometry& geometry) {
   if (2 * geometry.work_items > device.multiprocessors) return;
-  cut_time(params.seqlen, ceil_div(kSegmentBlocks * device.multiprocessors, geometry.work_items),
-           geometry);
+  const Figures::Segments& figures = figures_of(device).segments;
+  cut_time(params.seqlen, ceil_div(figures.blocks * device.multiprocessors, geometry.work_items),
+           figures, geometry);
 }
 
 /// Blocks of a kernel that a multiprocessor has at a time. The compiler gives a thread all
@@ -47,12 +49,11 @@ int resident_blocks(const Geometry& geometry, const Device& device, int shared_b
 /// nothing had to wait: its warps' worth of work, over the part of its time in which it issues. Few
 /// warps at a time leave it waiting.
 double estimated_load(const Geometry& geometry, const Device& device, int shared_bytes) {
-  constexpr double kWarpsForHalfRate = 6;  // on an H200, roughly
   const int64_t blocks = ceil_div(geometry.work_items, device.multiprocessors);
   const int resident = resident_blocks(geometry, device, shared_bytes);
   const auto at_a_time =
       static_cast<double>(std::min<int64_t>(blocks, resident) * geometry.warps());
-  const double rate = at_a_time / (at_a_time + kWarpsForHalfRate);
+  const double rate = at_a_time / (at_a_time + figures_of(device).general.half_rate_warps);
   return static_cast<double>(blocks * geometry.warps()) / rate;
 }
 
@@ -99,7 +100,6 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
 /// as it takes, so long as no multiprocessor has more to do for it.
 void share_partial_sums(const ScanParams& params, const Device& device, int shared_bytes,
                         Geometry& geometry) {
-  constexpr double kAllowedLoad = 1.05;
   const int64_t enough = std::max<int64_t>(1, geometry.group_channels / params.dstate);
   const int64_t at_a_time =
       device.multiprocessors * resident_blocks(geometry, device, shared_bytes);
@@ -107,7 +107,7 @@ void share_partial_sums(const ScanParams& params, const Device& device, int shar
   const auto load = [&] {
     return candidate.tiles_per_sum * ceil_div(candidate.work_items, at_a_time);
   };
-  const auto most = kAllowedLoad * static_cast<double>(load());
+  const auto most = figures_of(device).general.allowed_load * static_cast<double>(load());
   while (candidate.sums_per_group > enough) {
     candidate.set_tiles(candidate.tiles_per_sum + 1);
     candidate.work_items =

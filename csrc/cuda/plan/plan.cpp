@@ -1,7 +1,7 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
 // The first path of dstate1, relay and streamed that can run a call and is preferred takes it, else
-// the general one. Figures are from measurements on an H200.
+// the general one. figures.h has the numbers.
 
 #include "plan.h"
 
@@ -10,43 +10,41 @@
 #include <string>
 
 #include "arrays.h"
+#include "figures.h"
 
 namespace selective_scan::cuda {
 namespace {
 
 // --- the rules ---
 
-/// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
-/// of the device idle.
-bool has_enough_channels(const ScanParams& params) {
-  constexpr int64_t kFewSteps = 4096;
-  constexpr int64_t kManyRows = 2048;
-  return params.seqlen <= kFewSteps || params.batch * params.dim >= kManyRows;
-}
-bool is_preferred(const ForwardParams& params, const Device&, const dstate1::ForwardPlan&) {
-  return has_enough_channels(params);
-}
-bool is_preferred(const BackwardParams& params, const Device&, const dstate1::BackwardPlan&) {
-  return has_enough_channels(params);
+using Choice = Figures::Choice;
+const Choice& choice_of(const Device& device) {
+  return figures_of(device).choice;
 }
 
-/// Sequences of fewer steps are short.
-constexpr int64_t kShortSequence = 1024;
+/// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
+/// of the device idle.
+bool has_enough_channels(const ScanParams& params, const Choice& figures) {
+  return params.seqlen <= figures.dstate1_steps ||
+         params.batch * params.dim >= figures.dstate1_rows;
+}
+bool is_preferred(const ForwardParams& params, const Device& device, const dstate1::ForwardPlan&) {
+  return has_enough_channels(params, choice_of(device));
+}
+bool is_preferred(const BackwardParams& params, const Device& device,
+                  const dstate1::BackwardPlan&) {
+  return has_enough_channels(params, choice_of(device));
+}
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
 /// device, and segments too short.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const relay::ForwardPlan& plan) {
-  // Beyond so many blocks a multiprocessor, warps that stay with their channels are as good.
-  constexpr int64_t kMostBlocks = 4;
-  // From so many steps on, segments are better where the last wave of blocks leaves more
-  // multiprocessors idle than this part of them all.
-  constexpr int64_t kSegmentSteps = 8192;
-  constexpr double kMostIdle = 0.15;
+  const Choice& figures = choice_of(device);
   const int64_t multiprocessors = device.multiprocessors;
   const int64_t blocks = plan.geometry.blocks;
-  if (blocks > kMostBlocks * multiprocessors) return false;
-  const bool is_short = params.seqlen < kShortSequence;
+  if (blocks > figures.relay_blocks * multiprocessors) return false;
+  const bool is_short = params.seqlen < figures.short_steps;
   const bool is_streamable = have_one_dtype(params, rows_of(params));
   if (!is_streamable || (is_short && plan.has_one_state)) return is_short;
   // Long sequences are left to others unless arrays are vectors: those divide the work around the
@@ -54,61 +52,62 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   const bool has_vectors = plan.may_have_one_state ? plan.has_one_state : plan.vector_size != 0;
   if (!is_short && !has_vectors) return false;
   const int64_t rounds = ceil_div(blocks, multiprocessors);
-  if (params.seqlen >= kSegmentSteps) {
+  if (params.seqlen >= figures.relay_segment_steps) {
     const auto places = static_cast<double>(rounds * multiprocessors);
-    return static_cast<double>(blocks) >= (1 - kMostIdle) * places;
+    return static_cast<double>(blocks) >= (1 - figures.relay_idle) * places;
   }
-  return rounds <= std::ssize(relay::kFewestSteps) &&
-         params.seqlen >= relay::kFewestSteps[rounds - 1];
+  return rounds <= std::ssize(figures.relay_steps) &&
+         params.seqlen >= figures.relay_steps[rounds - 1];
 }
 
-/// Likewise. Every tile writes partial sums of dB and dC, in all no more than 16 MiB.
+/// Likewise. Every tile writes partial sums of dB and dC.
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const relay::BackwardPlan& plan) {
-  constexpr int64_t kMostBlocks = 4;
-  constexpr int64_t kMostPartialSums = int64_t{1} << 22;
+  const Choice& figures = choice_of(device);
   const int64_t blocks = plan.geometry.blocks;
-  return params.seqlen < kShortSequence && blocks <= kMostBlocks * device.multiprocessors &&
-         blocks * params.seqlen * 2 * relay::kPaddedStates <= kMostPartialSums;
+  return params.seqlen < figures.short_steps &&
+         blocks <= figures.relay_blocks * device.multiprocessors &&
+         blocks * params.seqlen * 2 * relay::kPaddedStates <= figures.relay_sums;
 }
 
 /// The streamed kernels pad one state to sixteen. That pays where others, which have less to do,
 /// have too little of it to keep the device busy.
-bool leaves_others_idle(const ScanParams& params) {
-  constexpr int64_t kFewElements = int64_t{1} << 22;
-  return !has_enough_channels(params) && params.batch * params.dim * params.seqlen <= kFewElements;
+bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
+  return !has_enough_channels(params, figures) &&
+         params.batch * params.dim * params.seqlen <= figures.padding_elements;
 }
-bool pays_padding(const ForwardParams& params) {
+bool pays_padding(const ForwardParams& params, const Choice& figures) {
   // By increments foh loses the digits of an abar that is small beside 1.
   if (params.is_complex && params.dstate == 1) return params.method != Method::kFoh;
-  return params.dstate > 1 || leaves_others_idle(params);
+  return params.dstate > 1 || leaves_others_idle(params, figures);
 }
-bool pays_padding(const BackwardParams& params) {
-  return params.dstate > 1 || params.is_complex || leaves_others_idle(params);
+bool pays_padding(const BackwardParams& params, const Choice& figures) {
+  return params.dstate > 1 || params.is_complex || leaves_others_idle(params, figures);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
-/// the chunks: neither many short sequences nor few elements pay for that. The figures are by
-/// count, not measured.
-bool pays_chunks(const ScanParams& params) {
-  constexpr int64_t kFewestSteps = 16;  // of a sequence on average
-  constexpr int64_t kFewElements = int64_t{1} << 20;
-  return !params.packed.present() || (params.seqlen >= kFewestSteps * params.packed.count &&
-                                      params.dim * params.seqlen >= kFewElements);
+/// the chunks: neither many short sequences nor few elements pay for that.
+bool pays_chunks(const ScanParams& params, const Choice& figures) {
+  return !params.packed.present() || (params.seqlen >= figures.packed_steps * params.packed.count &&
+                                      params.dim * params.seqlen >= figures.packed_elements);
 }
 
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
 /// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const streamed::ForwardPlan& plan) {
-  return pays_padding(params) && pays_chunks(params) &&
-         (params.variable_B || params.seqlen < kShortSequence ||
-          streamed::warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
+  const Choice& figures = choice_of(device);
+  return pays_padding(params, figures) && pays_chunks(params, figures) &&
+         (params.variable_B || params.seqlen < figures.short_steps ||
+          streamed::warps_per_multiprocessor(params, plan.warp_channels, device) >=
+              figures.constant_warps);
 }
 
 /// Blocks of few warps read B and C too often.
-bool is_preferred(const BackwardParams& params, const Device&, const streamed::BackwardPlan& plan) {
-  return pays_padding(params) && pays_chunks(params) && plan.has_enough_warps;
+bool is_preferred(const BackwardParams& params, const Device& device,
+                  const streamed::BackwardPlan& plan) {
+  const Choice& figures = choice_of(device);
+  return pays_padding(params, figures) && pays_chunks(params, figures) && plan.has_enough_warps;
 }
 
 // --- the choice ---

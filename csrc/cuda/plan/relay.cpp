@@ -6,6 +6,7 @@
 #include "../kit/packed_bc_layout.h"
 #include "../relay/plan.h"
 #include "arrays.h"
+#include "figures.h"
 
 namespace selective_scan::cuda::relay {
 namespace {
@@ -13,17 +14,8 @@ namespace {
 using FourStates = Shape<4, 16>;    // 8 channels a block
 using OneState = Shape<1, kChunk>;  // 2 channels a block
 
-// Figures of choice, from measurements on an H200.
-
-/// One state a lane is the better shape where all of its blocks are there at once, and no more than
-/// so many on a multiprocessor, unless the sequence is too short for four.
-constexpr int64_t kMostOneStateBlocks = 2;
-/// With many turns it no longer matters that the last blocks of all run alone.
-constexpr int64_t kManySteps = 16384;
-/// Blocks that share a tile, from so many steps on. Not all multiprocessors can be divided among
-/// clusters of four.
+/// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
 constexpr int kCluster = 2;
-constexpr int64_t kClusterSteps = 384;
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -152,16 +144,18 @@ Refusal plan_rounds(const ForwardParams& params, const Device& device, ForwardPl
   return {};
 }
 
-/// Whether blocks of one state a lane are few enough.
+/// Whether blocks of one state a lane are few enough to be there all at once, and for that shape to
+/// be the better one.
 bool may_have_one_state(const ScanParams& params, const Device& device, int64_t blocks) {
   constexpr int64_t kOneStatePerFour = FourStates::kChannels / OneState::kChannels;
   const int64_t round_warps = params.seqlen <= 4 * kChunk   ? 4
                               : params.seqlen <= 8 * kChunk ? 8
                                                             : kMaxRelayWarps;
   const int64_t one_state_blocks = kOneStatePerFour * blocks;
+  const Figures& figures = figures_of(device);
   return one_state_blocks * round_warps <= kMaxRelayWarps * device.multiprocessors &&
-         (one_state_blocks <= kMostOneStateBlocks * device.multiprocessors ||
-          params.seqlen < kFewestSteps[0]);
+         (one_state_blocks <= figures.relay.one_state_blocks * device.multiprocessors ||
+          params.seqlen < figures.choice.relay_steps[0]);
 }
 
 }  // namespace
@@ -179,11 +173,12 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
     return element_size(params.u.dtype) == 4 ? plan_rounds<4>(params, device, plan)
                                              : plan_rounds<2>(params, device, plan);
   }
-  const bool is_clustered = params.seqlen >= kClusterSteps && device.major >= 9 &&
+  const Figures::Relay& figures = figures_of(device).relay;
+  const bool is_clustered = params.seqlen >= figures.cluster_steps && device.major >= 9 &&
                             kCluster * geometry.blocks <= device.multiprocessors;
   // Blocks of half the warps share a multiprocessor.
-  const bool is_shared =
-      !is_clustered && geometry.blocks > device.multiprocessors && params.seqlen < kManySteps;
+  const bool is_shared = !is_clustered && geometry.blocks > device.multiprocessors &&
+                         params.seqlen < figures.many_steps;
   if (is_shared) geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
   const int warps_per_map = is_clustered ? kClusterWarpsPerMap : 1;
   geometry.cluster = is_clustered ? kCluster : 1;

@@ -7,18 +7,14 @@
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 #include "../kit/packed_chunks.h"
+#include "figures.h"
 
 namespace selective_scan::cuda {
 
-/// Below this a segment's summary and start cost more than what runs at the same time saves.
-constexpr int64_t kMinSegmentSteps = 512;
-
-/// Blocks per multiprocessor, so that they finish together.
-constexpr int64_t kSegmentBlocks = 4;
-
 /// Cuts time into `wanted` segments or, where these would be short, into fewer.
-inline void cut_time(int64_t seqlen, int64_t wanted, Geometry& geometry) {
-  const int64_t segments = std::min(wanted, seqlen / kMinSegmentSteps);
+inline void cut_time(int64_t seqlen, int64_t wanted, const Figures::Segments& figures,
+                     Geometry& geometry) {
+  const int64_t segments = std::min(wanted, seqlen / figures.steps);
   if (segments < 2) return;
   geometry.segment_steps = round_up(ceil_div(seqlen, segments), kChunk);
   geometry.segments = ceil_div(seqlen, geometry.segment_steps);
@@ -45,11 +41,6 @@ inline BackwardParams behind_front_segment(BackwardParams params, const Geometry
   }
   return params;
 }
-
-/// Segments of packed sequences differ in length: so many for each place that blocks have on the
-/// device at a time let places end together.
-constexpr int64_t kPackedWavesForward = 8;
-constexpr int64_t kPackedWavesBackward = 12;
 
 /// `share`: how many chunks a place has where places share them evenly. A sequence with no more may
 /// stay whole: it is among the first to begin, and short ones fill up what it leaves. Backwards

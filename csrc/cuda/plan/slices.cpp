@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "arrays.h"
+#include "figures.h"
 
 namespace selective_scan::cuda {
 namespace {
@@ -236,13 +237,11 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
 
 /// What rows would be copied to.
 template <class Params>
-std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Params>& plan,
-                                          bool is_of_one_dtype) {
-  // Of smaller arrays the launches of copies count, of larger ones their memory.
-  constexpr int64_t kFewestElements = int64_t{1} << 20;
-  constexpr int64_t kMostElements = int64_t{1} << 28;
+std::optional<Arrangement> arrange_copies(const Params& params, const Device& device,
+                                          const PlanOf<Params>& plan, bool is_of_one_dtype) {
+  const Figures::Choice& figures = figures_of(device).choice;
   const int64_t elements = num_elements(params);
-  if (elements < kFewestElements || elements > kMostElements || params.is_double) {
+  if (elements < figures.fewest_copied || elements > figures.most_copied || params.is_double) {
     return std::nullopt;
   }
   if (plan.path() == Path::kGeneral) {
@@ -280,13 +279,16 @@ std::optional<Arrangement> arrange_states(const ScanParams& params) {
   return arrangement;
 }
 
-std::optional<Arrangement> arrange_rows(const ForwardParams& params, const ForwardPlan& plan) {
-  return arrange_copies(params, plan, have_one_dtype(params, rows_of(params)));
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
+                                        const ForwardPlan& plan) {
+  return arrange_copies(params, device, plan, have_one_dtype(params, rows_of(params)));
 }
 
-std::optional<Arrangement> arrange_rows(const BackwardParams& params, const BackwardPlan& plan) {
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
+                                        const BackwardPlan& plan) {
   return arrange_copies(
-      params, plan, have_one_dtype(params, rows_of(params)) && streamed::sums_have_digits(params));
+      params, device, plan,
+      have_one_dtype(params, rows_of(params)) && streamed::sums_have_digits(params));
 }
 
 SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,

@@ -51,8 +51,10 @@ std::optional<Arrangement> arrange_states(const ScanParams& params);
 
 /// Whether a call that would run by `plan` is faster on copies of its rows, if another path than
 /// the general one takes these.
-std::optional<Arrangement> arrange_rows(const ForwardParams& params, const ForwardPlan& plan);
-std::optional<Arrangement> arrange_rows(const BackwardParams& params, const BackwardPlan& plan);
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
+                                        const ForwardPlan& plan);
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
+                                        const BackwardPlan& plan);
 
 /// Gives memory for copies and parts, aligned to 256 bytes.
 using RowMemory = std::function<void*(int64_t bytes)>;

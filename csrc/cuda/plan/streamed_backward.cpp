@@ -5,6 +5,7 @@
 #include "../kit/packed_bc_layout.h"
 #include "../streamed/backward_shape.h"
 #include "../streamed/plan.h"
+#include "figures.h"
 #include "segments.h"
 #include "streamed_rows.h"
 
@@ -90,25 +91,22 @@ const Variant* find_variant(const ScanParams& params) {
 /// With at least so many warps a multiprocessor has registers for one block only.
 constexpr int kFewestWarpsAlone = 7;
 
-/// Shorter tiles are done too soon for a block to wait for another one.
-constexpr int64_t kFewestOrderedSteps = 8 * kChunk;
-
 /// Whether some tiles are split, so that multiprocessors have the same to do: see BlockOrder. Where
 /// whole tiles come near to that, the split costs more than it gains.
 bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const Device& device) {
-  constexpr double kGoodBalance = 0.92;
+  const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
   const int64_t rounds = ceil_div(geometry.work_items, device.multiprocessors);
-  return geometry.segments == 1 && params.seqlen >= kFewestOrderedSteps &&
+  return geometry.segments == 1 && params.seqlen >= figures.ordered_steps &&
          geometry.warps() >= kFewestWarpsAlone && rounds > 1 &&
          static_cast<double>(geometry.work_items) <
-             kGoodBalance * static_cast<double>(rounds * device.multiprocessors);
+             figures.good_balance * static_cast<double>(rounds * device.multiprocessors);
 }
 
 /// Has tiles share partial sums where there are several times as many of them as it takes to fill
 /// the multiprocessors: see BlockOrder.
 void share_partial_sums(const BackwardParams& params, const Device& device, Geometry& geometry) {
   if (!params.variable_B || geometry.segments > 1 || geometry.warps() < kFewestWarpsAlone ||
-      params.seqlen < kFewestOrderedSteps) {
+      params.seqlen < figures_of(device).streamed_backward.ordered_steps) {
     return;
   }
   const int64_t sequences = params.batch * params.groups;
@@ -120,13 +118,15 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
 }
 
 void cut_into_segments(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
+  const Figures::Segments& figures = figures_of(device).segments;
   Geometry& geometry = plan.geometry;
   const int64_t places = device.multiprocessors;
   const int64_t items = geometry.work_items;
   if (!params.packed.present()) {
-    return cut_time(params.seqlen, kSegmentBlocks * places / items, geometry);
+    return cut_time(params.seqlen, figures.blocks * places / items, figures, geometry);
   }
-  cut_time(params.seqlen, std::min(kPackedWavesBackward * places / items, kMostPackedSegments),
+  cut_time(params.seqlen,
+           std::min(figures.packed_waves_backward * places / items, kMostPackedSegments), figures,
            geometry);
   if (geometry.segments == 1) return;
   plan.cuts = packed_cuts(geometry.segments, geometry.segment_steps / kChunk,
@@ -134,13 +134,11 @@ void cut_into_segments(const BackwardParams& params, const Device& device, Backw
 }
 
 /// Takes the number of warps in a block with which the busiest multiprocessor is done first. A
-/// multiprocessor has one block at a time, and with w warps issues at w / (w + kWarpsForHalfRate)
+/// multiprocessor has one block at a time, and with w warps issues at w / (w + half_rate_warps)
 /// of its full rate. No work items where shared memory has room for no block.
 void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      BackwardPlan& plan) {
-  constexpr int kWarpsForHalfRate = 6;
-  constexpr int kFewestWarps = 8;        // where shared memory has no room for more
-  constexpr double kCostOfSplit = 1.05;  // more blocks begin and end
+  const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
   Geometry geometry;
   geometry.lane_bits = variant.lane_bits;
   geometry.state_warps = variant.team_warps;
@@ -155,7 +153,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   };
   while (most > 0 && !fits()) --most;
   plan.has_enough_warps =
-      !params.variable_B || most == useful || most * geometry.state_warps >= kFewestWarps;
+      !params.variable_B || most == useful || most * geometry.state_warps >= figures.fewest_warps;
   Geometry& best = plan.geometry;
   double best_load = 0;
   for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
@@ -168,14 +166,14 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     geometry.set_tiles();
     geometry.work_items = params.batch * params.groups * geometry.tiles;
     // In segments or with split tiles, work of any size is spread evenly.
-    const bool cut =
-        2 * geometry.work_items <= device.multiprocessors && params.seqlen >= 2 * kMinSegmentSteps;
+    const bool cut = 2 * geometry.work_items <= device.multiprocessors &&
+                     params.seqlen >= 2 * figures_of(device).segments.steps;
     const bool splits = splits_tiles(params, geometry, device);
     const int64_t rounds = cut || splits ? geometry.work_items
                                          : ceil_div(geometry.work_items, device.multiprocessors) *
                                                device.multiprocessors;
-    const double load =
-        static_cast<double>(rounds * (warps + kWarpsForHalfRate)) * (splits ? kCostOfSplit : 1.0);
+    const double load = static_cast<double>(rounds * (warps + figures.half_rate_warps)) *
+                        (splits ? figures.split_cost : 1.0);
     if (best.work_items == 0 || load <= best_load) {
       best = geometry;
       best_load = load;

@@ -9,6 +9,7 @@
 #include "../kit/packed_bc_layout.h"
 #include "../streamed/forward_shape.h"
 #include "../streamed/plan.h"
+#include "figures.h"
 #include "segments.h"
 #include "streamed_rows.h"
 
@@ -71,21 +72,15 @@ const Variant* find_variant(const ScanParams& params) {
 /// in waves of `resident` a multiprocessor, the last of which is short; each begins with a delay.
 double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int warps,
                       int resident) {
-  // Measured on an H200.
-  constexpr double kFewest = 4.4;  // what the first warps have to wait
-  constexpr double kHidden = 0.4;  // of that, by each warp
-  constexpr double kRing = 0.25;   // of each block, for its own B and C
-  constexpr double kDelay = 12;    // at the beginning of a block, shared by those that run with it
-  constexpr double kFullest = 0.67;  // of the warps that all would be if each scheduler had as many
-                                     // as the fullest: a block begins with a scheduler of its own
+  const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
   constexpr int kSchedulers = 4;
   const double fullest = warps <= 2 ? warps : kSchedulers * ceil_div(warps, kSchedulers);
-  const double share = kFullest * fullest + (1 - kFullest) * warps;
+  const double share = figures.fullest * fullest + (1 - figures.fullest) * warps;
   const auto wave = [&](int64_t blocks_each) {
     const auto count = static_cast<double>(blocks_each);
-    const double busy = count * (share + kRing);
-    return std::max(busy, kFewest + (1 - kHidden) * busy) +
-           kDelay / (count * static_cast<double>(chunks));
+    const double busy = count * (share + figures.ring);
+    return std::max(busy, figures.wait + (1 - figures.hidden) * busy) +
+           figures.delay / (count * static_cast<double>(chunks));
   };
   const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
   const int64_t left = blocks % capacity;
@@ -95,9 +90,8 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
 
 /// Cuts time into `wanted` segments or, where these would be short, into fewer. False where these
 /// would be short too.
-bool cut(int64_t chunks, int64_t wanted, ForwardGeometry& geometry) {
-  constexpr int64_t kFewestChunks = 8;
-  const int64_t segments = std::min(wanted, chunks / kFewestChunks);
+bool cut(int64_t chunks, int64_t wanted, int64_t fewest_chunks, ForwardGeometry& geometry) {
+  const int64_t segments = std::min(wanted, chunks / fewest_chunks);
   if (segments < 2) return false;
   geometry.segment_chunks = ceil_div(chunks, segments);
   geometry.segments = ceil_div(chunks, geometry.segment_chunks);
@@ -127,17 +121,11 @@ double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
 /// no room for any.
 void choose_geometry(const ForwardParams& params, const Variant& variant, const Device& device,
                      ForwardPlan& plan) {
-  // Of finding out what segments do, measured on an H200.
-  constexpr double kSummaryShare = 0.8;  // of the time for the scan
-  constexpr double kSummaryDelay = 40;   // in the units of estimated_time()
-  constexpr double kUnevenness = 0.08;   // lost where there is one wave, less where there are more
-  constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
-  constexpr double kSparse = 0.02;       // where fewer warps are at hand
-  constexpr double kManyWarps = 6;       // with so many a multiprocessor segments do not pay
+  const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
   const int64_t chunks = plan.chunks;
   const bool is_packed = params.packed.present();
-  const bool may_cut = params.variable_B &&
-                       warps_per_multiprocessor(params, variant.warp_channels, device) < kManyWarps;
+  const bool may_cut = params.variable_B && warps_per_multiprocessor(params, variant.warp_channels,
+                                                                     device) < figures.many_warps;
   const int64_t group_channels = params.dim / params.groups;
   const int64_t sequences = params.batch * params.groups;
   const int most = static_cast<int>(
@@ -163,9 +151,9 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
       // Nor does a summary end before a segment is walked through.
       const double summarized =
           is_packed ? std::max(summarized_part(params.packed, cuts), 1.0 / waves) : 1;
-      time *= 1 + kSummaryShare * summarized + kUnevenness / waves + kCoupling * candidate.warps +
-              (candidate.few_registers ? 0 : kSparse);
-      time += kSummaryDelay;
+      time *= 1 + figures.summary_share * summarized + figures.unevenness / waves +
+              figures.coupling * candidate.warps + (candidate.few_registers ? 0 : figures.sparse);
+      time += figures.summary_delay;
     }
     if (best.warps > 0 && time > best_time) return;
     best_time = time;
@@ -192,9 +180,11 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
     const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
     const auto try_waves = [&](int waves, int64_t most) {
       const int64_t wanted = std::min(waves * capacity / blocks, most);
-      if (cut(chunks, wanted, candidate)) keep_best(candidate, resident, waves);
+      if (cut(chunks, wanted, figures.segment_chunks, candidate))
+        keep_best(candidate, resident, waves);
     };
-    if (is_packed) return try_waves(kPackedWavesForward, kMostPackedSegments);
+    if (is_packed)
+      return try_waves(figures_of(device).segments.packed_waves_forward, kMostPackedSegments);
     for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
   if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
@@ -208,11 +198,11 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
 ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
                                     int64_t chunks) {
   constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see SummaryShape
-  constexpr int64_t kFewestChunks = 8;
+  const int64_t fewest_chunks = figures_of(device).streamed_forward.segment_chunks;
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   const int64_t blocks = params.batch * params.groups * tiles;
   const int64_t wanted =
-      std::min(kBlocks * device.multiprocessors / blocks, chunks / kFewestChunks);
+      std::min(kBlocks * device.multiprocessors / blocks, chunks / fewest_chunks);
   ForwardGeometry geometry;
   geometry.warps = 1;  // of the scan, which does not run
   geometry.segment_chunks = ceil_div(chunks, std::max<int64_t>(wanted, 1));

@@ -35,8 +35,4 @@ struct BackwardPlan {
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 
-/// Shorter sequences are too short for blocks of four states a lane, where a multiprocessor has
-/// one, two or three of them.
-constexpr int64_t kFewestSteps[] = {72, 200, 900};
-
 }  // namespace selective_scan::cuda::relay

@@ -1,0 +1,144 @@
+// The numbers that decide which path runs a call of the selective scan, and how it divides the
+// work, where the figures of the device alone do not tell: they were measured.
+//
+// There is a table for each generation of GPUs that was measured; others take the nearest one's.
+// benchmarks/compare_paths.py shows, on the GPU at hand, whether what they choose for users' calls
+// is the best path or within 10 % of it.
+#pragma once
+
+#include <cstdint>
+
+#include "device.h"
+
+namespace selective_scan::cuda {
+
+/// Those of Hopper, measured on an H200. The table of another generation names what differs.
+struct Figures {
+  /// Which path is the better choice: see plan.cpp, and slices.cpp for copies.
+  struct Choice {
+    /// Sequences of fewer steps are short.
+    int64_t short_steps = 1024;
+
+    /// dstate1 has no segments: it takes longer sequences only of so many rows, of all batch
+    /// entries.
+    int64_t dstate1_steps = 4096;
+    int64_t dstate1_rows = 2048;
+
+    /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.
+    int64_t relay_blocks = 4;
+    /// Shorter sequences are too short for relay's blocks of four states a lane, where a
+    /// multiprocessor has one, two or three of them.
+    int64_t relay_steps[3] = {72, 200, 900};
+    /// From so many steps on, segments are better where the last wave of relay's blocks leaves more
+    /// than this part of the multiprocessors idle.
+    int64_t relay_segment_steps = 8192;
+    double relay_idle = 0.15;
+    /// relay's tiles may leave so many numbers to be summed to dB and dC.
+    int64_t relay_sums = int64_t{1} << 22;
+
+    /// Of no more elements, streamed pads one state to sixteen where others keep few warps busy.
+    int64_t padding_elements = int64_t{1} << 22;
+    /// streamed, which has no segments of constant B and C, takes sequences that are not short if
+    /// it has so many warps a multiprocessor.
+    double constant_warps = 2;
+
+    /// streamed takes packed sequences that have so many steps on average, and so many elements in
+    /// all; this is by count, not measured.
+    int64_t packed_steps = 16;
+    int64_t packed_elements = int64_t{1} << 20;
+
+    /// The launches of copies cost too much for fewer elements, their memory for more.
+    int64_t fewest_copied = int64_t{1} << 20;
+    int64_t most_copied = int64_t{1} << 28;
+  } choice;
+
+  struct Segments {
+    /// Summary and start of a shorter segment cost more than what runs at the same time saves.
+    int64_t steps = 512;
+    /// So many blocks a multiprocessor finish together.
+    int64_t blocks = 4;
+    /// Segments of packed sequences differ in length: so many for each place that blocks have on
+    /// the device at a time let places end together.
+    int64_t packed_waves_forward = 8;
+    int64_t packed_waves_backward = 12;
+  } segments;
+
+  struct General {
+    /// So many warps at a time have a multiprocessor issue at half of its rate.
+    double half_rate_warps = 6;
+    /// A multiprocessor may have so many times as much to do for fewer partial sums of dB and dC.
+    double allowed_load = 1.05;
+  } general;
+
+  struct Relay {
+    /// With no more blocks a multiprocessor, one state a lane is the better shape.
+    int64_t one_state_blocks = 2;
+    /// From so many steps on blocks share a tile.
+    int64_t cluster_steps = 384;
+    /// With so many steps, and turns, it no longer matters that the last blocks of all run alone.
+    int64_t many_steps = 16384;
+  } relay;
+
+  /// Of the estimate by which streamed_forward.cpp takes the number of warps and of segments. Times
+  /// are in that which a warp's share of a busy multiprocessor takes for one chunk.
+  struct StreamedForward {
+    /// The first warps wait so long, and each warp hides this part of it.
+    double wait = 4.4;
+    double hidden = 0.4;
+    /// A block has its own B and C to wait for.
+    double ring = 0.25;
+    /// A block begins with a delay, which those that run with it share.
+    double delay = 12;
+    /// A block begins with a scheduler of its own, so that some schedulers have more warps: this
+    /// part of its warps counts as if all had as many as the fullest.
+    double fullest = 0.67;
+
+    /// To find out what segments do takes this part of the time for the scan, and a delay.
+    double summary_share = 0.8;
+    double summary_delay = 40;
+    /// Segments lose this part of the time where there is one wave of them, less where there are
+    /// more.
+    double unevenness = 0.08;
+    /// Each warp of a block costs this part of the time.
+    double coupling = 0.01;
+    /// Kernels that have fewer warps at hand lose this part of the time.
+    double sparse = 0.02;
+    /// With so many warps a multiprocessor segments do not pay.
+    double many_warps = 6;
+    /// A segment has no fewer chunks.
+    int64_t segment_chunks = 8;
+  } streamed_forward;
+
+  /// Of the choice of warps and tiles in streamed_backward.cpp.
+  struct StreamedBackward {
+    /// So many warps have a multiprocessor issue at half of its rate.
+    int half_rate_warps = 6;
+    /// Blocks of fewer warps, where shared memory has no room for more, are left to others.
+    int fewest_warps = 8;
+    /// Tiles of fewer steps are done too soon for a block to wait for another one.
+    int64_t ordered_steps = 256;
+    /// Where whole tiles keep this part of the multiprocessors busy, to split some does not pay.
+    double good_balance = 0.92;
+    /// Split tiles take so many times the time, for more blocks begin and end.
+    double split_cost = 1.05;
+  } streamed_backward;
+};
+
+struct Generation {
+  int major;  // of the compute capability
+  Figures figures;
+};
+constexpr Generation kGenerations[] = {{9, {}}};
+
+constexpr const Figures& figures_of(const Device& device) {
+  const Generation* nearest = kGenerations;
+  const auto distance = [&](const Generation& it) {
+    return it.major < device.major ? device.major - it.major : it.major - device.major;
+  };
+  for (const Generation& it : kGenerations) {
+    if (distance(it) < distance(*nearest)) nearest = &it;
+  }
+  return nearest->figures;
+}
+
+}  // namespace selective_scan::cuda
