@@ -45,23 +45,17 @@ cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemor
                           cudaStream_t stream);
 
 /// The general diagonal scan. Into how many segments of time the kernels split every row on the
-/// current device, and what workspace, aligned to 256 bytes, they need.
+/// current device.
 int64_t num_segments(const DiagonalBackwardParams& params);
-int64_t workspace_bytes(const DiagonalForwardParams& params);
-int64_t workspace_bytes(const DiagonalBackwardParams& params);
-cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
+cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, const ScratchMemory& memory,
                                   cudaStream_t stream);
-cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
-                                   cudaStream_t stream);
+cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params,
+                                   const ScratchMemory& memory, cudaStream_t stream);
 
-/// The depthwise causal convolution. The workspace is aligned to 256 bytes; its content does not
-/// matter. batch and dim are at least 1. seqlen may be 0: then final states are the initial ones,
-/// or 0, and likewise backwards; sums are 0.
-int64_t workspace_bytes(const ConvForwardParams& params);
-int64_t workspace_bytes(const ConvBackwardParams& params);
-cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void* workspace,
-                                  cudaStream_t stream);
-cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
+/// The depthwise causal convolution. batch and dim are at least 1. seqlen may be 0: then final
+/// states are the initial ones, or 0, and likewise backwards; sums are 0.
+cudaError_t causal_conv1d_forward(const ConvForwardParams& params, cudaStream_t stream);
+cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, const ScratchMemory& memory,
                                    cudaStream_t stream);
 /// The forward pass over a pool of states.
 cudaError_t causal_conv1d_prefill(const ConvPrefillParams& params, cudaStream_t stream);

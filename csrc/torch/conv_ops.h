@@ -10,11 +10,10 @@
 //       Refuses indices of slots that there are not, where they can be looked at.
 //   void check(const ConvPrefillParams& params) const
 //       Refuses values of cu_seqlens and indices of slots, where they can be looked at.
-//   int64_t workspace_bytes(const Params& params) const
-//       How much scratch memory a pass takes.
-//   void launch(const ConvForwardParams& params, void* workspace) const
-//   void launch(const ConvBackwardParams& params, void* workspace) const
-//       Runs a pass; dim and batch are at least 1.
+//   void launch(const ConvForwardParams& params, const auto& memory) const
+//   void launch(const ConvBackwardParams& params, const auto& memory) const
+//       Runs a pass; dim and batch are at least 1. memory(int64_t bytes) returns the void* of its
+//       scratch memory.
 //   void launch(const ConvPrefillParams& params) const
 //       Runs the forward pass over a pool of states; dim is at least 1.
 //   void launch(const ConvUpdateParams& params) const
@@ -60,10 +59,7 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const Tensor& x, const Tens
     final_states = allocate(x, shape, dtype_of(x));
     params.final_states = conv_view(*final_states);
   }
-  if (!is_empty(params)) {
-    const Workspace workspace(x, backend.workspace_bytes(params));
-    backend.launch(params, workspace.data());
-  }
+  if (!is_empty(params)) launch_with_workspace(backend, x, params);
   return {out, final_states};
 }
 
@@ -93,8 +89,7 @@ ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBa
   params.dweight = taps_view(dweight);
   if (args.bias) params.dbias = taps_view(dbias);
   if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
-  const Workspace workspace(args.x, backend.workspace_bytes(params));
-  backend.launch(params, workspace.data());
+  launch_with_workspace(backend, args.x, params);
   return sums;
 }
 

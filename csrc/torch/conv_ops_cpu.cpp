@@ -26,15 +26,11 @@ struct CpuBackend {
       }
     }
   }
-  template <class Params>
-  int64_t workspace_bytes(const Params& params) const {
-    return cpu::workspace_bytes(params);
+  void launch(const ConvForwardParams& params, const auto& memory) const {
+    cpu::causal_conv1d_forward(params, memory(cpu::workspace_bytes(params)), torch_thread_pool());
   }
-  void launch(const ConvForwardParams& params, void* workspace) const {
-    cpu::causal_conv1d_forward(params, workspace, torch_thread_pool());
-  }
-  void launch(const ConvBackwardParams& params, void* workspace) const {
-    cpu::causal_conv1d_backward(params, workspace, torch_thread_pool());
+  void launch(const ConvBackwardParams& params, const auto& memory) const {
+    cpu::causal_conv1d_backward(params, memory(cpu::workspace_bytes(params)), torch_thread_pool());
   }
   void launch(const ConvPrefillParams& params) const {
     cpu::causal_conv1d_prefill(params, torch_thread_pool());

@@ -13,15 +13,11 @@ struct CudaBackend {
   void check(const ConvParams&) const {}
   void check(const ConvPrefillParams&) const {}
   void check(const ConvUpdateParams&) const {}
-  template <class Params>
-  int64_t workspace_bytes(const Params& params) const {
-    return cuda::workspace_bytes(params);
+  void launch(const ConvForwardParams& params, const cuda::ScratchMemory&) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_forward(params, stream));
   }
-  void launch(const ConvForwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_forward(params, workspace, stream));
-  }
-  void launch(const ConvBackwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, workspace, stream));
+  void launch(const ConvBackwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, memory, stream));
   }
   void launch(const ConvPrefillParams& params) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_prefill(params, stream));

@@ -8,11 +8,9 @@
 //       Refuses boundaries that do not rise, where they can be looked at.
 //   int64_t num_segments(const DiagonalScanParams& params) const
 //       Into how many segments of time the kernels split every row.
-//   int64_t workspace_bytes(const DiagonalScanParams& params) const
-//       How much scratch memory a pass takes.
-//   void launch(const DiagonalForwardParams& params, void* workspace) const
-//   void launch(const DiagonalBackwardParams& params, void* workspace) const
-//       Runs a pass.
+//   void launch(const DiagonalForwardParams& params, const auto& memory) const
+//   void launch(const DiagonalBackwardParams& params, const auto& memory) const
+//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -84,8 +82,7 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
         *array = reversed(*array, params.seqlen);
       }
     }
-    const Workspace workspace(b, backend.workspace_bytes(params));
-    backend.launch(params, workspace.data());
+    launch_with_workspace(backend, b, params);
     return compact ? laid_out_like(b, h) : h;
   }
   fail("the rows of b could not be laid out");
@@ -189,8 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     previous.data =
         static_cast<char*>(previous.data) + previous.step * element_size(previous.dtype);
 
-    const Workspace workspace(h, backend.workspace_bytes(params));
-    backend.launch(params, workspace.data());
+    launch_with_workspace(backend, h, params);
     Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
     if (!compact) return {da, db, dinitial_state};
     // a may lack leading dims of h.

@@ -12,16 +12,14 @@ struct CpuBackend {
 
   int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
   void check(const PackedSequences& packed) const { check_boundaries(packed); }
-  template <class Params>
-  int64_t workspace_bytes(const Params& params) const {
-    return cpu::workspace_bytes(params, torch_thread_pool());
+  void launch(const DiagonalForwardParams& params, const auto& memory) const {
+    cpu::diagonal_scan_forward(params, memory(cpu::workspace_bytes(params, pool)), pool);
   }
-  void launch(const DiagonalForwardParams& params, void* workspace) const {
-    cpu::diagonal_scan_forward(params, workspace, torch_thread_pool());
+  void launch(const DiagonalBackwardParams& params, const auto& memory) const {
+    cpu::diagonal_scan_backward(params, memory(cpu::workspace_bytes(params, pool)), pool);
   }
-  void launch(const DiagonalBackwardParams& params, void* workspace) const {
-    cpu::diagonal_scan_backward(params, workspace, torch_thread_pool());
-  }
+
+  cpu::ThreadPool pool = torch_thread_pool();
 };
 
 }  // namespace

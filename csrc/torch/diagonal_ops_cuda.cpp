@@ -15,15 +15,11 @@ struct CudaBackend {
   int64_t num_segments(const Params& params) const {
     return cuda::num_segments(params);
   }
-  template <class Params>
-  int64_t workspace_bytes(const Params& params) const {
-    return cuda::workspace_bytes(params);
+  void launch(const DiagonalForwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_forward(params, memory, stream));
   }
-  void launch(const DiagonalForwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::diagonal_scan_forward(params, workspace, stream));
-  }
-  void launch(const DiagonalBackwardParams& params, void* workspace) const {
-    STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, workspace, stream));
+  void launch(const DiagonalBackwardParams& params, const cuda::ScratchMemory& memory) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, memory, stream));
   }
 
   CudaStream stream;

@@ -24,7 +24,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "../core/matrix_params.h"
 #include "optional_results.h"
@@ -57,12 +56,6 @@ inline int64_t num_saved_values(const ScanParams& params) {
 inline Tensor new_states(const Tensor& u, const ScanParams& params) {
   const std::array<int64_t, 1> shape = {num_saved_values(params)};
   return allocate(u, shape, state_dtype(params));
-}
-
-template <class Backend, class Params>
-void launch_with_workspace(const Backend& backend, const Tensor& u, const Params& params) {
-  std::vector<Workspace> workspaces;
-  backend.launch(params, [&](int64_t bytes) { return workspaces.emplace_back(u, bytes).data(); });
 }
 
 inline bool is_empty(const ScanParams& params) {

@@ -166,4 +166,12 @@ class Workspace {
   void* data_ = nullptr;
 };
 
+/// Has a backend run a pass, which may ask for scratch memory whenever it likes.
+template <class Backend, class Params>
+void launch_with_workspace(const Backend& backend, const Tensor& like, const Params& params) {
+  std::vector<Workspace> workspaces;
+  backend.launch(params,
+                 [&](int64_t bytes) { return workspaces.emplace_back(like, bytes).data(); });
+}
+
 }  // namespace selective_scan::op

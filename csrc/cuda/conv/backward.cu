@@ -47,14 +47,7 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
 
 }  // namespace conv
 
-int64_t workspace_bytes(const ConvBackwardParams& params) {
-  const int64_t bytes = params.is_double ? sizeof(double) : sizeof(float);
-  Device device;
-  current_device(device);  // what went wrong the launch reports
-  return conv::plan_conv(params, device).part_rows * (params.width + 1) * params.dim * bytes;
-}
-
-cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
+cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, const ScratchMemory& memory,
                                    cudaStream_t stream) {
   using namespace conv;
   Device device;
@@ -62,7 +55,8 @@ cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, void* works
   if (error != cudaSuccess) return error;
   const ConvPlan plan = plan_conv(params, device);
   return with_real(params, [&]<class R>(R*) {
-    auto* parts = static_cast<R*>(workspace);
+    const int64_t bytes = plan.part_rows * (params.width + 1) * params.dim * sizeof(R);
+    auto* const parts = static_cast<R*>(bytes > 0 ? memory(bytes) : nullptr);
     if (params.dinitial_states.present() && params.sequences > 0 && params.width > 1) {
       error = launch_kernel(initial_gradient_kernel<R>, state_shape(params), stream, params);
     }

@@ -2,11 +2,7 @@
 
 namespace selective_scan::cuda {
 
-int64_t workspace_bytes(const ConvForwardParams&) {
-  return 0;
-}
-
-cudaError_t causal_conv1d_forward(const ConvForwardParams& params, void*, cudaStream_t stream) {
+cudaError_t causal_conv1d_forward(const ConvForwardParams& params, cudaStream_t stream) {
   using namespace conv;
   Device device;
   cudaError_t error = current_device(device);

@@ -6,14 +6,9 @@ int64_t num_segments(const DiagonalBackwardParams& params) {
   return diagonal::make_segmentation(params, params.dh).segments;
 }
 
-int64_t workspace_bytes(const DiagonalBackwardParams& params) {
-  return diagonal::workspace_bytes(params, diagonal::make_segmentation(params, params.dh));
-}
-
-cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
-                                   cudaStream_t stream) {
-  return diagonal::launch<BackwardStep>(params, diagonal::make_segmentation(params, params.dh),
-                                        workspace, stream);
+cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params,
+                                   const ScratchMemory& memory, cudaStream_t stream) {
+  return diagonal::run<BackwardStep>(params, params.dh, memory, stream);
 }
 
 }  // namespace selective_scan::cuda

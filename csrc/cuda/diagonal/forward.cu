@@ -2,14 +2,9 @@
 
 namespace selective_scan::cuda {
 
-int64_t workspace_bytes(const DiagonalForwardParams& params) {
-  return diagonal::workspace_bytes(params, diagonal::make_segmentation(params, params.b));
-}
-
-cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
+cudaError_t diagonal_scan_forward(const DiagonalForwardParams& params, const ScratchMemory& memory,
                                   cudaStream_t stream) {
-  return diagonal::launch<ForwardStep>(params, diagonal::make_segmentation(params, params.b),
-                                       workspace, stream);
+  return diagonal::run<ForwardStep>(params, params.b, memory, stream);
 }
 
 }  // namespace selective_scan::cuda

@@ -252,10 +252,15 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Ro
   return split;
 }
 
-inline int64_t workspace_bytes(const DiagonalScanParams& params, const Segmentation& split) {
+/// Enqueues a pass; `x` as above.
+template <template <class> class Step, class Params>
+cudaError_t run(const Params& params, const RowArray& x, const ScratchMemory& memory,
+                cudaStream_t stream) {
+  const Segmentation split = make_segmentation(params, x);
+  const bool has_maps = !params.packed.present() && split.segments > 1;
   const int64_t value = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-  return params.packed.present() || split.segments == 1 ? 0
-                                                        : params.rows * split.segments * 2 * value;
+  void* const maps = has_maps ? memory(params.rows * split.segments * 2 * value) : nullptr;
+  return launch<Step>(params, split, maps, stream);
 }
 
 }  // namespace selective_scan::cuda::diagonal
