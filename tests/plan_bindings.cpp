@@ -243,12 +243,12 @@ ForwardParams make_forward(const Call& call) {
 
 py::dict plan_forward(const Call& call, const cuda::Device& device,
                       const std::optional<std::string>& wanted) {
-  return describe(cuda::plan_forward(make_forward(call), device, find_path(wanted)), call.seqlen);
+  return describe(cuda::plan_scan(make_forward(call), device, find_path(wanted)), call.seqlen);
 }
 
 py::dict plan_backward(const Call& call, const cuda::Device& device,
                        const std::optional<std::string>& wanted) {
-  return describe(cuda::plan_backward(make_backward(call), device, find_path(wanted)), call.seqlen);
+  return describe(cuda::plan_scan(make_backward(call), device, find_path(wanted)), call.seqlen);
 }
 
 /// How a call is arranged, None if it runs as it is.
@@ -283,12 +283,12 @@ py::object describe_slices(const Params& params, const cuda::Device& device, con
 
 py::object forward_slices(const Call& call, const cuda::Device& device) {
   const ForwardParams params = make_forward(call);
-  return describe_slices(params, device, cuda::plan_forward(params, device));
+  return describe_slices(params, device, cuda::plan_scan(params, device));
 }
 
 py::object backward_slices(const Call& call, const cuda::Device& device) {
   const BackwardParams params = make_backward(call);
-  return describe_slices(params, device, cuda::plan_backward(params, device));
+  return describe_slices(params, device, cuda::plan_scan(params, device));
 }
 
 /// An update of as many steps as the call has, its groups being heads. `padding` lies behind the

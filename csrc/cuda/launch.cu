@@ -59,9 +59,8 @@ cudaError_t run_slices(const SlicedPlan<Params>& plan, const ScratchMemory& memo
   return error;
 }
 
-template <class Params, class MakePlan>
-cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchMemory& memory,
-                 cudaStream_t stream) {
+template <class Params>
+cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t stream) {
   if (params.batch == 0 || params.dim == 0 || params.dstate == 0) return cudaSuccess;
   Device device;
   const cudaError_t error = current_device(device);
@@ -73,7 +72,7 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   if (const auto arrangement = arrange_states(params); arrangement && !is_packed) {
     return run_slices(slices(*arrangement), memory, stream);
   }
-  const auto plan = make_plan(params, device, wanted_path());
+  const auto plan = plan_scan(params, device, wanted_path());
   if (!wanted_path() && !is_packed) {
     if (const auto arrangement = arrange_rows(params, device, plan)) {
       const auto sliced = slices(*arrangement);
@@ -93,12 +92,12 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
 
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream) {
-  return scan(params, &plan_forward, memory, stream);
+  return scan(params, memory, stream);
 }
 
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream) {
-  return scan(params, &plan_backward, memory, stream);
+  return scan(params, memory, stream);
 }
 
 }  // namespace selective_scan::cuda

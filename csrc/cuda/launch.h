@@ -7,7 +7,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 
 #include "../core/conv_params.h"
 #include "../core/conversion.h"
@@ -17,13 +16,9 @@
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
 #include "kit/config.h"
+#include "plan/scratch.h"
 
 namespace selective_scan::cuda {
-
-/// Gives a pass scratch memory whenever it asks: that many bytes, aligned to 256, whose content
-/// does not matter. What is enqueued on the same stream behind the pass may have it again. No
-/// kernel allocates.
-using ScratchMemory = std::function<void*(int64_t bytes)>;
 
 /// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS
 /// names cannot, a std::runtime_error says why.

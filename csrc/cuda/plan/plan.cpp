@@ -155,13 +155,13 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
 
 }  // namespace
 
-ForwardPlan plan_forward(const ForwardParams& params, const Device& device,
-                         std::optional<Path> wanted) {
+ForwardPlan plan_scan(const ForwardParams& params, const Device& device,
+                      std::optional<Path> wanted) {
   return choose<ForwardPlan>(params, device, wanted);
 }
 
-BackwardPlan plan_backward(const BackwardParams& params, const Device& device,
-                           std::optional<Path> wanted) {
+BackwardPlan plan_scan(const BackwardParams& params, const Device& device,
+                       std::optional<Path> wanted) {
   return choose<BackwardPlan>(params, device, wanted);
 }
 

@@ -47,9 +47,9 @@ using BackwardPlan = AnyPlan<general::BackwardPlan, dstate1::BackwardPlan, relay
 /// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
 /// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run
 /// the call, or no path can.
-ForwardPlan plan_forward(const ForwardParams& params, const Device& device,
-                         std::optional<Path> wanted = std::nullopt);
-BackwardPlan plan_backward(const BackwardParams& params, const Device& device,
-                           std::optional<Path> wanted = std::nullopt);
+ForwardPlan plan_scan(const ForwardParams& params, const Device& device,
+                      std::optional<Path> wanted = std::nullopt);
+BackwardPlan plan_scan(const BackwardParams& params, const Device& device,
+                       std::optional<Path> wanted = std::nullopt);
 
 }  // namespace selective_scan::cuda

@@ -2,10 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "../../core/config.h"
 
 namespace selective_scan::cuda {
+
+/// Gives a pass scratch memory whenever it asks: that many bytes, aligned to 256, whose content
+/// does not matter. What is enqueued on the same stream behind the pass may have it again. No
+/// kernel allocates.
+using ScratchMemory = std::function<void*(int64_t bytes)>;
 
 /// Where an array lies.
 class ScratchArray {

@@ -143,19 +143,66 @@ struct SharedOutput {
   }
 };
 
-PlanOf<ForwardParams> plan_pass(const ForwardParams& params, const Device& device,
-                                std::optional<Path> wanted) {
-  return plan_forward(params, device, wanted);
+/// What rows would be copied to.
+template <class Params>
+std::optional<Arrangement> arrange_copies(const Params& params, const Device& device,
+                                          const PlanOf<Params>& plan, bool is_of_one_dtype) {
+  const Figures::Choice& figures = figures_of(device).choice;
+  const int64_t elements = num_elements(params);
+  if (elements < figures.fewest_copied || elements > figures.most_copied || params.is_double) {
+    return std::nullopt;
+  }
+  if (plan.path() == Path::kGeneral) {
+    if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
+    return arrange(params, DType::kFloat32);
+  }
+  if (plan.path() == Path::kStreamed) {
+    const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
+    const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
+      return !row.present() || row.has_vectors;
+    });
+    const Arrangement arrangement = arrange(params, params.u.dtype);
+    // Single elements along steps cost the kernels less than it costs to turn their rows round.
+    const bool pays = arrangement.along_steps || !lies_along_steps(params.u);
+    if (!has_vectors && arrangement.has_vectors && pays) return arrangement;
+  }
+  return std::nullopt;
 }
-PlanOf<BackwardParams> plan_pass(const BackwardParams& params, const Device& device,
-                                 std::optional<Path> wanted) {
-  return plan_backward(params, device, wanted);
+
+}  // namespace
+
+std::optional<Arrangement> arrange_states(const ScanParams& params) {
+  // Fewer elements are done before several launches have begun.
+  constexpr int64_t kFewestElements = int64_t{1} << 16;
+  constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
+  constexpr int64_t kOtherStates = 16;  // complex ones, or real ones of constant B and C
+  const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
+  if (params.is_double || !has_streamed_kind(params) || params.dstate <= most ||
+      num_elements(params) < kFewestElements) {
+    return std::nullopt;
+  }
+  Arrangement arrangement = arrange(params, DType::kFloat32);
+  arrangement.slice_states = most;
+  arrangement.slices = ceil_div(params.dstate, most);
+  return arrangement;
+}
+
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
+                                        const ForwardPlan& plan) {
+  return arrange_copies(params, device, plan, have_one_dtype(params, rows_of(params)));
+}
+
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
+                                        const BackwardPlan& plan) {
+  return arrange_copies(
+      params, device, plan,
+      have_one_dtype(params, rows_of(params)) && streamed::sums_have_digits(params));
 }
 
 template <class Params>
-SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrangement,
-                                   const Device& device, std::optional<Path> wanted,
-                                   const RowMemory& memory) {
+SlicedPlan<Params> plan_slices(const Params& call, const Arrangement& arrangement,
+                               const Device& device, std::optional<Path> wanted,
+                               const ScratchMemory& memory) {
   SlicedPlan<Params> plan;
   const bool has_one = arrangement.slices == 1;
   const int slots = static_cast<int>(std::min<int64_t>(arrangement.slices, kSlots));
@@ -221,7 +268,7 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
     slice.params = slice_of(common, first, std::min(arrangement.slice_states, call.dstate - first));
     for (const auto& output : outputs) slice.params.*output.member = output.part(used);
     ++used;
-    slice.plan = plan_pass(slice.params, device, wanted);
+    slice.plan = plan_scan(slice.params, device, wanted);
     plan.scratch_bytes = std::max(plan.scratch_bytes, slice.plan.scratch_bytes());
     const bool is_last = k + 1 == arrangement.slices;
     if (!is_last && used < slots) continue;
@@ -235,72 +282,11 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
   return plan;
 }
 
-/// What rows would be copied to.
-template <class Params>
-std::optional<Arrangement> arrange_copies(const Params& params, const Device& device,
-                                          const PlanOf<Params>& plan, bool is_of_one_dtype) {
-  const Figures::Choice& figures = figures_of(device).choice;
-  const int64_t elements = num_elements(params);
-  if (elements < figures.fewest_copied || elements > figures.most_copied || params.is_double) {
-    return std::nullopt;
-  }
-  if (plan.path() == Path::kGeneral) {
-    if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
-    return arrange(params, DType::kFloat32);
-  }
-  if (plan.path() == Path::kStreamed) {
-    const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
-    const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
-      return !row.present() || row.has_vectors;
-    });
-    const Arrangement arrangement = arrange(params, params.u.dtype);
-    // Single elements along steps cost the kernels less than it costs to turn their rows round.
-    const bool pays = arrangement.along_steps || !lies_along_steps(params.u);
-    if (!has_vectors && arrangement.has_vectors && pays) return arrangement;
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-std::optional<Arrangement> arrange_states(const ScanParams& params) {
-  // Fewer elements are done before several launches have begun.
-  constexpr int64_t kFewestElements = int64_t{1} << 16;
-  constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
-  constexpr int64_t kOtherStates = 16;  // complex ones, or real ones of constant B and C
-  const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
-  if (params.is_double || !has_streamed_kind(params) || params.dstate <= most ||
-      num_elements(params) < kFewestElements) {
-    return std::nullopt;
-  }
-  Arrangement arrangement = arrange(params, DType::kFloat32);
-  arrangement.slice_states = most;
-  arrangement.slices = ceil_div(params.dstate, most);
-  return arrangement;
-}
-
-std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
-                                        const ForwardPlan& plan) {
-  return arrange_copies(params, device, plan, have_one_dtype(params, rows_of(params)));
-}
-
-std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
-                                        const BackwardPlan& plan) {
-  return arrange_copies(
-      params, device, plan,
-      have_one_dtype(params, rows_of(params)) && streamed::sums_have_digits(params));
-}
-
-SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
-                                      const Device& device, std::optional<Path> wanted,
-                                      const RowMemory& memory) {
-  return plan_any_slices(params, arrangement, device, wanted, memory);
-}
-
-SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
-                                       const Device& device, std::optional<Path> wanted,
-                                       const RowMemory& memory) {
-  return plan_any_slices(params, arrangement, device, wanted, memory);
-}
+template SlicedPlan<ForwardParams> plan_slices(const ForwardParams&, const Arrangement&,
+                                               const Device&, std::optional<Path>,
+                                               const ScratchMemory&);
+template SlicedPlan<BackwardParams> plan_slices(const BackwardParams&, const Arrangement&,
+                                                const Device&, std::optional<Path>,
+                                                const ScratchMemory&);
 
 }  // namespace selective_scan::cuda

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -56,14 +55,10 @@ std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Devic
 std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
                                         const BackwardPlan& plan);
 
-/// Gives memory for copies and parts, aligned to 256 bytes.
-using RowMemory = std::function<void*(int64_t bytes)>;
-
-SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
-                                      const Device& device, std::optional<Path> wanted,
-                                      const RowMemory& memory);
-SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
-                                       const Device& device, std::optional<Path> wanted,
-                                       const RowMemory& memory);
+/// `memory` is asked for that of copies and parts.
+template <class Params>
+SlicedPlan<Params> plan_slices(const Params& params, const Arrangement& arrangement,
+                               const Device& device, std::optional<Path> wanted,
+                               const ScratchMemory& memory);
 
 }  // namespace selective_scan::cuda
