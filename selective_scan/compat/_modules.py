@@ -9,6 +9,8 @@ _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
 _UPDATES = "selective_state_update selective_state_update_ref"
 _CONVOLUTIONS = "causal_conv1d_fn causal_conv1d_update"
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
+_MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
+_GENERATION = "GenerationMixin InferenceParams decode sample update_graph_cache"
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,26 @@ _CONVOLUTION_VERSION = {"__version__": "1.5.0+selective.scan"}
 MODULES = {
     "mamba_ssm": Contents(
         _from("selective_scan", "selective_scan_fn mamba_inner_fn")
-        | _from(f"{_HERE}.mamba_simple", "Mamba"),
+        | _from(f"{_HERE}.mamba_simple", "Mamba")
+        | _from(f"{_HERE}.mixer_seq_simple", "MambaLMHeadModel"),
         _MAMBA_VERSION,
     ),
+    "mamba_ssm.models": Contents(),
+    "mamba_ssm.models.config_mamba": Contents(_from(f"{_HERE}.config_mamba", "MambaConfig")),
+    "mamba_ssm.models.mixer_seq_simple": Contents(_from(f"{_HERE}.mixer_seq_simple", _MODELS)),
     "mamba_ssm.modules": Contents(),
     "mamba_ssm.modules.block": Contents(_from(f"{_HERE}.block", "Block")),
     "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
+    "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
     "mamba_ssm.ops": Contents(),
     "mamba_ssm.ops.selective_scan_interface": Contents(_from("selective_scan", _SCANS)),
     "mamba_ssm.ops.triton": Contents(),
     "mamba_ssm.ops.triton.selective_state_update": Contents(_from("selective_scan", _UPDATES)),
     "mamba_ssm.ops.triton.layer_norm": _NORM_CONTENTS,
     "mamba_ssm.ops.triton.layernorm": _NORM_CONTENTS,  # its name in versions 1
+    "mamba_ssm.utils": Contents(),
+    "mamba_ssm.utils.generation": Contents(_from(f"{_HERE}.generation", _GENERATION)),
+    "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
     "causal_conv1d": Contents(_from("selective_scan", _CONVOLUTIONS), _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(
         _from("selective_scan", f"{_CONVOLUTIONS} causal_conv1d_ref causal_conv1d_update_ref")

@@ -81,33 +81,40 @@ class Block(nn.Module):
         Returns:
             (hidden_states, residual), for the next block.
         """
-        hidden_states, residual = self._add_norm(self.norm, hidden_states, residual)
+        options = (self.fused_add_norm, self.residual_in_fp32)
+        hidden_states, residual = add_norm(self.norm, hidden_states, residual, *options)
         hidden_states = self.mixer(hidden_states, inference_params=inference_params, **mixer_kwargs)
         if self.mlp is not None:
-            hidden_states, residual = self._add_norm(self.norm2, hidden_states, residual)
+            hidden_states, residual = add_norm(self.norm2, hidden_states, residual, *options)
             hidden_states = self.mlp(hidden_states)
         return hidden_states, residual
-
-    def _add_norm(
-        self, norm: nn.Module, hidden: Tensor, residual: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        if self.fused_add_norm:
-            return layer_norm_fn(
-                hidden,
-                norm.weight,
-                norm.bias,
-                residual=residual,
-                eps=norm.eps,
-                prenorm=True,
-                residual_in_fp32=self.residual_in_fp32,
-                is_rms_norm=isinstance(norm, RMSNorm),
-            )
-        total = hidden if residual is None else hidden + residual
-        normed = norm(total.to(norm.weight.dtype))
-        return normed, total.float() if self.residual_in_fp32 else total
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
     ) -> tuple[Tensor, ...]:
         """The mixer's."""
         return self.mixer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
+
+
+def add_norm(
+    norm: nn.Module,
+    hidden: Tensor,
+    residual: Tensor | None,
+    fused_add_norm: bool,
+    residual_in_fp32: bool,
+) -> tuple[Tensor, Tensor]:
+    """The norm of hidden + residual, and that sum, for the next block."""
+    if fused_add_norm:
+        return layer_norm_fn(
+            hidden,
+            norm.weight,
+            norm.bias,
+            residual=residual,
+            eps=norm.eps,
+            prenorm=True,
+            residual_in_fp32=residual_in_fp32,
+            is_rms_norm=isinstance(norm, RMSNorm),
+        )
+    total = hidden if residual is None else hidden + residual
+    normed = norm(total.to(norm.weight.dtype))
+    return normed, total.float() if residual_in_fp32 else total

@@ -77,7 +77,11 @@ class Mamba(MambaMixer):
         self._reset_poles()
 
     def forward(
-        self, hidden_states: Tensor, inference_params: InferenceParams | None = None
+        self,
+        hidden_states: Tensor,
+        inference_params: InferenceParams | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Runs the layer.
 
@@ -87,15 +91,19 @@ class Mamba(MambaMixer):
                 the layer's states are and are put if they are not there, and `seqlen_offset`. If
                 that is 0, the states become those after the last step. Else seqlen must be 1, and
                 the layer takes one step from its states.
+            cu_seqlens: the boundaries of packed sequences, see :class:`MambaMixer`, where there are
+                no inference_params.
 
         Returns:
             (batch, seqlen, d_model).
 
         Raises:
-            ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None.
+            ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None, or
+                inference_params and cu_seqlens are both given.
         """
         if inference_params is None:
-            return super().forward(hidden_states)
+            return super().forward(hidden_states, cu_seqlens=cu_seqlens)
+        mamba_mixer.refuse_boundaries(cu_seqlens, "inference_params is given")
         conv_state, ssm_state = self._get_states_from_cache(
             inference_params, hidden_states.shape[0]
         )

@@ -1,0 +1,460 @@
+"""Writes on from a prompt, by the signatures of mamba_ssm's generation module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .._module_arguments import check_count, check_positive, refuse
+from ..mamba_mixer import at_least_single
+
+
+@dataclass
+class InferenceParams:
+    """How far generation is, and the layers' states, which they take from here.
+
+    Attributes:
+        max_seqlen: how long sequences may become.
+        max_batch_size: number of sequences.
+        seqlen_offset: the steps that the states have seen.
+        batch_size_offset: 0.
+        key_value_memory_dict: the layers' states by layer_idx.
+        lengths_per_sample: for attention; None.
+    """
+
+    max_seqlen: int
+    max_batch_size: int
+    seqlen_offset: int = 0
+    batch_size_offset: int = 0
+    key_value_memory_dict: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    lengths_per_sample: Tensor | None = None
+
+    def reset(self, max_seqlen: int, max_batch_size: int) -> None:
+        """Goes back to the beginning; a prompt overwrites the states."""
+        self.max_seqlen = max_seqlen
+        self.max_batch_size = max_batch_size
+        self.seqlen_offset = 0
+        if self.lengths_per_sample is not None:
+            self.lengths_per_sample.zero_()
+
+
+class Streamer(Protocol):
+    """What is told of tokens as they come, such as transformers' ``TextStreamer``."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class GenerationOutput(NamedTuple):
+    """What :func:`decode` gives.
+
+    Attributes:
+        sequences: (batch, length), the prompt and the new tokens.
+        scores: for each new token the logits, (batch, vocab_size), that it was taken from, before
+            the repetition penalty; None where they were not asked for.
+    """
+
+    sequences: Tensor
+    scores: tuple[Tensor, ...] | None
+
+
+# --- one token ------------------------------------------------------------------------------------
+
+
+def sample(
+    logits: Tensor,
+    top_k: int = 1,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Takes a token of each row: the likeliest, or one by chance, of PyTorch's generator.
+
+    What of several limits each leaves is cut by the next, in the order of the arguments.
+
+    Args:
+        logits: (batch, vocab_size).
+        top_k: how many of the likeliest are left; 1 takes the likeliest, and nothing else counts
+            then, 0 leaves all.
+        top_p: the fewest of the likeliest are left that have this probability together; 0 and 1
+            leave all.
+        min_p: what has less than this part of the likeliest's probability is left out.
+        temperature: what logits are divided by first.
+
+    Returns:
+        (batch,).
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    References:
+        Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019, arXiv:1904.09751;
+        Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024, arXiv:2407.01082.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.generation import sample
+        >>> sample(torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]]))
+        tensor([1, 0])
+    """
+    check_count("top_k", top_k, minimum=0)
+    if top_k == 1:
+        return logits.argmax(-1)
+    for name, value in {"top_p": top_p, "min_p": min_p}.items():
+        if not 0 <= value <= 1:
+            refuse(name, "from 0 to 1", value)
+    check_positive("temperature", temperature)
+    logits, tokens = logits.to(at_least_single(logits.dtype)) / temperature, None
+    if top_k > 0:
+        logits, tokens = logits.topk(min(top_k, logits.shape[-1]))
+    if 0 < top_p < 1:
+        logits = _leave_top_p(logits, top_p)
+    if min_p > 0:
+        probability = logits.softmax(-1)
+        is_rare = probability < min_p * probability.amax(-1, keepdim=True)
+        logits = logits.masked_fill(is_rare, -torch.inf)
+    choice = logits.softmax(-1).multinomial(1)
+    return (choice if tokens is None else tokens.gather(-1, choice)).squeeze(-1)
+
+
+def _leave_top_p(logits: Tensor, top_p: float) -> Tensor:
+    logits_down, order = logits.sort(-1, descending=True)
+    probability = logits_down.softmax(-1)
+    # A token is left out where those before it suffice; the first has none.
+    is_out = probability.cumsum(-1) - probability >= top_p
+    is_out[..., 0] = False
+    return logits.masked_fill(torch.empty_like(is_out).scatter_(-1, order, is_out), -torch.inf)
+
+
+def _penalize(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """Makes the tokens that were there less likely: of theirs, positive logits are divided by the
+    penalty, and negative ones multiplied (arXiv:1909.05858)."""
+    tokens = tokens.long()
+    there = logits.gather(1, tokens)
+    return logits.scatter(1, tokens, torch.where(there < 0, there * penalty, there / penalty))
+
+
+# --- all tokens -----------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def decode(
+    input_ids: Tensor,
+    model: nn.Module,
+    max_length: int,
+    top_k: int = 1,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    temperature: float = 1.0,
+    repetition_penalty: float = 1.0,
+    eos_token_id: int | None = None,
+    teacher_outputs: Tensor | None = None,
+    vocab_size: int | None = None,
+    cg: bool = False,
+    enable_timing: bool = False,
+    output_scores: bool = False,
+    streamer: Streamer | None = None,
+) -> GenerationOutput:
+    """Writes on until sequences have `max_length` tokens: one call of the model for the prompt, and
+    one for each token.
+
+    Args:
+        input_ids: the prompts, (batch, seqlen), of one length.
+        model: called as ``model(input_ids, position_ids=, inference_params=, num_last_tokens=1)``.
+        max_length: length of prompt and new tokens; one new token comes in any case.
+        top_k: see :func:`sample`, as of the next three.
+        repetition_penalty: above 1, what tokens in the prompt or written before are made less
+            likely by.
+        eos_token_id: the token that ends a sequence. Generation stops once it is the newest token
+            of all rows; a row that had it earlier goes on, and what is behind is to be cut off.
+        teacher_outputs: (batch, length), tokens that are taken instead of the model's at their
+            positions, which count from the prompt's first token.
+        vocab_size: how many tokens there are, if not as many as logits, which may be padded.
+        cg: whether on a CUDA device a token's call is one launch, of a CUDA graph that the model
+            keeps in its attribute `_decoding_cache` for the next time. On a CPU there are none.
+        enable_timing: whether to print how long prompt and tokens took together.
+        output_scores: whether to keep the logits.
+        streamer: is told of the prompt and of every new token, (batch, 1), on the CPU, and of the
+            end.
+
+    Returns:
+        A named tuple of sequences and scores.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.config_mamba import MambaConfig
+        >>> from selective_scan.compat.generation import decode
+        >>> from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
+        >>> model = MambaLMHeadModel(MambaConfig(d_model=16, n_layer=2, vocab_size=100))
+        >>> decode(torch.randint(100, (2, 10)), model, 15, top_k=5).sequences.shape
+        torch.Size([2, 15])
+    """
+    if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        refuse("input_ids", "(batch, seqlen) with a token at least", tuple(input_ids.shape))
+    batch, prompt = input_ids.shape
+    check_positive("repetition_penalty", repetition_penalty)
+    taught = 0
+    if teacher_outputs is not None:
+        if teacher_outputs.dim() != 2 or teacher_outputs.shape[0] != batch:
+            got = tuple(teacher_outputs.shape)
+            refuse("teacher_outputs", f"(batch, length) = ({batch}, *)", got)
+        taught = teacher_outputs.shape[1]
+    length = max(max_length, prompt + 1)
+    stopwatch = _Stopwatch(input_ids.device) if enable_timing else None
+
+    if cg and input_ids.is_cuda:
+        cache = getattr(model, "_decoding_cache", None)
+        cache = update_graph_cache(model, cache, batch, prompt, length)
+        model._decoding_cache = cache
+        params, run_one = cache.inference_params, cache.run
+        params.reset(length, batch)
+    else:
+        cache, run_one = None, _caller(model)
+        params = InferenceParams(max_seqlen=length, max_batch_size=batch)
+    run_prompt = _caller(model)
+
+    # Tensors of torch.inference_mode could not be trained on outside of it.
+    with torch.inference_mode(False):
+        sequences = input_ids.new_empty(batch, length)
+    sequences[:, :prompt] = input_ids
+    scores: list[Tensor] = []
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    newest, end = input_ids, prompt
+    while end < length:
+        run = run_prompt if params.seqlen_offset == 0 else run_one
+        logits = run(newest, params)[:, -1, :vocab_size]
+        params.seqlen_offset = end
+        if output_scores:
+            scores.append(logits)
+        if end < taught:
+            token = teacher_outputs[:, end]
+        else:
+            if repetition_penalty != 1:
+                logits = _penalize(logits, sequences[:, :end], repetition_penalty)
+            token = sample(logits, top_k, top_p, min_p, temperature)
+        sequences[:, end] = token
+        newest = sequences[:, end : end + 1]
+        end += 1
+        if streamer is not None:
+            streamer.put(newest.cpu())
+        if eos_token_id is not None and (newest == eos_token_id).all():
+            break
+    if streamer is not None:
+        streamer.end()
+    if stopwatch is not None:
+        print(f"Prompt processing + decoding time: {1000 * stopwatch.read():.0f}ms")
+    return GenerationOutput(sequences[:, :end], tuple(scores) if output_scores else None)
+
+
+Run = Callable[[Tensor, InferenceParams], Tensor]
+
+
+def _caller(model: nn.Module) -> Run:
+    """Calls the model: tokens (batch, seqlen) to logits (batch, 1, vocab_size) of the last."""
+
+    def run(tokens: Tensor, params: InferenceParams) -> Tensor:
+        position_ids = None
+        if params.seqlen_offset > 0:
+            position_ids = torch.full_like(tokens, params.seqlen_offset, dtype=torch.long)
+        return model(
+            tokens, position_ids=position_ids, inference_params=params, num_last_tokens=1
+        ).logits
+
+    return run
+
+
+class _Stopwatch:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.start = self._now()
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def read(self) -> float:
+        return self._now() - self.start
+
+
+class GenerationMixin:
+    """Gives a model `generate`. It calls the model, as :func:`decode` says, and for CUDA graphs its
+    `allocate_inference_cache`."""
+
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """The layers' states before the first step, by layer_idx."""
+        raise NotImplementedError(
+            f"selective_scan: {type(self).__name__} must have allocate_inference_cache for cg=True"
+        )
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_length: int,
+        top_k: int = 1,
+        top_p: float = 0.0,
+        min_p: float = 0.0,
+        temperature: float = 1.0,
+        return_dict_in_generate: bool = False,
+        output_scores: bool = False,
+        *,
+        repetition_penalty: float = 1.0,
+        eos_token_id: int | None = None,
+        teacher_outputs: Tensor | None = None,
+        vocab_size: int | None = None,
+        cg: bool = False,
+        enable_timing: bool = False,
+        streamer: Streamer | None = None,
+    ) -> Tensor | GenerationOutput:
+        """Writes on from prompts: see :func:`decode`, which has the other arguments.
+
+        Args:
+            return_dict_in_generate: whether to return sequences and scores.
+
+        Returns:
+            (batch, length), the prompts and the new tokens; or a named tuple, see
+            `return_dict_in_generate`.
+        """
+        output = decode(
+            input_ids,
+            self,
+            max_length,
+            top_k,
+            top_p,
+            min_p,
+            temperature,
+            repetition_penalty=repetition_penalty,
+            eos_token_id=eos_token_id,
+            teacher_outputs=teacher_outputs,
+            vocab_size=vocab_size,
+            cg=cg,
+            enable_timing=enable_timing,
+            output_scores=output_scores,
+            streamer=streamer,
+        )
+        return output if return_dict_in_generate else output.sequences
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A CUDA graph belongs to its process and its tensors: it is neither copied nor pickled."""
+        return {name: value for name, value in vars(self).items() if name != "_decoding_cache"}
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
+
+
+@dataclass
+class DecodingCache:
+    """CUDA graphs of a model's decoding calls, and the states that they change.
+
+    Attributes:
+        key: what the graphs were made for; they are made anew where it differs.
+        inference_params: with the states.
+        graphs: by number of tokens of a call, each with its input and output.
+    """
+
+    key: tuple[object, ...]
+    inference_params: InferenceParams
+    graphs: dict[int, _Graph] = field(default_factory=dict)
+
+    def run(self, tokens: Tensor, params: InferenceParams) -> Tensor:
+        """The logits of a call with (batch, seqlen) tokens, behind params.seqlen_offset others."""
+        return self.graphs[tokens.shape[1]].run(tokens, params.seqlen_offset)
+
+
+@dataclass
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    tokens: Tensor
+    position_ids: Tensor
+    logits: Tensor
+
+    def run(self, tokens: Tensor, offset: int) -> Tensor:
+        self.tokens.copy_(tokens)
+        self.position_ids.fill_(offset)
+        with torch.cuda.device(self.tokens.device):
+            self.graph.replay()
+        return self.logits.clone()
+
+
+@torch.inference_mode()
+def update_graph_cache(
+    model: nn.Module,
+    cache: DecodingCache | None,
+    batch_size: int,
+    seqlen_og: int,
+    max_seqlen: int,
+    decoding_seqlens: Sequence[int] = (1,),
+    dtype: torch.dtype | None = None,
+    n_warmups: int = 2,
+) -> DecodingCache:
+    """Gives the CUDA graphs of a model's decoding calls, `cache` where that has them.
+
+    Args:
+        model: on a CUDA device.
+        cache: what an earlier call gave, or None.
+        batch_size: number of sequences.
+        seqlen_og: length of the prompt.
+        max_seqlen: how long sequences may become.
+        decoding_seqlens: numbers of tokens of a call.
+        dtype: of the states, if not the weights'.
+        n_warmups: how often a call is run before it is captured.
+    """
+    parameters = [(p.data_ptr(), p.dtype, p.device) for p in model.parameters()]
+    is_autocast = torch.is_autocast_enabled("cuda")
+    autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
+    key = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype, *parameters)
+    if cache is not None and cache.key == key:
+        return cache
+    device = next(model.parameters()).device
+    states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
+    params = InferenceParams(max_seqlen, batch_size, seqlen_og, key_value_memory_dict=states)
+    cache = DecodingCache(key, params)
+    # Weights that autocast keeps do not live as long as a graph that reads them.
+    autocast = torch.autocast("cuda", autocast_dtype, enabled=is_autocast, cache_enabled=False)
+    with torch.cuda.device(device), autocast:
+        for seqlen in decoding_seqlens:
+            cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
+    return cache
+
+
+def _capture(
+    model: nn.Module,
+    params: InferenceParams,
+    shape: tuple[int, int],
+    device: torch.device,
+    n_warmups: int,
+) -> _Graph:
+    tokens, position_ids = torch.zeros(2, *shape, dtype=torch.long, device=device)
+    # More than 0, for which a call would be a prompt's.
+    params.seqlen_offset = max(1, params.seqlen_offset)
+
+    def run() -> Tensor:
+        return model(
+            tokens,
+            position_ids=position_ids,
+            inference_params=params,
+            num_last_tokens=shape[1],
+        ).logits
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(n_warmups):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = run()
+    return _Graph(graph, tokens, position_ids, logits)

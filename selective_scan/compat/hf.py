@@ -1,0 +1,66 @@
+"""Reads a checkpoint from a folder or from Hugging Face's hub, by the names of mamba_ssm's hf
+module."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "pytorch_model.bin"
+
+
+def _find(model_name: str | os.PathLike[str], file_name: str) -> Path:
+    """The file in a folder, or in the hub's cache once it was downloaded there."""
+    folder = Path(model_name)
+    if folder.is_dir():
+        if not (path := folder / file_name).is_file():
+            raise FileNotFoundError(f"selective_scan: the folder {folder} has no {file_name}")
+        return path
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ImportError(
+            f"selective_scan: model_name must be a folder where the package huggingface_hub is not "
+            f"installed, got {str(model_name)!r}"
+        ) from error
+    return Path(hf_hub_download(str(model_name), file_name))
+
+
+def load_config_hf(model_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """The configuration of a checkpoint.
+
+    Args:
+        model_name: a folder, or a name on the hub, for which huggingface_hub must be installed.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ImportError: there is no such folder, and no huggingface_hub.
+    """
+    return json.loads(_find(model_name, CONFIG_NAME).read_text(encoding="utf-8"))
+
+
+def load_state_dict_hf(
+    model_name: str | os.PathLike[str],
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """The weights of a checkpoint.
+
+    Args:
+        model_name: see :func:`load_config_hf`.
+        device: of the weights; None leaves them on the CPU.
+        dtype: of the weights; None leaves it as it was saved.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ImportError: there is no such folder, and no huggingface_hub.
+    """
+    # They are converted before they are moved, so that the device holds one copy at a time.
+    weights = torch.load(_find(model_name, WEIGHTS_NAME), map_location="cpu", weights_only=True)
+    return {name: weight.to(dtype=dtype).to(device=device) for name, weight in weights.items()}
