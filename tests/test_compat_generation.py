@@ -1,0 +1,392 @@
+"""Generation by mamba_ssm's import paths, against what the model gives for whole sequences."""
+
+import copy
+import io
+import math
+import pickle
+from functools import partial
+
+import pytest
+import torch
+
+from language_models import VOCAB, make_model, published_weights, reference_logits
+
+pytestmark = pytest.mark.usefixtures("compat_modules")
+
+PROMPT, LENGTH = 7, 16
+
+
+def make(device="cpu", batch=3) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A model and prompts. In float64, so that no two logits are equal up to rounding."""
+    model = make_model(device, torch.float64, published_weights(), residual_in_fp32=False)
+    return model, torch.randint(VOCAB, (batch, PROMPT), device=device)
+
+
+def logits_of(model: torch.nn.Module, sequences: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(sequences).logits
+
+
+@pytest.fixture(params=[False, True], ids=["", "cg"])
+def cg(request) -> bool:
+    """On a CPU it is ignored."""
+    return request.param
+
+
+# --- greedy ---------------------------------------------------------------------------------------
+
+
+def test_greedy_tokens_are_the_likeliest_of_the_whole(device, cg):
+    model, prompts = make(device)
+    out = model.generate(prompts, LENGTH, cg=cg)
+    assert out.shape == (3, LENGTH)
+    assert out.dtype == prompts.dtype
+    assert torch.equal(out[:, :PROMPT], prompts)
+    logits = logits_of(model, out)
+    assert torch.equal(out[:, PROMPT:], logits[:, PROMPT - 1 : -1].argmax(-1))
+    weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
+    expected = reference_logits(weights, out.cpu())
+    torch.testing.assert_close(logits.cpu(), expected, rtol=1e-9, atol=1e-9)
+    alone = [model.generate(prompt[None], LENGTH, cg=cg) for prompt in prompts]
+    assert torch.equal(torch.cat(alone), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_the_logits_of_the_whole(device, cg, dtype):
+    model = make_model(device, dtype, published_weights())
+    prompts = torch.randint(VOCAB, (2, PROMPT), device=device)
+    out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True, cg=cg)
+    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
+    rounding = 1e-4 if dtype == torch.float32 else 0.1
+    assert len(out.scores) == LENGTH - PROMPT
+    scores = torch.stack(out.scores, 1)
+    assert (scores - expected).norm() <= rounding * expected.norm()
+    assert torch.equal(out.sequences[:, PROMPT:], scores.argmax(-1))
+
+
+def test_what_is_returned(device):
+    from mamba_ssm.utils.generation import decode
+
+    model, prompts = make(device)
+    out = model.generate(prompts, LENGTH, return_dict_in_generate=True)
+    assert out.scores is None
+    assert torch.equal(out.sequences, decode(prompts, model, LENGTH).sequences)
+    assert torch.equal(model.generate(prompts.int(), LENGTH), out.sequences.int())
+    # One token comes in any case, as from mamba_ssm.
+    assert model.generate(prompts, 3).shape == (3, PROMPT + 1)
+    # Whatever was generated can be learned.
+    model(out.sequences).logits.sum().backward()
+
+
+def test_padding_of_the_vocabulary_is_cut(device, cg):
+    model, prompts = make(device)
+    out = model.generate(
+        prompts, LENGTH, vocab_size=5, output_scores=True, return_dict_in_generate=True, cg=cg
+    )
+    assert out.scores[0].shape == (3, 5)
+    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1, :5]
+    assert torch.equal(out.sequences[:, PROMPT:], expected.argmax(-1))
+
+
+@pytest.mark.parametrize("taught", [PROMPT - 2, PROMPT + 4, LENGTH + 3])
+def test_a_teacher_is_followed(device, cg, taught):
+    model, prompts = make(device)
+    teacher = torch.randint(VOCAB, (3, taught), device=device)
+    out = model.generate(
+        prompts,
+        LENGTH,
+        teacher_outputs=teacher,
+        output_scores=True,
+        return_dict_in_generate=True,
+        cg=cg,
+    )
+    sequences, free = out.sequences, max(taught, PROMPT)
+    assert sequences.shape == (3, LENGTH)
+    assert torch.equal(sequences[:, PROMPT:taught], teacher[:, PROMPT:LENGTH])
+    expected = logits_of(model, sequences)[:, PROMPT - 1 : -1]
+    torch.testing.assert_close(torch.stack(out.scores, 1), expected, rtol=1e-9, atol=1e-9)
+    assert torch.equal(sequences[:, free:], expected[:, free - PROMPT :].argmax(-1))
+
+
+def test_the_end_is_where_all_rows_end(device, cg):
+    model, prompts = make(device)
+    whole = model.generate(prompts, LENGTH)
+    eos = whole[0, PROMPT + 2].item()
+    first = PROMPT + whole[0, PROMPT:].tolist().index(eos)
+    out = model.generate(prompts[:1], LENGTH, eos_token_id=eos, cg=cg)
+    assert torch.equal(out, whole[:1, : first + 1])
+    # Of several rows the newest tokens must all be it.
+    same = prompts[:1].expand(3, -1)
+    assert torch.equal(model.generate(same, LENGTH, eos_token_id=eos, cg=cg), out.expand(3, -1))
+    teacher = whole.clone()
+    teacher[:2, PROMPT + 1], teacher[2, PROMPT + 1] = eos, (eos + 1) % VOCAB
+    teacher[:, PROMPT + 5] = eos
+    out = model.generate(prompts, LENGTH, eos_token_id=eos, teacher_outputs=teacher, cg=cg)
+    ends = (teacher[:, PROMPT:] == eos).all(0).tolist().index(True)
+    assert torch.equal(out, teacher[:, : PROMPT + ends + 1])
+    # An end in the prompt is none.
+    prompts[:, -1] = eos
+    assert model.generate(prompts, PROMPT + 1, eos_token_id=eos).shape[1] == PROMPT + 1
+
+
+def test_repetition_penalty(device, cg):
+    model, prompts = make(device)
+    penalty = 1.7
+    out = model.generate(
+        prompts,
+        LENGTH,
+        repetition_penalty=penalty,
+        output_scores=True,
+        return_dict_in_generate=True,
+        cg=cg,
+    )
+    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1].cpu()
+    torch.testing.assert_close(torch.stack(out.scores, 1).cpu(), expected, rtol=1e-9, atol=1e-9)
+    for row, logits in zip(out.sequences.tolist(), expected.tolist(), strict=True):
+        for end, scores in enumerate(logits, start=PROMPT):
+            for token in set(row[:end]):
+                scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+            assert row[end] == scores.index(max(scores))
+
+
+@pytest.mark.parametrize("prompt", [1, 3, PROMPT])
+def test_steps_with_inference_params_give_the_whole(device, prompt):
+    from mamba_ssm.utils.generation import InferenceParams
+
+    model, tokens = make(device)
+    params = InferenceParams(max_seqlen=PROMPT, max_batch_size=3)
+    for _ in range(2):  # once more from the same states
+        with torch.no_grad():
+            parts = [model(tokens[:, :prompt], inference_params=params).logits]
+            for position in range(prompt, PROMPT):
+                params.seqlen_offset = position
+                token = tokens[:, position : position + 1]
+                parts.append(model(token, inference_params=params, num_last_tokens=1).logits)
+        expected = logits_of(model, tokens)
+        torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-9, atol=1e-9)
+        assert params.key_value_memory_dict.keys() == {0, 1, 2}
+        params.reset(PROMPT, 3)
+        assert params.seqlen_offset == 0
+    given = model.allocate_inference_cache(3, PROMPT)
+    assert given.keys() == {0, 1, 2}
+    for states, others in zip(given.values(), params.key_value_memory_dict.values(), strict=True):
+        assert [state.shape for state in states] == [state.shape for state in others]
+
+
+# --- by chance ------------------------------------------------------------------------------------
+
+
+def left_over(logits: list[float], top_k: int, top_p: float, min_p: float, temperature: float):
+    """The probabilities of what the limits leave, token by token."""
+    weights = [math.exp(value / temperature) for value in logits]
+    left = sorted(range(len(weights)), key=lambda token: -weights[token])
+    if top_k > 0:
+        left = left[:top_k]
+    if 0 < top_p < 1:
+        total, summed, kept = sum(weights[token] for token in left), 0.0, []
+        for token in left:
+            if summed < top_p * total:
+                kept.append(token)
+            summed += weights[token]
+        left = kept
+    left = [token for token in left if weights[token] >= min_p * weights[left[0]]]
+    total = sum(weights[token] for token in left)
+    return [weights[token] / total if token in left else 0.0 for token in range(len(weights))]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"top_k": 0},
+        {"top_k": 4},
+        {"top_k": 100},
+        {"top_k": 0, "top_p": 0.6},
+        {"top_k": 0, "top_p": 1e-9},
+        {"top_k": 0, "min_p": 0.3},
+        {"top_k": 0, "min_p": 1.0},
+        {"top_k": 6, "top_p": 0.7, "min_p": 0.2, "temperature": 1.8},
+        {"top_k": 0, "temperature": 0.4},
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_they_should(device, limits):
+    from mamba_ssm.utils.generation import sample
+
+    logits, draws = torch.randn(12, dtype=torch.float64), 20_000
+    tokens = sample(logits.to(device).expand(draws, -1), **limits).cpu()
+    assert tokens.shape == (draws,)
+    defaults = {"top_k": 1, "top_p": 0.0, "min_p": 0.0, "temperature": 1.0}
+    expected = torch.tensor(left_over(logits.tolist(), **defaults | limits))
+    frequency = tokens.bincount(minlength=12) / draws
+    assert not frequency[expected == 0].any()
+    # Six standard deviations, which no run of the tests will see.
+    allowed = 6 * (expected * (1 - expected) / draws).sqrt() + 1e-6
+    assert ((frequency - expected).abs() <= allowed).all()
+
+
+def test_rows_are_limited_each_by_itself(device):
+    from mamba_ssm.utils.generation import sample
+
+    logits = torch.tensor([[0.0, 9.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]], device=device).log1p()
+    logits = logits.repeat(200, 1)
+    for limits in ({"top_p": 0.5}, {"min_p": 0.5}):
+        sure, open_ = sample(logits, 0, **limits).view(200, 2).unbind(1)
+        assert (sure == 1).all()
+        assert len(open_.unique()) >= 2
+
+
+def test_a_seed_gives_the_same_tokens(device, cg):
+    model, prompts = make(device)
+    generate = partial(model.generate, prompts, LENGTH, top_k=0, temperature=2.0, cg=cg)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(generate())
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+def test_half_precision_logits_are_sampled(device):
+    from mamba_ssm.utils.generation import sample
+
+    logits = torch.zeros(50, 8, dtype=torch.bfloat16, device=device)
+    assert sample(logits, top_k=3, top_p=0.9).shape == (50,)
+    assert sample(logits - 100 * torch.arange(8, device=device), top_k=0).unique().tolist() == [0]
+
+
+# --- what else a call does ------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append(value)
+
+    def end(self):
+        self.calls.append("end")
+
+
+def test_streamer(device, cg):
+    model, prompts = make(device)
+    listener = Listener()
+    out = model.generate(prompts, LENGTH, streamer=listener, cg=cg).cpu()
+    assert listener.calls.pop() == "end"
+    assert all(value.device.type == "cpu" for value in listener.calls)
+    assert [value.shape[1] for value in listener.calls] == [PROMPT] + [1] * (LENGTH - PROMPT)
+    assert torch.equal(torch.cat(listener.calls, 1), out)
+
+
+def test_time_is_printed(device, capsys):
+    model, prompts = make(device)
+    model.generate(prompts, LENGTH)
+    assert capsys.readouterr().out == ""
+    model.generate(prompts, LENGTH, enable_timing=True)
+    assert capsys.readouterr().out.startswith("Prompt processing + decoding time: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
+        ({"top_k": 0, "top_p": 1.5}, r"top_p must be from 0 to 1, got 1\.5"),
+        ({"top_k": 0, "min_p": -0.5}, r"min_p must be from 0 to 1, got -0\.5"),
+        ({"top_k": 0, "temperature": 0.0}, "temperature must be a positive finite number"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive finite number"),
+        ({"teacher_outputs": torch.zeros(2, 9)}, r"teacher_outputs must be \(batch, length\)"),
+        ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids must be \(batch, seqlen\)"),
+    ],
+)
+def test_bad_arguments(options, message):
+    model, prompts = make()
+    with pytest.raises(ValueError, match=f"^selective_scan: {message}"):
+        model.generate(**{"input_ids": prompts, "max_length": LENGTH} | options)
+
+
+def test_any_model_generates():
+    """It is called with position_ids, and needs allocate_inference_cache for CUDA graphs alone."""
+    from mamba_ssm.utils.generation import GenerationMixin
+
+    class Counter(torch.nn.Module, GenerationMixin):
+        def forward(self, input_ids, position_ids=None, inference_params=None, num_last_tokens=0):
+            assert inference_params.seqlen_offset == 0 or num_last_tokens == 1
+            position = input_ids.shape[1] - 1 if position_ids is None else position_ids
+            logits = torch.zeros(*input_ids.shape, 20)
+            logits[:, -1] = torch.eye(20)[position].reshape(-1, 20)
+            self.logits = logits[:, -num_last_tokens:]
+            return self
+
+    out = Counter().generate(torch.zeros(1, 3, dtype=torch.long), 8)
+    assert out.tolist() == [[0, 0, 0, 2, 3, 4, 5, 6]]
+    with pytest.raises(NotImplementedError, match="Counter must have allocate_inference_cache"):
+        Counter().allocate_inference_cache(1, 8)
+
+
+@pytest.mark.parametrize("how", ["copy", "pickle", "torch.save"])
+def test_a_model_that_has_generated_is_copied(device, cg, how):
+    model, prompts = make(device)
+    out = model.generate(prompts, LENGTH, cg=cg)
+    if how == "copy":
+        twin = copy.deepcopy(model)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        torch.save(model, file := io.BytesIO())
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert torch.equal(twin.generate(prompts, LENGTH, cg=cg), out)
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
+
+
+def test_graphs_are_kept_while_they_fit(cuda_device):
+    model, prompts = make(cuda_device)
+    out = model.generate(prompts, LENGTH, cg=True)
+    cache = model._decoding_cache
+    assert torch.equal(model.generate(prompts[:, :3], LENGTH, cg=True)[:, :3], prompts[:, :3])
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), out)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
+    assert model._decoding_cache is cache
+    assert torch.equal(
+        model.generate(prompts[:2], LENGTH, cg=True), model.generate(prompts[:2], LENGTH)
+    )
+    assert model._decoding_cache is not cache
+
+
+def test_graphs_are_made_anew_for_other_weights(cuda_device):
+    model, prompts = make(cuda_device)
+    model.generate(prompts, LENGTH, cg=True)
+    cache = model._decoding_cache
+    weight = model.backbone.layers[0].mixer.in_proj.weight
+    model.backbone.layers[0].mixer.in_proj.weight = torch.nn.Parameter(3 * weight.detach())
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
+    assert model._decoding_cache is not cache
+
+
+def test_graphs_under_autocast(cuda_device):
+    model = make_model(cuda_device, torch.float32, published_weights())
+    prompts = torch.randint(VOCAB, (2, PROMPT), device=cuda_device)
+    teacher = torch.randint(VOCAB, (2, LENGTH), device=cuda_device)
+    options = {"teacher_outputs": teacher, "output_scores": True, "return_dict_in_generate": True}
+    model.generate(prompts, LENGTH, cg=True)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            eager = model.generate(prompts, LENGTH, **options)
+        with torch.autocast("cuda", torch.bfloat16):
+            graph = model.generate(prompts, LENGTH, cg=True, **options)
+        for one, other in zip(graph.scores, eager.scores, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
+    """A layer goes on from its states by single tokens."""
+    from mamba_ssm.utils.generation import update_graph_cache
+
+    model, _ = make(cuda_device)
+    with pytest.raises(ValueError, match="hidden_states must be one step"):
+        update_graph_cache(model, None, 2, PROMPT, LENGTH, decoding_seqlens=(2,))
