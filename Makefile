@@ -35,7 +35,7 @@ ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 help:
 	@echo "make demo        train examples/train_digits.py (DEVICE=cpu|cuda, ARGS=...)"
-	@echo "make generate    run examples/generate_text.py (DEVICE=cpu|cuda, ARGS=...)"
+	@echo "make generate    run examples/language_model.py (DEVICE=cpu|cuda, ARGS=...)"
 	@echo "make train-long  train examples/train_long.py, its sequences split over RANKS=$(RANKS) processes"
 	@echo "make test        run the tests, without the slow ones"
 	@echo "make test-all    run all tests"
@@ -57,7 +57,7 @@ demo: build
 	$(BIN)/python examples/train_digits.py --device $(DEVICE) $(ARGS)
 
 generate: build
-	$(BIN)/python examples/generate_text.py --device $(DEVICE) $(ARGS)
+	$(BIN)/python examples/language_model.py --device $(DEVICE) $(ARGS)
 
 train-long: build
 	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) examples/train_long.py --device $(DEVICE) $(ARGS)

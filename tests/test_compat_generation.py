@@ -390,3 +390,13 @@ def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
     model, _ = make(cuda_device)
     with pytest.raises(ValueError, match="hidden_states must be one step"):
         update_graph_cache(model, None, 2, PROMPT, LENGTH, decoding_seqlens=(2,))
+
+
+def test_a_quantized_weight_is_known_by_its_parts():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    from selective_scan.compat.generation import _addresses
+
+    numbers, scale = torch.randn(2, 3, 3).unbind()
+    assert list(_addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
+    assert list(_addresses(scale)) == [scale.data_ptr()]

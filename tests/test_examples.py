@@ -83,21 +83,24 @@ def test_text_is_learned_and_written(tmp_path):
     picture = tmp_path / "text.png"
     small = ["--steps", "25", "--tokens", "1024", "--d-model", "32", "--depth", "1"]
     few = ["--held-out", "3", "--length", "20", "--prompt", "import ", "--output", str(picture)]
-    result = run(*small, *few, script=EXAMPLES / "generate_text.py")
+    checkpoint = tmp_path / "model"
+    script = EXAMPLES / "language_model.py"
+    result = run(*small, *few, "--checkpoint", str(checkpoint), script=script)
     assert result.returncode == 0, result.stderr
     bits = {
         name: float(re.search(rf"^  {name} +([\d.]+)$", result.stdout, re.MULTILINE)[1])
-        for name in ("S6", "zlib -9", "byte bigrams")
+        for name in ("Mamba", "zlib -9", "byte bigrams")
     }
     assert 0 < bits["zlib -9"] < bits["byte bigrams"] < 8
-    assert 0 < bits["S6"] < 7  # 8 without learning
-    assert re.search(r"from the cache, \d+ bytes a second:\n\nimport ", result.stdout)
+    assert 0 < bits["Mamba"] < 7  # 8 without learning
+    assert re.search(r"from the states, \d+ bytes a second:\n\nimport ", result.stdout)
+    assert {path.name for path in checkpoint.iterdir()} == {"config.json", "pytorch_model.bin"}
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "bits per byte" in result.stderr  # the progress bar
 
 
 def test_packing_of_text():
-    example = runpy.run_path(str(EXAMPLES / "generate_text.py"))
+    example = runpy.run_path(str(EXAMPLES / "language_model.py"))
     inputs, targets, boundaries = example["pack"]([b"ab", b"c", b"def"])
     assert inputs.tolist() == [[256, 97, 256, 256, 100, 101]]
     assert bytes(targets[0].tolist()) == b"abcdef"

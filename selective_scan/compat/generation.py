@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._module_arguments import check_count, check_positive, refuse
 from ..mamba_mixer import at_least_single
@@ -411,10 +412,11 @@ def update_graph_cache(
         dtype: of the states, if not the weights'.
         n_warmups: how often a call is run before it is captured.
     """
-    parameters = [(p.data_ptr(), p.dtype, p.device) for p in model.parameters()]
+    tensors = (*model.parameters(), *model.buffers())
+    places = [(*_addresses(tensor), tensor.dtype, tensor.device) for tensor in tensors]
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
-    key = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype, *parameters)
+    key = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype, *places)
     if cache is not None and cache.key == key:
         return cache
     device = next(model.parameters()).device
@@ -427,6 +429,16 @@ def update_graph_cache(
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
     return cache
+
+
+def _addresses(tensor: Tensor) -> Iterator[int]:
+    """Where a graph reads a tensor; one of quantized numbers has several parts."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _addresses(getattr(tensor, name))
+    else:
+        yield tensor.data_ptr()
 
 
 def _capture(

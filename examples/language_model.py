@@ -1,11 +1,12 @@
-"""Trains a byte-level language model of S6 layers on Python's own sources and writes some more.
+"""Trains a byte-level language model, mamba_ssm's MambaLMHeadModel, on Python's own sources, saves
+it, loads it again and has it write some more.
 
 The text is the standard library of the Python that runs this: nothing is downloaded. Pieces of
 files are packed one behind the other, without padding, and the model starts anew at each. One call
 takes about three minutes on two CPU cores:
 
-    python examples/generate_text.py
-    python examples/generate_text.py --device cuda --steps 3000 --tokens 32768 --d-model 512
+    python examples/language_model.py
+    python examples/language_model.py --device cuda --steps 3000 --tokens 32768 --d-model 512
 """
 
 import argparse
@@ -22,25 +23,11 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from selective_scan import S6
+from selective_scan.compat.config_mamba import MambaConfig
+from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
 
 BYTES = 256
 START = BYTES  # what a sequence begins with, in front of its first byte
-
-
-class ByteModel(nn.Module):
-    """Bytes to logits of the next byte."""
-
-    def __init__(self, d_model: int, depth: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(BYTES + 1, d_model)
-        self.s6 = S6(d_model, depth=depth)
-        self.head = nn.Linear(d_model, BYTES)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, **options) -> torch.Tensor:
-        """tokens: (batch, seqlen), 0 to 256. Returns logits: (batch, seqlen, 256)."""
-        return self.head(self.s6(self.embedding(tokens), **options))
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -87,6 +74,18 @@ def batches(texts: list[bytes], tokens: int, longest: int) -> Iterator[list[byte
 # --- training and measuring -----------------------------------------------------------------------
 
 
+def cross_entropy(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    boundaries: torch.Tensor,
+    **options,
+) -> torch.Tensor:
+    """Of packed sequences; the logits of START and of the embeddings' padding are left out."""
+    logits = model(inputs, cu_seqlens=boundaries).logits[..., :BYTES]
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)
+
+
 def train(model: nn.Module, texts: list[bytes], args: argparse.Namespace) -> list[float]:
     """Trains in place and returns the bits per byte of every step."""
     parameters = list(model.parameters())
@@ -105,8 +104,7 @@ def train(model: nn.Module, texts: list[bytes], args: argparse.Namespace) -> lis
     with tqdm(total=args.steps * args.tokens, unit="byte", unit_scale=True) as progress:
         for _ in range(args.steps):
             inputs, targets, boundaries = (part.to(args.device) for part in pack(next(data)))
-            logits = model(inputs, cu_seqlens=boundaries)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss = cross_entropy(model, inputs, targets, boundaries)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -127,8 +125,7 @@ def measure(model: nn.Module, texts: list[bytes], device: str, tokens: int) -> f
         is_last = index + 1 == len(texts)
         if is_last or sum(map(len, pieces)) + len(texts[index + 1]) > tokens:
             inputs, targets, boundaries = (part.to(device) for part in pack(pieces))
-            logits = model(inputs, cu_seqlens=boundaries)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            loss = cross_entropy(model, inputs, targets, boundaries, reduction="sum")
             bits += loss.item() / math.log(2)
             pieces = []
     return bits / sum(map(len, texts))
@@ -153,18 +150,17 @@ def zlib_bits(texts: list[bytes]) -> float:
 # --- writing --------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def generate(model: ByteModel, prompt: bytes, args: argparse.Namespace) -> tuple[bytes, float]:
+def generate(
+    model: MambaLMHeadModel, prompt: bytes, args: argparse.Namespace
+) -> tuple[bytes, float]:
     """The prompt and `args.length` bytes more, and how many of these were written a second."""
-    cache = model.s6.allocate_cache(1)
     tokens = torch.tensor([[START, *prompt]], device=args.device)
-    written = bytearray(prompt)
-    logits = model(tokens, cache=cache)[:, -1]
+    options = {"top_k": 0, "top_p": args.top_p, "temperature": args.temperature, "cg": True}
+    # Once before the clock starts, for what is set up at the first call.
+    model.generate(tokens, tokens.shape[1] + 2, **options)
     start = time.perf_counter()
-    for _ in range(args.length):
-        token = (logits / args.temperature).softmax(-1).multinomial(1)
-        written.append(token.item())
-        logits = model(token, cache=cache)[:, -1]
+    length = tokens.shape[1] + args.length
+    written = model.generate(tokens, length, vocab_size=BYTES, **options)[0, 1:].tolist()
     return bytes(written), args.length / (time.perf_counter() - start)
 
 
@@ -182,7 +178,7 @@ def draw(curve: list[float], levels: dict[str, float], path: str) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Train a byte-level S6 language model on Python's sources, and let it write.",
+        description="Train a Mamba language model of bytes on Python's sources, and let it write.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -192,12 +188,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--longest", type=int, default=1024, help="bytes of a sequence")
     add("--lr", type=float, default=5e-3, help="largest learning rate")
     add("--d-model", type=int, default=128, help="width of the model")
-    add("--depth", type=int, default=3, help="number of S6 layers")
+    add("--depth", type=int, default=3, help="number of Mamba layers")
     add("--held-out", type=int, default=40, help="files that are measured")
     add("--prompt", default="def ", help="what the sample begins with")
     add("--length", type=int, default=600, help="bytes of the sample")
     add("--temperature", type=float, default=0.7)
+    add("--top-p", type=float, default=0.95, help="what the likeliest bytes have to sum up to")
     add("--seed", type=int, default=0)
+    add("--checkpoint", default="language_model", help="the folder that the model is saved in")
     add("--output", default="text.png", help="where the loss curve goes")
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
@@ -207,6 +205,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if args.temperature <= 0:
         parser.error("--temperature must be positive")
+    if not 0 < args.top_p <= 1:
+        parser.error("--top-p must be above 0, and 1 at most")
     return args
 
 
@@ -215,7 +215,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     learned, held_out = read_sources()
     held_out = held_out[: args.held_out]
-    model = ByteModel(args.d_model, args.depth).to(args.device)
+    config = MambaConfig(d_model=args.d_model, n_layer=args.depth, vocab_size=BYTES + 1)
+    model = MambaLMHeadModel(config, device=args.device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{len(learned)} files of {sum(map(len, learned)) / 1e6:.1f} MB to learn, "
@@ -227,9 +228,11 @@ def main() -> None:
     curve = train(model, learned, args)
     print(f"trained on {args.device} in {time.perf_counter() - start:.0f} s")
 
-    model.eval()
+    model.save_pretrained(args.checkpoint)
+    model = MambaLMHeadModel.from_pretrained(args.checkpoint, device=args.device).eval()
+    print(f"saved in {args.checkpoint} and loaded from there")
     levels = {
-        "S6": measure(model, held_out, args.device, 4 * args.tokens),
+        "Mamba": measure(model, held_out, args.device, 4 * args.tokens),
         "zlib -9": zlib_bits(held_out),
         "byte bigrams": bigram_bits(learned, held_out),
     }
@@ -238,7 +241,7 @@ def main() -> None:
         print(f"  {name:12} {bits:.3f}")
 
     text, speed = generate(model, args.prompt.encode(), args)
-    print(f"written from the cache, {speed:.0f} bytes a second:\n")
+    print(f"written from the states, {speed:.0f} bytes a second:\n")
     print(text.decode("utf-8", errors="replace"))
     draw(curve, levels, args.output)
     print(f"\nloss curve: {args.output}")
