@@ -9,6 +9,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -55,7 +56,7 @@ def test_handle_and_context_manager():
     with compat.install(force=True) as handle:
         assert handle.packages == _modules.PACKAGES
         assert set(modules_of()) == {
-            name for name in _modules.MODULES if not name.startswith("selective_scan")
+            name for name in _modules.MODULES if name.partition(".")[0] in _modules.PACKAGES
         }
     assert not modules_of()
     handle.uninstall()
@@ -163,19 +164,38 @@ def test_names_are_ours(compat_modules):
     from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_ref
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    ours = (causal_conv1d_fn, causal_conv1d_update, mamba_inner_fn, mamba_inner_ref)
-    for function in (*ours, selective_state_update):
+    for function in (causal_conv1d_fn, mamba_inner_fn, mamba_inner_ref):
         assert function is getattr(selective_scan, function.__name__)
+    for step in (causal_conv1d_update, selective_state_update):
+        assert inspect.unwrap(step) is getattr(selective_scan, step.__name__)
     assert Mamba is SameMamba
     assert issubclass(Mamba, MambaMixer)
 
 
 def test_what_is_not_covered_is_absent(compat_modules):
-    with pytest.raises(ModuleNotFoundError, match=r"mamba_ssm\.modules\.mamba2"):
-        importlib.import_module("mamba_ssm.modules.mamba2")
-    with pytest.raises(ImportError, match="Mamba2"):
-        exec("from mamba_ssm import Mamba2")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'mamba_ssm\.modules\.other'"):
+        importlib.import_module("mamba_ssm.modules.other")
+    with pytest.raises(ImportError, match="cannot import name 'Other' from 'mamba_ssm'"):
+        exec("from mamba_ssm import Other")
+    module = importlib.import_module("mamba_ssm")
+    with pytest.raises(AttributeError, match="module 'mamba_ssm' has no attribute 'Other'"):
+        module.Other  # noqa: B018
     assert int(importlib.import_module("mamba_ssm").__version__.split(".")[0]) < 2
+
+
+@pytest.mark.parametrize("name", _modules.ABSENT)
+def test_what_is_absent_on_purpose_says_so(compat_modules, name):
+    parent, _, last = name.rpartition(".")
+    sentence = rf"^selective_scan\.compat has no {name}: .+, see docs/integrations\.md$"
+    with pytest.raises(ModuleNotFoundError, match=sentence):
+        importlib.import_module(name)
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from {parent} import {last}")
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from {name} import Mamba2, mamba_chunk_scan_combined")
+    with pytest.raises(AttributeError, match=sentence):
+        getattr(importlib.import_module(parent), last)
+    assert not hasattr(importlib.import_module(parent), last)
 
 
 # --- norms ----------------------------------------------------------------------------------------
@@ -454,3 +474,50 @@ def test_block_of_version_1(compat_modules):
     torch.testing.assert_close(hidden, block.mixer(F.layer_norm(x, (12,))))
     with pytest.raises(TypeError, match=r"norm_cls must make an nn\.LayerNorm or an RMSNorm"):
         Block(12, make_mixer, nn.BatchNorm1d, fused_add_norm=True)
+
+
+# --- decoding steps -------------------------------------------------------------------------------
+
+
+def take_step(name: str, requires_grad: bool = False) -> torch.Tensor:
+    """A step by compat's function in the mode of the caller, which ours does without a gradient."""
+    if name == "causal_conv1d_update":
+        module = importlib.import_module("causal_conv1d")
+        state, arguments = torch.randn(2, 6, 4), [torch.randn(2, 6), torch.randn(6, 4)]
+        order = [1, 0, 2]
+    else:
+        module = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
+        state, order = torch.randn(2, 6, 4), [0, 1, 2, 3, 4, 5]
+        x, dt = torch.randn(2, 2, 6)
+        arguments = [x, dt.exp(), -torch.rand(6, 4), *torch.randn(2, 2, 4)]
+    for argument in arguments:
+        argument.requires_grad_(requires_grad)
+    own = state.clone()
+
+    def call(function: Callable, state: torch.Tensor) -> torch.Tensor:
+        row = [state, *arguments]
+        return function(*[row[place] for place in order])
+
+    ours = getattr(selective_scan, name)
+    if requires_grad:
+        with pytest.raises(RuntimeError, match="has no derivative"):
+            call(ours, own)
+    out = call(getattr(module, name), state)
+    with torch.no_grad():
+        torch.testing.assert_close(out, call(ours, own))
+    torch.testing.assert_close(state, own)
+    return out
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, monkeypatch, caplog):
+    """Its result has no graph, as that of the packages' has none."""
+    monkeypatch.setattr(_library, "_warned", set())
+    take_step(name)
+    with torch.no_grad():
+        take_step(name)
+    assert not caplog.records
+    for _ in range(2):
+        assert not take_step(name, requires_grad=True).requires_grad
+    (record,) = caplog.records
+    assert f"{name} gives a result without a graph in grad mode too" in record.message
