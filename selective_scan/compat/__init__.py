@@ -150,8 +150,8 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
     The modules are put into ``sys.modules``, with specs that ``importlib`` finds and reloads; no
     file is written. A package that is really installed is left as it is, and a warning of the
     logger ``selective_scan`` says so, unless `force`. Beside a real mamba_ssm that stays,
-    causal_conv1d stays absent if it is, unless `raw`: mamba_ssm does without it, and where it finds
-    it calls the bindings, too. A second call changes nothing.
+    causal_conv1d stays absent if it is, unless `raw`: mamba_ssm does without it, but calls the
+    bindings, too, where it finds it. A second call changes nothing.
 
     Code that has imported a name before keeps what it has.
 
@@ -197,8 +197,8 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
                     continue
                 if root == "causal_conv1d" and not (raw or _IMPORTER.covers("mamba_ssm")):
                     logger.warning(
-                        "causal_conv1d stays absent, since the mamba_ssm that is installed would call "
-                        "bindings where it is there; install(raw=True) adds it and them"
+                        "causal_conv1d stays absent, since the mamba_ssm that is installed calls "
+                        "bindings where it finds it; install(raw=True) adds it and them"
                     )
                     continue
             added.append(root)
