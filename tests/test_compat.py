@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import inspect
 import io
-import logging
 import pickle
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selective_scan
-from selective_scan import MambaMixer, _library, compat, selective_scan_fn
+from selective_scan import MambaMixer, _library, compat
 from selective_scan.compat import _modules
 
 FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
@@ -77,49 +76,6 @@ def test_install_twice_changes_nothing():
     compat.uninstall()
     compat.uninstall()
     assert not modules_of()
-
-
-@pytest.fixture
-def real_package(tmp_path, monkeypatch):
-    """A mamba_ssm on the path, imported."""
-    folder = tmp_path / "mamba_ssm"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("from . import real\n")
-    (folder / "real.py").write_text("Mamba = 'real'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield folder
-    for name in modules_of(["mamba_ssm"]):
-        del sys.modules[name]
-
-
-@pytest.mark.parametrize("is_imported", [False, True])
-def test_a_real_package_is_left_alone(real_package, is_imported, caplog):
-    if is_imported:
-        importlib.import_module("mamba_ssm")
-    before = modules_of()
-    with caplog.at_level(logging.WARNING, "selective_scan"):
-        handle = compat.install()
-    assert "mamba_ssm" not in handle.packages
-    assert modules_of(["mamba_ssm"]) == before
-    assert "mamba_ssm is installed and is left as it is" in caplog.text
-    assert importlib.import_module("mamba_ssm").real.Mamba == "real"
-
-
-def test_force_stands_for_a_real_package_and_gives_it_back(real_package):
-    real = importlib.import_module("mamba_ssm")
-    with compat.install(force=True):
-        ours = importlib.import_module("mamba_ssm")
-        assert ours.selective_scan_fn is selective_scan_fn
-        assert "mamba_ssm.real" not in sys.modules
-        assert importlib.util.find_spec("mamba_ssm.real") is None
-    assert sys.modules["mamba_ssm"] is real
-    assert sys.modules["mamba_ssm.real"].Mamba == "real"
-    assert importlib.util.find_spec("mamba_ssm").origin == str(real_package / "__init__.py")
-
-
-def test_a_module_without_spec_counts_as_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mamba_ssm", type(sys)("mamba_ssm"))
-    assert "mamba_ssm" not in compat.install().packages
 
 
 def test_a_failing_install_leaves_nothing(monkeypatch):

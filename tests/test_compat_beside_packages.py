@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selective_scan import compat
+from selective_scan import compat, selective_scan_fn
 from selective_scan.compat import _modules
 
 FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
@@ -77,6 +77,43 @@ def write(tmp_path, monkeypatch):
     assert not any(isinstance(finder, compat._Importer) for finder in sys.meta_path)
     for name in foreign_modules():
         del sys.modules[name]
+
+
+# --- whole packages -------------------------------------------------------------------------------
+
+REAL = {"__init__.py": "from . import real", "real.py": "Mamba = 'real'"}
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_real_package_is_left_alone(write, is_imported, caplog):
+    write(REAL)
+    if is_imported:
+        importlib.import_module("mamba_ssm")
+    before = foreign_modules()
+    with caplog.at_level(logging.WARNING, "selective_scan"):
+        handle = compat.install()
+    assert "mamba_ssm" not in handle.packages
+    assert [name for name in foreign_modules() if name.startswith("mamba_ssm")] == before
+    assert "mamba_ssm is installed and is left as it is" in caplog.text
+    assert importlib.import_module("mamba_ssm").real.Mamba == "real"
+
+
+def test_force_stands_for_a_real_package_and_gives_it_back(write):
+    folder = write(REAL)
+    real = importlib.import_module("mamba_ssm")
+    with compat.install(force=True):
+        ours = importlib.import_module("mamba_ssm")
+        assert ours.selective_scan_fn is selective_scan_fn
+        assert "mamba_ssm.real" not in sys.modules
+        assert importlib.util.find_spec("mamba_ssm.real") is None
+    assert sys.modules["mamba_ssm"] is real
+    assert sys.modules["mamba_ssm.real"].Mamba == "real"
+    assert importlib.util.find_spec("mamba_ssm").origin == str(folder / "__init__.py")
+
+
+def test_a_module_without_spec_counts_as_installed(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mamba_ssm", type(sys)("mamba_ssm"))
+    assert "mamba_ssm" not in compat.install().packages
 
 
 # --- a mamba_ssm that works without causal_conv1d -------------------------------------------------
