@@ -435,7 +435,9 @@ def test_block_of_version_1(compat_modules):
 # --- decoding steps -------------------------------------------------------------------------------
 
 
-def take_step(name: str, requires_grad: bool = False) -> torch.Tensor:
+def take_step(
+    name: str, requires_grad: bool = False, wrapped_by: Callable = lambda function: function
+) -> torch.Tensor:
     """A step by compat's function in the mode of the caller, which ours does without a gradient."""
     if name == "causal_conv1d_update":
         module = importlib.import_module("causal_conv1d")
@@ -458,7 +460,7 @@ def take_step(name: str, requires_grad: bool = False) -> torch.Tensor:
     if requires_grad:
         with pytest.raises(RuntimeError, match="has no derivative"):
             call(ours, own)
-    out = call(getattr(module, name), state)
+    out = call(wrapped_by(getattr(module, name)), state)
     with torch.no_grad():
         torch.testing.assert_close(out, call(ours, own))
     torch.testing.assert_close(state, own)
@@ -477,3 +479,9 @@ def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, mo
         assert not take_step(name, requires_grad=True).requires_grad
     (record,) = caplog.records
     assert f"{name} gives a result without a graph in grad mode too" in record.message
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+def test_a_compiled_step_without_a_layer_in_grad_mode(compat_modules, name):
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    assert not take_step(name, requires_grad=True, wrapped_by=compiled).requires_grad
