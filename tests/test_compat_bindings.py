@@ -180,7 +180,7 @@ class ConvolutionBelowAutograd(torch.autograd.Function):
 
         version, silu = ctx.options
         x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
-        dxz = torch.full((x.shape[0], 2 * x.shape[1], x.shape[2]), 7.0, dtype=x.dtype)
+        dxz = x.new_full((x.shape[0], 2 * x.shape[1], x.shape[2]), 7.0)
         dx, _ = dxz.chunk(2, dim=1)
         before = (x, weight, bias, dout)
         states = (seq_idx, initial_states, dfinal_states)
@@ -207,16 +207,18 @@ class ConvolutionBelowAutograd(torch.autograd.Function):
         return None, dx.clone(), dweight, dbias, None, dinitial_states, None
 
 
-def make_convolution(version: str, case: str, dtype: torch.dtype, width: int = 4) -> dict:
+def make_convolution(case: str, dtype: torch.dtype, device: str, width: int = 4) -> dict:
     x = torch.randn(2, 11, 8).transpose(1, 2).to(dtype)
     weight, bias = torch.randn(8, width).to(dtype), torch.randn(8).to(dtype)
     states = torch.randn(2, 8, width - 1).to(dtype) if case == "states" else None
     seq_idx = torch.arange(11).div(4, rounding_mode="floor").int().expand(2, 11)
     seq_idx = seq_idx.contiguous() if case == "sequences" else None
-    leaves = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "initial_states": states}
-    for tensor in (x, weight, bias, *([] if states is None else [states])):
-        tensor.requires_grad_()
-    return leaves
+    made = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "initial_states": states}
+    made = {name: None if t is None else t.to(device) for name, t in made.items()}
+    for tensor in made.values():
+        if tensor is not None and tensor.is_floating_point():
+            tensor.requires_grad_()
+    return made
 
 
 def differentiate(results, leaves, weights) -> tuple[list, list]:
@@ -251,9 +253,11 @@ def kernels_or_fallback(request, monkeypatch):
         ],
     ],
 )
-def test_causal_conv1d_cuda(compat_modules, kernels_or_fallback, version, case, dtype, silu):
-    made = make_convolution(version, case, dtype)
-    weights = [torch.randn(2, 8, 11).to(dtype) for _ in range(2)]
+def test_causal_conv1d_cuda(
+    compat_modules, kernels_or_fallback, device, version, case, dtype, silu
+):
+    made = make_convolution(case, dtype, device)
+    weights = [torch.randn(2, 8, 11).to(device, dtype) for _ in range(2)]
     results, gradients = differentiate(
         ConvolutionBelowAutograd.apply(version, *made.values(), silu), made.values(), weights
     )
@@ -303,21 +307,25 @@ def test_causal_conv1d_cuda_without_what_is_optional(compat_modules):
     assert_near(total, 2 * dweight.double())
 
 
-def test_the_binding_takes_steps(compat_modules):
+def test_the_binding_takes_steps(compat_modules, device):
     import causal_conv1d_cuda
 
-    x, weight, bias = torch.randn(2, 8, 5), torch.randn(8, 4), torch.randn(8)
-    state, update = torch.zeros(2, 8, 4), causal_conv1d_cuda.causal_conv1d_update
-    pool = torch.zeros(3, 8, 4)
-    indices = torch.tensor([2, 0], dtype=torch.int32)
-    ring, outs = torch.zeros(2, 8, 4), []
+    x, weight, bias = (
+        torch.randn(2, 8, 5, device=device),
+        torch.randn(8, 4, device=device),
+        torch.randn(8, device=device),
+    )
+    state, update = torch.zeros(2, 8, 4, device=device), causal_conv1d_cuda.causal_conv1d_update
+    pool = torch.zeros(3, 8, 4, device=device)
+    indices = torch.tensor([2, 0], dtype=torch.int32, device=device)
+    ring, outs = torch.zeros(2, 8, 4, device=device), []
     expected = causal_conv1d_ref(x.double(), weight.double(), bias.double(), activation="silu")
     for t in range(5):
-        seen = torch.full((2,), t, dtype=torch.int32)
+        seen = torch.full((2,), t, dtype=torch.int32, device=device)
         outs.append(update(x[..., t], state, weight, bias, True))
         by_ring = update(x[..., t], ring, weight, bias, True, seen)
         assert_near(by_ring, expected[..., t])
-        out = torch.empty(2, 8, 1)
+        out = torch.empty(2, 8, 1, device=device)
         if t % 2 == 0:
             assert update(x[..., t : t + 1], pool, weight, bias, out, True, None, indices) is None
         else:
@@ -329,7 +337,7 @@ def test_the_binding_takes_steps(compat_modules):
 
     from causal_conv1d.cpp_functions import causal_conv1d_update_function
 
-    more = torch.randn(2, 8, 3)
+    more = torch.randn(2, 8, 3, device=device)
     out = causal_conv1d_update_function(more, state, weight, bias, False, None, None)
     whole = torch.cat([x, more], -1).double()
     assert_near(out, causal_conv1d_ref(whole, weight.double(), bias.double())[..., 5:])
@@ -337,11 +345,11 @@ def test_the_binding_takes_steps(compat_modules):
 
 @pytest.mark.parametrize("state_len", [1, 3, 6])
 @pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
-def test_states_of_packed_sequences(compat_modules, lengths, state_len):
+def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
 
-    x = torch.randn(sum(lengths), 5, requires_grad=True)
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    x = torch.randn(sum(lengths), 5, device=device, requires_grad=True)
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     states = causal_conv1d_varlen_states(x, bounds, state_len)
     assert states.shape == (len(lengths), 5, state_len)
     assert not states.requires_grad
