@@ -4,7 +4,7 @@ it once for each set, and the projections once."""
 from __future__ import annotations
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from . import _pytorch
 from ._checks import COMPLEX, SINGLE_OR_DOUBLE, Call, Dtypes, Option, Table, TensorArgument, fail
@@ -93,7 +93,6 @@ MAMBA_ROWS = ComposedOperator(
 )
 
 
-@fx.wrap
 def mamba_rows(
     xz: Tensor,
     conv1d_weight: Tensor,
