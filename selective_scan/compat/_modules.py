@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
-_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim\'s fork
+_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim's fork
 _PASSES = ("fwd", "bwd")
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 

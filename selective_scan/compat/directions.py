@@ -17,6 +17,7 @@ from ..mamba_inner import add, poles
 from ..mamba_mixer import MambaMixer, checked_sequence, refuse_boundaries
 
 # What looks at its arguments stays one node in a graph of torch.fx.
+fx.wrap("checked_sequence")
 fx.wrap("mamba_rows")
 fx.wrap("poles")
 
@@ -93,22 +94,22 @@ def _turned(rows: Tensor, _nslices: int) -> Tensor:
     return rows.flip(1)
 
 
-@fx.wrap
 def _across_slices(rows: Tensor, nslices: int) -> Tensor:
     """The first steps of all slices, then the second ones, and so on."""
+    return _exchange(rows, nslices, is_back=False)
+
+
+def _along_slices(rows: Tensor, nslices: int) -> Tensor:
+    return _exchange(rows, nslices, is_back=True)
+
+
+@fx.wrap
+def _exchange(rows: Tensor, nslices: int, is_back: bool) -> Tensor:
     seqlen = rows.shape[1]
     if seqlen % nslices != 0:
         refuse("seqlen", f"a multiple of nslices = {nslices}", seqlen)
-    return _exchange(rows, nslices, seqlen // nslices)
-
-
-@fx.wrap
-def _along_slices(rows: Tensor, nslices: int) -> Tensor:
-    return _exchange(rows, rows.shape[1] // nslices, nslices)
-
-
-def _exchange(rows: Tensor, outer: int, inner: int) -> Tensor:
-    return rows.unflatten(1, (outer, inner)).transpose(1, 2).flatten(1, 2)
+    sizes = nslices, seqlen // nslices
+    return rows.unflatten(1, sizes[::-1] if is_back else sizes).transpose(1, 2).flatten(1, 2)
 
 
 class _Direction(NamedTuple):
