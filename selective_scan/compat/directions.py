@@ -136,6 +136,7 @@ class DirectedMixer(MambaMixer):
     and out_proj; and with a scale of the result. See :class:`.mamba_simple.Mamba`."""
 
     _marked = ("A_log", "D", "A_b_log", "D_b", "A_s_log", "D_s")
+    use_fast_path = True
     # While the constructor of MambaMixer runs.
     bimamba_type = "none"
     init_layer_scale: float | None = None
