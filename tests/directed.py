@@ -1,8 +1,38 @@
 """Mamba layers of several directions in plain PyTorch, one step at a time, with flips."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def assert_near(
+    actual: list[Tensor], solve: Callable[[float], list[Tensor]], dtype: torch.dtype
+) -> None:
+    """Results are what `solve` gives in double precision, up to a part of the greatest value; or,
+    where terms cancel, up to eight times what it gives of inputs that are off by roundings of
+    `dtype`, relative errors of the size that it is handed."""
+    expected, nudged = solve(0.0), None
+    for i, (result, exact) in enumerate(zip(actual, expected, strict=True)):
+        assert result.shape == exact.shape
+        if result.numel() == 0:
+            continue
+        allowed = ROUNDING[dtype] * max(1.0, exact.abs().max().item())
+        error = (result.to(exact.dtype) - exact).abs().max().item()
+        if not error <= allowed:
+            nudged = nudged or [solve(torch.finfo(dtype).eps) for _ in range(3)]
+            allowed = 8 * max((other[i] - exact).abs().max().item() for other in nudged)
+        assert error <= allowed, f"result {i} is off by {error}, {allowed} allowed"
+
+
+def nudge(tensor: Tensor, size: float) -> Tensor:
+    """A leaf in double precision, off by relative errors of this size."""
+    wide = torch.promote_types(tensor.dtype, torch.float64)
+    tensor = tensor.detach().to(wide)
+    return (tensor * (1 + size * torch.randn_like(tensor.real))).requires_grad_()
 
 
 def plain_rows(
@@ -86,9 +116,8 @@ def plain_layer(layer: torch.nn.Module, hidden: Tensor, bimamba_type: str) -> Te
         y = y + run(xz.flip(2), "_b").flip(1)
     if bimamba_type == "v3":
         across = torch.stack(xz.chunk(layer.nslices, dim=2), dim=-1).flatten(2)
-        steps = run(across, "_s").transpose(1, 2).reshape(len(xz), -1, xz.shape[2] // layer.nslices,
-                                                          layer.nslices)  # fmt: skip
-        y = y + steps.transpose(2, 3).flatten(2).transpose(1, 2)
+        steps = run(across, "_s").unflatten(1, (-1, layer.nslices)).transpose(1, 2)
+        y = y + steps.flatten(1, 2)
     if layer.if_divide_out and bimamba_type == "v2":
         y = y / 2
     out = F.linear(y, weights["out_proj.weight"], weights.get("out_proj.bias"))
