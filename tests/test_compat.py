@@ -226,7 +226,9 @@ def make_mamba(**options) -> nn.Module:
 def test_arguments_of_mamba(compat_modules):
     mamba = make_mamba()
     names = list(inspect.signature(type(mamba)).parameters)
-    assert names[12:] == ["use_fast_path", "layer_idx", "device", "dtype"]
+    assert names[12:16] == ["use_fast_path", "layer_idx", "device", "dtype"]
+    forks = ["bimamba_type", "if_divide_out", "init_layer_scale", "nslices", "bimamba"]
+    assert names[16:] == forks
     assert names[:12] == list(inspect.signature(MambaMixer).parameters)[:12]
     assert mamba.state_dict().keys() == MambaMixer(12, 4).state_dict().keys()
     half = make_mamba(dtype=torch.bfloat16)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
+_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim's fork
 _PASSES = ("fwd", "bwd")
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 
@@ -47,7 +48,9 @@ MODULES = {
     "mamba_ssm.modules.block": Contents(_from(f"{_HERE}.block", "Block")),
     "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
     "mamba_ssm.ops": Contents(),
-    "mamba_ssm.ops.selective_scan_interface": Contents(_from("selective_scan", _SCANS)),
+    "mamba_ssm.ops.selective_scan_interface": Contents(
+        _from("selective_scan", _SCANS) | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
+    ),
     "mamba_ssm.ops.triton": Contents(),
     "mamba_ssm.ops.triton.selective_state_update": Contents(
         _from(f"{_HERE}.steps", "selective_state_update")
