@@ -1,4 +1,5 @@
-"""What mamba_inner_fn computes, forward and backward, by other ops and by matrix products.
+"""What mamba_inner_fn computes, forward and backward, by other ops and by matrix products; and what
+of it does not need out_proj, in either direction.
 
 Everything lies channel-last. Rows are (batch, seqlen, channels), which matrix products take and
 give, and the scan and the convolution read as (batch, channels, seqlen). What is a part of a row,
@@ -8,26 +9,31 @@ belongs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import _pytorch
+from ._anti_causal import anti_causal_conv1d, anti_causal_conv1d_backward
 from ._checks import HALF
 
 
 @dataclass(slots=True)
 class Layer:
-    """The arguments of the forward op."""
+    """The arguments of the forward op; the last ones are those of an op without out_proj.
+
+    With A_b there is a second scan, by these poles, from the last step to the first. With reverse
+    there is this one alone, and the convolution, too, looks at the steps to come.
+    """
 
     xz: Tensor
     conv1d_weight: Tensor
     conv1d_bias: Tensor | None
     x_proj_weight: Tensor
     delta_proj_weight: Tensor
-    out_proj_weight: Tensor
+    out_proj_weight: Tensor | None
     out_proj_bias: Tensor | None
     A: Tensor
     B: Tensor | None
@@ -46,6 +52,8 @@ class Layer:
     bidirectional: bool
     cu_seqlens: Tensor | None
     autocast_dtype: torch.dtype | None
+    A_b: Tensor | None = None
+    reverse: bool = False
 
     @property
     def dim(self) -> int:
@@ -68,8 +76,30 @@ class Layer:
             xz = xz.transpose(1, 2).contiguous().transpose(1, 2)
         return xz.chunk(2, dim=1)
 
-    def convolution_arguments(self, x: Tensor) -> tuple:
+    def _convolution_arguments(self, x: Tensor) -> tuple:
         return x, self.conv1d_weight.squeeze(1), self.conv1d_bias, None, self.cu_seqlens, None
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """As rows."""
+        if self.reverse:
+            return anti_causal_conv1d(x, self.conv1d_weight.squeeze(1), self.conv1d_bias)
+        arguments = self._convolution_arguments(x)
+        u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*arguments, False, "silu")
+        return u.transpose(1, 2).contiguous()
+
+    def convolution_backward(
+        self, du: Tensor, x: Tensor, dx: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of weight and bias; fills dx."""
+        if self.reverse:
+            weight, bias = self.conv1d_weight.squeeze(1), self.conv1d_bias
+            dweight, dbias = anti_causal_conv1d_backward(du, x, weight, bias, dx)
+        else:
+            arguments = self._convolution_arguments(x)
+            dweight, dbias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
+                du, None, *arguments, "silu", dx=dx
+            )
+        return dweight.unsqueeze(1), dbias
 
     def parts(self, x_dbl: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt, B and C as they lie in x_dbl, or in its gradient; of no channels where given."""
@@ -97,12 +127,20 @@ class Layer:
         return rms_norm(steps, self.dt_rms_weight, self.b_c_dt_rms_eps)
 
     def scan_arguments(
-        self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor, reverse: bool
-    ) -> tuple:
-        """Those of the scan's ops. Of two directions both are gated, and one has D."""
-        D = None if reverse else self.D
-        options = (self.delta_softplus, self.discretization_method, None, reverse, self.cu_seqlens)
-        return u, delta, self.A, B, C, D, z, self.delta_bias, *options
+        self, u: Tensor, delta: Tensor, B: Tensor, C: Tensor, z: Tensor
+    ) -> list[tuple]:
+        """Those of the scan's ops, for each scan, whose results are added. Of two that share A both
+        are gated, and one has D; of two with poles of their own each has all."""
+        scans = [(self.A, self.D, self.reverse)]
+        if self.bidirectional:
+            scans.append((self.A, None, True))
+        if self.A_b is not None:
+            scans.append((self.A_b, self.D, True))
+        options = (self.delta_softplus, self.discretization_method, None)
+        return [
+            (u, delta, A, B, C, D, z, self.delta_bias, *options, reverse, self.cu_seqlens)
+            for A, D, reverse in scans
+        ]
 
 
 @dataclass(slots=True)
@@ -158,70 +196,92 @@ class Projection:
         return None, dbias, drms_weight
 
 
-_NUM_ARGUMENTS = len(fields(Layer))
+# Those of the tensors among the forward op's arguments, in their order.
+_GRADIENTS = (
+    *("xz", "conv1d_weight", "conv1d_bias", "x_proj_weight", "delta_proj_weight"),
+    *("out_proj_weight", "out_proj_bias", "A", "B", "C", "D", "delta_bias"),
+    *("B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
+)
+_NUM_KEPT = 6
 
 # --- both passes ----------------------------------------------------------------------------------
 
 
 def forward(*arguments) -> tuple[Tensor | None, ...]:
-    """out, and for the backward pass x_dbl, y, u, delta, states and those of the reverse scan."""
+    """out, and for the backward pass x_dbl, y, u, delta, states and those of the second scan."""
     *arguments, saves = arguments
     layer = Layer(*arguments)
     dtype = layer.dtype
-    x, z = layer.halves()
-    u, _ = torch.ops.selective_scan.causal_conv1d_fwd(
-        *layer.convolution_arguments(x), False, "silu"
-    )
-    rows = u.transpose(1, 2).contiguous()
-    x_dbl = F.linear(rows, layer.x_proj_weight.to(dtype))
-    dt, *parts = layer.parts(x_dbl)
-    steps = layer.steps(dt)
-    delta = layer.normed_steps(steps).transpose(1, 2)
-    B, C = (projection.value() for projection in layer.projections(*parts))
-
-    def scan(reverse: bool) -> tuple[Tensor, Tensor | None]:
-        scan_arguments = layer.scan_arguments(u, delta, B, C, z, reverse)
-        y, _, states = torch.ops.selective_scan.selective_scan_fwd(*scan_arguments, saves)
-        return y.transpose(1, 2), states
-
-    y, states = scan(reverse=False)
-    reverse_states = None
-    if layer.bidirectional:
-        reverse_y, reverse_states = scan(reverse=True)
-        # A mode may keep what ops return, as selective checkpointing does.
-        y = y + reverse_y if _pytorch.num_modes() else y.add_(reverse_y)
+    y, x_dbl, rows, steps, *states = forward_rows(layer, saves)
     bias = layer.out_proj_bias
     out = F.linear(y, layer.out_proj_weight.to(dtype), None if bias is None else bias.to(dtype))
     if not saves:
         return out, None, None, None, None, None, None
     if layer.checkpoint_lvl == 1:
         rows = steps = None
-    return out, x_dbl, y, rows, steps, states, reverse_states
+    return out, x_dbl, y, rows, steps, *states
+
+
+def forward_rows(layer: Layer, saves: bool) -> tuple[Tensor | None, ...]:
+    """y, the rows that out_proj takes; x_dbl, u and delta as rows; and the states of two scans."""
+    x, z = layer.halves()
+    rows = layer.convolve(x)
+    u = rows.transpose(1, 2)
+    x_dbl = F.linear(rows, layer.x_proj_weight.to(layer.dtype))
+    dt, *parts = layer.parts(x_dbl)
+    steps = layer.steps(dt)
+    delta = layer.normed_steps(steps).transpose(1, 2)
+    B, C = (projection.value() for projection in layer.projections(*parts))
+
+    def scan(scan_arguments: tuple) -> tuple[Tensor, Tensor | None]:
+        y, _, states = torch.ops.selective_scan.selective_scan_fwd(*scan_arguments, saves)
+        return y.transpose(1, 2), states
+
+    first, *second = layer.scan_arguments(u, delta, B, C, z)
+    y, states = scan(first)
+    second_states = None
+    if second:
+        second_y, second_states = scan(*second)
+        # A mode may keep what ops return, as selective checkpointing does.
+        y = y + second_y if _pytorch.num_modes() else y.add_(second_y)
+    return y, x_dbl, rows, steps, states, second_states
 
 
 def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
     """The gradients of the tensors among the forward op's arguments, in their order."""
-    arguments, kept = arguments[:_NUM_ARGUMENTS], arguments[_NUM_ARGUMENTS:]
+    arguments, kept = arguments[:-_NUM_KEPT], arguments[-_NUM_KEPT:]
     if kept[0] is None:  # the forward op was not asked to keep anything
         _, *kept = forward(*arguments, True)
-    x_dbl, y, rows, steps, states, reverse_states = kept
+    x_dbl, y, rows, steps, *states = kept
     layer = Layer(*arguments)
-    dtype = layer.dtype
-    x, z = layer.halves()
-    convolution = layer.convolution_arguments(x)
     dout = _matrix(dout)
     dout_proj_weight = _product(dout.t(), _matrix(y), layer.out_proj_weight.dtype)
     dout_proj_bias = None
     if layer.out_proj_bias is not None:
         dout_proj_bias = dout.sum(0, dtype=_at_least_single(dout.dtype))
-    dy = torch.mm(dout, layer.out_proj_weight.to(dtype)).view(y.shape).transpose(1, 2)
+        dout_proj_bias = dout_proj_bias.to(layer.out_proj_bias.dtype)
+    dy = torch.mm(dout, layer.out_proj_weight.to(layer.dtype)).view(y.shape)
+    gradients = backward_rows(layer, dy, x_dbl, rows, steps, *states)
+    gradients |= {"out_proj_weight": dout_proj_weight, "out_proj_bias": dout_proj_bias}
+    return tuple(gradients[name] for name in _GRADIENTS)
+
+
+def backward_rows(
+    layer: Layer,
+    dy: Tensor,
+    x_dbl: Tensor,
+    rows: Tensor | None,
+    steps: Tensor | None,
+    states: Tensor,
+    second_states: Tensor | None,
+) -> dict[str, Tensor | None]:
+    """The gradients of all that forward_rows takes, by name; u and delta may be None."""
+    dtype = layer.dtype
+    x, z = layer.halves()
     dt, *parts = layer.parts(x_dbl)
     if rows is None:
-        u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*convolution, False, "silu")
-        rows, steps = u.transpose(1, 2).contiguous(), layer.steps(dt)
-    else:
-        u = rows.transpose(1, 2)
-    delta = layer.normed_steps(steps).transpose(1, 2)
+        rows, steps = layer.convolve(x), layer.steps(dt)
+    u, delta = rows.transpose(1, 2), layer.normed_steps(steps).transpose(1, 2)
 
     dxz = x.new_empty(*rows.shape[:2], 2 * layer.dim).transpose(1, 2)
     dx, dz = dxz.chunk(2, dim=1)
@@ -235,24 +295,29 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
         for projection, value, part in zip(projections, (B, C), dparts, strict=True)
     )
     to_scan = {"du": du, "ddelta": ddelta, "dB": dB, "dC": dC, "dz": dz}
-    dA, dD, ddelta_bias, _ = torch.ops.selective_scan.selective_scan_bwd_out(
-        dy, None, *layer.scan_arguments(u, delta, B, C, z, False), states, **to_scan
-    )
-    if layer.bidirectional:
-        to_reverse = {name: torch.empty_like(total) for name, total in to_scan.items()}
-        reverse_dA, _, reverse_ddelta_bias, _ = torch.ops.selective_scan.selective_scan_bwd_out(
-            dy,
-            None,
-            *layer.scan_arguments(u, delta, B, C, z, True),
-            reverse_states,
-            **to_reverse,
+
+    def scan_backward(scan_arguments: tuple, states: Tensor, given: dict[str, Tensor]) -> tuple:
+        return torch.ops.selective_scan.selective_scan_bwd_out(
+            dy.transpose(1, 2), None, *scan_arguments, states, **given
         )
-        sums, terms = [*to_scan.values(), dA], [*to_reverse.values(), reverse_dA]
-        if ddelta_bias is not None:
-            sums.append(ddelta_bias)
-            terms.append(reverse_ddelta_bias)
+
+    first, *second = layer.scan_arguments(u, delta, B, C, z)
+    dA, dD, ddelta_bias, _ = scan_backward(first, states, to_scan)
+    dA_b = None
+    if second:
+        to_second = {name: torch.empty_like(total) for name, total in to_scan.items()}
+        second_dA, second_dD, *others, _ = scan_backward(*second, second_states, to_second)
+        sums, terms = [*to_scan.values(), ddelta_bias], [*to_second.values(), *others]
+        if layer.A_b is None:
+            sums.append(dA)
+            terms.append(second_dA)
+        else:
+            dA_b = second_dA
+            sums.append(dD)
+            terms.append(second_dD)
         for total, term in zip(sums, terms, strict=True):
-            total.add_(term)
+            if total is not None:
+                total.add_(term)
     (dB, dB_proj_bias, db_rms_weight), (dC, dC_proj_bias, dc_rms_weight) = (
         projection.backward(gradient, part)
         for projection, gradient, part in zip(projections, (dB, dC), dparts, strict=True)
@@ -268,28 +333,25 @@ def backward(dout: Tensor, *arguments) -> tuple[Tensor | None, ...]:
     ddelta_proj_weight = _product(dsteps.t(), _matrix(dt), layer.delta_proj_weight.dtype)
     total.addmm_(dx_dbl, layer.x_proj_weight.to(dtype))
     dx_proj_weight = _product(dx_dbl.t(), _matrix(rows), layer.x_proj_weight.dtype)
-    dconv1d_weight, dconv1d_bias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
-        du, None, *convolution, "silu", dx=dx
-    )
-    return (
-        dxz.to(layer.xz.dtype),
-        dconv1d_weight.unsqueeze(1),
-        dconv1d_bias,
-        dx_proj_weight,
-        ddelta_proj_weight,
-        dout_proj_weight,
-        None if dout_proj_bias is None else dout_proj_bias.to(layer.out_proj_bias.dtype),
-        dA,
-        dB,
-        dC,
-        dD,
-        ddelta_bias,
-        dB_proj_bias,
-        dC_proj_bias,
-        db_rms_weight,
-        dc_rms_weight,
-        ddt_rms_weight,
-    )
+    dconv1d_weight, dconv1d_bias = layer.convolution_backward(du, x, dx)
+    return {
+        "xz": dxz.to(layer.xz.dtype),
+        "conv1d_weight": dconv1d_weight,
+        "conv1d_bias": dconv1d_bias,
+        "x_proj_weight": dx_proj_weight,
+        "delta_proj_weight": ddelta_proj_weight,
+        "A": dA,
+        "A_b": dA_b,
+        "B": dB,
+        "C": dC,
+        "D": dD,
+        "delta_bias": ddelta_bias,
+        "B_proj_bias": dB_proj_bias,
+        "C_proj_bias": dC_proj_bias,
+        "b_rms_weight": db_rms_weight,
+        "c_rms_weight": dc_rms_weight,
+        "dt_rms_weight": ddt_rms_weight,
+    }
 
 
 def _matrix(rows: Tensor) -> Tensor:

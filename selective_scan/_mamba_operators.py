@@ -37,7 +37,7 @@ def _check_xz(name: str, tensor: Tensor, call: Call) -> None:
     call.sizes["dim"] = tensor.shape[1] // 2
 
 
-def _check_x_proj_weight(call: Call) -> None:
+def check_x_proj_weight(call: Call) -> None:
     """It has rows for dt, and for the states of those of B and C that are not given."""
     sizes = dict(call.sizes)
     parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
@@ -100,15 +100,15 @@ def _arguments(*own: Option) -> Table:
         *own,
         anchor="xz",
         complex_by=("A",),
-        relations=_check_x_proj_weight,
+        relations=check_x_proj_weight,
     )
 
 
 _FUNCTION_ARGUMENTS = _arguments()
-_AUTOCAST_DTYPE = Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)
+AUTOCAST_DTYPE = Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)
 MAMBA_INNER = ComposedOperator(
     "mamba_inner",
-    _arguments(_AUTOCAST_DTYPE),
+    _arguments(AUTOCAST_DTYPE),
     results=[
         Result("out", _ROWS_OUT, lambda call: call["xz"].dtype),
         *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
@@ -147,7 +147,7 @@ def _check_in_proj_weight(name: str, tensor: Tensor, call: Call) -> None:
 
 def _plain_arguments(*own: TensorArgument) -> Table:
     _, *others = (
-        a for a in _arguments(_AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
+        a for a in _arguments(AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
     )
     return Table(
         TensorArgument("xz", REAL, _check_plain_xz),
@@ -156,7 +156,7 @@ def _plain_arguments(*own: TensorArgument) -> Table:
         *others,
         *own,
         anchor="xz",
-        relations=_check_x_proj_weight,
+        relations=check_x_proj_weight,
     )
 
 

@@ -26,6 +26,12 @@ def check_positive(name: str, value: object) -> None:
         refuse(name, "a positive finite number", value)
 
 
+def check_finite(name: str, value: object) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        refuse(name, "a finite number", value)
+
+
 def check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         refuse(name, "a bool", value)

@@ -21,7 +21,7 @@ from .reference import selective_scan_ref
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
-def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     # PyTorch refuses the question for a device that has no autocast.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
@@ -58,33 +58,14 @@ def _compose(
     """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch."""
     dtype = xz.dtype
     if dtype != torch.float64:
-        dtype = _autocast_dtype(xz.device) or dtype
-    dstate = A.shape[1]
-
+        dtype = autocast_dtype_of(xz.device) or dtype
     x, z = xz.to(dtype).chunk(2, dim=1)
     u = convolve(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu", cu_seqlens=cu_seqlens)
-    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
-    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
-    dt, B_rows, C_rows = x_dbl.split(
-        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
+    norms = (b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps)
+    delta, B, C = project_rows(
+        u, x_proj_weight, delta_proj_weight, A, B, C, B_proj_bias, C_proj_bias, *norms
     )
-    delta = F.linear(dt, delta_proj_weight.to(dtype))
-    if dt_rms_weight is not None:
-        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
-
-    def projection(rows, bias, rms_weight):
-        if bias is not None:
-            rows = rows + bias.to(dtype)
-        if rms_weight is not None:
-            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
-        # Complex ones as (re, im) interleaved along time.
-        return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
-
-    if B is None:
-        B = projection(B_rows, B_proj_bias, b_rms_weight)
-    if C is None:
-        C = projection(C_rows, C_proj_bias, c_rms_weight)
-    scanned = (u, delta.transpose(1, 2), A, B, C)
+    scanned = (u, delta, A, B, C)
     options = {
         "delta_bias": delta_bias,
         "delta_softplus": delta_softplus,
@@ -100,6 +81,46 @@ def _compose(
     if out_proj_bias is not None:
         out_proj_bias = out_proj_bias.to(dtype)
     return F.linear(y.transpose(1, 2), out_proj_weight.to(dtype), out_proj_bias)
+
+
+def project_rows(
+    u: Tensor,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor | None,
+    B_proj_bias: Tensor | None,
+    C_proj_bias: Tensor | None,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """delta, B and C, as the scan takes them, of u; B and C are those given, if so."""
+    dtype, dstate = u.dtype, A.shape[1]
+    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
+    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
+    dt, B_rows, C_rows = x_dbl.split(
+        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
+    )
+    delta = F.linear(dt, delta_proj_weight.to(dtype))
+    if dt_rms_weight is not None:
+        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+
+    def projection(rows: Tensor, bias: Tensor | None, rms_weight: Tensor | None) -> Tensor:
+        if bias is not None:
+            rows = rows + bias.to(dtype)
+        if rms_weight is not None:
+            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
+        # Complex ones as (re, im) interleaved along time.
+        return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
+
+    if B is None:
+        B = projection(B_rows, B_proj_bias, b_rms_weight)
+    if C is None:
+        C = projection(C_rows, C_proj_bias, c_rms_weight)
+    return delta.transpose(1, 2), B, C
 
 
 def mamba_inner_ref(
@@ -296,7 +317,7 @@ def mamba_inner_fn(
         # The parts have batching rules, which their composition as one operator can not have.
         MAMBA_INNER.refuse_tangents(arguments)
         return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
-    autocast_dtype = _autocast_dtype(xz.device)
+    autocast_dtype = autocast_dtype_of(xz.device)
     is_plain = (
         B is None
         and C is None
@@ -355,7 +376,7 @@ def mamba_layer(
         or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
     )
     if is_one_call:
-        autocast_dtype = _autocast_dtype(hidden.device)
+        autocast_dtype = autocast_dtype_of(hidden.device)
         dtypes = hidden.dtype, in_proj_weight.dtype
         is_cast = autocast_dtype is not None and torch.float64 not in dtypes
         is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)

@@ -313,27 +313,30 @@ class MambaMixer(nn.Module):
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, x: Tensor, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels), and the
-        bias that is left to the scan."""
+        bias that is left to the scan. A suffix names another set of parts, here and below."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
-        dt, B, C = self.x_proj(_across(x)).split_with_sizes(sizes, -1)
-        delta, delta_bias = project_steps(self.dt_proj, dt)
+        x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
+        dt, B, C = x_proj(_across(x)).split_with_sizes(sizes, -1)
+        delta, delta_bias = project_steps(dt_proj, dt)
         return _across(delta), _across(B), _across(C), delta_bias
 
     def _is_plain(self) -> bool:
+        return self._has_plain_parts() and has_plain_weights(self._modules["out_proj"], nn.Linear)
+
+    def _has_plain_parts(self, suffix: str = "") -> bool:
         parts = self._modules
         return (
             self.d_conv <= MAX_WIDTH
-            and self._has_plain_convolution()
-            and has_plain_weights(parts["x_proj"], nn.Linear)
-            and is_plain_projection(parts["dt_proj"])
-            and has_plain_weights(parts["out_proj"], nn.Linear)
+            and self._has_plain_convolution(suffix=suffix)
+            and has_plain_weights(parts[f"x_proj{suffix}"], nn.Linear)
+            and is_plain_projection(parts[f"dt_proj{suffix}"])
         )
 
-    def _has_plain_convolution(self, can_be_called: bool = True) -> bool:
+    def _has_plain_convolution(self, can_be_called: bool = True, suffix: str = "") -> bool:
         """A parametrization is told by the weight, which it computes wherever that is read."""
-        conv1d = self._modules["conv1d"]
+        conv1d = self._modules[f"conv1d{suffix}"]
         kind = type(conv1d)
         is_convolution = kind.forward is nn.Conv1d.forward
         return is_convolution and has_plain_weights(conv1d, kind, can_be_called=can_be_called)
@@ -358,11 +361,12 @@ class MambaMixer(nn.Module):
 
     # What looks at other steps, for layers whose steps lie elsewhere.
 
-    def _convolve(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        if self._has_plain_convolution(can_be_called=cu_seqlens is None):
-            return causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
+    def _convolve(self, x: Tensor, cu_seqlens: Tensor | None, suffix: str = "") -> Tensor:
+        conv1d = getattr(self, f"conv1d{suffix}")
+        if self._has_plain_convolution(can_be_called=cu_seqlens is None, suffix=suffix):
+            return causal_convolution(x, conv1d.weight, conv1d.bias, cu_seqlens)
         refuse_boundaries(cu_seqlens, "conv1d has a hook or is no plain layer")
-        return convolve_by(self.conv1d, x)
+        return convolve_by(conv1d, x)
 
     def _scan_steps(self, *arguments: Tensor, **options: object) -> Tensor:
         return selective_scan_fn(*arguments, **options)
@@ -432,8 +436,10 @@ class MambaMixer(nn.Module):
 
     # --- marks, which PyTorch does not carry over to the parameters that it puts for others -------
 
+    _marked = ("A_log", "D")
+
     def _mark(self) -> None:
-        for name in ("A_log", "D"):
+        for name in self._marked:
             if (parameter := self._parameters.get(name)) is not None:
                 parameter._no_weight_decay = True
 

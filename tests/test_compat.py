@@ -5,10 +5,10 @@ import importlib
 import importlib.util
 import inspect
 import io
-import logging
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selective_scan
-from selective_scan import MambaMixer, _library, compat, selective_scan_fn
+from selective_scan import MambaMixer, _library, compat
 from selective_scan.compat import _modules
 
 FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
@@ -55,7 +55,7 @@ def test_handle_and_context_manager():
     with compat.install(force=True) as handle:
         assert handle.packages == _modules.PACKAGES
         assert set(modules_of()) == {
-            name for name in _modules.MODULES if not name.startswith("selective_scan")
+            name for name in _modules.MODULES if name.partition(".")[0] in _modules.PACKAGES
         }
     assert not modules_of()
     handle.uninstall()
@@ -76,49 +76,6 @@ def test_install_twice_changes_nothing():
     compat.uninstall()
     compat.uninstall()
     assert not modules_of()
-
-
-@pytest.fixture
-def real_package(tmp_path, monkeypatch):
-    """A mamba_ssm on the path, imported."""
-    folder = tmp_path / "mamba_ssm"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("from . import real\n")
-    (folder / "real.py").write_text("Mamba = 'real'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield folder
-    for name in modules_of(["mamba_ssm"]):
-        del sys.modules[name]
-
-
-@pytest.mark.parametrize("is_imported", [False, True])
-def test_a_real_package_is_left_alone(real_package, is_imported, caplog):
-    if is_imported:
-        importlib.import_module("mamba_ssm")
-    before = modules_of()
-    with caplog.at_level(logging.WARNING, "selective_scan"):
-        handle = compat.install()
-    assert "mamba_ssm" not in handle.packages
-    assert modules_of(["mamba_ssm"]) == before
-    assert "mamba_ssm is installed and is left as it is" in caplog.text
-    assert importlib.import_module("mamba_ssm").real.Mamba == "real"
-
-
-def test_force_stands_for_a_real_package_and_gives_it_back(real_package):
-    real = importlib.import_module("mamba_ssm")
-    with compat.install(force=True):
-        ours = importlib.import_module("mamba_ssm")
-        assert ours.selective_scan_fn is selective_scan_fn
-        assert "mamba_ssm.real" not in sys.modules
-        assert importlib.util.find_spec("mamba_ssm.real") is None
-    assert sys.modules["mamba_ssm"] is real
-    assert sys.modules["mamba_ssm.real"].Mamba == "real"
-    assert importlib.util.find_spec("mamba_ssm").origin == str(real_package / "__init__.py")
-
-
-def test_a_module_without_spec_counts_as_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mamba_ssm", type(sys)("mamba_ssm"))
-    assert "mamba_ssm" not in compat.install().packages
 
 
 def test_a_failing_install_leaves_nothing(monkeypatch):
@@ -163,19 +120,38 @@ def test_names_are_ours(compat_modules):
     from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_ref
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    ours = (causal_conv1d_fn, causal_conv1d_update, mamba_inner_fn, mamba_inner_ref)
-    for function in (*ours, selective_state_update):
+    for function in (causal_conv1d_fn, mamba_inner_fn, mamba_inner_ref):
         assert function is getattr(selective_scan, function.__name__)
+    for step in (causal_conv1d_update, selective_state_update):
+        assert inspect.unwrap(step) is getattr(selective_scan, step.__name__)
     assert Mamba is SameMamba
     assert issubclass(Mamba, MambaMixer)
 
 
 def test_what_is_not_covered_is_absent(compat_modules):
-    with pytest.raises(ModuleNotFoundError, match=r"mamba_ssm\.modules\.mamba2"):
-        importlib.import_module("mamba_ssm.modules.mamba2")
-    with pytest.raises(ImportError, match="Mamba2"):
-        exec("from mamba_ssm import Mamba2")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'mamba_ssm\.modules\.other'"):
+        importlib.import_module("mamba_ssm.modules.other")
+    with pytest.raises(ImportError, match="cannot import name 'Other' from 'mamba_ssm'"):
+        exec("from mamba_ssm import Other")
+    module = importlib.import_module("mamba_ssm")
+    with pytest.raises(AttributeError, match="module 'mamba_ssm' has no attribute 'Other'"):
+        module.Other  # noqa: B018
     assert int(importlib.import_module("mamba_ssm").__version__.split(".")[0]) < 2
+
+
+@pytest.mark.parametrize("name", _modules.ABSENT)
+def test_what_is_absent_on_purpose_says_so(compat_modules, name):
+    parent, _, last = name.rpartition(".")
+    sentence = rf"^selective_scan\.compat has no {name}: .+, see docs/integrations\.md$"
+    with pytest.raises(ModuleNotFoundError, match=sentence):
+        importlib.import_module(name)
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from {parent} import {last}")
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from {name} import Mamba2, mamba_chunk_scan_combined")
+    with pytest.raises(AttributeError, match=sentence):
+        getattr(importlib.import_module(parent), last)
+    assert not hasattr(importlib.import_module(parent), last)
 
 
 # --- norms ----------------------------------------------------------------------------------------
@@ -250,7 +226,9 @@ def make_mamba(**options) -> nn.Module:
 def test_arguments_of_mamba(compat_modules):
     mamba = make_mamba()
     names = list(inspect.signature(type(mamba)).parameters)
-    assert names[12:] == ["use_fast_path", "layer_idx", "device", "dtype"]
+    assert names[12:16] == ["use_fast_path", "layer_idx", "device", "dtype"]
+    forks = ["bimamba_type", "if_divide_out", "init_layer_scale", "nslices", "bimamba"]
+    assert names[16:] == forks
     assert names[:12] == list(inspect.signature(MambaMixer).parameters)[:12]
     assert mamba.state_dict().keys() == MambaMixer(12, 4).state_dict().keys()
     half = make_mamba(dtype=torch.bfloat16)
@@ -454,3 +432,58 @@ def test_block_of_version_1(compat_modules):
     torch.testing.assert_close(hidden, block.mixer(F.layer_norm(x, (12,))))
     with pytest.raises(TypeError, match=r"norm_cls must make an nn\.LayerNorm or an RMSNorm"):
         Block(12, make_mixer, nn.BatchNorm1d, fused_add_norm=True)
+
+
+# --- decoding steps -------------------------------------------------------------------------------
+
+
+def take_step(
+    name: str, requires_grad: bool = False, wrapped_by: Callable = lambda function: function
+) -> torch.Tensor:
+    """A step by compat's function in the mode of the caller, which ours does without a gradient."""
+    if name == "causal_conv1d_update":
+        module = importlib.import_module("causal_conv1d")
+        state, arguments = torch.randn(2, 6, 4), [torch.randn(2, 6), torch.randn(6, 4)]
+        order = [1, 0, 2]
+    else:
+        module = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
+        state, order = torch.randn(2, 6, 4), [0, 1, 2, 3, 4, 5]
+        x, dt = torch.randn(2, 2, 6)
+        arguments = [x, dt.exp(), -torch.rand(6, 4), *torch.randn(2, 2, 4)]
+    for argument in arguments:
+        argument.requires_grad_(requires_grad)
+    own = state.clone()
+
+    def call(function: Callable, state: torch.Tensor) -> torch.Tensor:
+        row = [state, *arguments]
+        return function(*[row[place] for place in order])
+
+    ours = getattr(selective_scan, name)
+    if requires_grad:
+        with pytest.raises(RuntimeError, match="has no derivative"):
+            call(ours, own)
+    out = call(wrapped_by(getattr(module, name)), state)
+    with torch.no_grad():
+        torch.testing.assert_close(out, call(ours, own))
+    torch.testing.assert_close(state, own)
+    return out
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, monkeypatch, caplog):
+    """Its result has no graph, as that of the packages' has none."""
+    monkeypatch.setattr(_library, "_warned", set())
+    take_step(name)
+    with torch.no_grad():
+        take_step(name)
+    assert not caplog.records
+    for _ in range(2):
+        assert not take_step(name, requires_grad=True).requires_grad
+    (record,) = caplog.records
+    assert f"{name} gives a result without a graph in grad mode too" in record.message
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+def test_a_compiled_step_without_a_layer_in_grad_mode(compat_modules, name):
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    assert not take_step(name, requires_grad=True, wrapped_by=compiled).requires_grad

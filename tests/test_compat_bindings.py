@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import published_calls
-from selective_scan import selective_scan_ref
-from selective_scan.compat import bindings
+from selective_scan import _library, causal_conv1d_ref, selective_scan_ref
+from selective_scan.compat import _modules, bindings
 
 
 def make_scan(dtype=torch.float32, is_complex=False) -> dict:
@@ -103,6 +103,27 @@ def test_vmamba_bindings(compat_modules, name, dtype):
         module.bwd(*scan.values(), dout, x, True, 2)
 
 
+def test_a_call_with_other_arguments_names_those_expected_and_got(compat_modules):
+    """As that of a fork whose kernels take another step size for A, and a discretization."""
+    import selective_scan_cuda
+
+    scan = make_scan()
+    inputs = [scan[name] for name in ("u", "delta", "A", "B", "C", "D")]
+    with pytest.raises(TypeError) as caught:
+        selective_scan_cuda.fwd(*inputs, None, scan["delta_bias"], None, True, "mamba")
+    assert str(caught.value) == (
+        "selective_scan: selective_scan_cuda.fwd must be called with (u, delta, A, B, C, D, z, "
+        "delta_bias, delta_softplus), got 11 arguments: (Tensor(2, 8, 11), Tensor(2, 8, 11), "
+        "Tensor(8, 4), Tensor(2, 2, 4, 11), Tensor(2, 2, 4, 11), Tensor(8,), None, Tensor(8,), "
+        "None, True, 'mamba')"
+    )
+    for name in _modules.BINDINGS:
+        module = importlib.import_module(name)
+        for passes in _modules.MODULES[name].names:
+            with pytest.raises(TypeError, match=rf"{name}\.{passes} must .*, got 1 arguments"):
+                getattr(module, passes)(None)
+
+
 class ScanBelowAutograd(torch.autograd.Function):
     """How VMamba calls the bindings."""
 
@@ -121,6 +142,221 @@ class ScanBelowAutograd(torch.autograd.Function):
 def scan_below_autograd(u, delta, A, B, C, D, delta_bias, delta_softplus):
     assert delta_softplus
     return ScanBelowAutograd.apply(u, delta, A, B, C, D, delta_bias)
+
+
+# --- causal_conv1d --------------------------------------------------------------------------------
+
+
+class ConvolutionBelowAutograd(torch.autograd.Function):
+    """How the package's own function, and forks that were written for one of its versions, call
+    the binding."""
+
+    @staticmethod
+    def forward(ctx, version, x, weight, bias, seq_idx, initial_states, silu):
+        import causal_conv1d_cuda
+
+        ctx.options = version, silu
+        ctx.save_for_backward(x, weight, bias, seq_idx, initial_states)
+        fwd = causal_conv1d_cuda.causal_conv1d_fwd
+        if version == "1.0":
+            return fwd(x, weight, bias, silu)
+        if version == "1.1":
+            return fwd(x, weight, bias, seq_idx, silu)
+        final_states = x.new_empty(*x.shape[:2], weight.shape[1] - 1) if seq_idx is None else None
+        if version == "1.2":
+            out = fwd(x, weight, bias, seq_idx, initial_states, final_states, silu)
+        elif version == "1.6":
+            out = torch.empty_like(x)
+            assert fwd(x, weight, bias, seq_idx, initial_states, out, final_states, silu) is None
+        else:
+            from causal_conv1d.cpp_functions import causal_conv1d_fwd_function as function
+
+            out = function(x, weight, bias, seq_idx, initial_states, final_states, silu)
+        return out, final_states
+
+    @staticmethod
+    def backward(ctx, dout, dfinal_states=None):
+        import causal_conv1d_cuda
+
+        version, silu = ctx.options
+        x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
+        dxz = x.new_full((x.shape[0], 2 * x.shape[1], x.shape[2]), 7.0)
+        dx, _ = dxz.chunk(2, dim=1)
+        before = (x, weight, bias, dout)
+        states = (seq_idx, initial_states, dfinal_states)
+        has_initial = initial_states is not None
+        bwd = causal_conv1d_cuda.causal_conv1d_bwd
+        if version == "1.0":
+            given, *others = bwd(*before, dx, silu)
+        elif version == "1.1":
+            given, *others = bwd(*before, seq_idx, dx, silu)
+        elif version == "1.2":
+            given, *others = bwd(*before, *states, dx, has_initial, silu)
+        elif version == "1.6":
+            given = dx
+            others = [torch.zeros_like(t, dtype=torch.float32) for t in (weight, bias)]
+            others.append(torch.empty_like(initial_states) if has_initial else None)
+            assert bwd(*before, *states, dx, *others, silu) is None
+        else:
+            from causal_conv1d.cpp_functions import causal_conv1d_bwd_function as function
+
+            given, *others = function(*before, *states, dx, has_initial, silu)
+        assert given is dx
+        assert (dxz[:, x.shape[1] :] == 7).all()
+        dweight, dbias, dinitial_states = [*others, None][:3]
+        return None, dx.clone(), dweight, dbias, None, dinitial_states, None
+
+
+def make_convolution(case: str, dtype: torch.dtype, device: str, width: int = 4) -> dict:
+    x = torch.randn(2, 11, 8).transpose(1, 2).to(dtype)
+    weight, bias = torch.randn(8, width).to(dtype), torch.randn(8).to(dtype)
+    states = torch.randn(2, 8, width - 1).to(dtype) if case == "states" else None
+    seq_idx = torch.arange(11).div(4, rounding_mode="floor").int().expand(2, 11)
+    seq_idx = seq_idx.contiguous() if case == "sequences" else None
+    made = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "initial_states": states}
+    made = {name: None if t is None else t.to(device) for name, t in made.items()}
+    for tensor in made.values():
+        if tensor is not None and tensor.is_floating_point():
+            tensor.requires_grad_()
+    return made
+
+
+def differentiate(results, leaves, weights) -> tuple[list, list]:
+    results = [
+        t for t in ([results] if isinstance(results, torch.Tensor) else results) if t is not None
+    ]
+    loss = sum((t * w[..., : t.shape[-1]]).sum() for t, w in zip(results, weights, strict=False))
+    return results, torch.autograd.grad(
+        loss, [t for t in leaves if t is not None and t.requires_grad]
+    )
+
+
+@pytest.fixture(params=["kernels", "fallback"])
+def kernels_or_fallback(request, monkeypatch):
+    if request.param == "fallback":
+        monkeypatch.setattr(_library, "devices", set())
+        monkeypatch.setattr(_library, "_fallback_allowed", True)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("version", "case"),
+    [
+        ("1.0", "plain"),
+        ("1.1", "plain"),
+        ("1.1", "sequences"),
+        *[
+            (version, case)
+            for version in ("1.2", "1.6", "cpp_functions")
+            for case in ("plain", "sequences", "states")
+        ],
+    ],
+)
+def test_causal_conv1d_cuda(
+    compat_modules, kernels_or_fallback, device, version, case, dtype, silu
+):
+    made = make_convolution(case, dtype, device)
+    weights = [torch.randn(2, 8, 11).to(device, dtype) for _ in range(2)]
+    results, gradients = differentiate(
+        ConvolutionBelowAutograd.apply(version, *made.values(), silu), made.values(), weights
+    )
+    exact = {
+        name: None
+        if t is None
+        else (t.detach().double().requires_grad_() if t.is_floating_point() else t)
+        for name, t in made.items()
+    }
+    expected, exact_gradients = differentiate(
+        causal_conv1d_ref(
+            **exact,
+            return_final_states=len(results) == 2,
+            activation="silu" if silu else None,
+        ),
+        exact.values(),
+        [w.double() for w in weights],
+    )
+    assert len(results) == (1 if version in ("1.0", "1.1") or case == "sequences" else 2)
+    rounding = 1e-5 if dtype == torch.float32 else 1e-2
+    for actual, wanted in zip((*results, *gradients), (*expected, *exact_gradients), strict=True):
+        assert actual.dtype == dtype
+        assert_near(actual, wanted, rounding)
+
+
+def test_causal_conv1d_cuda_without_what_is_optional(compat_modules):
+    import causal_conv1d_cuda
+
+    x, dout = torch.randn(2, 2, 8, 11)
+    weight = torch.randn(8, 4)
+    out = causal_conv1d_cuda.causal_conv1d_fwd(x, weight, None, False)
+    assert_near(out, causal_conv1d_ref(x.double(), weight.double()))
+    dx, dweight, dbias = causal_conv1d_cuda.causal_conv1d_bwd(x, weight, None, dout, None, False)
+    assert dbias is None
+    row = (x, weight, None, dout, None, None, None, None)
+    *same, dbias, dinitial = causal_conv1d_cuda.causal_conv1d_bwd(*row, False, False)
+    assert torch.equal(same[0], dx)
+    assert torch.equal(same[1], dweight)
+    assert dbias is dinitial is None
+    states = torch.zeros(2, 8, 3, dtype=torch.float64, requires_grad=True)
+    exact = causal_conv1d_ref(x.double(), weight.double(), initial_states=states)
+    expected = torch.autograd.grad(exact, states, dout.double())[0]
+    assert_near(causal_conv1d_cuda.causal_conv1d_bwd(*row, True, False)[3], expected)
+    # The last form adds to the gradients of the weights.
+    total = dweight.clone()
+    causal_conv1d_cuda.causal_conv1d_bwd(*row[:7], torch.empty_like(x), total, None, None, False)
+    assert_near(total, 2 * dweight.double())
+
+
+def test_the_binding_takes_steps(compat_modules, device):
+    import causal_conv1d_cuda
+
+    x, weight, bias = (
+        torch.randn(2, 8, 5, device=device),
+        torch.randn(8, 4, device=device),
+        torch.randn(8, device=device),
+    )
+    state, update = torch.zeros(2, 8, 4, device=device), causal_conv1d_cuda.causal_conv1d_update
+    pool = torch.zeros(3, 8, 4, device=device)
+    indices = torch.tensor([2, 0], dtype=torch.int32, device=device)
+    ring, outs = torch.zeros(2, 8, 4, device=device), []
+    expected = causal_conv1d_ref(x.double(), weight.double(), bias.double(), activation="silu")
+    for t in range(5):
+        seen = torch.full((2,), t, dtype=torch.int32, device=device)
+        outs.append(update(x[..., t], state, weight, bias, True))
+        by_ring = update(x[..., t], ring, weight, bias, True, seen)
+        assert_near(by_ring, expected[..., t])
+        out = torch.empty(2, 8, 1, device=device)
+        if t % 2 == 0:
+            assert update(x[..., t : t + 1], pool, weight, bias, out, True, None, indices) is None
+        else:
+            out = update(x[..., t : t + 1], pool, weight, bias, True, None, indices)
+        assert_near(out[..., 0], expected[..., t])
+    assert_near(torch.stack(outs, -1), expected)
+    assert torch.equal(pool[indices.long()], state)
+    assert torch.equal(state, x[..., 1:])
+
+    from causal_conv1d.cpp_functions import causal_conv1d_update_function
+
+    more = torch.randn(2, 8, 3, device=device)
+    out = causal_conv1d_update_function(more, state, weight, bias, False, None, None)
+    whole = torch.cat([x, more], -1).double()
+    assert_near(out, causal_conv1d_ref(whole, weight.double(), bias.double())[..., 5:])
+
+
+@pytest.mark.parametrize("state_len", [1, 3, 6])
+@pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
+def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):
+    from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
+
+    x = torch.randn(sum(lengths), 5, device=device, requires_grad=True)
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    states = causal_conv1d_varlen_states(x, bounds, state_len)
+    assert states.shape == (len(lengths), 5, state_len)
+    assert not states.requires_grad
+    for state, rows in zip(states, x.split(lengths), strict=True):
+        assert torch.equal(state, F.pad(rows.T, (state_len, 0))[:, -state_len:])
+    with pytest.raises(ValueError, match=r"x must be \(total, dim\), got \(1, "):
+        causal_conv1d_varlen_states(x[None], bounds, state_len)
 
 
 # --- published models -----------------------------------------------------------------------------

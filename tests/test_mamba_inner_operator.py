@@ -261,7 +261,9 @@ def test_compile(backend, device):
             expected = run(mamba_inner_fn, case, tensors)
             actual = run(compiled, case, tensors)
         for name, value in actual.items():
-            torch.testing.assert_close(value, expected[name])
+            # Under autocast the products' parts may be rounded to bfloat16 in other places.
+            tolerances = {"rtol": 0, "atol": 2**-7 * expected[name].abs().max()} if autocast else {}
+            torch.testing.assert_close(value, expected[name], **tolerances)
 
 
 def test_export(device):

@@ -99,6 +99,7 @@ def in_graph(call: Callable[[], object], calls: int = 1) -> Callable[[], object]
         graph.replay()
         return result
 
+    replay.call = call  # the graph reads what it holds
     return replay
 
 

@@ -10,25 +10,38 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from .._library import logger
-from ._modules import BINDINGS, MODULES, PACKAGES
+from ._modules import ABSENT, BINDINGS, MODULES, PACKAGES
 
 __all__ = ["Handle", "install", "uninstall"]
 
 
 class _Importer:
-    """Finds and fills the modules of the installed packages, on import and on reload."""
+    """Finds and fills our modules, on import and on reload.
+
+    A root is a module that stands with all that is under it: a package as a rule.
+    """
 
     def __init__(self) -> None:
-        # The modules of a real package that each of ours stands for.
+        # By root, the modules of a real package that ours stand for.
         self.displaced: dict[str, dict[str, ModuleType]] = {}
 
+    def covers(self, name: str) -> bool:
+        return any(_is_under(name, root) for root in self.displaced)
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in MODULES or _package_of(name) not in self.displaced:
+        if not self.covers(name):
+            return None
+        if name in ABSENT:
+            # Without a name, by which Python would take it for a module that nobody asked for.
+            raise ModuleNotFoundError(_why_absent(name))
+        if name not in MODULES:
             return None
         is_package = any(other.startswith(f"{name}.") for other in MODULES)
         return ModuleSpec(name, self, origin="selective_scan.compat", is_package=is_package)
@@ -39,33 +52,61 @@ class _Importer:
     def exec_module(self, module: ModuleType) -> None:
         contents = MODULES[module.__spec__.name]
         module.__doc__ = f"selective_scan's functions under the name {module.__name__}."
+        module.__getattr__ = _refuse_attribute_of(module.__name__)
         module.__dict__.update(contents.constants)
         for name, (origin, name_there) in contents.names.items():
             setattr(module, name, getattr(importlib.import_module(origin), name_there))
 
-    def add(self, package: str) -> None:
-        self.displaced[package] = _take_modules(package)
+    def add(self, root: str) -> None:
+        self.displaced[root] = _take_modules(root, sys.modules)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        parent = root.rpartition(".")[0]
+        if parent and parent not in sys.modules:
+            return  # the real parent is imported when it is asked for
         for name in MODULES:
-            if _package_of(name) == package:
+            if _is_under(name, root):
                 importlib.import_module(name)
 
-    def remove(self, package: str) -> None:
-        displaced = self.displaced.pop(package)
-        _take_modules(package)
-        sys.modules.update(displaced)
+    def remove(self, root: str) -> None:
+        displaced = self.displaced.pop(root)
+        # What stands for a package since then has put our modules aside, too.
+        wider = (self.displaced[other] for other in self.displaced if _is_under(root, other))
+        modules = next(wider, sys.modules)
+        ours = _take_modules(root, modules)
+        modules.update(displaced)
+        parent, _, last = root.rpartition(".")
+        if parent in modules and root in ours:
+            if root in displaced:
+                setattr(modules[parent], last, displaced[root])
+            else:
+                delattr(modules[parent], last)
         if not self.displaced:
             sys.meta_path.remove(self)
 
 
-def _package_of(name: str) -> str:
-    return name.partition(".")[0]
+def _is_under(name: str, root: str) -> bool:
+    return name == root or name.startswith(f"{root}.")
 
 
-def _take_modules(package: str) -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if _package_of(name) == package]
-    return {name: sys.modules.pop(name) for name in names}
+def _take_modules(root: str, modules: MutableMapping[str, ModuleType]) -> dict[str, ModuleType]:
+    return {name: modules.pop(name) for name in list(modules) if _is_under(name, root)}
+
+
+def _why_absent(name: str) -> str:
+    return f"selective_scan.compat has no {name}: {ABSENT[name]}, see docs/integrations.md"
+
+
+def _refuse_attribute_of(module: str) -> Callable[[str], NoReturn]:
+    def refuse(attribute: str) -> NoReturn:
+        name = f"{module}.{attribute}"
+        is_absent = name in ABSENT
+        raise AttributeError(
+            _why_absent(name) if is_absent else f"module {module!r} has no attribute {attribute!r}",
+            name=attribute,
+        )
+
+    return refuse
 
 
 def _is_there(package: str) -> bool:
@@ -80,14 +121,14 @@ class Handle:
     """What one call of :func:`install` did; as a context manager it undoes that at its end.
 
     Attributes:
-        packages: the packages that the call put there, none that was there before.
+        packages: the packages, and single modules, that the call put there, none that it found.
     """
 
     packages: tuple[str, ...]
 
     def uninstall(self) -> None:
         """Takes away what this call put there, as far as it is still there."""
-        for package in self.packages:
+        for package in reversed(self.packages):
             if package in _IMPORTER.displaced:
                 _IMPORTER.remove(package)
 
@@ -103,26 +144,32 @@ class Handle:
         self.uninstall()
 
 
-def install(force: bool = False, raw: bool = False) -> Handle:
+def install(force: bool = False, raw: bool = False, modules: Sequence[str] | None = None) -> Handle:
     """Makes ``import mamba_ssm`` and ``import causal_conv1d`` give selective_scan's functions.
 
     The modules are put into ``sys.modules``, with specs that ``importlib`` finds and reloads; no
     file is written. A package that is really installed is left as it is, and a warning of the
-    logger ``selective_scan`` says so, unless `force`. A second call changes nothing.
+    logger ``selective_scan`` says so, unless `force`. Beside a real mamba_ssm that stays,
+    causal_conv1d stays absent if it is, unless `raw`: mamba_ssm does without it, but calls the
+    bindings, too, where it finds it. A second call changes nothing.
 
     Code that has imported a name before keeps what it has.
 
     Args:
         force: whether to stand for a package that is installed, until :func:`uninstall` puts its
             modules back.
-        raw: whether to add the modules ``selective_scan_cuda``, ``selective_scan_cuda_core``
-            and ``selective_scan_cuda_oflex``, which forks call below autograd.
+        raw: whether to add the modules ``causal_conv1d_cuda``, ``selective_scan_cuda``,
+            ``selective_scan_cuda_core`` and ``selective_scan_cuda_oflex``, which forks call below
+            autograd.
+        modules: full names of modules to put in the place of a package's that stays, such as
+            ``"mamba_ssm.ops.triton.layernorm"``, each with all that is under it.
 
     Returns:
         A handle, whose `uninstall` undoes what this call did, and which is a context manager.
 
     Raises:
-        TypeError: an argument is not a bool.
+        TypeError: an argument is not of the type above.
+        ValueError: there is no such module.
 
     Example:
         >>> import selective_scan.compat
@@ -135,22 +182,46 @@ def install(force: bool = False, raw: bool = False) -> Handle:
         if not isinstance(value, bool):
             got = type(value).__name__
             raise TypeError(f"selective_scan: {name} must be a bool, got {got}")
+    asked = _checked_modules(modules)
     added: list[str] = []
     try:
-        for package in (*PACKAGES, *(BINDINGS if raw else ())):
-            if package in _IMPORTER.displaced:
+        for root in (*PACKAGES, *(BINDINGS if raw else ()), *asked):
+            if _IMPORTER.covers(root):
                 continue
-            if not force and _is_there(package):
-                logger.warning(
-                    "%s is installed and is left as it is; install(force=True) replaces it", package
-                )
-                continue
-            added.append(package)
-            _IMPORTER.add(package)
+            if not (force or root in asked):
+                if _is_there(root):
+                    logger.warning(
+                        "%s is installed and is left as it is; install(force=True) replaces it",
+                        root,
+                    )
+                    continue
+                if root == "causal_conv1d" and not (raw or _IMPORTER.covers("mamba_ssm")):
+                    logger.warning(
+                        "causal_conv1d stays absent, since the mamba_ssm that is installed calls "
+                        "bindings where it finds it; install(raw=True) adds it and them"
+                    )
+                    continue
+            added.append(root)
+            _IMPORTER.add(root)
     except BaseException:
         Handle(tuple(added)).uninstall()
         raise
     return Handle(tuple(added))
+
+
+def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
+    if modules is None:
+        return ()
+    if isinstance(modules, str) or not isinstance(modules, Sequence):
+        got = type(modules).__name__
+        raise TypeError(f"selective_scan: modules must be a sequence of names, got {got}")
+    for name in modules:
+        if name not in MODULES:
+            raise ValueError(
+                f"selective_scan: modules must be names of modules of selective_scan.compat, got "
+                f"{name!r}"
+            )
+    return modules
 
 
 def uninstall() -> None:

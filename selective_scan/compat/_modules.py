@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
-_UPDATES = "selective_state_update selective_state_update_ref"
-_CONVOLUTIONS = "causal_conv1d_fn causal_conv1d_update"
+_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim's fork
+_PASSES = ("fwd", "bwd")
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 _MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
 _GENERATION = "GenerationMixin InferenceParams decode sample update_graph_cache"
@@ -25,10 +26,15 @@ def _from(origin: str, names: str) -> dict[str, tuple[str, str]]:
     return {name: (origin, name) for name in names.split()}
 
 
-def _binding(prefix: str) -> Contents:
-    return Contents({name: (f"{_HERE}.bindings", f"{prefix}_{name}") for name in ("fwd", "bwd")})
+def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
+    return Contents(
+        {f"{before}{name}": (f"{_HERE}.bindings", f"{origin}_{name}") for name in names}
+    )
 
 
+_CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
+    f"{_HERE}.steps", "causal_conv1d_update"
+)
 _NORM_CONTENTS = Contents(_from(f"{_HERE}.layer_norm", _NORMS))
 # A version before the one that brought Mamba-2 tells those who ask that it is not there.
 _MAMBA_VERSION = {"__version__": "1.2.2+selective.scan"}
@@ -49,21 +55,62 @@ MODULES = {
     "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
     "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
     "mamba_ssm.ops": Contents(),
-    "mamba_ssm.ops.selective_scan_interface": Contents(_from("selective_scan", _SCANS)),
+    "mamba_ssm.ops.selective_scan_interface": Contents(
+        _from("selective_scan", _SCANS) | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
+    ),
     "mamba_ssm.ops.triton": Contents(),
-    "mamba_ssm.ops.triton.selective_state_update": Contents(_from("selective_scan", _UPDATES)),
+    "mamba_ssm.ops.triton.selective_state_update": Contents(
+        _from(f"{_HERE}.steps", "selective_state_update")
+        | _from("selective_scan", "selective_state_update_ref")
+    ),
     "mamba_ssm.ops.triton.layer_norm": _NORM_CONTENTS,
     "mamba_ssm.ops.triton.layernorm": _NORM_CONTENTS,  # its name in versions 1
     "mamba_ssm.utils": Contents(),
     "mamba_ssm.utils.generation": Contents(_from(f"{_HERE}.generation", _GENERATION)),
     "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
-    "causal_conv1d": Contents(_from("selective_scan", _CONVOLUTIONS), _CONVOLUTION_VERSION),
+    "causal_conv1d": Contents(_CONVOLUTIONS, _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(
-        _from("selective_scan", f"{_CONVOLUTIONS} causal_conv1d_ref causal_conv1d_update_ref")
+        _CONVOLUTIONS | _from("selective_scan", "causal_conv1d_ref causal_conv1d_update_ref")
     ),
-    "selective_scan_cuda": _binding("mamba"),
-    "selective_scan_cuda_core": _binding("core"),
-    "selective_scan_cuda_oflex": _binding("oflex"),
+    "causal_conv1d.causal_conv1d_varlen": Contents(
+        _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")
+    ),
+    "causal_conv1d.cpp_functions": Contents(
+        _from(
+            f"{_HERE}.convolution",
+            "causal_conv1d_fwd_function causal_conv1d_bwd_function causal_conv1d_update_function",
+        )
+    ),
+    "causal_conv1d_cuda": _binding("convolution", (*_PASSES, "update"), "causal_conv1d_"),
+    "selective_scan_cuda": _binding("mamba", _PASSES),
+    "selective_scan_cuda_core": _binding("core", _PASSES),
+    "selective_scan_cuda_oflex": _binding("oflex", _PASSES),
 }
 PACKAGES = ("mamba_ssm", "causal_conv1d")
-BINDINGS = ("selective_scan_cuda", "selective_scan_cuda_core", "selective_scan_cuda_oflex")
+BINDINGS = (
+    "causal_conv1d_cuda",
+    "selective_scan_cuda",
+    "selective_scan_cuda_core",
+    "selective_scan_cuda_oflex",
+)
+
+
+def _absent(reason: str, names: str) -> dict[str, str]:
+    return {f"mamba_ssm.{name}": reason for name in names.split()}
+
+
+# What mamba_ssm has, and is absent on purpose, and why.
+ABSENT = (
+    _absent(
+        "Mamba-2 and its SSD are not covered",
+        "Mamba2 modules.mamba2 modules.mamba2_simple modules.ssd_minimal ops.triton.ssd_bmm "
+        "ops.triton.ssd_chunk_scan ops.triton.ssd_chunk_state ops.triton.ssd_combined "
+        "ops.triton.ssd_state_passing ops.triton.layernorm_gated ops.triton.k_activations",
+    )
+    | _absent(
+        "Mamba-3 is not covered",
+        "Mamba3 modules.mamba3 ops.triton.mamba3 ops.cute ops.tilelang",
+    )
+    | _absent("attention is not covered", "modules.mha")
+    | _absent("tensor parallelism is that of selective_scan.distributed", "distributed")
+)

@@ -1,9 +1,11 @@
 """Forward and backward passes by the signatures of the binding modules that forks call below
-autograd: mamba_ssm's ``selective_scan_cuda``, VMamba's ``selective_scan_cuda_core`` and ``_oflex``.
+autograd: mamba_ssm's ``selective_scan_cuda``, VMamba's ``selective_scan_cuda_core`` and ``_oflex``,
+and ``causal_conv1d_cuda``.
 
-Of the saved states x they promise what callers read, that x[:, :, -1, 1::2] is the last state.
-There is one chunk; x[:, :, 0, 0::2] is the product of abar over all steps. The backward passes
-take x, and out, for the signature's sake: they scan again, since the kernels save other states.
+Of a scan's saved states x they promise what callers read, that x[:, :, -1, 1::2] is the last
+state. There is one chunk; x[:, :, 0, 0::2] is the product of abar over all steps. The backward
+passes take x, and out, for the signature's sake: they scan again, since the kernels save other
+states.
 
 Tensors may be on a CPU, too.
 """
@@ -18,6 +20,12 @@ from torch import Tensor
 
 from ..functional import selective_scan_fn
 from ..mamba_mixer import at_least_single, refuse
+from ._forms import by_position
+from .convolution import (
+    causal_conv1d_bwd_function,
+    causal_conv1d_fwd_function,
+    causal_conv1d_update_function,
+)
 
 Optional = Tensor | None
 
@@ -62,6 +70,7 @@ def _backward(
 # --- mamba_ssm ------------------------------------------------------------------------------------
 
 
+@by_position("selective_scan_cuda.fwd")
 @torch.no_grad()
 def mamba_fwd(
     u: Tensor,
@@ -83,6 +92,7 @@ def mamba_fwd(
     return [out.to(u.dtype), x, (out * F.silu(z_.to(out.dtype))).to(u.dtype)]
 
 
+@by_position("selective_scan_cuda.bwd")
 def mamba_bwd(
     u: Tensor,
     delta: Tensor,
@@ -118,6 +128,7 @@ def _check_nrows(nrows: int) -> None:
         refuse("nrows", "1", nrows)
 
 
+@by_position("selective_scan_cuda_core.fwd")
 def core_fwd(
     u: Tensor,
     delta: Tensor,
@@ -133,7 +144,7 @@ def core_fwd(
     return oflex_fwd(u, delta, A, B, C, D_, delta_bias_, delta_softplus, nrows, False)
 
 
-def core_bwd(
+def _vmamba_bwd(
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -153,6 +164,11 @@ def core_bwd(
     return [*before, ddelta_bias]
 
 
+core_bwd = by_position("selective_scan_cuda_core.bwd")(_vmamba_bwd)
+oflex_bwd = by_position("selective_scan_cuda_oflex.bwd")(_vmamba_bwd)
+
+
+@by_position("selective_scan_cuda_oflex.fwd")
 def oflex_fwd(
     u: Tensor,
     delta: Tensor,
@@ -172,4 +188,103 @@ def oflex_fwd(
     return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)
 
 
-oflex_bwd = core_bwd
+# --- causal_conv1d --------------------------------------------------------------------------------
+
+
+@by_position(
+    "causal_conv1d_cuda.causal_conv1d_fwd",
+    "x weight bias silu_activation",  # version 1.0
+    "x weight bias seq_idx silu_activation",  # 1.1
+    "x weight bias seq_idx initial_states final_states_out silu_activation",  # 1.2 to 1.5.0
+    "x weight bias seq_idx initial_states out final_states_out silu_activation",  # from 1.5.1 on
+)
+def convolution_fwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional,
+    silu_activation: bool,
+    seq_idx: Optional = None,
+    initial_states: Optional = None,
+    final_states_out: Optional = None,
+    out: Optional = None,
+) -> Optional:
+    """out; None in the form that has it given."""
+    inputs = (x, weight, bias, seq_idx, initial_states, final_states_out)
+    return _give(causal_conv1d_fwd_function(*inputs, silu_activation), out)
+
+
+@torch.no_grad()
+def _give(made: Tensor, out: Optional) -> Optional:
+    if out is None:
+        return made
+    out.copy_(made)
+    return None
+
+
+@by_position(
+    "causal_conv1d_cuda.causal_conv1d_bwd",
+    "x weight bias dout dx silu_activation",
+    "x weight bias dout seq_idx dx silu_activation",
+    "x weight bias dout seq_idx initial_states dfinal_states dx return_dinitial_states"
+    " silu_activation",
+    "x weight bias dout seq_idx initial_states dfinal_states dx dweight dbias dinitial_states"
+    " silu_activation",
+)
+@torch.no_grad()
+def convolution_bwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional,
+    dout: Tensor,
+    dx: Optional,
+    silu_activation: bool,
+    seq_idx: Optional = None,
+    initial_states: Optional = None,
+    dfinal_states: Optional = None,
+    return_dinitial_states: bool | None = None,
+    dweight: Optional = None,
+    dbias: Optional = None,
+    dinitial_states: Optional = None,
+) -> list[Optional] | None:
+    """[dx, dweight, dbias], and dinitial_states in the form that asks for it. dx is the one that is
+    given if one is. The last form has all given, adds to dweight and dbias, and returns None."""
+    states = (seq_idx, initial_states, dfinal_states)
+    if dweight is None:
+        asked = bool(return_dinitial_states)
+        gradients = causal_conv1d_bwd_function(
+            *(x, weight, bias, dout, *states, dx, asked, silu_activation)
+        )
+        return [*gradients] if return_dinitial_states is not None else [*gradients[:3]]
+    # A weight in float32 has gradients that are not rounded before they are added.
+    wide = [None if t is None else t.to(dweight.dtype) for t in (weight, bias)]
+    asked = dinitial_states is not None
+    gradients = causal_conv1d_bwd_function(x, *wide, dout, *states, dx, asked, silu_activation)
+    dweight.add_(gradients[1])
+    if dbias is not None:
+        dbias.add_(gradients[2])
+    if dinitial_states is not None:
+        dinitial_states.copy_(gradients[3])
+    return None
+
+
+@by_position(
+    "causal_conv1d_cuda.causal_conv1d_update",
+    "x conv_state weight bias silu_activation",  # versions 1.0 to 1.3
+    "x conv_state weight bias silu_activation cache_seqlens",  # 1.4
+    "x conv_state weight bias silu_activation cache_seqlens conv_state_indices",  # 1.5.0
+    "x conv_state weight bias out silu_activation cache_seqlens conv_state_indices",  # from 1.5.1
+)
+def convolution_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Optional,
+    silu_activation: bool,
+    cache_seqlens: Optional = None,
+    conv_state_indices: Optional = None,
+    out: Optional = None,
+) -> Optional:
+    """out; None in the form that has it given. conv_state is changed in place."""
+    states = (cache_seqlens, conv_state_indices)
+    inputs = (x, conv_state, weight, bias, silu_activation, *states)
+    return _give(causal_conv1d_update_function(*inputs), out)

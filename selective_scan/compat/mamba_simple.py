@@ -13,8 +13,8 @@ from .. import _library, mamba_mixer
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
-from ..mamba_mixer import MambaMixer
 from . import block
+from .directions import DirectedMixer
 
 
 class InferenceParams(Protocol):
@@ -24,8 +24,9 @@ class InferenceParams(Protocol):
     seqlen_offset: int
 
 
-class Mamba(MambaMixer):
-    """:class:`MambaMixer` with the arguments and methods of mamba_ssm's ``Mamba``.
+class Mamba(DirectedMixer):
+    """:class:`MambaMixer` with the arguments and methods of mamba_ssm's ``Mamba``, and with the
+    arguments by which Vim's, VideoMamba's and SegMamba's forks have several directions.
 
     Two things differ from a mixer: A_log and D are float32 at least, whatever `dtype`; and there
     are states for decoding, in which `step` and a forward call with `inference_params` go on.
@@ -34,6 +35,20 @@ class Mamba(MambaMixer):
         use_fast_path: whether a forward call is one node of autograd; else the layer's parts are
             called one after the other, which gives the same.
         layer_idx: the layer's key in the states of `inference_params`.
+        bimamba_type: "v1" adds a second scan from the last step to the first, by poles A_b_log of
+            its own. "v2" adds a second set of all parameters between in_proj and out_proj, with
+            names that end in _b, for the sequence from its last step to its first. "v3" adds to
+            that a third set, _s, for the sequence as it lies across slices: the first steps of all
+            of them, then the second ones. The results are added in front of out_proj. As there are
+            steps to come, there are no states then, and no `step`.
+        if_divide_out: whether the sum of "v2" is halved; it is for "v2" alone.
+        init_layer_scale: the initial value of a parameter gamma, (d_model,), by which the result
+            is multiplied; None for no such parameter.
+        nslices: number of slices of "v3", which must divide seqlen.
+        bimamba: "v2" by another name, VideoMamba's.
+
+    dt_proj_b and dt_proj_s start as any linear layer does, as in the forks: without Mamba's range
+    of steps.
 
     All others are those of :class:`MambaMixer`.
 
@@ -62,6 +77,12 @@ class Mamba(MambaMixer):
         layer_idx: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bimamba_type: str = "none",
+        if_divide_out: bool = False,
+        init_layer_scale: float | None = None,
+        nslices: int = 5,
+        bimamba: bool = False,
     ) -> None:
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
         sizes = (d_model, d_state, d_conv, expand)
@@ -74,6 +95,7 @@ class Mamba(MambaMixer):
         wide = mamba_mixer.at_least_single(self.A_log.dtype)
         self.A_log = nn.Parameter(self.A_log.to(wide))
         self.D = nn.Parameter(self.D.to(wide))
+        self._add_directions(bimamba_type, if_divide_out, init_layer_scale, nslices, bimamba)
         self._reset_poles()
 
     def forward(
@@ -99,11 +121,14 @@ class Mamba(MambaMixer):
 
         Raises:
             ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None, or
-                inference_params and cu_seqlens are both given.
+                cu_seqlens is given where there are inference_params or several directions, or the
+                layer has several directions and there are inference_params, or nslices does not
+                divide seqlen.
         """
         if inference_params is None:
             return super().forward(hidden_states, cu_seqlens=cu_seqlens)
         mamba_mixer.refuse_boundaries(cu_seqlens, "inference_params is given")
+        self._refuse_states()
         conv_state, ssm_state = self._get_states_from_cache(
             inference_params, hidden_states.shape[0]
         )
@@ -125,7 +150,7 @@ class Mamba(MambaMixer):
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
-        return self.out_proj(y.transpose(1, 2))
+        return self._scale(self.out_proj(y.transpose(1, 2)))
 
     def step(
         self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
@@ -144,8 +169,10 @@ class Mamba(MambaMixer):
             (out, conv_state, ssm_state), out (batch, 1, d_model).
 
         Raises:
-            ValueError: hidden_states has another number of steps.
+            ValueError: hidden_states has another number of steps, or the layer has several
+                directions.
         """
+        self._refuse_states()
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
@@ -167,8 +194,11 @@ class Mamba(MambaMixer):
         Returns:
             conv_state, (batch_size, d_inner, d_conv), and ssm_state, (batch_size, d_inner,
             d_state). They do not grow with max_seqlen.
-        """
 
+        Raises:
+            ValueError: the layer has several directions.
+        """
+        self._refuse_states()
         # What stands in dt_proj's place may have no weight, or one of integers.
         weight = self.conv1d.weight
         where = {"dtype": dtype or weight.dtype, "device": weight.device}

@@ -1,0 +1,41 @@
+"""Decoding steps as mamba_ssm and causal_conv1d take them: in grad mode too, without a gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+
+from .. import _library
+from ..causal_conv1d_update import causal_conv1d_update as _convolve
+from ..selective_state_update import selective_state_update as _scan
+
+Arguments = ParamSpec("Arguments")
+
+
+def _without_gradient(function: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
+    """The function, which refuses to be differentiated, under torch.no_grad; the first call that
+    would have needed a gradient logs a warning, unless torch.compile traces it."""
+
+    @functools.wraps(function)
+    def step(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
+        # torch.compile cannot trace logging.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            values = (*arguments, *options.values())
+            if any(isinstance(value, Tensor) and value.requires_grad for value in values):
+                _library.warn_once(
+                    "%s gives a result without a graph in grad mode too; no gradient reaches its "
+                    "arguments",
+                    function.__name__,
+                )
+        with torch.no_grad():
+            return function(*arguments, **options)
+
+    return step
+
+
+causal_conv1d_update = _without_gradient(_convolve)
+selective_state_update = _without_gradient(_scan)

@@ -1,0 +1,222 @@
+"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and the op that they are."""
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from directed import ROUNDING, assert_near, nudge, plain_rows
+from opchecks import QUICK, THOROUGH, opcheck_forward
+from selective_scan._mamba_rows import mamba_rows
+from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
+
+INPUTS = ("xz", "conv1d_weight", "conv1d_bias", "x_proj_weight", "delta_proj_weight")
+BIASES = ("B", "C", "D", "delta_bias", "B_proj_bias", "C_proj_bias", "delta_softplus")
+KINDS = {
+    "all": "",
+    "no bias": "conv1d_bias D delta_bias B_proj_bias C_proj_bias",
+    "given B": "B_proj_bias",
+    "given B and C": "B_proj_bias C_proj_bias conv1d_bias",
+    "complex": "B_proj_bias",
+}
+
+
+def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu") -> dict:
+    batch, dim, dstate, rank, width, d_model = 2, 6, 3, 2, 4, 5
+    states = dstate * (2 if kind == "complex" else 1)
+    given = {"given B": "B", "given B and C": "BC"}.get(kind, "")
+
+    def normal(*shape, scale=1.0):
+        return scale * torch.randn(shape, dtype=torch.float64)
+
+    poles = [-0.2 - torch.rand(dim, dstate, dtype=torch.float64) for _ in range(2)]
+    if kind == "complex":
+        poles = [torch.complex(A, normal(dim, dstate)) for A in poles]
+    tensors = {
+        "xz": normal(batch, seqlen, 2 * dim).transpose(1, 2),
+        "conv1d_weight": normal(dim, 1, width, scale=0.5),
+        "conv1d_bias": normal(dim),
+        "x_proj_weight": normal(rank + (2 - len(given)) * states, dim, scale=dim**-0.5),
+        "delta_proj_weight": normal(dim, rank, scale=rank**-0.5),
+        "out_proj_weight": normal(d_model, dim, scale=dim**-0.5),
+        "out_proj_bias": normal(d_model),
+        "A": poles[0],
+        "A_b": poles[1],
+        "B": normal(dim, dstate) if "B" in given else None,
+        "C": normal(batch, dstate, seqlen) if "C" in given else None,
+        "D": normal(dim),
+        "delta_bias": normal(dim),
+        "B_proj_bias": normal(states),
+        "C_proj_bias": normal(states),
+    }
+    tensors |= dict.fromkeys(KINDS[kind].split())
+    wide = torch.promote_types(dtype, torch.float32)
+    for name, value in tensors.items():
+        if value is not None:
+            to = wide if name in ("A", "A_b", "B", "D", "delta_bias") else dtype
+            to = to.to_complex() if value.is_complex() else to
+            tensors[name] = value.to(device, to).requires_grad_()
+    return tensors
+
+
+def plain_no_out_proj(*arguments):
+    *inputs, A = arguments[:6]
+    return plain_rows(*inputs, A, None, *arguments[6:]).transpose(1, 2)
+
+
+def plain_bimamba(*arguments):
+    inputs, (weight, bias), scanned = arguments[:5], arguments[5:7], arguments[7:]
+    return F.linear(plain_rows(*inputs, *scanned), weight, bias)
+
+
+FUNCTIONS = {
+    mamba_inner_fn_no_out_proj: plain_no_out_proj,
+    bimamba_inner_fn: plain_bimamba,
+}
+of_functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+
+
+def arguments_of(function, tensors, **options):
+    names = list(inspect.signature(function).parameters)
+    return [(tensors | {"delta_softplus": True} | options)[name] for name in names]
+
+
+def gradients(out, arguments, cotangent):
+    inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
+    return torch.autograd.grad(out, inputs, cotangent.to(out))
+
+
+def test_arguments_are_those_of_the_fork():
+    common = [*INPUTS, "A", *BIASES]
+    assert list(inspect.signature(mamba_inner_fn_no_out_proj).parameters) == common
+    with_projection = [*INPUTS, "out_proj_weight", "out_proj_bias", "A", "A_b", *BIASES]
+    assert list(inspect.signature(bimamba_inner_fn).parameters) == with_projection
+
+
+def test_the_import_path(compat_modules):
+    import mamba_ssm.ops.selective_scan_interface as module
+
+    for function in FUNCTIONS:
+        assert getattr(module, function.__name__) is function
+
+
+@of_functions
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_against_plain_pytorch(function, kind, dtype, device):
+    arguments = arguments_of(function, tensors_of(kind, dtype, 40, device))
+    out = function(*arguments)
+    assert out.dtype == dtype
+    cotangent = torch.randn_like(out)
+
+    def solve(size):
+        plain = [nudge(a, size) if isinstance(a, torch.Tensor) else a for a in arguments]
+        expected = FUNCTIONS[function](*plain)
+        return [expected, *gradients(expected, plain, cotangent)]
+
+    assert_near([out, *gradients(out, arguments, cotangent)], solve, dtype)
+
+
+@of_functions
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seqlen", [1, 5])
+def test_gradcheck(function, kind, seqlen):
+    arguments = arguments_of(function, tensors_of(kind, seqlen=seqlen))
+    torch.autograd.gradcheck(function, arguments, fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seqlen", [0, 1, 2, 3, 4, 40])
+@pytest.mark.parametrize("layout", ["channels last", "contiguous", "sliced"])
+def test_turned_around(kind, seqlen, layout, device):
+    """`reverse` is what flips give, by other kernels' calls."""
+    tensors = tensors_of(kind, seqlen=seqlen, device=device)
+    if layout != "channels last":
+        xz = tensors["xz"].detach().contiguous()
+        xz = xz.repeat_interleave(2, 2)[..., ::2] if layout == "sliced" else xz
+        tensors["xz"] = xz.requires_grad_()
+    arguments = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=True)
+    actual = mamba_rows(*arguments)
+    turned = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=False)
+    turned[0] = turned[0].flip(2)
+    place = list(inspect.signature(mamba_rows).parameters).index("C")
+    turned[place] = None if turned[place] is None else turned[place].flip(2)
+    expected = mamba_rows(*turned).flip(1)
+    torch.testing.assert_close(actual, expected)
+    cotangent = torch.randn_like(actual)
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    for one, other in zip(
+        *(torch.autograd.grad(out, tensors, cotangent) for out in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["all", "complex"])
+@pytest.mark.parametrize("form", ["one way", "turned around", "second poles"])
+def test_opcheck(kind, form, device):
+    tensors = tensors_of(kind, torch.float32, device=device) | {"autocast_dtype": None}
+    if form != "second poles":
+        tensors["A_b"] = None
+    names = [*inspect.signature(mamba_rows).parameters, "autocast_dtype"]
+    given = tensors | {"delta_softplus": True, "reverse": form == "turned around"}
+    arguments = tuple(given[name] for name in names)
+    ops = torch.ops.selective_scan
+    opcheck_forward(ops.mamba_rows_fwd, arguments, THOROUGH if kind == "all" else QUICK)
+    detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
+    for saves in (False, True):
+        y, *kept = ops.mamba_rows_fwd(*detached, saves)
+        backward = (torch.ones_like(y), *detached, *kept)
+        torch.library.opcheck(ops.mamba_rows_bwd, backward, test_utils=QUICK)
+
+
+@of_functions
+def test_transforms_and_checkpoints(function):
+    arguments = arguments_of(function, tensors_of())
+    expected = function(*arguments)
+    mapped = torch.func.vmap(lambda xz: function(xz, *arguments[1:]))(arguments[0][:, None])
+    torch.testing.assert_close(mapped[:, 0], expected)
+    wanted = gradients(expected.square().sum(), arguments, torch.ones(()))
+    again = checkpoint(function, *arguments, use_reentrant=False)
+    for one, other in zip(
+        gradients(again.square().sum(), arguments, torch.ones(())), wanted, strict=True
+    ):
+        assert torch.equal(one, other)
+    gradient = torch.func.grad(lambda xz: function(xz, *arguments[1:]).square().sum())
+    torch.testing.assert_close(gradient(arguments[0]), wanted[0])
+    xz = arguments[0]
+    (first,) = torch.autograd.grad(function(*arguments).square().sum(), xz, create_graph=True)
+    with pytest.raises(RuntimeError, match="once differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"A_b": None}, TypeError, "A_b must be a Tensor, got NoneType"),
+        ({"xz": 1}, TypeError, "xz must be a Tensor, got int"),
+        ({"A_b": torch.rand(6, 4)}, RuntimeError, r"A_b must be \(dim, dstate\) = \(6, 3\)"),
+        (
+            {"A_b": torch.rand(6, 3).to(torch.complex64)},
+            RuntimeError,
+            "A_b must have dtype float32 or",
+        ),
+        ({"D": torch.rand(5)}, RuntimeError, r"D must be \(dim,\) = \(6,\), got \(5,\)"),
+        ({"x_proj_weight": torch.rand(7, 6)}, RuntimeError, "x_proj_weight must be"),
+        ({"delta_softplus": 1}, TypeError, "delta_softplus must be a bool"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_wrong_calls(changes, error, message, device):
+    changes = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in changes.items()}
+    tensors = tensors_of(device=device) | changes
+    with pytest.raises(error, match=message):
+        bimamba_inner_fn(*arguments_of(bimamba_inner_fn, tensors, **changes))
+
+
+def test_second_poles_go_with_no_reverse():
+    call = partial(mamba_rows, *arguments_of(mamba_rows, tensors_of(), reverse=True))
+    with pytest.raises(RuntimeError, match="reverse must be False where A_b is given"):
+        call()
