@@ -20,6 +20,7 @@ from ..mamba_mixer import MambaMixer, checked_sequence, refuse_boundaries
 fx.wrap("checked_sequence")
 fx.wrap("mamba_rows")
 fx.wrap("poles")
+fx.wrap("refuse_boundaries")
 
 
 def mamba_inner_fn_no_out_proj(
