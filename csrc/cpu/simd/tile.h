@@ -173,6 +173,22 @@ struct Converter {
 #endif
 };
 
+/// The first `count` lanes from as many elements, of a vector of which the others are 0.
+template <class R, class Element>
+SELECTIVE_SCAN_HD R load_part(const Element* source, int64_t count) {
+  if (count >= R::kWidth) return Converter<R, Element>::load(source);
+  Element part[R::kWidth] = {};
+  memcpy(part, source, count * sizeof(Element));
+  return Converter<R, Element>::load(part);
+}
+template <class R, class Element>
+SELECTIVE_SCAN_HD void store_part(R value, Element* target, int64_t count) {
+  if (count >= R::kWidth) return Converter<R, Element>::store(value, target);
+  Element part[R::kWidth];
+  Converter<R, Element>::store(value, part);
+  memcpy(target, part, count * sizeof(Element));
+}
+
 /// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.
 template <class R, class Element>
 struct TileMover {
