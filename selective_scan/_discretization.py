@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -23,6 +24,23 @@ def phi1(x: Tensor) -> Tensor:
         sinhc = 1 + h * h / (k * (k + 1)) * sinhc
     far = torch.where(is_near, 1, x)
     return torch.where(is_near, h.exp() * sinhc, (far.exp() - 1) / far)
+
+
+def poles(A_log: Tensor) -> Tensor:
+    """A = −exp(A_log), in float32 unless A_log has more digits."""
+    return -A_log.to(torch.promote_types(A_log.dtype, torch.float32)).exp()
+
+
+def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    """Δ of delta and its bias, which has delta's shape or is broadcast to it.
+
+    Where Δ would be infinite it is NaN: no method has a use for such a step.
+    """
+    if bias is not None:
+        delta = delta + bias
+    if softplus:
+        delta = F.softplus(delta, beta=1, threshold=20)
+    return delta + 0 * delta
 
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]

@@ -169,7 +169,14 @@ def _environment_switch(name: str) -> bool:
 
 
 _fallback_allowed = False
-_warned: set[str] = set()
+_warned: set[tuple[object, ...]] = set()
+
+
+def warn_once(text: str, *arguments: object) -> None:
+    """Logs a warning, unless the same was logged before."""
+    if (text, *arguments) not in _warned:
+        _warned.add((text, *arguments))
+        logger.warning(text, *arguments)
 
 
 def allow_fallback(allowed: bool = True) -> None:
@@ -200,14 +207,11 @@ def allow_fallback(allowed: bool = True) -> None:
 
 
 def _warn_of_fallback(device: str) -> None:
-    if device not in _warned:
-        _warned.add(device)
-        reason = _reasons.get(device, "not a supported device")
-        logger.warning(
-            "no kernels for tensors on %s: %s; the PyTorch reference runs instead, far slower",
-            device,
-            reason,
-        )
+    warn_once(
+        "no kernels for tensors on %s: %s; the PyTorch reference runs instead, far slower",
+        device,
+        _reasons.get(device, "not a supported device"),
+    )
 
 
 def handle_missing_kernels(device: str, backend: str) -> None:

@@ -11,6 +11,14 @@ import torch
 from torch import Tensor, nn
 
 NORM_EPS = 1e-5  # of S6's norms, as of the others' unless they are told otherwise
+# What a layer of S6 may have, which is called alike here and elsewhere.
+LAYER_NAMES = frozenset(
+    (
+        *("norm.weight", "in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias"),
+        *("x_proj.weight", "dt_proj.weight", "dt_proj.bias", "out_proj.weight", "out_proj.bias"),
+        *("A_log", "D"),
+    )
+)
 # What a language model has beside its layers.
 _NOT_OF_LAYERS = ("embedding.weight", "embeddings.weight", "lm_head.weight")
 

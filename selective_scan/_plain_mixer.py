@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, fx, nn
 
+from . import _pytorch
 from ._discretization import Method
-from .mamba_inner import mamba_layer
+from ._sharding import are_distributed
+from .mamba_inner import OPAQUE_TYPES, mamba_layer
 
 # A function that looks at its arguments stays one node in a graph of torch.fx.
 fx.wrap("mamba_layer")
@@ -52,18 +56,46 @@ def run_in_one(
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:
     """module.name, for which nn.Module looks in many places, and a small layer waits."""
-    found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
-def has_plain_weights(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether the module's weights tell what it does: no adapter, hook or parametrization."""
+def has_plain_weights(
+    module: nn.Module, *kinds: type[nn.Module], can_be_called: bool = True
+) -> bool:
+    """Whether the numbers that are the module's weights tell what it does: no adapter, hook or
+    parametrization, and no weight of another kind, whose own way of multiplying counts.
+
+    What has such weights may be computed from them; anything else is called. Hooks for all modules
+    do not reach one that cannot be.
+    """
     own = vars(module)
+    weights = own["_parameters"]
     return (
-        type(module) is kind
+        type(module) in kinds
         and "forward" not in own  # accelerate replaces it where it moves weights
         and not own["_forward_pre_hooks"]
         and not own["_forward_hooks"]
         and not own["_backward_pre_hooks"]
         and not own["_backward_hooks"]
+        and not (can_be_called and _pytorch.may_have_process_wide_hooks())
+        and (
+            (
+                type(weights.get("weight", own)) in OPAQUE_TYPES
+                and type(weights.get("bias", own)) in OPAQUE_TYPES
+            )
+            or all(_is_of_numbers(own, name) for name in ("weight", "bias"))
+        )
+    )
+
+
+def _is_of_numbers(own: dict[str, Any], name: str) -> bool:
+    """Of a weight, wherever its module has put it; one that is nowhere is computed when it is read.
+    Operators themselves know what to do with DTensors, which are sharded numbers."""
+    places = (own["_parameters"], own["_buffers"], own)
+    weight = next((place[name] for place in places if name in place), None)
+    return (
+        type(weight) in OPAQUE_TYPES
+        or isinstance(weight, _pytorch.TRACED)
+        or are_distributed((weight,))
     )

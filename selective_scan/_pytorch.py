@@ -39,6 +39,17 @@ resolve_process_group = _optional("distributed.distributed_c10d._resolve_process
 functional_all_gather = _optional("ops._c10d_functional.all_gather_into_tensor")
 functional_all_reduce = _optional("ops._c10d_functional.all_reduce")
 functional_wait = _optional("ops._c10d_functional.wait_tensor")
+# The tensors by which a compiler traces, each in the place of a plain one.
+_FakeTensor = _optional("_subclasses.fake_tensor.FakeTensor")
+_FunctionalTensor = _optional("_subclasses.functional_tensor.FunctionalTensor")
+TRACED = tuple(kind for kind in (_FakeTensor, _FunctionalTensor) if kind is not None)
+# What register_module_forward_hook and its siblings have registered for all modules.
+_pre_hooks = _optional("nn.modules.module._global_forward_pre_hooks")
+_hooks = _optional("nn.modules.module._global_forward_hooks")
+_backward_pre_hooks = _optional("nn.modules.module._global_backward_pre_hooks")
+_backward_hooks = _optional("nn.modules.module._global_backward_hooks")
+_all_hooks = (_pre_hooks, _hooks, _backward_pre_hooks, _backward_hooks)
+_are_hooks_known = None not in _all_hooks
 _unwrap_if_dead = _optional("_C._functorch.unwrap_if_dead")
 _SingleLevelFunction = _optional("autograd.function._SingleLevelFunction")
 
@@ -63,6 +74,22 @@ def is_last_use(kept: Tensor, cotangent: Tensor) -> bool:
         or are_transforms_active()
         or _is_one_of_several(cotangent)
         or (kept.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def may_have_process_wide_hooks() -> bool:
+    """Whether a call of any module may be seen by hooks that are not its own.
+
+    Those of torch.utils.flop_counter aside, which tell it where it is: it is to count what is run
+    without it.
+    """
+    if not (_pre_hooks or _hooks or _backward_pre_hooks or _backward_hooks):
+        return not _are_hooks_known
+    tracker = _optional("utils.module_tracker.ModuleTracker")
+    return tracker is None or not all(
+        isinstance(getattr(hook, "__self__", None), tracker)
+        for hooks in _all_hooks
+        for hook in hooks.values()
     )
 
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ._checks import MAX_WIDTH
-from ._discretization import Method
+from ._discretization import Method, poles
 from ._module_arguments import refuse
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
-from .selective_state_update import selective_state_update
+from .selective_state_update import update_by_log
 
 # Rows of a batch, by number.
 Rows = Tensor | Sequence[int]
@@ -116,30 +116,28 @@ class MixerCache(_Cache):
     def _tensors(self) -> list[Tensor]:
         return [self.conv_state, self.state]
 
-    def convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, called: nn.Conv1d | None = None
-    ) -> Tensor:
+    def convolve(self, x: Tensor, conv1d: nn.Module, width: int, *, is_called: bool) -> Tensor:
         """silu of the depthwise convolution, which goes on where it is.
 
         Args:
             x: (batch, d_inner) for one step, else (batch, d_inner, steps).
-            weight: (d_inner, 1, d_conv).
-            bias: (d_inner,) or None.
-            called: the module that they are of, where it has hooks, and so is to be called.
+            conv1d: the layer's.
+            width: its d_conv.
+            is_called: whether it does more than its weights tell, and so is to be called.
 
         Returns:
             Shaped like x.
         """
-        width = weight.shape[2]
-        if width > MAX_WIDTH or called is not None:
+        if width > MAX_WIDTH or is_called:
             new = x.unsqueeze(-1) if x.dim() == 2 else x
             steps = new.shape[-1]
             seen = torch.cat([self.conv_state.to(x.dtype), new], -1)
             self.conv_state.copy_(seen[..., steps:])
             seen = seen[..., seen.shape[-1] - (width - 1 + steps) :]
-            out = convolve_by(called, seen) if called else convolve_widely(seen, weight, bias)
-            return out.view(x.shape)
-        taps = weight.squeeze(1)
+            if is_called:
+                return convolve_by(conv1d, seen, width - 1).view(x.shape)
+            return convolve_widely(seen, conv1d.weight, conv1d.bias).view(x.shape)
+        taps, bias = conv1d.weight.squeeze(1), conv1d.bias
         if x.dim() == 2:
             return causal_conv1d_update(x, self.conv_state, taps, bias, "silu")
         out, last = causal_conv1d_fn(
@@ -155,13 +153,13 @@ class MixerCache(_Cache):
         self,
         x: Tensor,
         delta: Tensor,
-        A: Tensor,
+        A_log: Tensor,
         B: Tensor,
         C: Tensor,
         D: Tensor,
         z: Tensor,
-        *,
         delta_bias: Tensor | None,
+        *,
         delta_softplus: bool,
         discretization_method: Method,
     ) -> Tensor:
@@ -170,17 +168,18 @@ class MixerCache(_Cache):
         Args:
             x, delta, z: (batch, d_inner) for one step, else (batch, d_inner, steps).
             B, C: (batch, d_state) or (batch, d_state, steps).
-            A, D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
+            A_log: A = −exp(A_log).
+            D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
 
         Returns:
             Shaped like x.
         """
-        arguments = (x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+        more = (B, C, D, z, delta_bias, delta_softplus)
         method = {"discretization_method": discretization_method}
         if x.dim() == 2:
-            return selective_state_update(self.state, *arguments, **method)
+            return update_by_log(self.state, x, delta, A_log, *more, **method)
         out, last = selective_scan_fn(
-            *arguments,
+            *(x, delta, poles(A_log), *more),
             return_last_state=True,
             initial_state=self.state.to(torch.promote_types(self.state.dtype, torch.float32)),
             **method,
@@ -222,10 +221,11 @@ def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
 
 
-def convolve_by(conv1d: nn.Conv1d, seen: Tensor) -> Tensor:
-    """The same by calling a module, which pads with width - 1 zeros on both sides."""
+def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
+    """The same by calling a module, which pads with width - 1 zeros on both sides, at all steps but
+    the first `history`."""
     padded = F.pad(seen, (0, 1))
-    return F.silu(conv1d(padded)[..., conv1d.kernel_size[0] - 1 : seen.shape[-1]])
+    return F.silu(conv1d(padded)[..., history : seen.shape[-1]])
 
 
 # --- what a call with a cache must be -------------------------------------------------------------
@@ -241,11 +241,15 @@ def refuse_other_cache(cache: object, kind: str) -> None:
         )
 
 
+def needs_gradient(module: nn.Module, x: Tensor) -> bool:
+    return torch.is_grad_enabled() and (
+        x.requires_grad or any(parameter.requires_grad for parameter in module.parameters())
+    )
+
+
 def refuse_gradient(module: nn.Module, x: Tensor) -> None:
     """RuntimeError if a gradient would have to go through a cache."""
-    if torch.is_grad_enabled() and (
-        x.requires_grad or any(parameter.requires_grad for parameter in module.parameters())
-    ):
+    if needs_gradient(module, x):
         raise RuntimeError(
             "selective_scan: cache takes no gradient; call the model under torch.no_grad() or "
             "torch.inference_mode()"

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _library, _pytorch
-from ._checks import HALF, BackendName
-from ._discretization import Method
+from ._checks import BackendName
+from ._discretization import Method, poles
 from ._mamba_inner import rms_norm
 from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
@@ -18,7 +18,7 @@ from .functional import selective_scan_fn
 from .reference import selective_scan_ref
 
 # Behind which there is no other tensor that would see the parts of a layer.
-_OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
+OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -384,12 +384,8 @@ def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
-    return bool(_pytorch.num_modes()) or not _OPAQUE_TYPES.issuperset(map(type, tensors))
+    return bool(_pytorch.num_modes()) or not OPAQUE_TYPES.issuperset(map(type, tensors))
 
 
 def add(residual: Tensor | None, out: Tensor) -> Tensor:
     return out if residual is None else residual + out
-
-
-def poles(A_log: Tensor) -> Tensor:
-    return -torch.exp(A_log.float() if A_log.dtype in HALF else A_log)

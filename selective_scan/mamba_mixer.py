@@ -34,7 +34,7 @@ from .cache import (
 from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
 from .mamba_inner import add, poles
-from .step_projection import StepProjection, at_least_single
+from .step_projection import StepProjection, at_least_single, is_plain_projection, project_steps
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
 fx.wrap("poles")
@@ -63,13 +63,15 @@ class MambaMixer(nn.Module):
 
     The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
     takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
-    ``nn.Conv1d``, and A_log and D. dt_proj(dt) leaves its bias and the softplus to the scan; a
-    linear layer in its place adds its own bias. A_log and D carry the mark
-    ``_no_weight_decay = True`` for optimizers' parameter groups.
+    ``nn.Conv1d``, and A_log and D. A_log and D carry the mark ``_no_weight_decay = True`` for
+    optimizers' parameter groups.
 
     :func:`mamba_inner_fn` computes all that follows in_proj. Where x_proj, dt_proj or out_proj is
-    replaced by an adapter or has a hook, it is called, and so are the parts around it; so is conv1d
-    where it has a hook, as ``torch.nn.utils.prune`` puts there.
+    replaced by an adapter, has a hook, or has a weight that is a tensor of another kind, as those
+    of quantization are, it is called, and so are the parts around it; so is conv1d where it has a
+    hook, as ``torch.nn.utils.prune`` puts there. Where hooks are registered for all modules, all
+    five are called, but for conv1d of packed sequences. A dt_proj that is called adds its bias
+    itself, rounded to its dtype, as ``nn.Linear`` does. Else the scan adds it, in full precision.
 
     Every parameter follows .half(), .to(torch.bfloat16) and `dtype`. A_log, D and dt_proj.bias are
     used in float32 all the same (float64 where any tensor is), but a half type has rounded them
@@ -168,6 +170,7 @@ class MambaMixer(nn.Module):
         self.d_model = d_model
         self.d_state = d_state
         self.d_inner = d_inner = round(expand * d_model)
+        self.d_conv = d_conv
         self.dt_rank = dt_rank
         self.dt_soft_plus = dt_soft_plus
         self.bidirectional = bidirectional
@@ -232,7 +235,7 @@ class MambaMixer(nn.Module):
         weight = self.conv1d.weight
         device = weight.device if device is None else device
         conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
-        channels, history = self.d_inner, self.conv1d.kernel_size[0] - 1
+        channels, history = self.d_inner, self.d_conv - 1
         # Tensors of torch.inference_mode could not be changed outside of it.
         with torch.inference_mode(False):
             conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
@@ -259,7 +262,8 @@ class MambaMixer(nn.Module):
             TypeError: hidden or cu_seqlens is not a tensor, or cache not a cache.
             ValueError: hidden has another shape, or the cache is for another batch, device or
                 layer, or the layer is bidirectional and there is a cache, or there are a cache and
-                cu_seqlens, or cu_seqlens and a convolution that is wider than 8 or has a hook.
+                cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
+                no plain layer.
             RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
                 refused by :func:`selective_scan_fn`.
         """
@@ -278,7 +282,7 @@ class MambaMixer(nn.Module):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
-            check_rows(cache, hidden, (*self.A_log.shape, self.conv1d.kernel_size[0]))
+            check_rows(cache, hidden, (*self.A_log.shape, self.d_conv))
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
@@ -302,35 +306,37 @@ class MambaMixer(nn.Module):
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
-        called = None if self._has_plain_convolution() else self.conv1d
-        x = cache.convolve(x, self.conv1d.weight, self.conv1d.bias, called)
-        delta, B, C = self._project(x)
-        A = poles(self.A_log)
-        y = cache.scan(x, delta, A, B, C, self.D, z, **self._scan_options())
+        x = cache.convolve(x, self.conv1d, self.d_conv, is_called=not self._has_plain_convolution())
+        delta, B, C, delta_bias = self._project(x)
+        scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
+        y = cache.scan(*scanned, **self._scan_options())
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels)."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels), and the
+        bias that is left to the scan."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         dt, B, C = self.x_proj(_across(x)).split_with_sizes(sizes, -1)
-        return _across(self.dt_proj(dt)), _across(B), _across(C)
+        delta, delta_bias = project_steps(self.dt_proj, dt)
+        return _across(delta), _across(B), _across(C), delta_bias
 
     def _is_plain(self) -> bool:
         parts = self._modules
         return (
-            parts["conv1d"].kernel_size[0] <= MAX_WIDTH
+            self.d_conv <= MAX_WIDTH
             and self._has_plain_convolution()
             and has_plain_weights(parts["x_proj"], nn.Linear)
-            and has_plain_weights(parts["dt_proj"], StepProjection)
+            and is_plain_projection(parts["dt_proj"])
             and has_plain_weights(parts["out_proj"], nn.Linear)
         )
 
-    def _has_plain_convolution(self) -> bool:
+    def _has_plain_convolution(self, can_be_called: bool = True) -> bool:
         """A parametrization is told by the weight, which it computes wherever that is read."""
         conv1d = self._modules["conv1d"]
         kind = type(conv1d)
-        return kind.forward is nn.Conv1d.forward and has_plain_weights(conv1d, kind)
+        is_convolution = kind.forward is nn.Conv1d.forward
+        return is_convolution and has_plain_weights(conv1d, kind, can_be_called=can_be_called)
 
     def _scan(
         self,
@@ -338,10 +344,12 @@ class MambaMixer(nn.Module):
         delta: Tensor,
         B: Tensor,
         C: Tensor,
+        delta_bias: Tensor | None,
         z: Tensor,
         cu_seqlens: Tensor | None,
     ) -> Tensor:
-        A, options = poles(self.A_log), {**self._scan_options(), "cu_seqlens": cu_seqlens}
+        A, options = poles(self.A_log), self._scan_options()
+        options |= {"delta_bias": delta_bias, "cu_seqlens": cu_seqlens}
         if not self.bidirectional:
             return self._scan_steps(x, delta, A, B, C, self.D, z, **options)
         forward = self._scan_steps(x, delta, A, B, C, self.D, **options)
@@ -351,26 +359,19 @@ class MambaMixer(nn.Module):
     # What looks at other steps, for layers whose steps lie elsewhere.
 
     def _convolve(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        if self._has_plain_convolution():
+        if self._has_plain_convolution(can_be_called=cu_seqlens is None):
             return causal_convolution(x, self.conv1d.weight, self.conv1d.bias, cu_seqlens)
-        refuse_boundaries(cu_seqlens, "conv1d has a hook")
-        return convolve_by(self.conv1d, F.pad(x, (self.conv1d.kernel_size[0] - 1, 0)))
+        refuse_boundaries(cu_seqlens, "conv1d has a hook or is no plain layer")
+        return convolve_by(self.conv1d, x)
 
     def _scan_steps(self, *arguments: Tensor, **options: object) -> Tensor:
         return selective_scan_fn(*arguments, **options)
 
     def _scan_options(self) -> dict[str, object]:
         return {
-            "delta_bias": self._step_bias(),
             "delta_softplus": self.dt_soft_plus,
             "discretization_method": self.discretization_method,
         }
-
-    def _step_bias(self) -> Tensor | None:
-        """The bias that dt_proj leaves to the scan: a linear layer of another kind adds its own."""
-        dt_proj = self.dt_proj
-        is_added = isinstance(dt_proj, nn.Linear) and not isinstance(dt_proj, StepProjection)
-        return None if is_added else dt_proj.bias
 
     @classmethod
     def from_mamba(
@@ -417,7 +418,10 @@ class MambaMixer(nn.Module):
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 refuse(name, f"{value!r} for Mamba", getattr(self, name))
-        if self.dt_proj.bias is None:
+        names = self.state_dict().keys()
+        if others := sorted(names - _mamba_weights.LAYER_NAMES):
+            refuse("parameters", "those of Mamba alone", others[0])
+        if "dt_proj.bias" not in names:
             refuse("dt_proj_bias", "True for Mamba", False)
 
     def extra_repr(self) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._checks import BackendName
-from ._discretization import DISCRETIZATIONS, Method
+from ._discretization import DISCRETIZATIONS, Method, step_size
 from ._matrix_scan import operator_for
 from ._packed import PackedSequences
 from ._pytorch import are_transforms_active
@@ -65,11 +65,8 @@ def selective_scan_ref(
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     discretize = DISCRETIZATIONS[discretization_method]
 
-    delta = delta.to(dtype)
-    if delta_bias is not None:
-        delta = delta + delta_bias.to(dtype)[:, None]
-    if delta_softplus:
-        delta = F.softplus(delta, beta=1, threshold=20)
+    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+    delta = step_size(delta.to(dtype), bias, delta_softplus)
     A = A.to(h_dtype)
     x = u.to(dtype)
     B_steps = _steps(B, dim, seqlen, h_dtype)

@@ -158,7 +158,8 @@ class S6(nn.Module):
             TypeError: x or cu_seqlens is not a tensor, or cache not a cache.
             ValueError: x has another shape, or the cache is for another batch, device or model, or
                 the model is bidirectional and there is a cache, or there are a cache and
-                cu_seqlens, or cu_seqlens and a convolution that is wider than 8 or has a hook.
+                cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
+                no plain layer.
             RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
                 refused by :func:`selective_scan_fn`.
         """

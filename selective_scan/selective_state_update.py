@@ -15,6 +15,7 @@ from ._checks import (
     SINGLE_OR_DOUBLE,
     BackendName,
     Call,
+    Dtypes,
     Number,
     Option,
     Table,
@@ -25,7 +26,7 @@ from ._checks import (
     fail,
     real_or_complex,
 )
-from ._discretization import DISCRETIZATIONS, METHODS, Method
+from ._discretization import DISCRETIZATIONS, METHODS, Method, poles, step_size
 from ._operator import Operator
 from ._result import Result
 from ._selective_scan import scan_flops
@@ -96,16 +97,19 @@ def _check_destinations(name: str, tensor: Tensor, call: Call) -> None:
     check_dims(name, tensor, ("batch", "steps")[: tensor.dim()], sizes)
 
 
+def _pole_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
+    return (REAL if call.options.get("A_is_log") else (*SINGLE_OR_DOUBLE, *COMPLEX)), ""
+
+
 # --- the operator ---------------------------------------------------------------------------------
 
 
-_STATE_UPDATE = Operator(
-    "selective_state_update",
-    Table(
+def _arguments(*more: Option) -> Table:
+    return Table(
         TensorArgument("state", real_or_complex, _check_state, is_changed=True),
         TensorArgument("x", REAL, _check_x),
         TensorArgument("dt", REAL, _ROWS),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
+        TensorArgument("A", _pole_dtypes, _POLES),
         TensorArgument("B", real_or_complex, _check_projection),
         TensorArgument("C", real_or_complex, _check_projection),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
@@ -117,9 +121,15 @@ _STATE_UPDATE = Operator(
         Number("pad_slot_id", -1),
         TensorArgument("out", dtype_of_anchor, _ROWS, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
+        *more,
         anchor="x",
         complex_by=("A",),
-    ),
+    )
+
+
+_STATE_UPDATE = Operator(
+    "selective_state_update",
+    _arguments(Option("A_is_log")),
     results=[
         Result(
             "out",
@@ -130,6 +140,7 @@ _STATE_UPDATE = Operator(
         ),
     ],
     flops=scan_flops,
+    function_arguments=_arguments(),
 )
 
 
@@ -213,10 +224,7 @@ def selective_state_update_ref(
     sequences = [xs, steps_of(dt), projections_of(B), projections_of(C)]
     zs = [None] * len(xs) if z is None else steps_of(z)
     for t, (x_t, delta, B_t, C_t, z_t) in enumerate(zip(*sequences, zs, strict=True)):
-        if dt_bias is not None:
-            delta = delta + dt_bias.to(dtype)
-        if dt_softplus:
-            delta = F.softplus(delta, beta=1, threshold=20)
+        delta = step_size(delta, None if dt_bias is None else dt_bias.to(dtype), dt_softplus)
         abar, bbar = discretize(delta[..., None], delta[..., None] * poles)
         h = abar * h + bbar * B_t * x_t[..., None]
         y = (C_t * h).sum(-1)
@@ -363,3 +371,26 @@ def selective_state_update(
         )
     result = _STATE_UPDATE(*arguments)
     return result if out is None else out
+
+
+def update_by_log(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    *more: Tensor | bool | None,
+    discretization_method: Method,
+) -> Tensor:
+    """selective_state_update with A = −exp(A_log), which kernels compute where they read it.
+
+    Args:
+        state, x, dt: as there.
+        A_log: (dim, dstate), of any real dtype.
+        more: B, C, D, z, dt_bias and dt_softplus.
+        discretization_method: as there.
+    """
+    arguments = (state, x, dt, A_log, *more, None, None, -1, None, discretization_method)
+    if _STATE_UPDATE.has_kernels((*arguments, "auto")):
+        return _STATE_UPDATE(*arguments, True)
+    method = {"discretization_method": discretization_method}
+    return selective_state_update_ref(state, x, dt, poles(A_log), *more, **method)

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._plain_mixer import has_plain_weights, parameter
+
 
 class StepProjection(nn.Linear):
-    """The linear map to the step sizes, whose bias the scan adds, in full precision.
+    """A linear layer to the step sizes, whose weight and bias start as Mamba's do.
 
     Args:
         rank: number of input channels.
@@ -59,12 +61,25 @@ class StepProjection(nn.Linear):
             # The inverse of softplus, log(exp(step) - 1), for any size of step.
             self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
 
-    def forward(self, dt: Tensor) -> Tensor:
-        """(..., rank) to (..., dim), without the bias."""
-        return F.linear(dt, self.weight)
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, softplus={self.softplus}"
+
+
+def is_plain_projection(dt_proj: nn.Module) -> bool:
+    """Whether it computes no more than its weight and its bias tell."""
+    return has_plain_weights(dt_proj, StepProjection, nn.Linear)
+
+
+def project_steps(dt_proj: nn.Module, dt: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(..., rank) to (..., dim), and the bias that the scan is to add to that.
+
+    The scan adds it in full precision, so a plain layer is taken apart. Anything else is called,
+    and adds by itself what it adds: whatever stands in the place of a linear layer does what that
+    does, and only that.
+    """
+    if is_plain_projection(dt_proj):
+        return F.linear(dt, parameter(dt_proj, "weight")), parameter(dt_proj, "bias")
+    return dt_proj(dt), None
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:

@@ -174,6 +174,27 @@ struct PreparedMath : StandardMath {
   }
 };
 
+/// What ExactIncrements asks for.
+struct IncrementMath : StandardMath {
+  template <class T>
+  struct Constants {
+    T A;
+    T inverse;
+  };
+
+  /// A pole of 0 becomes one that is 0 to every number.
+  template <class T>
+  static Constants<T> exact_hold_constants(T A) {
+    if (norm(A) == 0) A = constant<T>(1e-30) * one<T>();
+    return {A, reciprocal(A)};
+  }
+  template <class T>
+  static Growth<T> growth(real_t<T> delta, const Constants<T>& constants) {
+    const T x = delta * constants.A;
+    return {exp(x), selective_scan::expm1<StandardMath>(x), norm(x) < 0.01};
+  }
+};
+
 /// Formula F with nothing but its value and derivatives, the rest being derived.
 template <class F>
 struct Derived : StepForms<Derived<F>> {
@@ -200,8 +221,23 @@ T advance(const Step<T, Input>& step, T h, T B) {
   return step.abar * h + step.input * B;
 }
 template <class T>
-T advance(const ReflectedStep<T>& step, T h, T B) {
-  return step.r * (h + step.input * B) - h;
+T advance(const TustinStep<T>& step, T h, T B) {
+  return step.advance(h, B);
+}
+
+template <class T>
+py::dict results_of(const Array<T>& stepped, const Array<T>& advanced, const Array<T>& dh,
+                    const Array<T>& dB, const Array<T>& dA, const Array<real_t<T>>& ddelta,
+                    const Array<real_t<T>>& du) {
+  py::dict result;
+  result["stepped"] = stepped;
+  result["advanced"] = advanced;
+  result["h"] = dh;
+  result["B"] = dB;
+  result["A"] = dA;
+  result["delta"] = ddelta;
+  result["u"] = du;
+  return result;
 }
 
 /// A step from h with the input u·B, by F's step() and by its advance(), and from the gradient g of
@@ -235,27 +271,52 @@ py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, con
     ddelta.mutable_data()[i] = real_of_product_conj(x, pole) + u.data()[i] * through_input;
     du.mutable_data()[i] = step_size * through_input;
   }
-  py::dict result;
-  result["stepped"] = stepped;
-  result["advanced"] = advanced;
-  result["h"] = dh;
-  result["B"] = dB;
-  result["A"] = dA;
-  result["delta"] = ddelta;
-  result["u"] = du;
-  return result;
+  return results_of<T>(stepped, advanced, dh, dB, dA, ddelta, du);
 }
 
-/// By the formula's own forms or by the derived ones.
+/// The same by ExactIncrements.
 template <class T>
-py::dict step_forms(const std::string& name, bool derived, const Array<real_t<T>>& delta,
-                    const Array<real_t<T>>& u, const Array<T>& A, const Array<T>& B,
-                    const Array<T>& h, const Array<T>& g) {
+py::dict take_increments(const Array<real_t<T>>& delta, const Array<real_t<T>>& u,
+                         const Array<T>& A, const Array<T>& B, const Array<T>& h,
+                         const Array<T>& g) {
+  using R = real_t<T>;
+  const py::ssize_t count = A.size();
+  Array<T> stepped(count), advanced(count), dh(count), dB(count), dA(count);
+  Array<R> ddelta(count), du(count);
+  for (py::ssize_t i = 0; i < count; ++i) {
+    const R step_size = delta.data()[i], input = u.data()[i];
+    const T b = from_numpy<T>(B.data()[i]), gradient = from_numpy<T>(g.data()[i]);
+    const auto constants = IncrementMath::exact_hold_constants(from_numpy<T>(A.data()[i]));
+    const T before = constants.A * from_numpy<T>(h.data()[i]);
+    const auto step = ExactIncrements::step<IncrementMath, T>(step_size, input, constants);
+    stepped.mutable_data()[i] = to_numpy<T>(constants.inverse * step.advance(before, b));
+    ExactIncrements::StepCache<T> kept;
+    const T after =
+        ExactIncrements::advance<IncrementMath, T>(step_size, input, constants, before, b, kept);
+    advanced.mutable_data()[i] = to_numpy<T>(constants.inverse * after);
+    const auto back = ExactIncrements::step_back(kept, before, input * b, gradient);
+    dh.mutable_data()[i] = to_numpy<T>(back.state);
+    dB.mutable_data()[i] = to_numpy<T>(input * back.input);
+    const T of_A = ExactIncrements::gradient_of_A(step_size, constants.A, kept, before, input * b,
+                                                  gradient, back.state);
+    dA.mutable_data()[i] = to_numpy<T>(of_A * conj(constants.inverse));
+    ddelta.mutable_data()[i] = real(back.x);
+    du.mutable_data()[i] = real_of_product_conj(back.input, b);
+  }
+  return results_of<T>(stepped, advanced, dh, dB, dA, ddelta, du);
+}
+
+/// By a formula's own forms ("own"), by those derived for it ("derived"), or by "increments".
+template <class T>
+py::dict step_forms(const std::string& name, const std::string& forms,
+                    const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
+                    const Array<T>& B, const Array<T>& h, const Array<T>& g) {
+  if (forms == "increments") return take_increments<T>(delta, u, A, B, h, g);
   py::dict result;
   with_method(name, [&]<Method kMethod>(Method) {
     if constexpr (kMethod != Method::kSeries) {
-      result = derived ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
-                       : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
+      result = forms == "derived" ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
+                                  : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
     }
   });
   return result;
@@ -268,14 +329,16 @@ void define_common(py::module_& m) {
   const auto delta = py::arg("delta").noconvert();
   const auto A = py::arg("A").noconvert();
   m.def(
-      "phi1_derivative_series",
-      [](const Array<T>& x) { return map<T, T>(x, [](T v) { return phi1_derivative_series(v); }); },
+      "phi1_logarithmic_derivative",
+      [](const Array<T>& x) {
+        return map<T, T>(x, [](T v) { return phi1_logarithmic_derivative(v, norm(v)); });
+      },
       x);
   m.def("coefficients", &coefficients<T>, py::arg("method"), delta, A);
   m.def("derivatives", &derivatives<T>, py::arg("method"), delta, A);
   m.def("step_gradient", &step_gradient<T>, py::arg("method"), delta, A,
         py::arg("dabar").noconvert(), py::arg("dbbar").noconvert());
-  m.def("step_forms", &step_forms<T>, py::arg("method"), py::arg("derived"), delta,
+  m.def("step_forms", &step_forms<T>, py::arg("method"), py::arg("forms"), delta,
         py::arg("u").noconvert(), A, py::arg("B").noconvert(), py::arg("h").noconvert(),
         py::arg("g").noconvert());
 }

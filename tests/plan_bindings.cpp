@@ -253,9 +253,16 @@ py::dict plan_backward(const Call& call, const cuda::Device& device,
 template <class Params, class Plan>
 py::object describe_slices(const Params& params, const cuda::Device& device, const Plan& plan) {
   auto arrangement = cuda::arrange_states(params);
-  if (!arrangement) arrangement = cuda::arrange_rows(params, device, plan);
+  const bool is_sliced = arrangement.has_value();
+  if (!is_sliced) arrangement = cuda::arrange_rows(params, plan);
   if (!arrangement) return py::none();
-  const auto made = cuda::plan_slices(params, *arrangement, device, std::nullopt, cuda::nowhere());
+  int64_t bytes = 0;
+  const auto made =
+      cuda::plan_slices(params, *arrangement, device, std::nullopt, [&](int64_t asked) {
+        bytes += asked;
+        return reinterpret_cast<void*>(uintptr_t{256});
+      });
+  if (!is_sliced && made.slices.front().plan.path() == cuda::Path::kGeneral) return py::none();
   py::list states, paths, sums;
   for (const auto& slice : made.slices) {
     states.append(slice.params.dstate);
@@ -268,7 +275,7 @@ py::object describe_slices(const Params& params, const cuda::Device& device, con
   result["copies"] = made.copies.size();
   result["sums"] = sums;
   result["along_steps"] = arrangement->along_steps;
-  result["scratch_bytes"] = made.bytes;
+  result["scratch_bytes"] = bytes + made.scratch_bytes;
   return result;
 }
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selective_scan
-from selective_scan import MambaMixer, compat, selective_scan_fn
+from selective_scan import MambaMixer, _library, compat, selective_scan_fn
 from selective_scan.compat import _modules
 
 FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
@@ -350,6 +350,57 @@ def test_steps_from_an_allocated_cache(compat_modules):
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     with pytest.raises(ValueError, match="layer_idx must be given"):
         mamba(x, inference_params=params)
+
+
+@pytest.mark.parametrize("through", ["step", "forward"])
+def test_a_step_in_grad_mode_warns_once(compat_modules, through, monkeypatch, caplog):
+    """Its result has no graph, as that of mamba_ssm's has none."""
+    monkeypatch.setattr(_library, "_warned", set())
+    mamba, x = make_mamba(), torch.randn(2, 1, 12)
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=1)
+
+    def step(x):
+        if through == "forward":
+            return mamba(x, inference_params=params)
+        return mamba.step(x, *mamba.allocate_inference_cache(2, 1))[0]
+
+    with torch.no_grad():
+        step(x)
+    with torch.inference_mode():
+        step(x)
+    mamba.requires_grad_(False)
+    step(x)
+    assert not caplog.records
+    for _ in range(2):
+        assert not step(x.requires_grad_()).requires_grad
+    mamba.requires_grad_(True)
+    assert not step(x.detach()).requires_grad
+    (record,) = caplog.records
+    assert record.name == "selective_scan"
+    assert "Mamba.step, by which a call with states goes on, gives a result without a graph" in (
+        record.message
+    )
+
+
+def test_a_compiled_step_in_grad_mode(compat_modules):
+    mamba, x = make_mamba(), torch.randn(2, 1, 12)
+    states, others = (mamba.allocate_inference_cache(2, 1) for _ in range(2))
+    compiled = torch.compile(mamba.step, fullgraph=True, backend="aot_eager")
+    out = compiled(x, *states)[0]
+    assert not out.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(out, mamba.step(x, *others)[0])
+    torch.testing.assert_close(states, others)
+
+
+def test_states_have_the_dtype_of_the_convolution(compat_modules):
+    """Whatever stands in dt_proj's place has weights of, or none."""
+    mamba = make_mamba(dtype=torch.bfloat16)
+    mamba.dt_proj = nn.Sequential(mamba.dt_proj)
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    with torch.no_grad():
+        mamba(torch.randn(2, 5, 12, dtype=torch.bfloat16), inference_params=params)
+    assert {state.dtype for state in params.key_value_memory_dict[3]} == {torch.bfloat16}
 
 
 def test_training_through_a_prefill(compat_modules):

@@ -1,5 +1,7 @@
 """The scalar core (csrc/core) against mpmath: values, derivatives, conversions."""
 
+import itertools
+
 import mpmath
 import numpy as np
 import pytest
@@ -44,11 +46,12 @@ def assert_within(errors, x, limit=4.0):
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
-def test_phi1_derivative_series(core, random, dtype):
+def test_phi1_logarithmic_derivative(core, random, dtype):
     x = spread(random, 1000, dtype)
     x = np.concatenate([x[np.abs(x) < 1], np.array([0.0, -0.0, 1e-30, -1e-9], dtype)])
-    expected = [exact.phi1_derivative(exact.number(value)) for value in x]
-    assert_within(exact.ulps(core.phi1_derivative_series(x), expected), x)
+    numbers = [exact.number(value) for value in x]
+    expected = [exact.phi1_derivative(value) / exact.phi1(value) for value in numbers]
+    assert_within(exact.ulps(core.phi1_logarithmic_derivative(x), expected), x)
 
 
 SERIES = ("poly", "highorder", "rk4")
@@ -140,17 +143,19 @@ def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-@pytest.mark.parametrize("derived", [False, True], ids=["own", "derived"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "forms"),
+    [*itertools.product(METHODS, ("own", "derived")), ("foh", "increments")],
+)
 def test_steps_and_their_gradients_follow_from_the_value_and_its_derivatives(
-    core, random, method, derived, dtype
+    core, random, method, forms, dtype
 ):
-    """The forms that scans take, each formula's own and those derived for it."""
+    """The forms that scans take: each formula's own, those derived for it, and ExactIncrements."""
     count = 300
     delta, A = poles(random, count, dtype)
     u = spread(random, count, np.float64, 0.1, 3)
     B, h, g = (spread(random, count, dtype, 0.1, 3) for _ in range(3))
-    actual = core.step_forms(method, derived, delta, u, A, B, h, g)
+    actual = core.step_forms(method, forms, delta, u, A, B, h, g)
 
     abar, bbar = core.coefficients(method, delta, A)
     abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(method, delta, A)

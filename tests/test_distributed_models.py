@@ -21,8 +21,41 @@ D_MODEL = 8
 
 
 def make_model(options: dict) -> S6:
+    """`change` names what happens to each of its layers."""
     torch.manual_seed(0)
-    return S6(D_MODEL, **{"depth": 2, **options}, dtype=torch.float64)
+    options = {"depth": 2, **options}
+    change = CHANGES[options.pop("change", "none")]
+    model = S6(D_MODEL, **options, dtype=torch.float64)
+    for layer in model.layers:
+        change(layer)
+    return model
+
+
+class OwnBias(torch.nn.Module):
+    """Adds a bias of its own, and is no nn.Linear."""
+
+    def __init__(self, base_layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.bias = base_layer, base_layer.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(dt)
+
+
+def replace(layer: torch.nn.Module) -> None:
+    layer.dt_proj = OwnBias(layer.dt_proj)
+
+
+def hook(layer: torch.nn.Module) -> None:
+    for part in (layer.conv1d, layer.x_proj, layer.dt_proj, layer.out_proj):
+        part.register_forward_hook(double)
+
+
+def double(module: torch.nn.Module, inputs: tuple, out: torch.Tensor) -> torch.Tensor:
+    return 2 * out
+
+
+CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook}
 
 
 def draw(batch: int, seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +129,7 @@ def check_sequences(ranks, options: dict, lengths: tuple[int, ...], around: str 
         {},
         {"bidirectional": True, "discretization_method": "bilinear"},
         {"d_conv": 1, "conv_bias": False, "bias": True, "dt_proj_bias": False},
+        {"change": "replace"},
     ],
     ids=str,
 )
@@ -159,6 +193,10 @@ def test_channels(ranks, options, rows):
 
 def test_channels_with_a_wide_convolution(ranks):
     check_channels(ranks, {"d_conv": 9}, 1)
+
+
+def test_channels_with_hooks(ranks):
+    check_channels(ranks, {"change": "hook", "bias": True}, (1, ranks.count))
 
 
 def test_channels_and_sequences_within_fsdp(ranks):
@@ -262,8 +300,10 @@ def refused_models(group, device: str) -> list[str]:
         lambda: split(S6(3, expand=1), mesh, tensor_dim=0),
         lambda: split(parallel, mesh, sequence_dim=0),
         lambda: parallel(torch.randn(1, 4, D_MODEL), cache=parallel.allocate_cache(1)),
+        lambda: split(make_model({"change": "replace"}), mesh, tensor_dim=0),
+        lambda: split(make_model({"change": "hook"}), mesh, sequence_dim=0)(data),
     ]
-    messages = []
+    data, messages = torch.randn(1, 4, D_MODEL, dtype=torch.float64), []
     for call in calls:
         try:
             with torch.no_grad():
@@ -286,6 +326,8 @@ def test_models_are_refused(ranks):
         "ValueError: .*model must be one with d_inner a multiple of 2, got 3",
         "ValueError: .*model must be of layers that are not parallel yet",
         "ValueError: .*cache must be None where a model is split over ranks",
+        "ValueError: .*model must be one without adapters where channels are split, got 'dt_proj",
+        "ValueError: .*conv1d must be a plain layer without hooks where sequences are split, got",
     ]
     assert len(messages) == len(patterns)
     for message, pattern in zip(messages, patterns, strict=True):

@@ -1,7 +1,5 @@
 """MambaMixer, and what PyTorch's tools for modules do with it and with S6."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +7,6 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -60,76 +57,6 @@ def test_input_of_another_kind_is_refused():
     message = r"^selective_scan: hidden must be \(batch, seqlen, d_model\) = \(\*, \*, 8\), got"
     with pytest.raises(ValueError, match=message):
         MambaMixer(DIM)(torch.zeros(2, 9, 7))
-
-
-def test_a_hook_sees_what_it_is_for(device):
-    mixer, x = MambaMixer(DIM, device=device), sequence(device)
-    expected, seen = mixer(x), []
-    mixer.dt_proj.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
-    torch.testing.assert_close(mixer(x), expected)
-    assert seen == [(BATCH, SEQLEN, 2 * DIM)]
-
-
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
-def test_a_pruned_convolution_trains(options, device):
-    """A hook computes its weight at each call."""
-    mixer, x = MambaMixer(DIM, **options, device=device), sequence(device)
-    plain = copy.deepcopy(mixer)
-    prune.random_unstructured(mixer.conv1d, "weight", 0.5)
-    for _ in range(2):
-        with torch.no_grad():
-            mixer.conv1d.weight_orig.add_(1)
-            plain.conv1d.weight.copy_(mixer.conv1d.weight_orig * mixer.conv1d.weight_mask)
-        torch.testing.assert_close(mixer(x), plain(x), rtol=1e-4, atol=1e-5)
-        expected = gradients_of(plain, x)["conv1d.weight"] * mixer.conv1d.weight_mask
-        gradient = gradients_of(mixer, x)["conv1d.weight_orig"]
-        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match=r"^selective_scan: cu_seqlens must be None where conv1d"):
-        mixer(x[:1], cu_seqlens=torch.tensor([0, SEQLEN], device=device))
-
-
-class Adapter(nn.Module):
-    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
-
-    def __init__(self, base_layer: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.down = nn.Linear(base_layer.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base_layer.out_features, bias=False)
-        self.bias = base_layer.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + self.up(self.down(x))
-
-
-def test_adapters_attach_to_every_linear_layer():
-    model, x = S6(DIM, dt_rank=3), sequence()
-    merged = S6(DIM, dt_rank=3)
-    merged.load_state_dict(model.state_dict())
-    layer = model.layers[0]
-    linear = [name for name, module in layer.named_children() if isinstance(module, nn.Linear)]
-    assert linear == ["in_proj", "x_proj", "dt_proj", "out_proj"]
-    for name in linear:
-        adapter = Adapter(getattr(layer, name))
-        setattr(layer, name, adapter)
-        with torch.no_grad():
-            merged.layers[0].get_submodule(name).weight += adapter.up.weight @ adapter.down.weight
-    torch.testing.assert_close(model(x), merged(x))
-    gradients = gradients_of(model, x)
-    for name in linear:
-        assert gradients[f"layers.0.{name}.up.weight"].any()
-        assert gradients[f"layers.0.{name}.base_layer.weight"].any()
-
-
-def test_a_linear_layer_in_the_place_of_dt_proj_adds_its_bias_once(device):
-    mixer, x = MambaMixer(DIM, dt_min=0.1, dt_max=1.0, device=device), sequence(device)
-    expected, projection = mixer(x), mixer.dt_proj
-    mixer.dt_proj = nn.Linear(projection.in_features, projection.out_features)
-    mixer.dt_proj.weight, mixer.dt_proj.bias = projection.weight, projection.bias
-    torch.testing.assert_close(mixer(x), expected, rtol=1e-4, atol=1e-6)
-    with torch.no_grad():
-        outs = mixer(x, cache=mixer.allocate_cache(BATCH))
-    torch.testing.assert_close(outs, expected, rtol=1e-4, atol=1e-6)
 
 
 # --- in one call and in parts ---------------------------------------------------------------------

@@ -185,6 +185,39 @@ def test_what_hooks_and_adapters_do_counts(device):
         assert_near(solve(model, inputs), expected)
 
 
+@pytest.mark.parametrize("part", ["in_proj", "x_proj", "dt_proj"])
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba"])
+def test_adapters_of_peft(kind, part, device):
+    """What they do to transformers' own layers, which take dt_proj's weights without calling it."""
+    peft = pytest.importorskip("peft", reason="needs the package peft")
+    model, inputs = make(kind, device).train(), draw(device)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=[part]), model)
+    model.requires_grad_()  # of which it would leave the adapters alone
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    expected = solve(model, inputs)
+    with integration.enable():
+        assert_near(solve(model, inputs), expected, 1e-4)
+
+
+def test_hooks_for_all_modules_see_what_transformers_calls(device):
+    model, inputs = make("mamba", device), draw(device)
+
+    def called():
+        seen = []
+        handle = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part))
+        with handle, torch.no_grad():
+            model(**inputs)
+        return [part for part in seen if isinstance(part, nn.Linear)]
+
+    expected = called()
+    with integration.enable():
+        assert called() == expected
+    assert model.backbone.layers[0].mixer.x_proj in expected
+
+
 # --- caches and generation ------------------------------------------------------------------------
 
 

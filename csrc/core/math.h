@@ -121,6 +121,13 @@ SELECTIVE_SCAN_HD R softplus(R x) {
   return select(x > constant<R>(kSoftplusThreshold), x, Math::log1p(Math::exp(x)));
 }
 
+/// A step as it is, but NaN where it is infinite: no method has a use for such a step, and what one
+/// made of it would depend on its order of operations.
+template <class R>
+SELECTIVE_SCAN_HD R finite_step(R delta) {
+  return delta + constant<R>(0) * delta;
+}
+
 template <class Math, class R>
 SELECTIVE_SCAN_HD R sigmoid(R x) {
   return constant<R>(1) / (constant<R>(1) + Math::exp(constant<R>(0) - x));

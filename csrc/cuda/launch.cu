@@ -52,19 +52,12 @@ cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cuda
 }
 
 template <class Params>
-cudaError_t run_slices(const Params& params, const Arrangement& arrangement, const Device& device,
-                       const ScratchMemory& memory, cudaStream_t stream) {
-  const auto plan_at = [&](void* scratch) {
-    return plan_slices(params, arrangement, device, wanted_path(), scratch);
-  };
-  const int64_t bytes = plan_at(nowhere()).bytes;
-  void* const scratch = bytes > 0 ? memory(bytes) : nullptr;
-  const auto plan = plan_at(scratch);
+cudaError_t run_slices(const SlicedPlan<Params>& plan, const ScratchMemory& memory,
+                       cudaStream_t stream) {
+  void* const scratch = plan.scratch_bytes > 0 ? memory(plan.scratch_bytes) : nullptr;
   cudaError_t error = sum_rows(plan.copies, stream);
   for (const auto& slice : plan.slices) {
-    if (error == cudaSuccess) {
-      error = run_plan(slice.params, slice.plan, plan.scratch.in(scratch), stream);
-    }
+    if (error == cudaSuccess) error = run_plan(slice.params, slice.plan, scratch, stream);
     if (error == cudaSuccess) error = sum_rows(slice.sums, stream);
   }
   return error;
@@ -78,13 +71,19 @@ cudaError_t scan(const Params& params, const MakePlan& make_plan, const ScratchM
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
   const bool is_packed = params.packed.present();
+  const auto slices = [&](const Arrangement& arrangement) {
+    return plan_slices(params, arrangement, device, wanted_path(), memory);
+  };
   if (const auto arrangement = arrange_states(params); arrangement && !is_packed) {
-    return run_slices(params, *arrangement, device, memory, stream);
+    return run_slices(slices(*arrangement), memory, stream);
   }
   const auto plan = make_plan(params, device, wanted_path());
   if (!wanted_path() && !is_packed) {
-    if (const auto arrangement = arrange_rows(params, device, plan)) {
-      return run_slices(params, *arrangement, device, memory, stream);
+    if (const auto arrangement = arrange_rows(params, plan)) {
+      const auto sliced = slices(*arrangement);
+      if (sliced.slices.front().plan.path() != Path::kGeneral) {
+        return run_slices(sliced, memory, stream);
+      }
     }
   }
   const int64_t bytes = plan.scratch_bytes();

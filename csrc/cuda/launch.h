@@ -20,9 +20,9 @@
 
 namespace selective_scan::cuda {
 
-/// Gives a pass its scratch memory, of which it asks at most once: that many bytes, aligned to 256,
-/// whose content does not matter. What is enqueued on the same stream behind the pass may have it
-/// again. No kernel allocates.
+/// Gives a pass scratch memory whenever it asks: that many bytes, aligned to 256, whose content
+/// does not matter. What is enqueued on the same stream behind the pass may have it again. No
+/// kernel allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 
 /// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS

@@ -1,7 +1,5 @@
 // Schemas of the ops with full state matrices, and their CPU backend.
 
-#include <cstring>
-
 #include "../cpu/matrix/launch.h"
 #include "scan_ops.h"
 #include "thread_pool.h"
@@ -21,7 +19,6 @@ struct CpuBackend : MatrixA {
     cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
   void check(const PackedSequences& packed) const { check_boundaries(packed); }
-  void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 
   cpu::ThreadPool pool = torch_thread_pool();
 };

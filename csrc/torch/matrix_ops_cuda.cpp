@@ -19,9 +19,6 @@ struct CudaBackend : MatrixA {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
   void check(const PackedSequences&) const {}
-  void zero(void* data, int64_t bytes) const {
-    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
-  }
 
   CudaStream stream;
 };

@@ -1,7 +1,5 @@
 // Op schemas and the CPU backend. This library is always built.
 
-#include <cstring>
-
 #include "../cpu/capability.h"
 #include "../cpu/selective/launch.h"
 #include "build_info.h"
@@ -24,7 +22,6 @@ struct CpuBackend : DiagonalA {
     cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
   void check(const PackedSequences& packed) const { check_boundaries(packed); }
-  void zero(void* data, int64_t bytes) const { std::memset(data, 0, bytes); }
 
   cpu::ThreadPool pool = torch_thread_pool();
 };

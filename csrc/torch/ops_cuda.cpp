@@ -21,9 +21,6 @@ struct CudaBackend : DiagonalA {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
   void check(const PackedSequences&) const {}  // whose boundaries the kernels clamp
-  void zero(void* data, int64_t bytes) const {
-    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
-  }
 
   CudaStream stream;
 };

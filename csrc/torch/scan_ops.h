@@ -14,8 +14,6 @@
 //   void launch(const Forward& params, const auto& memory) const
 //   void launch(const Backward& params, const auto& memory) const
 //       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
-//   void zero(void* data, int64_t bytes) const
-//       Sets bytes to 0, in order with the passes.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -26,6 +24,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "../core/matrix_params.h"
 #include "scan_arguments.h"
@@ -44,8 +43,9 @@ struct MatrixA {
   using Backward = MatrixBackwardParams;
 };
 
-/// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
-/// its own for every size of 0 and of 1, and short sequences have no or one state to save.
+/// The saved states are one flat tensor with some values at its end that nobody writes or reads:
+/// torch.compile makes a graph of its own for every size of 0 and of 1, and short sequences have no
+/// or one state to save.
 constexpr int64_t kStatesPadding = 2;
 
 inline int64_t num_saved_values(const ScanParams& params) {
@@ -60,8 +60,8 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
 
 template <class Backend, class Params>
 void launch_with_workspace(const Backend& backend, const Tensor& u, const Params& params) {
-  std::optional<Workspace> workspace;
-  backend.launch(params, [&](int64_t bytes) { return workspace.emplace(u, bytes).data(); });
+  std::vector<Workspace> workspaces;
+  backend.launch(params, [&](int64_t bytes) { return workspaces.emplace_back(u, bytes).data(); });
 }
 
 inline bool is_empty(const ScanParams& params) {
@@ -116,13 +116,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
   Tensor states = save_states ? new_states(u, params) : Tensor();
-  if (save_states) {
-    params.states = states.mutable_data_ptr();
-    const int64_t value_size = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-    const int64_t padding = num_saved_values(params) - kStatesPadding;
-    backend.zero(static_cast<char*>(params.states) + padding * value_size,
-                 kStatesPadding * value_size);
-  }
+  if (save_states) params.states = states.mutable_data_ptr();
   if (!is_empty(params)) launch_with_workspace(backend, u, params);
   return {out, last_state, states};
 }

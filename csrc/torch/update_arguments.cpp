@@ -41,9 +41,13 @@ void check_dtypes(const UpdateArguments& args, bool is_complex) {
   check_either("state", args.state);
   check_dtype("x", args.x, kRealDtypes);
   check_dtype("dt", args.dt, kRealDtypes);
-  check_dtype(
-      "A", args.A,
-      {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble});
+  if (args.A_is_log) {
+    check_dtype("A", args.A, kRealDtypes);
+  } else {
+    check_dtype("A", args.A,
+                {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
+                 ScalarType::ComplexDouble});
+  }
   check_either("B", args.B);
   check_either("C", args.C);
   if (args.D) check_dtype("D", *args.D, kRealDtypes);
@@ -210,6 +214,7 @@ UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate)
   UpdateParams params;
   params.method = args.method;
   params.dt_softplus = args.dt_softplus;
+  params.A_is_log = args.A_is_log;
   params.pad_slot_id = args.pad_slot_id;
 
   for_each_tensor(args, check_dense);

@@ -26,6 +26,7 @@ struct UpdateArguments {
   int64_t pad_slot_id;
   const OptionalTensor& out;
   Method method;
+  bool A_is_log;
 };
 
 /// Refuses whatever no kernel may see, but for indices out of range; returns parameters with

@@ -31,7 +31,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
                               const OptionalTensor& dt_bias, bool dt_softplus,
                               const OptionalTensor& state_batch_indices,
                               const OptionalTensor& dst_state_batch_indices, int64_t pad_slot_id,
-                              const OptionalTensor& out, const std::string& discretization_method) {
+                              const OptionalTensor& out, const std::string& discretization_method,
+                              bool A_is_log) {
   const UpdateArguments args{state,
                              x,
                              dt,
@@ -46,7 +47,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
                              dst_state_batch_indices,
                              pad_slot_id,
                              out,
-                             parse_method(discretization_method)};
+                             parse_method(discretization_method),
+                             A_is_log};
   UpdateParams params = make_update_params(args, Backend::kMaxDstate);
   const Backend backend(x);
   backend.check_indices(params);

@@ -27,7 +27,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
       "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False, "
       "Tensor? state_batch_indices=None, Tensor? dst_state_batch_indices=None, "
-      "int pad_slot_id=-1, Tensor(b!)? out=None, str discretization_method=\"zoh\") -> Tensor");
+      "int pad_slot_id=-1, Tensor(b!)? out=None, str discretization_method=\"zoh\", "
+      "bool A_is_log=False) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import mamba_mixer
-from ..cache import MixerCache
+from .. import _library, mamba_mixer
+from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
 from ..mamba_mixer import MambaMixer
@@ -66,7 +66,6 @@ class Mamba(MambaMixer):
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
         sizes = (d_model, d_state, d_conv, expand)
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
-        self.d_conv = d_conv
         self.expand = expand
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
@@ -114,17 +113,19 @@ class Mamba(MambaMixer):
         # Of a longer sequence the last steps; in front of a shorter one zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
-        delta, B, C = self._project(x)
-        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, self._step_bias(), True)
+        delta, B, C, delta_bias = self._project(x)
+        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias, True)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True)
         ssm_state.copy_(last_state.detach())
         return self.out_proj(y.transpose(1, 2))
 
-    @torch.no_grad()
     def step(
         self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Takes one step, without gradients, and changes the states in place.
+
+        As mamba_ssm's, it does so in grad mode too. The first such call logs a warning to the
+        logger ``"selective_scan"``, unless torch.compile traces it.
 
         Args:
             hidden_states: (batch, 1, d_model).
@@ -140,7 +141,15 @@ class Mamba(MambaMixer):
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
-        return self._go_on(hidden, MixerCache(conv_state, ssm_state)), conv_state, ssm_state
+        # torch.compile cannot trace logging.
+        if not torch.compiler.is_compiling() and needs_gradient(self, hidden):
+            _library.warn_once(
+                "Mamba.step, by which a call with states goes on, gives a result without a graph "
+                "in grad mode too; no gradient reaches the parameters or the input"
+            )
+        with torch.no_grad():
+            out = self._go_on(hidden, MixerCache(conv_state, ssm_state))
+        return out, conv_state, ssm_state
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
@@ -152,10 +161,14 @@ class Mamba(MambaMixer):
             d_state). They do not grow with max_seqlen.
         """
 
-        def zeros(weight: Tensor, size: int) -> Tensor:
-            return weight.new_zeros(batch_size, self.d_inner, size, dtype=dtype or weight.dtype)
-
-        return zeros(self.conv1d.weight, self.d_conv), zeros(self.dt_proj.weight, self.d_state)
+        # What stands in dt_proj's place may have no weight, or one of integers.
+        weight = self.conv1d.weight
+        where = {"dtype": dtype or weight.dtype, "device": weight.device}
+        sizes = (self.d_conv, self.d_state)
+        conv_state, ssm_state = (
+            torch.zeros(batch_size, self.d_inner, size, **where) for size in sizes
+        )
+        return conv_state, ssm_state
 
     def _get_states_from_cache(
         self, inference_params: InferenceParams, batch_size: int, initialize_states: bool = False

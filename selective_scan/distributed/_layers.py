@@ -17,6 +17,7 @@ from torch.distributed.tensor import (
 )
 from torch.func import functional_call
 
+from .._mamba_weights import LAYER_NAMES
 from .._module_arguments import refuse
 from ..cache import MixerCache
 from ..s6 import S6Layer
@@ -38,6 +39,13 @@ _CHANNELS = {
 }
 
 
+def replaced_part(layer: S6Layer) -> str | None:
+    """What stands in the place of a projection or of a parameter, by its name, if anything does."""
+    names = [name for name in _PROJECTIONS if type(layer.get_submodule(name)) is not nn.Linear]
+    names += [name for name, _ in layer.named_parameters() if name not in LAYER_NAMES]
+    return names[0] if names else None
+
+
 def split_steps(layer: S6Layer, group: ProcessGroup) -> None:
     layer.__class__ = _OwnSteps
     layer.group = group
@@ -48,6 +56,7 @@ def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
     computes with this rank's parts of them."""
     own = copy.deepcopy(layer).to("meta")
     own.d_inner //= mesh.size()
+    own.conv1d.groups = own.d_inner
     own.__class__ = _OwnPart
     for name, kind in _PROJECTIONS.items():
         projection = own.get_submodule(name)
@@ -98,6 +107,9 @@ class _OwnSteps(_OwnPart):
     group: ProcessGroup
 
     def _convolve(self, x: Tensor, _cu_seqlens: None) -> Tensor:
+        if not self._has_plain_convolution(can_be_called=False):
+            kind = type(self.conv1d).__name__
+            refuse("conv1d", "a plain layer without hooks where sequences are split", kind)
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
         return causal_conv1d_fn(x, weight, bias, activation="silu", group=self.group)
 

@@ -49,8 +49,10 @@ def parallelize(
         TypeError: an argument is not of the type above.
         ValueError: the mesh has no such dimension, or both are the same one, or neither is given;
             it is one of GPUs and its groups are gloo's; the model is parallel already, or its
-            d_inner is no multiple of the ranks of `tensor_dim`; or sequences are split and its
-            convolution is wider than 8.
+            d_inner is no multiple of the ranks of `tensor_dim`, or channels are split and an
+            adapter stands in the place of a part; or sequences are split and its convolution is
+            wider than 8. Where sequences are split and the convolution has a hook or is no plain
+            layer, a call of the model raises it; hooks for all modules do not reach it there.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -81,11 +83,13 @@ def parallelize(
     for layer in model.layers:
         if type(layer) is not S6Layer:
             refuse("model", "of layers that are not parallel yet", type(layer).__name__)
-        width = layer.conv1d.kernel_size[0]
+        width = layer.d_conv
         if sequences is not None and width > MAX_WIDTH:
             refuse("model", f"one with d_conv of at most {MAX_WIDTH}", width)
         if channels is not None and layer.d_inner % channels.size() != 0:
             refuse("model", f"one with d_inner a multiple of {channels.size()}", layer.d_inner)
+        if channels is not None and (part := _layers.replaced_part(layer)) is not None:
+            refuse("model", "one without adapters where channels are split", part)
     for layer in model.layers:
         own = layer if channels is None else _layers.split_channels(layer, channels)
         if sequences is not None:

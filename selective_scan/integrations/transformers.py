@@ -194,8 +194,8 @@ def _is_one_operator(mixer: nn.Module) -> bool:
     projections = (mixer.x_proj, mixer.dt_proj, mixer.out_proj)
     return (
         mixer.activation in ("silu", "swish")
-        and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
         and has_plain_weights(mixer.conv1d, nn.Conv1d)
+        and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
         and all(has_plain_weights(projection, nn.Linear) for projection in projections)
     )
 

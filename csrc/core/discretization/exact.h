@@ -9,39 +9,6 @@ namespace selective_scan {
 /// Below this |x|², φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
 constexpr double kTinyNorm = 1e-18;
 
-/// Of φ1'(x), φ1(x) = (exp(x) − 1)/x, for |x| < 1: where x is complex the series' (k+1)/(k+2)!,
-/// where it is real a minimax fit (relative error 4e-8 in fp32, 5e-18 in fp64), which needs fewer.
-template <class T>
-struct Phi1DerivativePolynomial {
-  static constexpr bool kIsSingle = sizeof(scalar_t<T>) == 4;
-  static constexpr int kDegree = is_complex_v<T> ? (kIsSingle ? 10 : 18) : (kIsSingle ? 7 : 14);
-
-  static constexpr double coefficient(int k) {
-    constexpr double kSingle[] = {0.49999998398818260549,    0.33333340410197916513,
-                                  0.12500056281402538038,    0.033332797388798734681,
-                                  0.0069414772626984916189,  0.0011913790809990059355,
-                                  0.00017851079603811413271, 0.000021846651072880085932};
-    constexpr double kDouble[] = {
-        0.50000000000000000154,    0.33333333333333336762,     0.12499999999999984835,
-        0.033333333333331986623,   0.0069444444444468606599,   0.0011904761904913051836,
-        0.00017361111109685439507, 0.000022045855305025606602, 2.4801587694669177788e-6,
-        2.5052126950439612812e-7,  2.2964379083431073229e-8,   1.9268375815627598909e-9,
-        1.4915232766401145781e-10, 1.0873547200630750961e-11,  7.1323346339599588467e-13};
-    return is_complex_v<T> ? (k + 1) / factorial(k + 2) : kIsSingle ? kSingle[k] : kDouble[k];
-  }
-};
-
-template <int kFirst = 0, class T>
-SELECTIVE_SCAN_HD T phi1_derivative_series(T x) {
-  using Polynomial = Phi1DerivativePolynomial<T>;
-  constexpr double kCoefficient = Polynomial::coefficient(kFirst);
-  if constexpr (kFirst == Polynomial::kDegree) {
-    return constant<T>(kCoefficient) * one<T>();
-  } else {
-    return constant<T>(kCoefficient) + x * phi1_derivative_series<kFirst + 1>(x);
-  }
-}
-
 /// φ1'(x)/φ1(x) = 1/2 + coth(x/2)/2 − 1/x = 1/2 + x·r(x²) for |x| < 1: r's Taylor series, in which
 /// a term is a fortieth of the one before. `norm` is |x|².
 template <class T>
@@ -101,18 +68,25 @@ struct ExactHold : StepForms<ExactHold> {
     }
   }
 
-  /// bbar = (abar − 1)/A, so its derivative is (Δ·abar − bbar)/A, which cancels for a small x.
+  /// bbar = (abar − 1)/A, so its derivative by A is (Δ·abar − bbar)/A. That cancels for a small x,
+  /// where φ1 itself is a factor of a short series.
+  template <class T>
+  static SELECTIVE_SCAN_HD T bbar_by_A(real_t<T> delta, const Pole<T>& pole,
+                                       const Coefficients<T>& value) {
+    const T x = delta * pole.A;
+    const real_t<T> square = norm(x);
+    const T near = (delta * value.bbar) * phi1_logarithmic_derivative(x, square);
+    const T away = (delta * value.abar - value.bbar) * pole.inverse;
+    return select(square < constant<T>(1), near, away);
+  }
+
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
-    const T x = delta * pole.A;
-    const T near = (delta * delta) * phi1_derivative_series(x);
-    const T away = (delta * value.abar - value.bbar) * pole.inverse;
-    return {pole.A * value.abar, delta * value.abar, value.abar,
-            select(norm(x) < constant<T>(1), near, away)};
+    return {pole.A * value.abar, delta * value.abar, value.abar, bbar_by_A(delta, pole, value)};
   }
 
-  /// φ1' = (a − φ1)/x cancels for a small x. There φ1 itself is a factor of a short series.
+  /// The same for φ1' = (a − φ1)/x.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
     const T x = delta * A;
@@ -158,31 +132,42 @@ struct ExactHold : StepForms<ExactHold> {
 template <>
 struct Formula<Method::kFoh> : ExactHold {};
 
+/// abar and expm1 = abar − 1, each with its own digits.
+template <class T>
+struct Growth {
+  T abar;
+  T expm1;
+  bool is_small;  // expm1 is the one of the two that says more
+
+  /// What becomes of a state.
+  SELECTIVE_SCAN_HD T stays(T H) const { return is_small ? multiply_add(expm1, H, H) : abar * H; }
+};
+
 /// A step of H = A·h: see ExactIncrements.
 template <class T>
 struct IncrementStep {
-  T growth;
+  Growth<T> growth;
   real_t<T> u;
+
+  SELECTIVE_SCAN_HD T advance(T H, T B) const {
+    return multiply_add(growth.expm1, u * B, growth.stays(H));
+  }
 };
 
-/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1 and w = H[t-1] + B·u,
-///   H[t] = H[t-1] + e·w
-/// and from the gradients g of h[t] and g·conj(1 + e) of h[t-1], both unscaled,
-///   dΔ = Re Σ g·conj((1 + e)·w)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
-///   conj(A)·dA = Σ Δ·g·conj((1 + e)·w) − dB·conj(B)
-/// This takes no φ1 and no derivative of it, but A must not be 0. And where x is small, the last
-/// two terms cancel to a part |x|/2 of each; where abar is, 1 + e is left with few digits. Whoever
-/// goes with care has other forms for these.
+/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1,
+///   H[t] = abar·H[t-1] + e·B·u
+/// where abar·H is H + e·H for a small x, so that what stays of a long memory is exact. From the
+/// gradients g of h[t] and c = g·conj(abar) of h[t-1], both unscaled,
+///   dΔ = Re Σ c·conj(H[t-1] + B·u)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
+///   conj(A)·dA = Σ Δ·c·conj(H[t-1]) + conj(B·u)·q                 q = g·conj(A·dbbar/dA)
+/// where A·dbbar/dA = Δ·abar − e/A, which cancels for a small x: there it is Δ·e·φ1'(x)/φ1(x).
+/// This takes no φ1, but A must not be 0.
 struct ExactIncrements {
   template <class T>
   struct StepCache {
     T growth;  // e
-    T w;
-    T inverse;  // 1/A
-  };
-  template <class T>
-  struct CarefulStepCache : StepCache<T> {
     T abar;
+    T inverse;  // 1/A
   };
   /// By a policy that has growth(Δ, exact_hold_constants(A)).
   template <class Math, class T>
@@ -194,44 +179,28 @@ struct ExactIncrements {
   static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
                                      const ExactHold::Constants<Math, T>& constants, T H, T B,
                                      StepCache<T>& kept) {
-    kept = {Math::growth(delta, constants), H + u * B, constants.inverse};
-    return multiply_add(kept.growth, kept.w, H);
+    const IncrementStep<T> step = ExactIncrements::step<Math, T>(delta, u, constants);
+    kept = {step.growth.expm1, step.growth.abar, constants.inverse};
+    return step.advance(H, B);
   }
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD T advance(real_t<T> delta, real_t<T> u,
-                                     const ExactHold::Constants<Math, T>& constants, T H, T B,
-                                     CarefulStepCache<T>& kept) {
-    kept.abar = Math::abar(delta, constants);
-    return advance<Math, T>(delta, u, constants, H, B, static_cast<StepCache<T>&>(kept));
-  }
-  /// `x` is g·conj((1 + e)·w), by which the gradients of Δ and A go.
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T g) {
-    const T growing = g * conj(kept.growth);
-    return step_back(kept, growing, g + growing);
-  }
-  template <class Math, class T>
-  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const CarefulStepCache<T>& kept, T g) {
-    const T growing = g * conj(kept.growth);
-    const auto is_spent = norm(kept.abar) < Math::kLittleAbar * Math::kLittleAbar;
-    return step_back(kept, growing, select(is_spent, g * conj(kept.abar), g + growing));
-  }
-
-  /// What a step adds to conj(A)·dA, for a small x: g·conj(Δ·(1 + e)·H[t-1] + Δ·x·φ1'(x)·B·u).
-  /// `carry` is the gradient of h[t-1].
+  /// `x` is what the gradient of Δ is the real part of. `input` is u·B.
   template <class T>
-  static SELECTIVE_SCAN_HD T small_gradient_of_A(real_t<T> delta, real_t<T> u, T A, T H, T B, T g,
-                                                 T carry) {
+  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T H, T input, T g) {
+    const T carry = g * conj(kept.abar);
+    return {carry, (g * conj(kept.growth)) * conj(kept.inverse), carry * conj(H + input)};
+  }
+  /// What a step adds to conj(A)·dA; `carry` is c.
+  template <class T>
+  static SELECTIVE_SCAN_HD T gradient_of_A(real_t<T> delta, T A, const StepCache<T>& kept, T H,
+                                           T input, T g, T carry) {
     const T x = delta * A;
-    const T third = constant<T>(1.0 / 3) * one<T>() + constant<T>(1.0 / 8) * x;
-    const T x_slope = x * (constant<T>(0.5) * one<T>() + x * third);
-    return delta * (carry * conj(H) + (u * g) * conj(x_slope * B));
-  }
-
- private:
-  template <class T>
-  static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T growing, T carry) {
-    return {carry, growing * conj(kept.inverse), carry * conj(kept.w)};
+    const real_t<T> square = norm(x);
+    const T growing = g * conj(kept.growth);
+    const T delta_carry = delta * carry;
+    const T near = (delta * growing) * conj(phi1_logarithmic_derivative(x, square));
+    const T away = delta_carry - growing * conj(kept.inverse);
+    const T q = select(square < constant<T>(1), near, away);
+    return delta_carry * conj(H) + q * conj(input);
   }
 };
 

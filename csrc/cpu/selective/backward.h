@@ -292,8 +292,7 @@ struct BackwardKernel {
                                        is_variable ? nullptr : sums + of_vector};
     };
     BackwardSweep<State> sweep;
-    sweep.largest_step = largest_step(scratch.steps.delta, chunk.steps);
-    sweep.is_bounded = inputs.is_bounded(sweep.largest_step, vector);
+    sweep.is_bounded = inputs.is_bounded(largest_step(scratch.steps.delta, chunk.steps), vector);
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
     sweep.delta = scratch.steps.delta;

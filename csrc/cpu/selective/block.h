@@ -434,8 +434,8 @@ void store_sequence(const ArrayView& view, const Block& block, const Lanes& lane
                  reinterpret_cast<const scalar_t<R>*>(tile));
 }
 
-/// Reads delta and makes of it the steps Δ, 0 where a segment has none. biased_delta may be the
-/// place of delta, decay is of biased_delta, if softplus takes it.
+/// Reads delta and makes of it the steps Δ (see finite_step), 0 where a segment has none.
+/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it.
 template <class R>
 void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
                      const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
@@ -450,10 +450,12 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
       decay[t] = VectorMath::decay(biased);
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      delta[t] = VectorMath::softplus(biased_delta[t], decay[t]);
+      delta[t] = finite_step(VectorMath::softplus(biased_delta[t], decay[t]));
     }
   } else {
-    for (int64_t t = 0; t < chunk.steps; ++t) delta[t] = biased_delta[t] + delta_bias;
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      delta[t] = finite_step(biased_delta[t] + delta_bias);
+    }
   }
   clear_steps_beyond(lanes, chunk, delta);
 }

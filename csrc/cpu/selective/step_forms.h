@@ -2,9 +2,9 @@
 //
 // A form has, for all states together, the gain of the input and return_gain, which passes on the
 // gains' gradient; for each state prepare, which makes a StepCache, input, so that
-// h[t] = kept.first·h[t-1] + input, and step_back, from g, the gradient of h[t]; and a
-// PoleGradient, of A through a chunk. Whatever a form chooses, it chooses by lane. Inputs are
-// rounded by themselves: the same steps have the same bits in every sweep.
+// h[t] = kept.first·h[t-1] + input, and step_back, from g, the gradient of h[t]. Whatever a form
+// chooses, it chooses by lane. Inputs are rounded by themselves: the same steps have the same bits
+// in every sweep.
 #pragma once
 
 #include <type_traits>
@@ -57,14 +57,9 @@ struct ByFactors {
     return kept_apart(scaled);
   }
 
-  struct PoleGradient {
-    State sum;
-    SELECTIVE_SCAN_HD State value(const Pole<State>&) const { return sum; }
-  };
-
   static SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
                                           State before, const StepCache& kept, State g,
-                                          StepGradients<State>& gradients, PoleGradient& dA) {
+                                          StepGradients<State>& gradients, State& dA) {
     const State a = kept.first;
     const State g_conj_B = g * conj(B);
     gradients.before = g * conj(a);
@@ -81,13 +76,12 @@ struct ByFactors {
                                                  da_conj_a, gain * g_conj_B);
     }
     gradients.delta += real_of_product_conj(dx, pole.A);
-    dA.sum += delta * dx;
+    dA += delta * dx;
   }
 };
 
-/// Of methods that hold the input exactly, bbar = (abar - 1)/A: the gradients take no φ1 and no
-/// derivative of it, since with m = A·h[t-1] + B·u the derivatives of h[t] are abar·m by Δ and
-/// (Δ·abar·m - bbar·B·u)/A by A.
+/// Of methods that hold the input exactly, bbar = (abar - 1)/A: the derivative of h[t] by Δ is
+/// abar·(A·h[t-1] + B·u).
 template <Method kMethod, class State>
 struct ByExactHold {
   using R = real_t<State>;
@@ -119,48 +113,19 @@ struct ByExactHold {
     return kept_apart(kept.second * (gain * B));
   }
 
-  struct PoleGradient {
-    State by_step;
-    State by_input;
-    SELECTIVE_SCAN_HD State value(const Pole<State>& pole) const {
-      return (by_step - by_input) * conj(pole.inverse);
-    }
-  };
-
   static SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
                                           State before, const StepCache& kept, State g,
-                                          StepGradients<State>& gradients, PoleGradient& dA) {
+                                          StepGradients<State>& gradients, State& dA) {
     const State input = g * conj(kept.second);
+    const State driven = kept_apart(gain * B);
     gradients.before = g * conj(kept.first);
     gradients.B = gain * input;
     gradients.gain += real_of_product_conj(input, B);
-    const State by_step =
-        gradients.before * conj(multiply_add(pole.A, before, kept_apart(gain * B)));
-    gradients.delta += real(by_step);
-    dA.by_step += delta * by_step;
-    dA.by_input += gradients.B * conj(B);
+    gradients.delta += real_of_product_conj(gradients.before, multiply_add(pole.A, before, driven));
+    const State bbar_by_A =
+        Formula<kMethod>::bbar_by_A(delta, pole, Coefficients<State>{kept.first, kept.second});
+    dA += delta * (gradients.before * conj(before)) + g * conj(bbar_by_A * driven);
   }
-
-  /// Where all |x| of a chunk are smaller than 1/128, the two terms of the gradient of A cancel too
-  /// far.
-  static SELECTIVE_SCAN_HD auto cancels(const Pole<State>& pole, R largest_step) {
-    return norm(pole.A) * (largest_step * largest_step) < R(T(0x1p-14));
-  }
-  /// There the gradient is summed by φ1'/φ1, a short series.
-  struct SeriesGradient {
-    State carry;
-    State sum;
-
-    SELECTIVE_SCAN_HD void step_back(R delta, R gain, const Pole<State>& pole, State B,
-                                     State before, const StepCache& kept, State dy_conj_C) {
-      const State g = carry + dy_conj_C;
-      const State x = delta * pole.A;
-      const State ratio = phi1_logarithmic_derivative(x, norm(x));
-      carry = g * conj(kept.first);
-      const State by_input = (gain * g) * conj(kept.second * (ratio * B));
-      sum += delta * multiply_add(carry, conj(before), kept_apart(by_input));
-    }
-  };
 };
 
 /// The form of a method.

@@ -373,11 +373,7 @@ class MethodSweeps {
                                         const Pole<State> (&poles)[kStates], const Rows& B,
                                         const Rows& C, int64_t n) {
     const KeptSteps<State> kept = sweep.kept;
-    State dA_by_series[kStates];
-    if constexpr (kHasSeries) sum_series(sweep, poles, B, C, n, dA_by_series);
-
-    State carry[kStates];
-    typename Form::PoleGradient dA[kStates];
+    State carry[kStates], dA[kStates];
     for (int j = 0; j < kStates; ++j) {
       carry[j] = sweep.carry[n + j];
       dA[j] = {};
@@ -405,33 +401,7 @@ class MethodSweeps {
     }
     for (int j = 0; j < kStates; ++j) {
       sweep.carry[n + j] = carry[j];
-      State sum = dA[j].value(poles[j]);
-      if constexpr (kHasSeries) {
-        sum = select(Form::cancels(poles[j], sweep.largest_step), dA_by_series[j], sum);
-      }
-      sweep.dA[n + j].add(sum);
-    }
-  }
-
-  static constexpr bool kHasSeries = requires { typename Form::SeriesGradient; };
-
-  /// The gradients of the poles once more, where any lane needs that.
-  template <int kStates, class Rows>
-  static SELECTIVE_SCAN_HD void sum_series(const BackwardSweep<State>& sweep,
-                                           const Pole<State> (&poles)[kStates], const Rows& B,
-                                           const Rows& C, int64_t n, State (&sums)[kStates]) {
-    for (int j = 0; j < kStates; ++j) {
-      sums[j] = {};
-      if (!any(Form::cancels(poles[j], sweep.largest_step))) continue;
-      typename Form::SeriesGradient gradient{sweep.carry[n + j], {}};
-      for (int64_t t = sweep.steps - 1; t >= 0; --t) {
-        const int64_t i = t * kStates + j;
-        const R delta = sweep.delta[t];
-        const R dy = constant<State>(kOutputScale<State>) * sweep.dy[t];
-        gradient.step_back(delta, Form::gain(delta, sweep.u[t]), poles[j], B.at(j, t),
-                           sweep.kept.h[i], kept_step(sweep.kept, i), dy * conj(C.at(j, t)));
-      }
-      sums[j] = gradient.sum;
+      sweep.dA[n + j].add(dA[j]);
     }
   }
 

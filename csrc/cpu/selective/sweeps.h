@@ -86,9 +86,8 @@ template <class State>
 struct BackwardSweep : ForwardSweep<State> {
   using R = real_t<State>;
 
-  R largest_step;  // the largest |Δ|
-  const R* dy;     // (step)
-  R* du;           // (step): added to, and so is ddelta
+  const R* dy;  // (step)
+  R* du;        // (step): added to, and so is ddelta
   R* ddelta;
   State* carry;  // (state): the gradient of the states after the chunk, then of those before it
   CompensatedState<State>* dA;  // (state)

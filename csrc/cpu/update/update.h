@@ -130,6 +130,7 @@ class UpdateKernel {
         R& delta = deltas[step * vectors + vector];
         delta = delta + biases[vector];
         if (params.dt_softplus) delta = VectorMath::softplus(delta);
+        delta = finite_step(delta);
       }
     }
     load_channels(params.D, params, task, 1, pitch, scratch.D);
@@ -140,6 +141,14 @@ class UpdateKernel {
     };
     load_projection(params.B, scratch.B);
     load_projection(params.C, scratch.C);
+  }
+
+  /// Poles from log(−A), a channel's rows one behind the other.
+  static void exponentiate(const UpdateParams& params, int64_t channels, T* rows) {
+    R* const poles = reinterpret_cast<R*>(rows);
+    for (int64_t i = 0; i < channels * row_pitch(params) / kWidth; ++i) {
+      poles[i] = -VectorMath::exp(poles[i]);
+    }
   }
 
   /// Whether rows of states can be used where they are.
@@ -168,11 +177,12 @@ class UpdateKernel {
       return StateRows<const T>{rows.data, rows.pitch, rows.imaginary};
     };
 
-    if (is_plain(params.A, params)) {
+    if (is_plain(params.A, params) && !params.A_is_log) {
       tile.A = as_const(rows_at(params.A, 0));
     } else {
       load_state_rows(params.A, offset_of(params.A, 0), tile.channels, params.A.channel, params,
                       scratch.A);
+      if (params.A_is_log) exponentiate(params, tile.channels, scratch.A);
       tile.A = {scratch.A, row_pitch(params), padded_states(params)};
     }
     const bool in_place = params.steps == 1 && is_plain(params.state, params);

@@ -196,12 +196,7 @@ class BackwardTile {
     Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      delta[i] += record.delta_bias;
-      slope[i] = 1.0f;
-    }
-    if (params_.delta_softplus) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) delta[i] = device_softplus(delta[i], slope[i]);
+      delta[i] = step_of(delta[i] + record.delta_bias, params_.delta_softplus, slope[i]);
     }
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.

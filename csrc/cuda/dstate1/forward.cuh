@@ -91,10 +91,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     Access::convert(strides, chunk.u, window, shared.tile, u_items);
     Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
-    if (params.delta_softplus) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) delta_items[i] = device_softplus(delta_items[i]);
+    for (int i = 0; i < kItems; ++i) {
+      delta_items[i] = step_of(delta_items[i] + delta_bias, params.delta_softplus);
     }
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.

@@ -174,7 +174,7 @@ __device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWind
     constexpr int kCount = sizeof(values.v) / sizeof(R);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) values.v[j] += delta_bias[group_at(j / kBlockSteps).channel];
-    if (delta_softplus) softplus_all(values.v);
+    make_all_steps(values.v, delta_softplus);
     if (tile.steps == kChunk) return;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {

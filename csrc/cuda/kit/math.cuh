@@ -104,15 +104,17 @@ struct DeviceMath {
     return A;
   }
 
-  /// ex2.approx errs by 1.4e-7 at most; but on average by −6e-9 for −0.001 < y < 0, by −2e-8 for
-  /// −0.5 < y < −0.01 and by −4e-8 for y < −2 (measured on an H200), which over a long memory adds
-  /// up. Shifting y, free as part of an FMA, balances it where memories are long. For complex
-  /// numbers a shift that depends on y costs little beside the rest.
+  /// ex2.approx errs by 1.4e-7 at most; but on average by −5e-9 to −1e-8 for −0.004 < y < 0, by
+  /// −2e-8 for −0.5 < y < −0.005 and by −5e-8 for y < −1 (measured on an H100), which adds up over
+  /// a memory's 1/|y| steps. Shifting y, free as part of an FMA, balances it where that is worst.
+  /// For complex numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
   static __device__ __forceinline__ double exp_of(double y) { return outlined::exp2(y); }
+  static __device__ __forceinline__ float balanced_exp2(float y) {
+    return exp2_approx(y + (y < -0.004f ? kBalanceAway : kBalance));
+  }
   static __device__ __forceinline__ Complex<float> exp_of(Complex<float> y) {
-    const float modulus = exp2_approx(y.re * static_cast<float>(kLog2e) +
-                                      (y.re < -0.002f ? kBalanceAway : kBalanceNearZero));
+    const float modulus = balanced_exp2(y.re * static_cast<float>(kLog2e));
     float sine, cosine;
     ::sincospif(y.im * kInversePi, &sine, &cosine);
     return {modulus * cosine, modulus * sine};
@@ -120,13 +122,18 @@ struct DeviceMath {
   static __device__ __forceinline__ Complex<double> exp_of(Complex<double> y) { return exp(y); }
 
  private:
-  static constexpr float kBalance = 1.9e-8f;
-  static constexpr float kBalanceNearZero = 8e-9f;
+  static constexpr float kBalance = 9e-9f;
   static constexpr float kBalanceAway = 2.6e-8f;
   static constexpr float kInversePi = 0.31830988618379067f;
 };
 
 // What every (channel, step) needs, without the general functions' branches for special cases.
+
+/// Keeps the compiler from executing the instructions of a rare case always, under a predicate. To
+/// be called by all lanes of a warp together.
+__device__ __forceinline__ void really_branch() {
+  __syncwarp();
+}
 
 /// exp(x) of a finite x, with what rounding x·log2(e) loses put back. That matters for |x| above 1,
 /// and is hidden by the rounding of results of 2 bytes, of which kSize tells.
@@ -175,11 +182,21 @@ __device__ __forceinline__ float device_softplus(float x) {
 __device__ __forceinline__ double device_softplus(double x) {
   return outlined::softplus<1>({x}).v[0];
 }
-/// The same, with the derivative.
-__device__ __forceinline__ float device_softplus(float x, float& slope) {
-  const float v = ::expf(-fabsf(x));
-  slope = softplus_slope(x, v);
-  return softplus_by_atanh(x, v);
+
+/// Δ from delta + delta_bias.
+template <class R>
+__device__ __forceinline__ R step_of(R biased, bool has_softplus) {
+  return finite_step(has_softplus ? device_softplus(biased) : biased);
+}
+/// The same, with its derivative.
+__device__ __forceinline__ float step_of(float biased, bool has_softplus, float& slope) {
+  slope = 1.0f;
+  if (has_softplus) {
+    const float v = ::expf(-fabsf(biased));
+    slope = softplus_slope(biased, v);
+    biased = softplus_by_atanh(biased, v);
+  }
+  return finite_step(biased);
 }
 
 /// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,
@@ -198,21 +215,31 @@ __device__ __forceinline__ float softplus_by_series(float x, float v) {
   return fmaf(series, v, fmaxf(x, 0.0f));
 }
 
+/// Makes steps Δ of delta + delta_bias in their place.
 template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values) {
-  for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
+__device__ __forceinline__ void make_steps(Values& values, bool has_softplus) {
+  if (has_softplus) {
+    for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
+  }
+  for (float& value : values.v) value = finite_step(value);
 }
 
-/// The same, with the derivatives.
+/// The same, with the derivatives. To be called by all lanes of a warp together.
 template <int kSize, class Values>
-__device__ __forceinline__ void softplus_in_place(Values& values, Values& slopes) {
+__device__ __forceinline__ void make_steps(Values& values, bool has_softplus, Values& slopes) {
   constexpr int kCount = sizeof(values.v) / sizeof(float);
+  if (has_softplus) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float v = decay_of<kSize>(values.v[i]);
-    slopes.v[i] = softplus_slope(values.v[i], v);
-    values.v[i] = softplus_by_series(values.v[i], v);
+    for (int i = 0; i < kCount; ++i) {
+      const float v = decay_of<kSize>(values.v[i]);
+      slopes.v[i] = softplus_slope(values.v[i], v);
+      values.v[i] = softplus_by_series(values.v[i], v);
+    }
+  } else {
+    really_branch();
+    for (float& slope : slopes.v) slope = 1.0f;
   }
+  for (float& value : values.v) value = finite_step(value);
 }
 
 /// sigmoid(z) = 1/(1 + exp(−z))
@@ -243,15 +270,17 @@ __device__ __forceinline__ void for_each_four(double (&values)[kCount], const F&
   }
 }
 
-/// softplus, and sigmoid, of several values in their place.
+/// Δ, and sigmoid, of several values in their place.
 template <int kCount>
-__device__ __forceinline__ void softplus_all(float (&values)[kCount]) {
+__device__ __forceinline__ void make_all_steps(float (&values)[kCount], bool has_softplus) {
 #pragma unroll
-  for (float& value : values) value = device_softplus(value);
+  for (float& value : values) value = step_of(value, has_softplus);
 }
 template <int kCount>
-__device__ __forceinline__ void softplus_all(double (&values)[kCount]) {
-  for_each_four(values, [](Four x) { return outlined::softplus(x); });
+__device__ __forceinline__ void make_all_steps(double (&values)[kCount], bool has_softplus) {
+  if (has_softplus) for_each_four(values, [](Four x) { return outlined::softplus(x); });
+#pragma unroll
+  for (double& value : values) value = finite_step(value);
 }
 template <int kCount>
 __device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {

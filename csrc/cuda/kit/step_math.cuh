@@ -52,8 +52,6 @@ struct ScanMathFor : DeviceMath {
     return exp_of(delta * rate);
   }
 
-  static constexpr float kBalance = 1.9e-8f;  // see DeviceMath::exp_of()
-
   /// exp(iπr), |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the lowest bit of
   /// `half_turns`, is a sign. By the half of the angle that takes fewer terms, and 1 − cos comes
   /// with all its digits: cos πr = 1 − sine² and sin πr = sine·cosine.
@@ -86,13 +84,13 @@ struct ScanMathFor : DeviceMath {
     return turn;
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ShortRate& rate) {
-    const float modulus = exp2_approx(fmaf(delta, rate.log2_modulus, kBalance));
+    const float modulus = balanced_exp2(delta * rate.log2_modulus);
     const float angle = delta * rate.angle;
     return {modulus * __cosf(angle), modulus * __sinf(angle)};
   }
   static __device__ __forceinline__ Complex<float> exp_at(float delta, const ComplexRate& rate) {
     const HalfAngle turn = turn_at(delta, rate);
-    const float modulus = turn.with_sign(exp2_approx(fmaf(delta, rate.log2_modulus, kBalance)));
+    const float modulus = turn.with_sign(balanced_exp2(delta * rate.log2_modulus));
     const float sine = modulus * turn.sine;
     return {fmaf(-sine, turn.sine, modulus), sine * turn.cosine};
   }
@@ -112,32 +110,16 @@ struct ScanMathFor : DeviceMath {
   /// A pole as small as this is 0 to every fp32 number.
   static constexpr float kTinyPole = 1e-15f;
 
-  /// 2^y − 1 from `power`, which is 2^y to a rounding error. For small |y| that cancels and a
-  /// polynomial serves: by Remez, relative error 2e-7, for 2-byte results 1e-6. Its last factor
-  /// overwrites the difference by predicate: a selection would be one instruction more.
+  /// Whether 2^y − 1 cancels.
+  static __device__ __forceinline__ bool is_small_growth(float y) { return fabsf(y) < 0.17f; }
+  /// 2^y − 1 from `power`, which is 2^y to a rounding error, and where that cancels by a
+  /// polynomial: by Remez, relative error 2e-7.
   static __device__ __forceinline__ float growth_of(float y, float power) {
-    float series;
-    if constexpr (kSize == 2) {
-      series = fmaf(y, 0.0555041087449f, 0.240261853815f);
-      series = fmaf(y, series, 0.693147192565f);
-    } else {
-      series = fmaf(y, 0.00961812944339f, 0.055542640542f);
-      series = fmaf(y, series, 0.240226587349f);
-      series = fmaf(y, series, 0.693147041508f);
-    }
-    float growth = power - 1.0f;
-    asm("{\n"
-        ".reg .pred is_small;\n"
-        ".reg .f32 size;\n"
-        "abs.f32 size, %1;\n"
-        "setp.lt.f32 is_small, size, %3;\n"
-        "@is_small mul.f32 %0, %1, %2;\n"
-        "}"
-        : "+f"(growth)
-        : "f"(y), "f"(series), "f"(kSmallGrowth));
-    return growth;
+    float series = fmaf(y, 0.00961812944339f, 0.055542640542f);
+    series = fmaf(y, series, 0.240226587349f);
+    series = fmaf(y, series, 0.693147041508f);
+    return is_small_growth(y) ? y * series : power - 1.0f;
   }
-  static constexpr float kSmallGrowth = kSize == 2 ? 0.07f : 0.17f;
 
   /// A pole that has an inverse, the same to every fp32 number.
   static __device__ __forceinline__ float invertible(float A) {
@@ -178,10 +160,10 @@ struct ScanMathFor : DeviceMath {
     return {abar, x2 < kSmall * kSmall ? g * series : away};
   }
 
-  /// exp(x) − 1
-  static __device__ __forceinline__ float growth(float delta, const RealHold& hold) {
+  static __device__ __forceinline__ Growth<float> growth(float delta, const RealHold& hold) {
     const float y = delta * (2.0f * hold.half_rate);
-    return growth_of(y, exp2_approx(y));
+    const float power = exp2_approx(y);
+    return {power, growth_of(y, power), is_small_growth(y)};
   }
 
   struct ComplexHold {
@@ -192,57 +174,34 @@ struct ScanMathFor : DeviceMath {
     A = invertible(A);
     return {turn_rate(A), reciprocal(A)};
   }
-  /// abar, which is growth + 1 but to its own digits.
-  static __device__ __forceinline__ float abar(float delta, const RealHold& hold) {
-    return exp2_approx(delta * (2.0f * hold.half_rate));
-  }
-  static __device__ __forceinline__ Complex<float> abar(float delta, const ComplexHold& hold) {
-    return growth_at(delta, hold.rate).abar;
-  }
-
-  /// ExactIncrements needs no care for a few steps of which the largest Δ is at least the first of
-  /// these times |1/A|, so that what is left of the two terms of dA that cancel has digits enough,
-  /// and at most the second, so that 1 + growth has.
-  static constexpr float kLeastIncrement = kSize == 2 ? 1.0f / 4096 : 1.0f / 1024;
-  static constexpr float kMostIncrement = kSize == 2 ? 8.0f : 3.0f;
-  /// exp(−kMostIncrement), less what rounding might do to it.
-  static constexpr float kLittleAbar = kSize == 2 ? 3.32e-4f : 0.0493f;
-  static __device__ __forceinline__ float least_increment(const RealHold& hold) {
-    return kLeastIncrement * fabsf(hold.inverse);
-  }
-  static __device__ __forceinline__ float least_increment(const ComplexHold& hold) {
-    return kLeastIncrement * sqrtf(norm(hold.inverse));
-  }
-
-  struct ComplexGrowth {
-    Complex<float> abar;
-    Complex<float> expm1;  // abar − 1
-  };
   /// With m = exp(Re x) and the half angle's sine, the real part of expm1(x) is (m − 1) − m·sine²,
   /// where nothing cancels in the left half-plane; after half turns m has a sign.
-  static __device__ __forceinline__ ComplexGrowth growth_at(float delta, const ComplexRate& rate) {
+  static __device__ __forceinline__ Growth<Complex<float>> growth_at(float delta,
+                                                                     const ComplexRate& rate) {
     const HalfAngle turn = turn_at(delta, rate);
     const float y = delta * rate.log2_modulus;
-    const float power = exp2_approx(y + kBalance);
+    const float power = balanced_exp2(y);
     const float modulus = turn.with_sign(power);
     const float sine = modulus * turn.sine;
-    const float growth_of_modulus = growth_of(y, power);
-    const float growth = turn.is_none() ? growth_of_modulus : modulus - 1.0f;
+    const float growth = turn.is_none() ? growth_of(y, power) : modulus - 1.0f;
     const float im = sine * turn.cosine;
-    return {{fmaf(-sine, turn.sine, modulus), im}, {fmaf(-sine, turn.sine, growth), im}};
+    return {{fmaf(-sine, turn.sine, modulus), im},
+            {fmaf(-sine, turn.sine, growth), im},
+            turn.is_none() && is_small_growth(y)};
   }
-  static __device__ __forceinline__ Complex<float> growth(float delta, const ComplexHold& hold) {
-    return growth_at(delta, hold.rate).expm1;
+  static __device__ __forceinline__ Growth<Complex<float>> growth(float delta,
+                                                                  const ComplexHold& hold) {
+    return growth_at(delta, hold.rate);
   }
   static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
       float delta, const ComplexHold& hold) {
-    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    const auto growth = growth_at(delta, hold.rate);
     return {growth.abar, growth.expm1 * (step_inverse(delta) * hold.inverse)};
   }
   /// With Δ·φ1(x) = expm1(x)/A.
   static __device__ __forceinline__ Step<Complex<float>, Complex<float>> exact_hold_step(
       float delta, float delta_u, const ComplexHold& hold) {
-    const ComplexGrowth growth = growth_at(delta, hold.rate);
+    const auto growth = growth_at(delta, hold.rate);
     const float u = delta_u * step_inverse(delta);
     return {growth.abar, growth.expm1 * (u * hold.inverse)};
   }
@@ -281,11 +240,11 @@ __device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
 }
 template <class T>
 __device__ __forceinline__ T advance(const IncrementStep<T>& step, T h, T B) {
-  return multiply_add(step.growth, h + step.u * B, h);
+  return step.advance(h, B);
 }
 template <class T>
-__device__ __forceinline__ T advance(const ReflectedStep<T>& step, T h, T B) {
-  return multiply_add(step.r, h + step.input * B, -h);
+__device__ __forceinline__ T advance(const TustinStep<T>& step, T h, T B) {
+  return step.advance(h, B);
 }
 
 template <class T, class Input>
@@ -293,8 +252,8 @@ __device__ __forceinline__ T abar_of(const Step<T, Input>& step) {
   return step.abar;
 }
 template <class T>
-__device__ __forceinline__ T abar_of(const ReflectedStep<T>& step) {
-  return step.r - one<T>();
+__device__ __forceinline__ T abar_of(const TustinStep<T>& step) {
+  return multiply_add(step.x, step.r, one<T>());
 }
 
 }  // namespace selective_scan::cuda

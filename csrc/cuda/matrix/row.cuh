@@ -137,7 +137,7 @@ struct Row {
   }
   __device__ R load_delta(const ScanParams& params, int64_t first) const {
     const R raw = load_raw_delta(params, first);
-    return params.delta_softplus ? softplus<DeviceMath>(raw) : raw;
+    return finite_step(params.delta_softplus ? softplus<DeviceMath>(raw) : raw);
   }
 
   /// Q·x

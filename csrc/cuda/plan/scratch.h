@@ -14,10 +14,11 @@ class ScratchArray {
   explicit constexpr ScratchArray(int64_t offset) : offset_(offset) {}
 
   constexpr int64_t offset() const { return offset_; }
+  constexpr bool present() const { return offset_ >= 0; }
   /// Null where there is no such array.
   template <class T = void>
   T* in(void* memory) const {
-    return offset_ < 0 ? nullptr : reinterpret_cast<T*>(static_cast<char*>(memory) + offset_);
+    return !present() ? nullptr : reinterpret_cast<T*>(static_cast<char*>(memory) + offset_);
   }
 
  private:

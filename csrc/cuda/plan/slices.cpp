@@ -149,40 +149,61 @@ PlanOf<BackwardParams> plan_pass(const BackwardParams& params, const Device& dev
 
 template <class Params>
 SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrangement,
-                                   const Device& device, std::optional<Path> wanted, void* memory) {
+                                   const Device& device, std::optional<Path> wanted,
+                                   const RowMemory& memory) {
   SlicedPlan<Params> plan;
-  ScratchLayout layout;
   const bool has_one = arrangement.slices == 1;
+  const int slots = static_cast<int>(std::min<int64_t>(arrangement.slices, kSlots));
+  const DType part_dtype = has_one ? arrangement.dtype : DType::kFloat32;
   const DenseRows rows(call, arrangement);
   Params common = call;
   if constexpr (std::is_same_v<Params, ForwardParams>) {
     if (!call.out.present()) common.z = {};
   }
-  for (const auto member : RowsOf<Params>::kInputs) {
-    ArrayView& view = common.*member;
-    if (!view.present() || is_arranged(call, arrangement, view)) continue;
-    void* const copy = layout.take(true, rows.elements, element_size(arrangement.dtype)).in(memory);
-    const ArrayView target = rows.at(copy, arrangement.dtype, call.seqlen);
+  const auto is_copied = [&](const ArrayView& view) {
+    return view.present() && !is_arranged(call, arrangement, view);
+  };
+  const auto has_parts = [&](const ArrayView& view) {
+    return view.present() && (!has_one || !is_arranged(call, arrangement, view));
+  };
+  ScratchLayout layout;
+  const auto take_rows = [&](bool wanted_here, int count, DType dtype) {
+    return layout.take(wanted_here, count * rows.elements, element_size(dtype));
+  };
+  std::array<ScratchArray, RowsOf<Params>::kInputs.size()> copies;
+  std::array<ScratchArray, RowsOf<Params>::kOutputs.size()> parts;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    copies[i] = take_rows(is_copied(common.*RowsOf<Params>::kInputs[i]), 1, arrangement.dtype);
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i] = take_rows(has_parts(call.*RowsOf<Params>::kOutputs[i]), slots, part_dtype);
+  }
+  ScratchArray bias_parts;
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    bias_parts =
+        layout.take(call.ddelta_bias.present() && !has_one, slots * call.dim, sizeof(float));
+  }
+  void* const base = layout.bytes > 0 ? memory(layout.bytes) : nullptr;
+
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!copies[i].present()) continue;
+    ArrayView& view = common.*RowsOf<Params>::kInputs[i];
+    const ArrayView target = rows.at(copies[i].in(base), arrangement.dtype, call.seqlen);
     plan.copies.push_back({view, target, call.batch, call.dim, call.seqlen});
     view = target;
   }
-
   std::vector<SharedOutput<Params>> outputs;
-  const int slots = static_cast<int>(std::min<int64_t>(arrangement.slices, kSlots));
-  for (const auto member : RowsOf<Params>::kOutputs) {
-    const ArrayView& view = call.*member;
-    if (!view.present() || (has_one && is_arranged(call, arrangement, view))) continue;
-    const DType dtype = has_one ? arrangement.dtype : DType::kFloat32;
-    void* const parts = layout.take(true, slots * rows.elements, element_size(dtype)).in(memory);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].present()) continue;
+    const auto member = RowsOf<Params>::kOutputs[i];
     outputs.push_back({member,
-                       {rows.at(parts, dtype, call.seqlen), view, call.batch, call.dim, call.seqlen,
-                        rows.elements}});
+                       {rows.at(parts[i].in(base), part_dtype, call.seqlen), call.*member,
+                        call.batch, call.dim, call.seqlen, rows.elements}});
   }
   if constexpr (std::is_same_v<Params, BackwardParams>) {
-    if (call.ddelta_bias.present() && !has_one) {
-      const ScratchArray parts = layout.take(true, slots * call.dim, sizeof(float));
+    if (bias_parts.present()) {
       outputs.push_back({&BackwardParams::ddelta_bias,
-                         {{parts.in(memory), DType::kFloat32, 0, 1},
+                         {{bias_parts.in(base), DType::kFloat32, 0, 1},
                           call.ddelta_bias,
                           1,
                           call.dim,
@@ -191,7 +212,6 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
     }
   }
 
-  int64_t scratch_bytes = 0;
   int used = 0;
   for (int64_t k = 0; k < arrangement.slices; ++k) {
     const int64_t first = k * arrangement.slice_states;
@@ -200,7 +220,7 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
     for (const auto& output : outputs) slice.params.*output.member = output.part(used);
     ++used;
     slice.plan = plan_pass(slice.params, device, wanted);
-    scratch_bytes = std::max(scratch_bytes, slice.plan.scratch_bytes());
+    plan.scratch_bytes = std::max(plan.scratch_bytes, slice.plan.scratch_bytes());
     const bool is_last = k + 1 == arrangement.slices;
     if (!is_last && used < slots) continue;
     for (const auto& output : outputs) {
@@ -210,8 +230,6 @@ SlicedPlan<Params> plan_any_slices(const Params& call, const Arrangement& arrang
     }
     used = 1;
   }
-  plan.scratch = layout.take(true, scratch_bytes, 1);
-  plan.bytes = layout.bytes;
   return plan;
 }
 
@@ -245,16 +263,6 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
   return std::nullopt;
 }
 
-template <class Params>
-std::optional<Arrangement> arrange_any_rows(const Params& params, const Device& device,
-                                            const PlanOf<Params>& plan, bool is_of_one_dtype) {
-  const auto arrangement = arrange_copies(params, plan, is_of_one_dtype);
-  if (!arrangement) return std::nullopt;
-  const auto sliced = plan_any_slices(params, *arrangement, device, std::nullopt, nowhere());
-  if (sliced.slices.front().plan.path() == Path::kGeneral) return std::nullopt;
-  return arrangement;
-}
-
 }  // namespace
 
 std::optional<Arrangement> arrange_states(const ScanParams& params) {
@@ -273,27 +281,24 @@ std::optional<Arrangement> arrange_states(const ScanParams& params) {
   return arrangement;
 }
 
-std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
-                                        const ForwardPlan& plan) {
-  return arrange_any_rows(params, device, plan, have_one_dtype(params, rows_of(params)));
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const ForwardPlan& plan) {
+  return arrange_copies(params, plan, have_one_dtype(params, rows_of(params)));
 }
 
-std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
-                                        const BackwardPlan& plan) {
-  return arrange_any_rows(
-      params, device, plan,
-      have_one_dtype(params, rows_of(params)) && streamed_sums_have_digits(params));
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const BackwardPlan& plan) {
+  return arrange_copies(
+      params, plan, have_one_dtype(params, rows_of(params)) && streamed_sums_have_digits(params));
 }
 
 SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
                                       const Device& device, std::optional<Path> wanted,
-                                      void* memory) {
+                                      const RowMemory& memory) {
   return plan_any_slices(params, arrangement, device, wanted, memory);
 }
 
 SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
                                        const Device& device, std::optional<Path> wanted,
-                                       void* memory) {
+                                       const RowMemory& memory) {
   return plan_any_slices(params, arrangement, device, wanted, memory);
 }
 

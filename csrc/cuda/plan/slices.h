@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -41,32 +42,26 @@ template <class Params>
 struct SlicedPlan {
   std::vector<RowSum> copies;  // in front of all
   std::vector<StateSlice<Params>> slices;
-  ScratchArray scratch;  // of every slice in turn
-  int64_t bytes;
+  int64_t scratch_bytes = 0;  // of every slice in turn
 };
 
 /// Whether a call runs in slices. Saved states are those of one slice behind those of another, so
 /// this follows from what both passes are given alike, and from nothing else.
 std::optional<Arrangement> arrange_states(const ScanParams& params);
 
-/// Whether a call that would run by `plan` is faster on copies of its rows.
-std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
-                                        const ForwardPlan& plan);
-std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
-                                        const BackwardPlan& plan);
+/// Whether a call that would run by `plan` is faster on copies of its rows, if another path than
+/// the general one takes these.
+std::optional<Arrangement> arrange_rows(const ForwardParams& params, const ForwardPlan& plan);
+std::optional<Arrangement> arrange_rows(const BackwardParams& params, const BackwardPlan& plan);
 
-/// Where a plan has its scratch memory that nobody runs.
-inline void* nowhere() {
-  return reinterpret_cast<void*>(uintptr_t{256});
-}
+/// Gives memory for copies and parts, aligned to 256 bytes.
+using RowMemory = std::function<void*(int64_t bytes)>;
 
-/// The plan of a call that has its scratch memory at `memory`, aligned to 256 bytes. How many bytes
-/// that are does not depend on where it is.
 SlicedPlan<ForwardParams> plan_slices(const ForwardParams& params, const Arrangement& arrangement,
                                       const Device& device, std::optional<Path> wanted,
-                                      void* memory);
+                                      const RowMemory& memory);
 SlicedPlan<BackwardParams> plan_slices(const BackwardParams& params, const Arrangement& arrangement,
                                        const Device& device, std::optional<Path> wanted,
-                                       void* memory);
+                                       const RowMemory& memory);
 
 }  // namespace selective_scan::cuda

@@ -127,9 +127,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (has_gate) z_items = z.read();
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        float value = delta_items.v[i] + bias;
-        slope.v[i] = 1;
-        if (params.delta_softplus) value = device_softplus(value, slope.v[i]);
+        const float value = step_of(delta_items.v[i] + bias, params.delta_softplus, slope.v[i]);
         // A step that does not exist leaves the state as it is.
         delta_items.v[i] = place.item_step() + i < chunk.steps ? value : 0.0f;
         if (has_gate) {

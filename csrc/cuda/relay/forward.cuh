@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       for (int i = 0; i < S::kItems; ++i) {
         delta_values.v[i] += bias;
       }
-      if (params.delta_softplus) softplus_in_place<Storage::kMathSize>(delta_values);
+      make_steps<Storage::kMathSize>(delta_values, params.delta_softplus);
 #pragma unroll
       for (int i = 0; i < S::kItems; ++i) {
         // A step that does not exist leaves the state as it is.

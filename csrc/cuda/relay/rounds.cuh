@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       }
 #pragma unroll
       for (int i = 0; i < S::kItems; ++i) delta.v[i] += bias;
-      if (args.delta_softplus) softplus_in_place<kSize>(delta);
+      make_steps<kSize>(delta, args.delta_softplus);
       Values input = u;
       float total = 0;
 #pragma unroll

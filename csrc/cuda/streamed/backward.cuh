@@ -144,8 +144,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
   }();
   constexpr bool kIncrements = kHasIncrements<kMethod>;
-  [[maybe_unused]] float least_increment = 0;
-  if constexpr (kIncrements) least_increment = work.least_increment(poles, params.dstate);
   LaneSums<T, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
@@ -180,135 +178,131 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     // Behind which group the next chunk is fetched; none if there is no next one.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
     const int first_row = own + work.channel_in_warp * kRowStride * 4;
-    const auto scan = [&](const auto& care) {
-      if constexpr (kVariable) {
-        LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
-        States before = start;
-        if constexpr (kIncrements) {
+    if constexpr (kVariable) {
+      LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
+      States before = start;
+      if constexpr (kIncrements) {
 #pragma unroll
-          for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
-        }
-        sweep_forward<Shape, kMethod>(at, last_block, poles, before);
+        for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
+      }
+      sweep_forward<Shape, kMethod>(at, last_block, poles, before);
 
-        at.row += last_block * kBlockSteps * 4;
-        at.projection += last_block * kBlockSteps * Shape::kRow;
-        at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
-        BlockInputs<T, kStates> inputs;
-        load_block<Shape, kMethod, true>(at, inputs);
-        const auto work_on_block = [&]<int kBlock>(int group) {
-          typename Sums::Block block_sums;
-          const BlockParts parts =
-              sweep_block_backward<Shape, kMethod>(at.projection, inputs, poles, care, before,
-                                                   carry, lane_sums, channel_sums, block_sums);
-          const int row = at.row;
-          at.row -= kBlockSteps * 4;
-          at.projection -= kBlockSteps * Shape::kRow;
-          if (kBlock > 0 || group > 0) {
-            before = shared_load<T, kStates>(at.checkpoint);
-            at.checkpoint -= Shape::kCheckpoint;
-            load_block<Shape, kMethod, true>(at, inputs);
-          }
-          planes.template put<kBlock>(parts, has_z);
-          channel_sums.template put<kBlock>(
-              block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
-          if (kBlock == 0) group_finish.run(row);
-        };
-        static_assert(kSweepBlocks == 2);
-#pragma unroll 1
-        for (int group = groups - 1; group >= 0; --group) {
-          work_on_block.template operator()<1>(group);
-          work_on_block.template operator()<0>(group);
-          __syncwarp();
-          if (group == fetch_behind) rows.fetch(kPacked ? packed_chunk(chunk - 1).steps : kChunk);
+      at.row += last_block * kBlockSteps * 4;
+      at.projection += last_block * kBlockSteps * Shape::kRow;
+      at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+      BlockInputs<T, kStates> inputs;
+      load_block<Shape, kMethod, true>(at, inputs);
+      const auto work_on_block = [&]<int kBlock>(int group) {
+        typename Sums::Block block_sums;
+        const BlockParts parts = sweep_block_backward<Shape, kMethod>(
+            at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+        const int row = at.row;
+        at.row -= kBlockSteps * 4;
+        at.projection -= kBlockSteps * Shape::kRow;
+        if (kBlock > 0 || group > 0) {
+          before = shared_load<T, kStates>(at.checkpoint);
+          at.checkpoint -= Shape::kCheckpoint;
+          load_block<Shape, kMethod, true>(at, inputs);
         }
-      } else {
-        int row = first_row;
-        int record = own + Shape::kRecords + work.lane * 16;
-        ConstantInputs<T, kStates> inputs;
-        States& before = inputs.before;
+        planes.template put<kBlock>(parts, has_z);
+        channel_sums.template put<kBlock>(
+            block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
+        if (kBlock == 0) group_finish.run(row);
+      };
+      static_assert(kSweepBlocks == 2);
+#pragma unroll 1
+      for (int group = groups - 1; group >= 0; --group) {
+        work_on_block.template operator()<1>(group);
+        work_on_block.template operator()<0>(group);
+        __syncwarp();
+        if (group == fetch_behind) rows.fetch(kPacked ? packed_chunk(chunk - 1).steps : kChunk);
+      }
+    } else {
+      int row = first_row;
+      int record = own + Shape::kRecords + work.lane * 16;
+      ConstantInputs<T, kStates> inputs;
+      States& before = inputs.before;
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+        before.v[s] = weights.inverse_B.v[s] * start.v[s];
+      }
+      if constexpr (kIncrements) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) before.v[s] = before.v[s] * poles.A[s];
+      }
+      States sums{};
+      if (params.dlast_state.present()) {
+        // Read before the sweep, behind which nothing would hide that it takes long.
+        T* const target = static_cast<T*>(args.workspace.dC) + work.segment_row;
+        auto dC = work.exists ? load_pack<T, kStates>(target) : States{};
+        sweep_constant_forward<Shape, kMethod, true>(row, record, groups, poles, before, sums);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          before.v[s] = weights.inverse_B.v[s] * start.v[s];
+          dC.v[s] += conj(inverse_of(weights.inverse_B.v[s])) * sums.v[s];
         }
-        if constexpr (kIncrements) {
-#pragma unroll
-          for (int s = 0; s < kStates; ++s) before.v[s] = before.v[s] * poles.A[s];
-        }
-        States sums{};
-        if (params.dlast_state.present()) {
-          // Read before the sweep, behind which nothing would hide that it takes long.
-          T* const target = static_cast<T*>(args.workspace.dC) + work.segment_row;
-          auto dC = work.exists ? load_pack<T, kStates>(target) : States{};
-          sweep_constant_forward<Shape, kMethod, true>(row, record, groups, poles, before, sums);
-#pragma unroll
-          for (int s = 0; s < kStates; ++s) {
-            dC.v[s] += conj(inverse_of(weights.inverse_B.v[s])) * sums.v[s];
-          }
-          if (work.exists) store_pack(target, dC);
-        } else {
-          sweep_constant_forward<Shape, kMethod, false>(row, record, groups, poles, before, sums);
-        }
+        if (work.exists) store_pack(target, dC);
+      } else {
+        sweep_constant_forward<Shape, kMethod, false>(row, record, groups, poles, before, sums);
+      }
 
-        row += last_block * kBlockSteps * 4;
-        record += (groups - 1) * Shape::kRecord;
+      row += last_block * kBlockSteps * 4;
+      record += (groups - 1) * Shape::kRecord;
+      load_constant_rows<Shape, kMethod>(row, inputs);
+      const auto sweep_back = [&]<int kBlock>() {
+        return sweep_constant_backward<Shape, kMethod, kBlock>(inputs, poles, weights, carry,
+                                                               lane_sums);
+      };
+      const auto load_first = [&] {
+        row -= kBlockSteps * 4;
         load_constant_rows<Shape, kMethod>(row, inputs);
-        const auto sweep_back = [&]<int kBlock>() {
-          return sweep_constant_backward<Shape, kMethod, kBlock>(inputs, poles, care, weights,
-                                                                 carry, lane_sums);
-        };
-        const auto load_first = [&] {
-          row -= kBlockSteps * 4;
-          load_constant_rows<Shape, kMethod>(row, inputs);
-          load_record<Shape, kMethod, 0>(record, inputs);
-          record -= Shape::kRecord;
-        };
-        const auto load_last = [&] {
-          row -= kBlockSteps * 4;
-          load_constant_rows<Shape, kMethod>(row, inputs);
-          load_record<Shape, kMethod, 1>(record, inputs);
-        };
-        // A group is finished beside the next one's first sweep: neither has to wait for the other.
-        // Lanes along channels have no registers left for that.
-        constexpr bool kOverlaps = kMap == LaneMap::kSteps;
-        BlockParts last;
-        if constexpr (kOverlaps) {
+        load_record<Shape, kMethod, 0>(record, inputs);
+        record -= Shape::kRecord;
+      };
+      const auto load_last = [&] {
+        row -= kBlockSteps * 4;
+        load_constant_rows<Shape, kMethod>(row, inputs);
+        load_record<Shape, kMethod, 1>(record, inputs);
+      };
+      // A group is finished beside the next one's first sweep: neither has to wait for the other.
+      // Lanes along channels have no registers left for that.
+      constexpr bool kOverlaps = kMap == LaneMap::kSteps;
+      BlockParts last;
+      if constexpr (kOverlaps) {
+        last = sweep_back.template operator()<1>();
+        load_first();
+      }
+      int group = groups - 1;
+#pragma unroll 1
+      while (true) {
+        if constexpr (!kOverlaps) {
           last = sweep_back.template operator()<1>();
           load_first();
         }
-        int group = groups - 1;
-#pragma unroll 1
-        while (true) {
-          if constexpr (!kOverlaps) {
-            last = sweep_back.template operator()<1>();
-            load_first();
-          }
+        __syncwarp();
+        planes.template put<1>(last, has_z);
+        const BlockParts first = sweep_back.template operator()<0>();
+        const int group_row = row;
+        if (group > 0) load_last();
+        planes.template put<0>(first, has_z);
+        __syncwarp();
+        if constexpr (!kOverlaps) {
+          group_finish.run(group_row);
           __syncwarp();
-          planes.template put<1>(last, has_z);
-          const BlockParts first = sweep_back.template operator()<0>();
-          const int group_row = row;
-          if (group > 0) load_last();
-          planes.template put<0>(first, has_z);
-          __syncwarp();
-          if constexpr (!kOverlaps) {
-            group_finish.run(group_row);
-            __syncwarp();
-          }
-          if (group == fetch_behind) rows.fetch(kChunk);
-          if (group == 0) break;
-          if constexpr (kOverlaps) {
-            last = sweep_back.template operator()<1>();
-            load_first();
-            group_finish.run(group_row);
-          }
-          --group;
         }
+        if (group == fetch_behind) rows.fetch(kChunk);
+        if (group == 0) break;
         if constexpr (kOverlaps) {
-          group_finish.run(first_row);
-          __syncwarp();
+          last = sweep_back.template operator()<1>();
+          load_first();
+          group_finish.run(group_row);
         }
+        --group;
       }
-    };
-    work.scan_with_care(scan, first_row, least_increment, poles);
+      if constexpr (kOverlaps) {
+        group_finish.run(first_row);
+        __syncwarp();
+      }
+    }
     if constexpr (kVariable) ring.release();
     const int stored_steps = steps;
     steps = kChunk;

@@ -217,13 +217,7 @@ class WarpRows {
     });
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta.v[i] += channel_value(slice_.channel, kItems * 4);
-    if (args_.params.delta_softplus) {
-      softplus_in_place<kSize>(delta, slope);
-    } else {
-      really_branch();
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) slope.v[i] = 1;
-    }
+    make_steps<kSize>(delta, args_.params.delta_softplus, slope);
     for_missing([&](int i) { delta.v[i] = slope.v[i] = 0; });
     to_row(delta, Shape::kDelta);
     if constexpr (kGradients) {
@@ -376,9 +370,6 @@ class WarpRows {
   __device__ __forceinline__ bool against_memory() const {
     return kAlongSteps && slice_.is_backward;
   }
-  /// Keeps the compiler from executing the instructions of a rare case always, under a predicate.
-  /// To be called by all lanes of a warp together.
-  static __device__ __forceinline__ void really_branch() { __syncwarp(); }
   template <int kWords>
   static __device__ __forceinline__ void reverse(uint32_t (&words)[kWords]) {
     constexpr int kUsed = kItems * kSize / 4;

@@ -172,24 +172,11 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
   }
 }
 
-/// How scans go by ExactIncrements through a chunk. For each (channel, state) the result is the
-/// same bits either way, so what its neighbours in a warp need does not show.
-struct WithoutCare {
-  template <class T>
-  using StepCache = ExactIncrements::StepCache<T>;
-};
-template <int kStates>
-struct WithCare {
-  template <class T>
-  using StepCache = ExactIncrements::CarefulStepCache<T>;
-  bool is_small[kStates];  // whether x is in all of the chunk
-};
-
 /// The states of a block of steps, from the one before it, and what its steps are made of.
-template <Method kMethod, bool kIncrements, class Care, class T, int kStates>
+template <Method kMethod, bool kIncrements, class T, int kStates>
 struct BlockStates {
   using F = Formula<kMethod>;
-  using StepCache = std::conditional_t<kIncrements, typename Care::template StepCache<T>,
+  using StepCache = std::conditional_t<kIncrements, ExactIncrements::StepCache<T>,
                                        typename F::template StepCache<T>>;
 
   Pack<T, kStates> h[kBlockSteps + 1];
@@ -229,29 +216,21 @@ struct BlockStates {
     after = h[j + 1].v[s];
     if constexpr (kIncrements) {
       after = kept[j][s].inverse * after;
-      return ExactIncrements::step_back<ScanMathFor<kSize>>(kept[j][s], g);
+      return ExactIncrements::step_back(kept[j][s], h[j].v[s], inputs.input.v[j] * inputs.B[j].v[s],
+                                        g);
     } else {
       return F::template step_back<ScanMathFor<kSize>, T>(inputs.input.v[j], kept[j][s], h[j].v[s],
                                                           after, inputs.B[j].v[s], g);
     }
   }
 
-  /// Adds what step j gives to the gradient of one state's pole, where scans go by increments.
-  /// `w_b` is back.input·conj(B).
+  /// What step j adds to conj(A)·dA of one state, where scans go by increments.
   template <int kSize>
-  __device__ __forceinline__ void add_gradient_of_A(
-      const BlockInputs<T, kStates>& inputs, const LanePoles<T, kStates, kSize, kMethod>& poles,
-      const Care& care, int j, int s, T g, const StepGradient<T>& back, T w_b, T& dA) const {
-    const float delta = inputs.delta.v[j];
-    const float input = inputs.input.v[j];
-    T sum = dA + delta * back.x;
-    sum += -input * w_b;
-    if constexpr (requires { care.is_small; }) {
-      const T small = ExactIncrements::small_gradient_of_A(delta, input, poles.A[s], h[j].v[s],
-                                                           inputs.B[j].v[s], g, back.state);
-      sum = select(care.is_small[s], dA + small, sum);
-    }
-    dA = sum;
+  __device__ __forceinline__ T gradient_of_A(const BlockInputs<T, kStates>& inputs,
+                                             const LanePoles<T, kStates, kSize, kMethod>& poles,
+                                             int j, int s, T g, const StepGradient<T>& back) const {
+    return ExactIncrements::gradient_of_A(inputs.delta.v[j], poles.A[s], kept[j][s], h[j].v[s],
+                                          inputs.input.v[j] * inputs.B[j].v[s], g, back.state);
   }
 
  private:
@@ -268,16 +247,16 @@ struct BlockStates {
 /// One block of steps with variable B and C: its states again from the one before it, then
 /// backwards through them. `carry` is the gradient of the state behind the block on entry and of
 /// the one before it on return. See StepGradient for the formulas.
-template <class Shape, Method kMethod, class Care, int kSize, class T, int kStates, class Sums>
+template <class Shape, Method kMethod, int kSize, class T, int kStates, class Sums>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
-    const LanePoles<T, kStates, kSize, kMethod>& poles, const Care& care,
-    const Pack<T, kStates>& before, Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums,
-    const Sums& channel_sums, typename Sums::Block& block_sums) {
+    const LanePoles<T, kStates, kSize, kMethod>& poles, const Pack<T, kStates>& before,
+    Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums, const Sums& channel_sums,
+    typename Sums::Block& block_sums) {
   constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;
-  const BlockStates<kMethod, kIncrements, Care, T, kStates> states(inputs, poles, before);
+  const BlockStates<kMethod, kIncrements, T, kStates> states(inputs, poles, before);
 
   BlockParts parts;
 #pragma unroll
@@ -296,8 +275,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
       if constexpr (kIncrements) {
         const T w_b = back.input * conj(B[j].v[s]);
-        states.template add_gradient_of_A<kSize>(inputs, poles, care, j, s, g, back, w_b,
-                                                 lane_sums.dA.v[s]);
+        lane_sums.dA.v[s] += states.gradient_of_A(inputs, poles, j, s, g, back);
         parts.x_A.v[j] += real(back.x);
         parts.w_b.v[j] += real(w_b);
       } else {

@@ -95,45 +95,6 @@ struct LaneWork {
             params.dlast_state.present()};
   }
 
-  /// The largest step of a chunk must be as large as this for ExactIncrements to need no care with
-  /// any of the lane's poles. One that is no number has no say: it spoils its own channel either
-  /// way.
-  __device__ __forceinline__ float least_increment(
-      const LanePoles<T, kStates, kSize, kMethod>& poles, int64_t dstate) const {
-    float least = 0;
-#pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      if (exists && first_state + s < dstate && is_finite(poles.A[s])) {
-        least = fmaxf(least, ScanMathFor<kSize>::least_increment(poles.constants[s]));
-      }
-    }
-    return least;
-  }
-  /// Calls scan(WithCare) for a chunk where ExactIncrements need care with a pole of any lane, else
-  /// scan(WithoutCare). `row` is the channel's row.
-  __device__ __forceinline__ void scan_with_care(
-      const auto& scan, int row, float least_increment,
-      const LanePoles<T, kStates, kSize, kMethod>& poles) const {
-    if constexpr (kHasIncrements<kMethod>) {
-      using Math = ScanMathFor<kSize>;
-      const float largest = largest_step(row);
-      float fastest = 0;
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) fastest = fmaxf(fastest, fabsf(real(poles.A[s])));
-      const bool needs_care = largest < least_increment || largest * fastest > Math::kMostIncrement;
-      if (__any_sync(kFullMask, needs_care)) {
-        WithCare<kStates> care;
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          care.is_small[s] = largest < Math::least_increment(poles.constants[s]);
-        }
-        scan(care);
-        return;
-      }
-    }
-    scan(WithoutCare{});
-  }
-
   /// The ring through which the segment's chunks come, last one first.
   __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
                                                                 const BackwardLayout& layout,
@@ -152,24 +113,6 @@ struct LaneWork {
             -chunk_bytes,
             chunk_bytes,
             variable ? chunks : 0};
-  }
-
- private:
-  /// The largest |Δ| of the lane's channel in a chunk. `row` is the channel's row.
-  __device__ __forceinline__ float largest_step(int row) const {
-    constexpr int kHeld = kChunk / Shape::kParts;
-    constexpr int kVector = kHeld < 4 ? kHeld : 4;
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < kHeld; i += kVector) {
-      const auto delta = shared_load<float, kVector>(row + Shape::kDelta + (part * kHeld + i) * 4);
-      for (const float value : delta.v) largest = fmaxf(largest, fabsf(value));
-    }
-#pragma unroll
-    for (int mask = Shape::kChannels; mask < kWarpSize; mask *= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, mask));
-    }
-    return largest;
   }
 };
 

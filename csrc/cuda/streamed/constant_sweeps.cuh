@@ -193,16 +193,16 @@ __device__ __forceinline__ void add_inner_product(float& sum, T a, T b) {
 /// One block of steps, the one with number kBlock of its group: its states again from the one
 /// before it, then backwards through them. `carry` is c of the step behind the block on entry and
 /// of its first one on return. See StepGradient for the formulas. S is added to dB.
-template <class Shape, Method kMethod, int kBlock, class Care, int kSize, class T, int kStates>
+template <class Shape, Method kMethod, int kBlock, int kSize, class T, int kStates>
 __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<T, kStates>& inputs, const LanePoles<T, kStates, kSize, kMethod>& poles,
-    const Care& care, const ConstantWeights<T, kStates>& weights, Pack<T, kStates>& carry,
+    const ConstantWeights<T, kStates>& weights, Pack<T, kStates>& carry,
     LaneSums<T, kStates>& lane_sums) {
   constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kHasAbar = kKeepsAbar<kMethod> && kBlock == 0;
   const auto& rows = inputs.rows;
-  const BlockStates<kMethod, kIncrements, Care, T, kStates> states(
-      rows, poles, inputs.before, kHasAbar ? inputs.abar : nullptr);
+  const BlockStates<kMethod, kIncrements, T, kStates> states(rows, poles, inputs.before,
+                                                             kHasAbar ? inputs.abar : nullptr);
   const auto& weights_of_x = kIncrements ? weights.BC : weights.ABC;
   BlockParts parts;
 #pragma unroll
@@ -217,8 +217,7 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
       carry.v[s] = back.state;
       lane_sums.dB.v[s] += states.scaled_input.v[j] * back.input;
       if constexpr (kIncrements) {
-        states.template add_gradient_of_A<kSize>(rows, poles, care, j, s, g, back, back.input,
-                                                 lane_sums.dA.v[s]);
+        lane_sums.dA.v[s] += states.gradient_of_A(rows, poles, j, s, g, back);
       } else {
         lane_sums.dA.v[s] += rows.delta.v[j] * back.x;
       }

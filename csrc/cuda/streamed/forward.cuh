@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
-    if (has(kSoftplus)) softplus_in_place<kSize>(values);
+    make_steps<kSize>(values, has(kSoftplus));
     slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) {

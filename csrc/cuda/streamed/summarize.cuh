@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
-    if (params.delta_softplus) softplus_in_place<kSize>(values);
+    make_steps<kSize>(values, params.delta_softplus);
     slice_to_shared(slice, values, own_rows);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];

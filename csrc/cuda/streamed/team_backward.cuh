@@ -71,10 +71,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                              work.channels, item.batch, work.first_channel,
                                              item.begin / kChunk + work.chunks - 1);
   const auto poles = work.load_poles(params);
-  [[maybe_unused]] float least_increment = 0;
-  if constexpr (kHasIncrements<kMethod>) {
-    least_increment = work.least_increment(poles, params.dstate);
-  }
 
   States carry{};
   if (args.geometry.segments == 1 && !order.is_second(item)) {
@@ -114,45 +110,42 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const int groups = ceil_div(steps, kSweepSteps);
     const int last_block = groups * kSweepBlocks - 1;
     const int first_row = layout.team(work.team) + work.channel_in_warp * kRowStride * 4;
-    const auto scan = [&](const auto& care) {
-      LaneRows at{first_row, slot + work.slice * Shape::kChunkBytes + work.part * 16,
-                  own + Shape::kCheckpoints + work.lane * 16};
-      States before = start;
-      if constexpr (kHasIncrements<kMethod>) {
+    LaneRows at{first_row, slot + work.slice * Shape::kChunkBytes + work.part * 16,
+                own + Shape::kCheckpoints + work.lane * 16};
+    States before = start;
+    if constexpr (kHasIncrements<kMethod>) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
-      }
-      sweep_forward<Shape, kMethod>(at, last_block, poles, before);
+      for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
+    }
+    sweep_forward<Shape, kMethod>(at, last_block, poles, before);
 
-      at.row += last_block * kBlockSteps * 4;
-      at.projection += last_block * kBlockSteps * Shape::kRow;
-      at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
-      BlockInputs<float, kStates> inputs;
-      load_block<Shape, kMethod, true>(at, inputs);
-      const auto work_on_block = [&]<int kBlock>(int group) {
-        typename Sums::Block block_sums;
-        const BlockParts parts = sweep_block_backward<Shape, kMethod>(
-            at.projection, inputs, poles, care, before, carry, lane_sums, channel_sums, block_sums);
-        at.row -= kBlockSteps * 4;
-        at.projection -= kBlockSteps * Shape::kRow;
-        if (kBlock > 0 || group > 0) {
-          before = shared_load<float, kStates>(at.checkpoint);
-          at.checkpoint -= Shape::kCheckpoint;
-          load_block<Shape, kMethod, true>(at, inputs);
-        }
-        planes.template put<kBlock>(parts, has_z);
-        channel_sums.template put<kBlock>(
-            block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
-      };
-      static_assert(kSweepBlocks == 2);
-#pragma unroll 1
-      for (int group = groups - 1; group >= 0; --group) {
-        work_on_block.template operator()<1>(group);
-        work_on_block.template operator()<0>(group);
-        group_sums.run(group);
+    at.row += last_block * kBlockSteps * 4;
+    at.projection += last_block * kBlockSteps * Shape::kRow;
+    at.checkpoint += (last_block - 1) * Shape::kCheckpoint;
+    BlockInputs<float, kStates> inputs;
+    load_block<Shape, kMethod, true>(at, inputs);
+    const auto work_on_block = [&]<int kBlock>(int group) {
+      typename Sums::Block block_sums;
+      const BlockParts parts = sweep_block_backward<Shape, kMethod>(
+          at.projection, inputs, poles, before, carry, lane_sums, channel_sums, block_sums);
+      at.row -= kBlockSteps * 4;
+      at.projection -= kBlockSteps * Shape::kRow;
+      if (kBlock > 0 || group > 0) {
+        before = shared_load<float, kStates>(at.checkpoint);
+        at.checkpoint -= Shape::kCheckpoint;
+        load_block<Shape, kMethod, true>(at, inputs);
       }
+      planes.template put<kBlock>(parts, has_z);
+      channel_sums.template put<kBlock>(
+          block_sums, chunk * kChunk + group * kSweepSteps + kBlock * kBlockSteps);
     };
-    work.scan_with_care(scan, first_row, least_increment, poles);
+    static_assert(kSweepBlocks == 2);
+#pragma unroll 1
+    for (int group = groups - 1; group >= 0; --group) {
+      work_on_block.template operator()<1>(group);
+      work_on_block.template operator()<0>(group);
+      group_sums.run(group);
+    }
     ring.release();
     if (!is_last) {
       rows.fetch(kChunk);

@@ -148,13 +148,7 @@ class TeamRows {
     delta_ = values_of(Row::kDelta, raw_delta_);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_.v[i] += channel_value(i, kItems * 4);
-    if (args_.params.delta_softplus) {
-      softplus_in_place<kSize>(delta_, kept_.slope);
-    } else {
-      really_branch();
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) kept_.slope.v[i] = 1;
-    }
+    make_steps<kSize>(delta_, args_.params.delta_softplus, kept_.slope);
     if (steps < kChunk || slice_.channels_left < kItems) {
       really_branch();
       if (!slice_.exists(steps)) {
@@ -259,8 +253,6 @@ class TeamRows {
   __device__ __forceinline__ bool against_memory() const {
     return kAlongSteps && slice_.is_backward;
   }
-  /// See WarpRows.
-  static __device__ __forceinline__ void really_branch() { __syncwarp(); }
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * static_cast<int64_t>(sizeof(float));
   }

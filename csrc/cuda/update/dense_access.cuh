@@ -24,6 +24,7 @@ struct DenseArgs {
   uint32_t z_row;       // of z
   uint32_t projection;  // of B and C
   bool parameters_are_single;
+  bool A_is_log;
   Method method;
 
   explicit DenseArgs(const UpdateParams& params, const UpdatePlan&)
@@ -45,6 +46,7 @@ struct DenseArgs {
         z_row(static_cast<uint32_t>(params.z.batch)),
         projection(static_cast<uint32_t>(params.B.batch)),
         parameters_are_single(params.D.dtype == DType::kFloat32),
+        A_is_log(params.A_is_log),
         method(params.method) {}
 };
 

@@ -30,16 +30,19 @@ __global__ void __launch_bounds__(kUpdateThreads, Access::kBlocks)
   if (access.has_z()) raw_z = *access.z();
   const auto raw_B = load_pack<Input, kStates>(access.projection(args.B));
   const auto raw_C = load_pack<Input, kStates>(access.projection(args.C));
-  const auto A = load_pack<float, kStates>(access.A());
+  auto A = load_pack<float, kStates>(access.A());
   const typename Access::Parameters parameters(access);
 
-  float delta = to_real(raw_dt) + parameters.dt_bias;
-  if (access.has_softplus()) delta = device_softplus(delta);
+  const float delta = step_of(to_real(raw_dt) + parameters.dt_bias, access.has_softplus());
   const float x = to_real(raw_x);
   float before[kStates], B[kStates], C[kStates];
   to_reals<State>(states, before);
   to_reals<Input>(raw_B, B);
   to_reals<Input>(raw_C, C);
+  if (args.A_is_log) {
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) A.v[s] = -DeviceMath::exp(A.v[s]);
+  }
   float y = 0;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {

@@ -41,6 +41,7 @@ struct StridedArgs {
   bool D_is_single;
   bool dt_bias_is_single;
   bool dt_softplus;
+  bool A_is_log;
   Method method;
 
   explicit StridedArgs(const UpdateParams& params, const UpdatePlan& plan)
@@ -65,6 +66,7 @@ struct StridedArgs {
         D_is_single(params.D.dtype == DType::kFloat32),
         dt_bias_is_single(params.dt_bias.dtype == DType::kFloat32),
         dt_softplus(params.dt_softplus),
+        A_is_log(params.A_is_log),
         method(params.method) {}
 
   /// UpdateParams::slot_of in 32 bits.

@@ -49,7 +49,13 @@ class RowUpdates {
     dt_bias_ = value_of(dt_bias, params.dt_bias);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const auto poles = states_of<T, kStates>(A[p], params.A.dtype);
+      auto poles = states_of<T, kStates>(A[p], params.A.dtype);
+      if constexpr (!is_complex_v<T>) {
+        if (params.A_is_log) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) poles.v[s] = -DeviceMath::exp(poles.v[s]);
+        }
+      }
 #pragma unroll
       for (int s = 0; s < kStates; ++s)
         poles_[p][s] = make_pole<DeviceMath>(poles.v[s], params.method);
@@ -122,8 +128,7 @@ class RowUpdates {
                                           const Inputs& inputs, Pack<T, kStates> (&h)[kPacks]) {
     R out = 0;
     if (source != UpdateParams::kNoSlot) {
-      R delta = value_of(inputs.dt, params_.dt) + dt_bias_;
-      if (params_.dt_softplus) delta = device_softplus(delta);
+      const R delta = step_of(value_of(inputs.dt, params_.dt) + dt_bias_, params_.dt_softplus);
       const R x = value_of(inputs.x, params_.x);
       R y = 0;
 #pragma unroll

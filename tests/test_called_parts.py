@@ -1,0 +1,463 @@
+"""Parts of a layer that are called as modules, for their weights do not tell what they do: adapters
+and other modules in their place, hooks, weights that are tensors of another kind, moved weights."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import prune
+
+from selective_scan import S6, MambaMixer, selective_scan_ref
+from selective_scan.compat.mamba_simple import Mamba
+from test_mamba_mixer import gradients_of
+
+BATCH, SEQLEN, DIM = 2, 11, 16
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 6e-2}
+PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
+LAYERS = {
+    "MambaMixer": MambaMixer,
+    "bidirectional": lambda *sizes, **where: MambaMixer(*sizes, **where, bidirectional=True),
+    "wide": lambda *sizes, **where: MambaMixer(*sizes, **where, d_conv=9),
+    "S6": lambda *sizes, **where: S6(*sizes, **where).layers[0],
+    "Mamba": lambda *sizes, **where: Mamba(*sizes, **where, layer_idx=0),
+}
+
+
+def make(kind: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> MambaMixer:
+    """A layer that depends on all of its weights, and whose steps differ much."""
+    layer = LAYERS[kind](DIM, 4, dt_rank=3, device=device, dtype=dtype)
+    with torch.no_grad():
+        for part in PARTS:
+            weight = layer.get_submodule(part).weight
+            weight.normal_(std=weight[0].numel() ** -0.5)
+        layer.dt_proj.bias.uniform_(-3, -1)
+        layer.D.div_(8)
+        layer.out_proj.weight.mul_(32)  # an output that counts beside a residual
+    return layer
+
+
+def sequence(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(BATCH, SEQLEN, DIM, device=device, dtype=dtype)
+
+
+def exact(layer: MambaMixer, x: torch.Tensor) -> torch.Tensor:
+    """The layer in float64: each of its parts is called, and the reference scans."""
+    layer, x = copy.deepcopy(layer).double(), x.double()
+    hidden = layer.norm(x) if hasattr(layer, "norm") else x
+    inner, z = layer.in_proj(hidden).transpose(1, 2).chunk(2, 1)
+    u = F.silu(layer.conv1d(inner)[..., : x.shape[1]])
+    sizes = [layer.dt_rank, layer.d_state, layer.d_state]
+    dt, B, C = layer.x_proj(u.transpose(1, 2)).split(sizes, -1)
+    scanned = (u, layer.dt_proj(dt).transpose(1, 2), -layer.A_log.exp())
+    scanned += (B.transpose(1, 2), C.transpose(1, 2))
+    y = selective_scan_ref(*scanned, layer.D, delta_softplus=True)
+    if layer.bidirectional:
+        y = y + selective_scan_ref(*scanned, delta_softplus=True, reverse=True)
+    out = layer.out_proj((y * F.silu(z)).transpose(1, 2))
+    return (out + x if hasattr(layer, "norm") else out).detach()
+
+
+def results(layer: MambaMixer, x: torch.Tensor) -> list[torch.Tensor]:
+    """The output of one call, and that of calls which go on where the one before ended."""
+    outs = [layer(x).detach()]
+    if layer.bidirectional:
+        return outs
+    with torch.no_grad():
+        if isinstance(layer, Mamba):
+            states = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+            parts = [layer(x[:, :5], inference_params=states)]
+            for states.seqlen_offset in range(5, SEQLEN):
+                step = x[:, states.seqlen_offset : states.seqlen_offset + 1]
+                parts.append(layer(step, inference_params=states))
+        else:
+            cache = layer.allocate_cache(BATCH)
+            parts = [layer(part, cache=cache) for part in x.split([5, 1, 1, SEQLEN - 7], 1)]
+    return [*outs, torch.cat(parts, 1)]
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+def check(layer: MambaMixer, x: torch.Tensor, expected: torch.Tensor | None = None) -> None:
+    expected = exact(layer, x) if expected is None else expected
+    for out in results(layer, x):
+        assert out.dtype == x.dtype
+        assert error(out, expected) < BOUNDS[x.dtype]
+
+
+# --- in the place of dt_proj ----------------------------------------------------------------------
+
+
+class OwnBias(nn.Module):
+    """Adds its own `.bias`, as linear layers of quantization packages do, and is no nn.Linear."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.packed, self.bias = plain.weight, plain.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return dt @ self.packed.T + self.bias
+
+
+class NoBias(nn.Module):
+    """Has neither `.weight` nor `.bias`, and adds one all the same."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = plain
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(dt)
+
+
+class Unbiased(nn.Module):
+    """Has a `.bias` that it does not add."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return F.linear(dt, self.weight)
+
+
+class Scaled(nn.Linear):
+    """Scales the product and the bias."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features)
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(dt)
+
+
+def as_linear(plain: nn.Linear) -> nn.Linear:
+    where = {"device": plain.weight.device, "dtype": plain.weight.dtype}
+    linear = nn.Linear(plain.in_features, plain.out_features, **where)
+    linear.load_state_dict(plain.state_dict())
+    return linear
+
+
+def hooked(plain: nn.Linear) -> nn.Linear:
+    plain.register_forward_hook(lambda module, inputs, out: 2 * out)
+    return plain
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("replace", [OwnBias, NoBias, Unbiased, Scaled, as_linear, hooked])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_stands_in_the_place_of_dt_proj_is_all_that_adds_a_bias(kind, replace, dtype, device):
+    layer, x = make(kind, device, dtype), sequence(device, dtype)
+    layer.dt_proj = replace(layer.dt_proj)
+    check(layer, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
+    """The scan adds its bias too, in full precision."""
+    layer, x = make(kind, device, dtype), sequence(device, dtype)
+    expected = results(layer, x)
+    layer.dt_proj = as_linear(layer.dt_proj)
+    for out, wanted in zip(results(layer, x), expected, strict=True):
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("part", ["in_proj", "x_proj", "out_proj"])
+@pytest.mark.parametrize("kind", ["MambaMixer", "wide", "S6", "Mamba"])
+def test_other_parts_that_are_called_leave_the_bias_to_the_scan(kind, part, device):
+    layer, x = make(kind, device, torch.bfloat16), sequence(device, torch.bfloat16)
+    expected = results(layer, x)
+    layer.get_submodule(part).register_forward_hook(lambda *_: None)
+    for out, wanted in zip(results(layer, x), expected, strict=True):
+        assert torch.equal(out, wanted)
+
+
+def test_dt_proj_by_itself_is_a_linear_layer(device):
+    """Which other packages call."""
+    dt_proj, dt = make("MambaMixer", device).dt_proj, torch.randn(3, 7, 3, device=device)
+    assert torch.equal(dt_proj(dt), F.linear(dt, dt_proj.weight, dt_proj.bias))
+
+
+def test_weights_for_mamba_are_of_plain_layers_alone():
+    model = S6(DIM)
+    model.layers[0].dt_proj = NoBias(model.layers[0].dt_proj)
+    for part in (model, model.layers[0]):
+        message = r"parameters must be those of Mamba alone, got 'dt_proj\.base_layer\.bias'$"
+        with pytest.raises(ValueError, match=message):
+            part.to_mamba()
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.down = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base_layer.out_features, bias=False)
+        self.bias = base_layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def test_adapters_attach_to_every_linear_layer():
+    model, x = S6(DIM, dt_rank=3), sequence()
+    merged = S6(DIM, dt_rank=3)
+    merged.load_state_dict(model.state_dict())
+    layer = model.layers[0]
+    linear = [name for name, module in layer.named_children() if isinstance(module, nn.Linear)]
+    assert linear == ["in_proj", "x_proj", "dt_proj", "out_proj"]
+    for name in linear:
+        adapter = Adapter(getattr(layer, name))
+        setattr(layer, name, adapter)
+        with torch.no_grad():
+            merged.layers[0].get_submodule(name).weight += adapter.up.weight @ adapter.down.weight
+    torch.testing.assert_close(model(x), merged(x))
+    gradients = gradients_of(model, x)
+    for name in linear:
+        assert gradients[f"layers.0.{name}.up.weight"].any()
+        assert gradients[f"layers.0.{name}.base_layer.weight"].any()
+
+
+ADAPTERS = {
+    "LoRA": ("LoraConfig", {"r": 2}),
+    "LoRA with a bias": ("LoraConfig", {"r": 2, "lora_bias": True}),
+    "DoRA": ("LoraConfig", {"r": 2, "use_dora": True}),
+    "IA3": ("IA3Config", {"feedforward_modules": []}),
+    "HRA": ("HRAConfig", {"r": 2}),
+    "RoAd": ("RoadConfig", {"group_size": 8}),
+    "OFT": ("OFTConfig", {"r": 1, "oft_block_size": 0}),
+    "VeRA": ("VeraConfig", {"r": 2}),
+    "LoHa": ("LoHaConfig", {"r": 2}),
+}
+
+
+@pytest.mark.parametrize("replace", [nn.Identity(), as_linear], ids=["dt_proj", "nn.Linear"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_adapters_of_peft(kind, adapter, replace, device):
+    peft = pytest.importorskip("peft", reason="needs the package peft")
+    layer, x = make(kind, device), sequence(device)
+    layer.dt_proj = replace(layer.dt_proj)
+    expected = exact(layer, x)
+    name, options = ADAPTERS[adapter]
+    config = getattr(peft, name)(target_modules=["dt_proj"], **options)
+    model = peft.get_peft_model(layer, config).eval()
+    check(layer, x, expected)  # an adapter begins as none
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    expected = exact(layer, x)
+    check(layer, x)
+    model.merge_adapter()
+    check(layer, x, expected)
+    model.unmerge_adapter()
+    model.merge_and_unload()
+    assert isinstance(layer.dt_proj, nn.Linear)
+    check(layer, x, expected)
+
+
+def test_an_adapter_of_peft_trains_in_a_half_type(device):
+    peft = pytest.importorskip("peft", reason="needs the package peft")
+    layer, x = make("MambaMixer", device, torch.bfloat16), sequence(device, torch.bfloat16)
+    expected = exact(layer, x)
+    parts, ranks = ["dt_proj", "conv1d"], {"dt_proj": 2, "conv1d": 2 * DIM}
+    config = peft.LoraConfig(target_modules=parts, rank_pattern=ranks)
+    model = peft.get_peft_model(layer, config, autocast_adapter_dtype=False)
+    check(layer, x, expected)
+    gradients = gradients_of(model, x)
+    given = {name for name, gradient in gradients.items() if gradient is not None}
+    assert given == {name for name in gradients if "lora_" in name}
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+def test_a_hook_sees_what_it_is_for(device):
+    mixer, x = MambaMixer(DIM, device=device), sequence(device)
+    expected, seen = mixer(x), []
+    mixer.dt_proj.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
+    torch.testing.assert_close(mixer(x), expected)
+    assert seen == [(BATCH, SEQLEN, 2 * DIM)]
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
+def test_a_pruned_convolution_trains(options, device):
+    """A hook computes its weight at each call."""
+    mixer, x = MambaMixer(DIM, **options, device=device), sequence(device)
+    plain = copy.deepcopy(mixer)
+    prune.random_unstructured(mixer.conv1d, "weight", 0.5)
+    for _ in range(2):
+        with torch.no_grad():
+            mixer.conv1d.weight_orig.add_(1)
+            plain.conv1d.weight.copy_(mixer.conv1d.weight_orig * mixer.conv1d.weight_mask)
+        torch.testing.assert_close(mixer(x), plain(x), rtol=1e-4, atol=1e-5)
+        expected = gradients_of(plain, x)["conv1d.weight"] * mixer.conv1d.weight_mask
+        gradient = gradients_of(mixer, x)["conv1d.weight_orig"]
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^selective_scan: cu_seqlens must be None where conv1d"):
+        mixer(x[:1], cu_seqlens=torch.tensor([0, SEQLEN], device=device))
+
+
+REGISTRATIONS = {
+    "forward": modules.register_module_forward_hook,
+    "forward_pre": modules.register_module_forward_pre_hook,
+    "backward": modules.register_module_full_backward_hook,
+    "backward_pre": modules.register_module_full_backward_pre_hook,
+}
+
+
+@pytest.fixture
+def register_for_all():
+    """Registers hooks for all modules, until the end of the test."""
+    handles = []
+    yield lambda register, hook: handles.append(register(hook))
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("when", REGISTRATIONS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_hooks_for_all_modules_see_every_part(kind, when, register_for_all, device):
+    layer, x = make(kind, device), sequence(device).requires_grad_()
+    expected, seen = exact(layer, x), []
+    register_for_all(REGISTRATIONS[when], lambda module, *_: seen.append(module))
+    layer(x).sum().backward()
+    for part in PARTS:
+        assert seen.count(layer.get_submodule(part)) == 1
+    check(layer, x.detach(), expected)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_hooks_for_all_modules_return_counts(kind, register_for_all, device):
+    layer, x = make(kind, device), sequence(device)
+
+    def scale(module, inputs, out):
+        return 1.5 * out if isinstance(module, (nn.Linear, nn.Conv1d)) else None
+
+    register_for_all(modules.register_module_forward_hook, scale)
+    check(layer, x)
+
+
+def test_packed_sequences_with_hooks_for_all_modules(register_for_all, device):
+    """But conv1d, which takes no boundaries, all parts are called."""
+    layer, x = make("MambaMixer", device), sequence(device)[:1]
+    boundaries = torch.tensor([0, 4, SEQLEN], device=device)
+    expected = torch.cat([exact(layer, part) for part in x.split([4, SEQLEN - 4], 1)], 1)
+    seen = []
+    register_for_all(modules.register_module_forward_hook, lambda part, *_: seen.append(part))
+    assert error(layer(x, cu_seqlens=boundaries), expected) < 1e-5
+    assert {layer.get_submodule(part) for part in PARTS} - set(seen) == {layer.conv1d}
+
+
+# --- weights of another kind ----------------------------------------------------------------------
+
+
+class Int8(torch.Tensor):
+    """A weight as integers and a scale for each row, which a linear layer and a convolution can
+    use, as those of quantization packages, and nothing else."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: torch.Tensor):
+        options = {"dtype": scale.dtype, "device": values.device}
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, **options)
+
+    def __init__(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        self.values, self.scale = values, scale
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "Int8":
+        rows = weight.detach().flatten(1).abs().amax(1).view(-1, *[1] * (weight.dim() - 1))
+        return cls((weight.detach() / rows * 127).round().char(), rows / 127)
+
+    def dequantized(self) -> torch.Tensor:
+        return self.values.to(self.scale.dtype) * self.scale
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (F.linear, torch.conv1d):
+            x, weight, *others = args
+            return function(x, weight.dequantized(), *others, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].values, args[0].scale)
+        raise NotImplementedError(f"{function} of a weight of integers")
+
+
+def quantize(layer: MambaMixer, parts: tuple[str, ...]) -> MambaMixer:
+    """Quantizes parts of a layer; returns one with the same numbers as plain weights."""
+    plain = copy.deepcopy(layer)
+    for name in parts:
+        part = layer.get_submodule(name)
+        part.weight = nn.Parameter(Int8.of(part.weight), requires_grad=False)
+        assert type(part.weight) is Int8
+        with torch.no_grad():
+            plain.get_submodule(name).weight.copy_(part.weight.dequantized())
+    return plain
+
+
+@pytest.mark.parametrize("parts", [*((part,) for part in PARTS), PARTS], ids="-".join)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weights_of_another_kind_are_left_to_their_modules(kind, parts, device):
+    layer, x = make(kind, device), sequence(device)
+    plain = quantize(layer, parts)
+    check(layer, x, exact(plain, x))
+    layer(x).square().mean().backward()
+    wanted = gradients_of(plain, x)
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad:
+            assert error(parameter.grad, wanted[name].double()) < 1e-4
+
+
+def test_a_weight_of_another_kind_that_is_no_parameter(device):
+    layer, x = make("MambaMixer", device), sequence(device)
+    expected = exact(quantize(layer, ("out_proj",)), x)
+    weight = layer.out_proj.weight
+    del layer.out_proj.weight
+    layer.out_proj.weight = weight.detach()
+    assert "weight" not in layer.out_proj._parameters
+    check(layer, x, expected)
+
+
+def test_tensors_that_trace_stand_for_plain_weights(device):
+    """The compiler sees the operator that runs without it."""
+    layer, x = make("MambaMixer", device, torch.bfloat16), sequence(device, torch.bfloat16)
+    exported = torch.export.export(layer, (x,))
+    assert torch.equal(exported.module()(x), layer(x))
+    called = {str(node.target) for node in exported.graph.nodes}
+    assert "selective_scan.plain_mamba_inner_fwd.default" in called
+
+
+# --- moved weights --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preloaded", [None, "S6Layer"])
+def test_weights_that_accelerate_moves(preloaded, device):
+    accelerate = pytest.importorskip("accelerate", reason="needs the package accelerate")
+    model, x = S6(DIM, depth=2), sequence(device)
+    nn.init.uniform_(model.layers[1].dt_proj.bias, -2, 1)
+    expected = copy.deepcopy(model).to(device)(x).detach().double()
+    options = {"preload_module_classes": [preloaded]} if preloaded else {}
+    accelerate.cpu_offload(model, execution_device=torch.device(device), **options)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert error(model(x), expected) < 1e-5
+    with torch.no_grad():
+        cache = model.allocate_cache(BATCH, device=device)
+        parts = [model(part, cache=cache) for part in x.split([5, 1, SEQLEN - 6], 1)]
+    assert error(torch.cat(parts, 1), expected) < 1e-5

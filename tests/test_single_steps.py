@@ -1,0 +1,93 @@
+"""One step through the public function, for |x| = |Δ·A| from 1e-6 to 80: whatever form kernels take
+a step by, and go back through it, every entry by itself has the digits of its dtype."""
+
+import math
+
+import pytest
+import torch
+
+from problem import METHODS, generator
+from selective_scan import selective_scan_fn
+from selective_scan._discretization import phi1
+
+SIZES = torch.logspace(-6, math.log10(80), 48, dtype=torch.float64)
+DELTA = 0.75
+NAMES = ("u", "A", "initial_state")
+# The coefficients of b where it is a polynomial.
+SERIES = {
+    "zoh": (1,),
+    "highorder": (1, 1 / 2),
+    "poly": (1, 1 / 2, 1 / 6),
+    "rk4": (1, 1 / 2, 1 / 6, 1 / 24),
+}
+
+
+def poles_of(dstate: int, is_complex: bool, dtype: torch.dtype) -> torch.Tensor:
+    """(dim, dstate), so that states of one channel differ in size."""
+    A = -torch.stack([SIZES.roll(7 * n) for n in range(dstate)], 1) / DELTA
+    if not is_complex:
+        return A.to(dtype)
+    angle = 1.4 * (torch.rand(A.shape, generator=generator(dstate), dtype=A.dtype) - 0.5)
+    A = A * torch.polar(torch.ones_like(A), angle)
+    return A.to(torch.complex64 if dtype == torch.float32 else torch.complex128)
+
+
+def take_step(A, dtype, method, device, backend="auto"):
+    """A step from 1 by an input of 1: out, (state, channel), which entry n of the batch has of
+    state n alone, and its gradients, shaped alike."""
+    dim, dstate = A.shape
+    inputs = {
+        "u": torch.ones(dstate, dim, 1, dtype=dtype),
+        "delta": torch.full((dstate, dim, 1), DELTA, dtype=dtype),
+        "A": A,
+        "B": torch.ones(dstate, dstate, 1, dtype=A.dtype),
+        "C": torch.eye(dstate, dtype=A.dtype)[..., None],
+        "initial_state": torch.ones(dstate, dim, dstate, dtype=A.dtype),
+    }
+    inputs = {name: value.to(device).requires_grad_() for name, value in inputs.items()}
+    out = selective_scan_fn(**inputs, discretization_method=method, backend=backend)
+    du, dA, dh = torch.autograd.grad(out.sum(), [inputs[name] for name in NAMES])
+    results = {"out": out[..., 0], "u": du[..., 0], "A": dA.T}
+    results["initial_state"] = dh.diagonal(dim1=0, dim2=2).T
+    return {name: value.detach().cpu() for name, value in results.items()}
+
+
+def terms_of(method, x):
+    """|a|, |b|, |a'| and |b'|, of polynomials with the sizes of their terms."""
+    size = x.abs()
+    if method in SERIES:
+        a = x.exp().abs()
+        b = sum(c * size**k for k, c in enumerate(SERIES[method]))
+        slope = sum(k * c * size ** (k - 1) for k, c in enumerate(SERIES[method]) if k > 0)
+        return a, b, a, slope
+    if method == "foh":
+        a, b = x.exp(), phi1(x)
+        slope = torch.where(size < 1e-3, 0.5, (a - b) / x)
+        return a.abs(), b.abs(), a.abs(), slope.abs()
+    r = 1 / (1 - x / 2)
+    return (1 + x * r).abs(), r.abs(), r.abs() ** 2, r.abs() ** 2 / 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dstate", [1, 3, 16])
+def test_every_size_of_step_has_its_digits(dstate, dtype, is_complex, method, device):
+    A = poles_of(dstate, is_complex, dtype)
+    wide = A.to(torch.complex128 if is_complex else torch.float64)
+    exact = take_step(wide, torch.float64, method, "cpu", "reference")
+    x = DELTA * wide.T
+    a, b, a_slope, b_slope = terms_of(method, x)
+    twice = 2 if is_complex else 1  # out is 2·Re of what a complex state gives
+    scale = {
+        "out": twice * (a + DELTA * b),
+        "u": twice * DELTA * b,
+        "A": twice * (DELTA * a_slope + DELTA**2 * b_slope),
+        "initial_state": twice * a,
+    }
+    # Rounding x moves exp(x) by as much as x is large.
+    allowed = torch.finfo(dtype).eps * (12 + 2 * x.abs())
+    for name, actual in take_step(A, dtype, method, device).items():
+        error = (actual.to(exact[name].dtype) - exact[name]).abs() / scale[name]
+        worst = (error / allowed).max()
+        assert worst <= 1, f"{name}: {worst.item():.1f} times what is allowed"
