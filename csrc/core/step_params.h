@@ -2,13 +2,11 @@
 //
 // A row is one step of one batch entry. In every layer, for all rows,
 //
-//   h        = r / sqrt(mean r² + eps) · norm                       r itself where there are no norms
-//   x, z     = in_proj·h + in_bias
-//   x        = silu(convolution of x, which goes on from conv_state)
-//   dt, B, C = x_proj·x
-//   Δ        = dt_proj·dt + dt_bias, through softplus
-//   y        = (Σ C·s + D·x)·silu(z)          s the state after the step, by Δ, A = −exp(A_log) and B
-//   r        = r + out_proj·y + out_bias                       without r where there are no norms
+//   h        = r / sqrt(mean r² + eps) · norm                       r itself where there are no
+//   norms x, z     = in_proj·h + in_bias x        = silu(convolution of x, which goes on from
+//   conv_state) dt, B, C = x_proj·x Δ        = dt_proj·dt + dt_bias, through softplus y        = (Σ
+//   C·s + D·x)·silu(z)          s the state after the step, by Δ, A = −exp(A_log) and B r        =
+//   r + out_proj·y + out_bias                       without r where there are no norms
 //
 // and at last out = r, or norm_f of r, or head · norm_f of r. The steps of a batch entry go through
 // convolution and scan one after another; products take all rows at once.
@@ -62,7 +60,7 @@ struct StepParams {
 
   DType weight_dtype = DType::kFloat32;
   DType norm_dtype = DType::kFloat32;
-  DType bias_dtype = DType::kFloat32;     // of in_bias and out_bias
+  DType bias_dtype = DType::kFloat32;  // of in_bias and out_bias
   DType conv_bias_dtype = DType::kFloat32;
   DType dt_bias_dtype = DType::kFloat32;
   DType A_dtype = DType::kFloat32;
