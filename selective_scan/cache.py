@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ._checks import MAX_WIDTH
-from ._discretization import Method
+from ._discretization import Method, poles
 from ._module_arguments import refuse
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
-from .selective_state_update import selective_state_update
+from .selective_state_update import update_by_log
 
 # Rows of a batch, by number.
 Rows = Tensor | Sequence[int]
@@ -153,7 +153,7 @@ class MixerCache(_Cache):
         self,
         x: Tensor,
         delta: Tensor,
-        A: Tensor,
+        A_log: Tensor,
         B: Tensor,
         C: Tensor,
         D: Tensor,
@@ -168,17 +168,18 @@ class MixerCache(_Cache):
         Args:
             x, delta, z: (batch, d_inner) for one step, else (batch, d_inner, steps).
             B, C: (batch, d_state) or (batch, d_state, steps).
-            A, D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
+            A_log: A = −exp(A_log).
+            D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
 
         Returns:
             Shaped like x.
         """
-        arguments = (x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+        more = (B, C, D, z, delta_bias, delta_softplus)
         method = {"discretization_method": discretization_method}
         if x.dim() == 2:
-            return selective_state_update(self.state, *arguments, **method)
+            return update_by_log(self.state, x, delta, A_log, *more, **method)
         out, last = selective_scan_fn(
-            *arguments,
+            *(x, delta, poles(A_log), *more),
             return_last_state=True,
             initial_state=self.state.to(torch.promote_types(self.state.dtype, torch.float32)),
             **method,

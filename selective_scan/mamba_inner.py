@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _library, _pytorch
-from ._checks import HALF, BackendName
+from ._checks import BackendName
 from ._discretization import Method, poles
 from ._mamba_inner import rms_norm
 from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER

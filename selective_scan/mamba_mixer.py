@@ -308,8 +308,8 @@ class MambaMixer(nn.Module):
         x, z = _across(xz).chunk(2, dim=1)
         x = cache.convolve(x, self.conv1d, self.d_conv, is_called=not self._has_plain_convolution())
         delta, B, C, delta_bias = self._project(x)
-        A = poles(self.A_log)
-        y = cache.scan(x, delta, A, B, C, self.D, z, delta_bias, **self._scan_options())
+        scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
+        y = cache.scan(*scanned, **self._scan_options())
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 

@@ -13,6 +13,7 @@ from selective_scan import (
     selective_state_update,
     selective_state_update_ref,
 )
+from selective_scan.selective_state_update import update_by_log
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -191,6 +192,37 @@ def test_as_a_layer_calls_it(batch, state, parameter, device):
         "dt_bias": arguments["dt_bias"].to(parameter or BF16),
     }
     check(case, device, **changes)
+
+
+@pytest.mark.parametrize("pole", [F32, BF16, HALF, F64])
+@pytest.mark.parametrize("dim", [20, 64])
+@pytest.mark.parametrize("steps", [None, 2])
+def test_poles_by_their_logarithm(steps, dim, pole, device):
+    """As layers have them: kernels take A = −exp(A_log) where they read it."""
+    case = Case(dim=dim, steps=steps, pole=F64 if pole == F64 else F32)
+    given = make(case, device)
+    A_log = (-given["A"]).log().to(pole)
+    exact = given | {"A": -A_log.double().exp().to(case.pole)}
+    state = given["state"]
+    expected_state = state.clone()
+    names = ("B", "C", "D", "z", "dt_bias", "dt_softplus")
+    out = update_by_log(
+        *(given[name] for name in ("state", "x", "dt")),
+        A_log,
+        *(given[name] for name in names),
+        discretization_method=case.method,
+    )
+    expected = selective_state_update_ref(**exact | {"state": expected_state})
+    allowed = 8 * case.compute_eps
+    assert Error.of(out.double(), expected.double()).relative_l2 < allowed
+    assert Error.of(state.double(), expected_state.double()).relative_l2 < allowed
+
+
+def test_poles_by_their_logarithm_are_real(device):
+    arguments = make(Case(state=C64), device)
+    tensors = [arguments[name] for name in ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")]
+    with pytest.raises(RuntimeError, match="A must have dtype float32, float16, bfloat16 or float64"):
+        update_by_log(*tensors, True, discretization_method="zoh")
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])

@@ -13,7 +13,7 @@
 //
 // Without norms h is r itself, and r becomes out_proj·y + out_bias alone.
 //
-// and at last out = r, or norm_f of r, or head · norm_f of r. The steps of a batch entry go through
+// At last out = r, or norm_f of r, or head · norm_f of r. The steps of a batch entry go through
 // convolution and scan one after another; products take all rows at once.
 #pragma once
 

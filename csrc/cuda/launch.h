@@ -14,6 +14,7 @@
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
 #include "../core/prefill_params.h"
+#include "../core/step_params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
 #include "kit/config.h"
@@ -76,6 +77,12 @@ cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStrea
 /// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
 /// padding.
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
+
+/// A few tokens through a stack of layers. The workspace is aligned to 256 bytes, zeroed once, and no
+/// two calls that may overlap share it. Where the kernel cannot run a call, a std::runtime_error
+/// says why.
+int64_t step_workspace_bytes(const StepParams& params);
+cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaStream_t stream);
 
 /// Arrays in other types.
 cudaError_t convert(const Conversions& conversions, cudaStream_t stream);
