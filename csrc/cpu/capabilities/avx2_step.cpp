@@ -7,8 +7,8 @@
 
 namespace selective_scan::cpu {
 
-template struct Step<Vec<float, Avx2>>;
-template struct Step<Vec<double, Avx2>>;
+template struct StackStep<Vec<float, Avx2>>;
+template struct StackStep<Vec<double, Avx2>>;
 
 }  // namespace selective_scan::cpu
 

@@ -7,8 +7,8 @@
 
 namespace selective_scan::cpu {
 
-template struct Step<Vec<float, Avx512>>;
-template struct Step<Vec<double, Avx512>>;
+template struct StackStep<Vec<float, Avx512>>;
+template struct StackStep<Vec<double, Avx512>>;
 
 }  // namespace selective_scan::cpu
 

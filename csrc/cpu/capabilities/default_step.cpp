@@ -4,7 +4,7 @@
 
 namespace selective_scan::cpu {
 
-template struct Step<Vec<float, Baseline>>;
-template struct Step<Vec<double, Baseline>>;
+template struct StackStep<Vec<float, Baseline>>;
+template struct StackStep<Vec<double, Baseline>>;
 
 }  // namespace selective_scan::cpu

@@ -78,8 +78,8 @@ constexpr Capability make_capability(const char* name) {
   capability.matrix[0][1] = &MatrixScan<Complex<Single>>::kernels;
   capability.matrix[1][0] = &MatrixScan<Double>::kernels;
   capability.matrix[1][1] = &MatrixScan<Complex<Double>>::kernels;
-  capability.step[0] = &Step<Single>::kernels;
-  capability.step[1] = &Step<Double>::kernels;
+  capability.step[0] = &StackStep<Single>::kernels;
+  capability.step[1] = &StackStep<Double>::kernels;
   return capability;
 }
 

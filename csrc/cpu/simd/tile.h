@@ -77,20 +77,36 @@ struct Converter {
       return R::load(source);
     } else if constexpr (kWidth == 1) {
       return R(scalar(*source));
-    } else if constexpr (kSpreadsHalves<R> && std::is_same_v<Element, BFloat16>) {
-      native_t<uint16_t, kWidth> packed;
-      memcpy(&packed, source, sizeof(packed));
-      return spread_into_high_halves<R>(packed);
     } else if constexpr (sizeof(Element) == 2) {
       native_t<uint16_t, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));
-      return R::from(__builtin_convertvector(
-          widen(__builtin_convertvector(packed, Words), Element{}), typename R::Native));
+      return widen(packed);
     } else {
       native_t<Element, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));
       return R::from(__builtin_convertvector(packed, typename R::Native));
     }
+  }
+
+  /// The first `count` lanes; the others are 0.
+  static SELECTIVE_SCAN_HD R load_part(const Element* source, int64_t count) {
+    if (count >= kWidth) return load(source);
+    if constexpr (kLoadsParts<R, Element>) {
+      const auto packed = load_native_part<R>(source, count);
+      if constexpr (std::is_same_v<Element, T>) return R::from(packed);
+      if constexpr (sizeof(Element) == 2) return widen(packed);
+    } else {
+      Element part[kWidth] = {};
+      memcpy(part, source, count * sizeof(Element));
+      return load(part);
+    }
+  }
+
+  static SELECTIVE_SCAN_HD void store_part(R value, Element* target, int64_t count) {
+    if (count >= kWidth) return store(value, target);
+    Element part[kWidth];
+    store(value, part);
+    memcpy(target, part, count * sizeof(Element));
   }
 
   static SELECTIVE_SCAN_HD void store(R value, Element* target) {
@@ -143,6 +159,16 @@ struct Converter {
   using Words = native_t<uint32_t, kWidth>;
   using Floats = native_t<float, kWidth>;
 
+  static SELECTIVE_SCAN_HD R widen(native_t<uint16_t, kWidth> packed) {
+    if constexpr (kSpreadsHalves<R> && std::is_same_v<Element, BFloat16>) {
+      return spread_into_high_halves<R>(packed);
+    } else if constexpr (kWidensHalves<R> && std::is_same_v<Element, Half>) {
+      return widen_halves<R>(packed);
+    } else {
+      return R::from(__builtin_convertvector(
+          widen(__builtin_convertvector(packed, Words), Element{}), typename R::Native));
+    }
+  }
   static SELECTIVE_SCAN_HD Floats widen(Words bits, BFloat16) {
     return bit_cast<Floats>(bits << 16);
   }
@@ -172,22 +198,6 @@ struct Converter {
   }
 #endif
 };
-
-/// The first `count` lanes from as many elements, of a vector of which the others are 0.
-template <class R, class Element>
-SELECTIVE_SCAN_HD R load_part(const Element* source, int64_t count) {
-  if (count >= R::kWidth) return Converter<R, Element>::load(source);
-  Element part[R::kWidth] = {};
-  memcpy(part, source, count * sizeof(Element));
-  return Converter<R, Element>::load(part);
-}
-template <class R, class Element>
-SELECTIVE_SCAN_HD void store_part(R value, Element* target, int64_t count) {
-  if (count >= R::kWidth) return Converter<R, Element>::store(value, target);
-  Element part[R::kWidth];
-  Converter<R, Element>::store(value, part);
-  memcpy(target, part, count * sizeof(Element));
-}
 
 /// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.
 template <class R, class Element>

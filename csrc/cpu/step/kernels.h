@@ -51,7 +51,7 @@ struct StepKernels {
 
 /// Of one type of vectors. They are compiled apart, as the sweeps of the selective scan are.
 template <class R>
-struct Step {
+struct StackStep {
   static const StepKernels kernels;
 };
 

@@ -82,7 +82,8 @@ class Product {
       if (!matrix.bias) return;
       visit_dtype(matrix.bias_dtype, [&](auto* element) {
         using BiasElement = std::remove_pointer_t<decltype(element)>;
-        bias_ = load_part<R>(static_cast<const BiasElement*>(matrix.bias) + first, outputs_);
+        bias_ = Converter<R, BiasElement>::load_part(
+            static_cast<const BiasElement*>(matrix.bias) + first, outputs_);
       });
     }
 
@@ -155,8 +156,8 @@ class Product {
       }
       for (; input + kWidth <= inputs_; input += kWidth) add_vector(input);
       if (const int64_t left = inputs_ - input; left > 0) {
-        add([&](const Element* w) { return load_part<R>(w + input, left); },
-            [&](const T* x) { return load_part<R>(x + input, left); });
+        add([&](const Element* w) { return Convert::load_part(w + input, left); },
+            [&](const T* x) { return Converter<R, T>::load_part(x + input, left); });
       }
       for (int i = 0; i < kRows; ++i) {
         for (int j = 0; j < kOutputs; ++j) sums[i][output + j] = sum[i][j];
@@ -166,8 +167,8 @@ class Product {
     void finish(int64_t row, R sum) const {
       T* target = product_.out.row(row) + column_;
       sum = sum + bias_;
-      if (product_.adds) sum = load_part<R>(target, outputs_) + sum;
-      store_part(sum, target, outputs_);
+      if (product_.adds) sum = Converter<R, T>::load_part(target, outputs_) + sum;
+      Converter<R, T>::store_part(sum, target, outputs_);
     }
 
     const Product& product_;

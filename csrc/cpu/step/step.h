@@ -1,15 +1,16 @@
 // The phases of a token's step through a stack of layers.
 //
 // Rows of activations lie in memory that all threads share, in the compute type; each is written in
-// one phase and read in a later one. The convolution and the update of the states are those of the
-// operators of their own, called with views of these rows.
+// one phase and read in a later one. The convolution is that of the operator of its own, called
+// with views of these rows, and so is a step of the states.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "../conv/update.h"
-#include "../update/update.h"
+#include "../selective/lanes.h"
+#include "../update/advance.h"
 #include "../work.h"
 #include "kernels.h"
 #include "products.h"
@@ -21,50 +22,50 @@ class StepPhases {
   using T = typename R::Scalar;
   static constexpr int64_t kWidth = R::kWidth;
   static constexpr DType kCompute = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-  /// Channels that are convolved, or whose states are updated, at a time.
+  /// Channels that are convolved at a time.
   static constexpr int64_t kBlockChannels = 128;
   /// Logits that are computed before they are stored.
   static constexpr int64_t kBlockLogits = 128;
 
-  /// Of all threads.
-  struct Shared {
+  /// Rows of whole vectors.
+  struct Memory {
     Arena arena;
-    Activations<T> residual;  // (row, channel of dim)
-    Activations<T> x;         // (row, channel of inner): before and after the convolution, then y
-    Activations<T> z;         // (row, channel of inner), and so is delta
-    Activations<T> delta;
-    Activations<T> projected;  // (row, dt or B or C)
 
-    Shared(const StepParams& params, void* base) : arena{static_cast<char*>(base)} {
-      take(residual, params.rows(), params.dim);
-      for (Activations<T>* rows : {&x, &z, &delta}) take(*rows, params.rows(), params.inner);
-      take(projected, params.rows(), params.projections());
-    }
-
-   private:
     void take(Activations<T>& activations, int64_t rows, int64_t length) {
       activations.pitch = round_up(length, kWidth);
       activations.data = arena.take<T>(rows * activations.pitch);
     }
   };
 
-  /// Of one thread.
-  struct Scratch {
-    Arena arena;
-    Activations<T> normalized;  // (row, channel of dim)
-    void* update;
-    Activations<T> logits;
+  /// Of all threads.
+  struct Shared : Memory {
+    Activations<T> residual;  // (row, channel of dim)
+    Activations<T> x;         // (row, channel of inner): before and after the convolution, then y
+    Activations<T> z;         // (row, channel of inner), and so is delta
+    Activations<T> delta;
+    Activations<T> projected;  // (row, dt or B or C)
 
-    Scratch(const StepParams& params, void* base) : arena{static_cast<char*>(base)} {
-      normalized.pitch = round_up(params.dim, kWidth);
-      normalized.data = arena.take<T>(params.rows() * normalized.pitch);
-      const Arena before = arena;
-      update =
-          arena.take<char>(UpdateKernel<R>::scratch_bytes(update_sizes(params), kBlockChannels));
-      Arena instead = before;  // for no task has both
-      logits.pitch = kBlockLogits;
-      logits.data = instead.take<T>(params.vocabulary > 0 ? params.rows() * logits.pitch : 0);
-      arena.bytes = arena.bytes > instead.bytes ? arena.bytes : instead.bytes;
+    Shared(const StepParams& params, void* base) : Memory{{static_cast<char*>(base)}} {
+      this->take(residual, params.rows(), params.dim);
+      for (Activations<T>* rows : {&x, &z, &delta}) this->take(*rows, params.rows(), params.inner);
+      this->take(projected, params.rows(), params.projections());
+    }
+  };
+
+  /// Of one thread. Rows of states are whole vectors, with zeros behind what there is.
+  struct Scratch : Memory {
+    Activations<T> normalized;  // (row, channel of dim)
+    Activations<T> B;           // (row, state), and so is C
+    Activations<T> C;
+    Activations<T> A;  // (channel of a vector, state), and so are staged states
+    Activations<T> h;
+    Activations<T> logits;  // (row, logit of a block)
+
+    Scratch(const StepParams& params, void* base) : Memory{{static_cast<char*>(base)}} {
+      this->take(normalized, params.rows(), params.dim);
+      for (Activations<T>* rows : {&B, &C}) this->take(*rows, params.rows(), params.dstate);
+      for (Activations<T>* channels : {&A, &h}) this->take(*channels, kWidth, params.dstate);
+      this->take(logits, params.head ? params.rows() : 0, kBlockLogits);
     }
   };
 
@@ -119,7 +120,7 @@ class StepPhases {
       squares = multiply_add(r, r, squares);
     }
     if (left > 0) {
-      const R r = load_part<R>(row + whole, left);
+      const R r = Converter<R, T>::load_part(row + whole, left);
       squares = multiply_add(r, r, squares);
     }
     T sum = 0;
@@ -132,8 +133,9 @@ class StepPhases {
         (R::load(row + i) * scale * Converter<R, Element>::load(weight + i)).store(out + i);
       }
       if (left > 0) {
-        const R scaled = load_part<R>(row + whole, left) * scale;
-        store_part(scaled * load_part<R>(weight + whole, left), out + whole, left);
+        const R scaled = Converter<R, T>::load_part(row + whole, left) * scale;
+        Converter<R, T>::store_part(scaled * Converter<R, Element>::load_part(weight + whole, left),
+                                    out + whole, left);
       }
     });
   }
@@ -220,32 +222,115 @@ class StepPhases {
     product.out = shared.delta;
     product.run(task.first, task.count, task.first);
 
-    UpdateParams update = update_sizes(params);
-    update.slots = params.slots;
-    update.sources = params.slot_indices;
-    update.dt_softplus = params.delta_softplus;
-    update.A_is_log = true;
-    update.state = params.state;
-    update.state.data = layer.state;
-    update.x = update.out = steps_view(params, shared.x);
-    update.dt = steps_view(params, shared.delta);
-    update.z = steps_view(params, shared.z);
-    update.A = channels_view(layer.A_log, params.A_dtype, params.dstate);
-    update.A.state = 1;
-    update.D = channels_view(layer.D, params.D_dtype, 1);
-    update.dt_bias = channels_view(layer.dt_bias, params.dt_bias_dtype, 1);
-    update.B = steps_view(params, shared.projected);
-    update.B.state = 1;
-    update.C = update.B;
-    update.B.data = element_at(update.B, params.rank);
-    update.C.data = element_at(update.C, params.rank + params.dstate);
-    for (int64_t entry = 0; entry < params.batch; ++entry) {
-      for (int64_t done = 0; done < task.count; done += kBlockChannels) {
-        const int64_t left = task.count - done;
-        const int64_t channels = left < kBlockChannels ? left : kBlockChannels;
-        UpdateKernel<R>::run(update, {entry, 0, task.first + done, channels}, scratch.update);
+    stage_projections(params, shared, scratch);
+    const auto advance = TileSteps<R>::kMethods[params.method];
+    for (int64_t done = 0; done < task.count; done += kWidth) {
+      const int64_t first = task.first + done, left = task.count - done;
+      const int64_t channels = left < kWidth ? left : kWidth;
+      stage_poles(params, layer, first, channels, scratch);
+      const R dt_bias = load_channels(layer.dt_bias, params.dt_bias_dtype, first, channels);
+      const R D = load_channels(layer.D, params.D_dtype, first, channels);
+      for (int64_t entry = 0; entry < params.batch; ++entry) {
+        const int64_t slot = params.slot(entry);
+        StateTile<R> tile = states_of(params, layer, slot, first, channels, scratch);
+        for (int64_t step = 0; step < params.steps; ++step) {
+          const int64_t row = entry * params.steps + step;
+          T* const x = shared.x.row(row) + first;
+          if (slot == StepParams::kNoSlot) {
+            R(T(0)).store(x);
+            continue;
+          }
+          R delta = R::load(shared.delta.row(row) + first) + dt_bias;
+          if (params.delta_softplus) delta = VectorMath::softplus(delta);
+          alignas(64) T deltas[kWidth], sums[kWidth];
+          finite_step(delta).store(deltas);
+          tile.delta = deltas;
+          tile.x = x;
+          tile.B.data = scratch.B.row(row);
+          tile.C.data = scratch.C.row(row);
+          advance(tile, sums);
+          tile.before = {tile.after.data, tile.after.pitch, 0};
+          const R z = R::load(shared.z.row(row) + first);
+          const R y = R::load(sums) + D * R::load(x);
+          (y * (z * VectorMath::sigmoid(z))).store(x);
+        }
+        if (slot != StepParams::kNoSlot && tile.after.data == scratch.h.data) {
+          store_tile<R>(state_section(params, layer, slot, first, channels), scratch.h.data,
+                        scratch.h.pitch);
+        }
       }
     }
+  }
+
+  /// B and C of all rows.
+  static void stage_projections(const StepParams& params, const Shared& shared,
+                                const Scratch& scratch) {
+    for (int64_t row = 0; row < params.rows(); ++row) {
+      const T* projected = shared.projected.row(row) + params.rank;
+      for (int64_t n = 0; n < params.dstate; n += kWidth) {
+        const int64_t left = params.dstate - n;
+        Converter<R, T>::load_part(projected + n, left).store(scratch.B.row(row) + n);
+        Converter<R, T>::load_part(projected + params.dstate + n, left)
+            .store(scratch.C.row(row) + n);
+      }
+    }
+  }
+
+  static void stage_poles(const StepParams& params, const StepLayer& layer, int64_t first,
+                          int64_t channels, const Scratch& scratch) {
+    visit_dtype(params.A_dtype, [&](auto* element) {
+      using Element = std::remove_pointer_t<decltype(element)>;
+      for (int64_t channel = 0; channel < channels; ++channel) {
+        const Element* logs =
+            static_cast<const Element*>(layer.A_log) + (first + channel) * params.dstate;
+        T* const poles = scratch.A.row(channel);
+        for (int64_t n = 0; n < params.dstate; n += kWidth) {
+          (-VectorMath::exp(Converter<R, Element>::load_part(logs + n, params.dstate - n)))
+              .store(poles + n);
+        }
+      }
+    });
+  }
+
+  /// The states of a vector of channels: where they lie, if whole vectors of the compute type do.
+  static StateTile<R> states_of(const StepParams& params, const StepLayer& layer, int64_t slot,
+                                int64_t first, int64_t channels, const Scratch& scratch) {
+    StateTile<R> tile;
+    tile.channels = channels;
+    tile.states = scratch.A.pitch;
+    tile.A = {scratch.A.data, scratch.A.pitch, 0};
+    tile.after = {scratch.h.data, scratch.h.pitch, 0};
+    if (slot != StepParams::kNoSlot) {
+      const Section section = state_section(params, layer, slot, first, channels);
+      if (section.dtype == kCompute && section.lane_stride == 1 && params.dstate % kWidth == 0) {
+        tile.after = {static_cast<T*>(section.data), section.row_stride, 0};
+      } else {
+        load_tile<R>(section, scratch.h.data, scratch.h.pitch);
+      }
+    }
+    tile.before = {tile.after.data, tile.after.pitch, 0};
+    return tile;
+  }
+
+  static Section state_section(const StepParams& params, const StepLayer& layer, int64_t slot,
+                               int64_t first, int64_t channels) {
+    ArrayView view = params.state;
+    view.data = layer.state;
+    return {element_at(view, slot * view.batch + first * view.channel),
+            view.dtype,
+            channels,
+            params.dstate,
+            view.channel,
+            view.state};
+  }
+
+  /// A number for each of a vector of channels, 0 where there is none.
+  static R load_channels(const void* data, DType dtype, int64_t first, int64_t channels) {
+    if (!data) return R(T(0));
+    return visit_dtype(dtype, [&](auto* element) {
+      using Element = std::remove_pointer_t<decltype(element)>;
+      return Converter<R, Element>::load_part(static_cast<const Element*>(data) + first, channels);
+    });
   }
 
   static void give_outputs(const StepParams& params, const StepLayer& layer, const StepTask& task,
@@ -342,21 +427,10 @@ class StepPhases {
     view.channel = channel;
     return view;
   }
-
-  static UpdateParams update_sizes(const StepParams& params) {
-    UpdateParams update;
-    update.batch = params.batch;
-    update.steps = params.steps;
-    update.dim = params.inner;
-    update.dstate = params.dstate;
-    update.method = params.method;
-    update.is_double = params.is_double;
-    return update;
-  }
 };
 
 template <class R>
-const StepKernels Step<R>::kernels = {
+const StepKernels StackStep<R>::kernels = {
     R::kWidth,
     &StepPhases<R>::shared_bytes,
     &StepPhases<R>::scratch_bytes,
