@@ -12,7 +12,7 @@ lie along time or along channels, and compares it with that of contiguous ones.
 problem.
 
 Example:
-    python benchmarks/benchmark_selective_scan.py --users --json users.json --plot h100
+    python benchmarks/benchmark_selective_scan.py --users --json h100_users.json --plot h100
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --anchors benchmarks/anchors/h200_mamba_ssm.json --json h200.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cpu --backward --threads 1 2 \\

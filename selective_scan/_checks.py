@@ -486,6 +486,19 @@ def check_changed(name: str, tensor: Tensor) -> None:
         fail(f"{name} must have no stride of 0, got strides {tensor.stride()}")
 
 
+def check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:
+    """Checks what the gradient of an argument is written into."""
+    if (gradient is None) != (tensor is None):
+        fail(f"d{name} must be {'None' if tensor is None else 'a Tensor'} where {name} is")
+    if tensor is None:
+        return
+    check_dense(f"d{name}", gradient)
+    check_device(f"d{name}", gradient, name, tensor)
+    check_dtype(f"d{name}", gradient, (tensor.dtype,))
+    check_shape_of(f"d{name}", gradient, name, tensor)
+    check_changed(f"d{name}", gradient)
+
+
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:
     """Pairs of dimension and size, None where there are too few or too many."""
     if dims[0] != ELLIPSIS:

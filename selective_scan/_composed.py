@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from . import _pytorch
 from ._checks import Number, Option, Table, TensorArgument, check_dims
-from ._function import make_function
 from ._operator import Operator
 from ._result import Result
 
@@ -33,6 +31,7 @@ class Kept:
 
     name: str
     is_differentiable = False
+    is_optional = True
     stands_for = None
     chunk = None
     recomputed = True
@@ -82,12 +81,7 @@ class ComposedOperator(Operator):
         super()._register()
         # Eager calls.
         self._run_forward = self._forward_of_eager_calls
-        function = make_function(
-            self.name,
-            self._forward_of_eager_calls,
-            self._save_for_backward,
-            functools.partial(self._differentiate, self._backward_kernel),
-        )
+        function = self._make_function(self._forward_of_eager_calls, self._backward_of_eager_calls)
         self._apply = _pytorch.apply_outside_transforms(function)
 
     def _forward_of_eager_calls(self, *arguments):
@@ -103,6 +97,14 @@ class ComposedOperator(Operator):
                 self._known_kinds.clear()
             self._known_kinds.add(kind)
         return self._forward_kernel(*arguments)
+
+    def _backward_of_eager_calls(self, *arguments):
+        """Of several cotangents at once the op is called for each: the kernel has ops that write to
+        what they are given, and PyTorch does not map these."""
+        cotangents = arguments[: self._derivative.num_cotangents]
+        if _pytorch.are_transforms_active() or any(map(_pytorch.is_one_of_several, cotangents)):
+            return self._backward_op(*arguments)
+        return self._backward_kernel(*arguments)
 
     # The op's kernels are its fake kernels, too.
 
@@ -121,26 +123,21 @@ class ComposedOperator(Operator):
     def _define(self) -> None:
         types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
         types |= {result.name: "Tensor?" for result in self.results}
-        cotangent = "Tensor" if self._num_cotangents == 1 else "Tensor?"
+        cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
         types |= {f"d{result.name}": cotangent for result in self.results}
-        kernels = {
-            "fwd": (
-                self._forward_fake,
-                [*self.arguments.names, "save_states"],
-                [result.name for result in self.results],
-            ),
-            "bwd": (
-                self._backward_fake,
-                self._backward_names,
-                [f"d{argument.name}" for argument in self._gradients],
-            ),
-        }
         types["save_states"] = "bool"
-        for suffix, (kernel, arguments, results) in kernels.items():
+        forward = self._forward_fake, [*self.arguments.names, "save_states"]
+        made = [f"Tensor{'?' * result.is_optional} {result.name}" for result in self.results]
+        gradients = [f"Tensor d{argument.name}" for argument in self._gradients]
+        ops = {
+            "fwd": (*forward, made),
+            "fwd_traced": (*forward, [result.replace("?", "") for result in made]),
+            "bwd": (self._backward_fake, self._backward_names, gradients),
+        }
+        for suffix, (kernel, arguments, results) in ops.items():
             given = ", ".join(f"{types[name]} {name}" for name in arguments)
-            returned = ", ".join(f"Tensor {name}" for name in results)
             op = f"selective_scan::{self.name}_{suffix}"
-            torch.library.define(op, f"({given}) -> ({returned})")
+            torch.library.define(op, f"({given}) -> ({', '.join(results)})")
             torch.library.impl(op, "default", kernel)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import _pytorch
 from ._checks import HALF
 
 
@@ -187,7 +188,8 @@ def forward(*arguments) -> tuple[Tensor | None, ...]:
     reverse_states = None
     if layer.bidirectional:
         reverse_y, reverse_states = scan(reverse=True)
-        y.add_(reverse_y)
+        # A mode may keep what ops return, as selective checkpointing does.
+        y = y + reverse_y if _pytorch.num_modes() else y.add_(reverse_y)
     bias = layer.out_proj_bias
     out = F.linear(y, layer.out_proj_weight.to(dtype), None if bias is None else bias.to(dtype))
     if not saves:

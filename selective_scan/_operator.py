@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
-from torch.utils.flop_counter import register_flop_formula
 
-from . import _library, _memory, _pytorch
-from ._batching import BatchingRule
+from . import _flops, _library, _memory, _pytorch
+from ._batching import BatchingRule, map_one_by_one
 from ._checks import (
     BACKEND,
     Call,
@@ -23,14 +22,14 @@ from ._checks import (
     Table,
     TensorList,
     check_backend,
-    check_changed,
     check_dense,
     check_device,
     check_dims,
     check_dtype,
+    check_given_gradient,
     check_shape_of,
-    fail,
 )
+from ._derivative import Derivative
 from ._function import make_function, refuse_double_backward, save_nothing
 from ._result import Result
 from ._sharding import are_distributed, call_sharded
@@ -74,8 +73,11 @@ class Operator:
     That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
+    A forward op some of whose results may be None has another one beside it, ``decay_fwd_traced``.
+    csrc/torch/optional_results.h tells why, and defines both.
+
     The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
-    "batch" or "dim" (see ``_batching.py``), so they are to be called so.
+    "batch" where it can (see ``_batching.py``), so a batch is to be called so.
 
     An op without a derivative, such as one that updates a state in place, has neither results that
     are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
@@ -111,8 +113,8 @@ class Operator:
         donated: the name of a result that is kept, and that callers of the operator let go of. In
             the last pass of a graph ``selective_scan::{name}_bwd_over`` is called, which is given
             it once more, behind all others, and may write over its memory.
-        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, PyTorch
-            calls them for each entry.
+        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, they are
+            called for each entry.
     """
 
     def __init__(
@@ -141,7 +143,6 @@ class Operator:
         self._donated = None if donated is None else self._backward_names.index(donated)
         self._function_arguments = function_arguments or arguments
         self._backward_arguments = backward_arguments or arguments
-        self._derived = derived or {}
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
@@ -152,9 +153,9 @@ class Operator:
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
-        self._passed_gradients = passed_gradients or {}
+        passed_gradients = passed_gradients or {}
         differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
-        self._gradients = [a for a in differentiable if a.name not in self._passed_gradients]
+        self._gradients = [a for a in differentiable if a.name not in passed_gradients]
         self._anchor = arguments.names.index(arguments.anchor)
         self._tensor_places, self._list_places = (
             [
@@ -169,10 +170,20 @@ class Operator:
             for argument in arguments.tensors
             if argument.is_changed
         ]
+        given_results = {result.name for result in results} & set(arguments.names)
+        self._out = arguments.names.index("out") if "out" in given_results else None
         self._seen_types: set[tuple[type, ...]] = set()
         self._device_types: set[str] = set()
         if backward:
-            self._plan_backward()
+            self._derivative = Derivative(
+                arguments,
+                self._defaults,
+                results,
+                self._backward_names,
+                derived or {},
+                [argument.name for argument in self._gradients],
+                passed_gradients,
+            )
         if "cpu" in _library.devices:
             self._register()
 
@@ -232,8 +243,10 @@ class Operator:
             arguments = (*arguments, is_saved)
         if is_compiling and are_distributed(arguments):
             return call_sharded(self, arguments[: len(self.arguments.names)])
-        if is_compiling or is_tracing:
-            return self._forward(*arguments)
+        if is_compiling:
+            return self._call_in_graph(*arguments)
+        if is_tracing:
+            return self._traced_forward(*arguments)
         try:
             if self._backward_names and _pytorch.are_transforms_active():
                 return self._function.apply(*arguments)
@@ -253,6 +266,16 @@ class Operator:
             if arguments[place] is not None:  # a graph that has saved it must see the change
                 increment_version(arguments[place])
         return results
+
+    def _call_in_graph(self, *arguments):
+        """What torch.compile and torch.export see. Where there is a tensor to write the result to,
+        the op makes one all the same: AOTInductor takes no None for it, and compilers know when a
+        copy can be left out."""
+        if self._out is None or arguments[self._out] is None:
+            return self._forward(*arguments)
+        self.arguments.check_values(arguments)
+        made = self._forward(*arguments[: self._out], None, *arguments[self._out + 1 :])
+        return arguments[self._out].copy_(made)
 
     def _requires_gradient(self, arguments: tuple) -> bool:
         for place in self._tensor_places:
@@ -286,74 +309,85 @@ class Operator:
 
     def _register(self) -> None:
         """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""
+        has_rules = self._has_batching_rules
         self._forward = self._op("_fwd" if self._backward_names else "")
         self._device_types = {
             device_type
             for device_type, key in (("cpu", "CPU"), ("cuda", "CUDA"))
             if _pytorch.has_kernel(self._forward.name(), key)
         }
+        has_traced = hasattr(torch.ops.selective_scan, f"{self.name}_fwd_traced")
+        self._traced_forward = self._op("_fwd_traced") if has_traced else self._forward
         torch.library.register_fake(self._forward.name(), self._forward_fake)
         if self._flops is not None:
-            register_flop_formula(self._forward.overloadpacket, get_raw=True)(self._forward_flops)
+            counted = dict.fromkeys((self._forward, self._traced_forward))
+            _flops.register(self._forward_flops, counted)
         self._run_forward = _pytorch.shortest_call(self._forward)
-        if self._has_batching_rules:
+        if has_rules:
             self._forward_rule = BatchingRule.of_forward(
                 self.arguments, self.results, self._forward
             )
-            self._register_vmap(self._forward, self._map_forward)
-        if not self._backward_names:
-            return
+        self._register_vmap(self._forward, self._map_forward if has_rules else self._map_each)
+        if self._backward_names:
+            self._register_backward()
+
+    def _register_backward(self) -> None:
+        has_rules = self._has_batching_rules
         self._backward_op = self._op("_bwd")
         torch.library.register_fake(self._backward_op.name(), self._backward_fake)
-        backward_ops = [self._backward_op]
+        counted = [self._backward_op]
         if self._given_gradients:
-            backward_ops.append(self._op("_bwd_out"))
-            torch.library.register_fake(backward_ops[1].name(), self._backward_out_fake)
+            counted.append(self._op("_bwd_out"))
+            torch.library.register_fake(counted[1].name(), self._backward_out_fake)
         if self._flops is not None:
-            packets = [op.overloadpacket for op in backward_ops]
-            register_flop_formula(packets, get_raw=True)(self._backward_flops)
-        self._run_backward = _pytorch.shortest_call(self._backward_op)
-        if self._has_batching_rules:
-            self._backward_rule = BatchingRule.of_backward(
-                self._backward_names, self._backward_arguments, self.results, self.arguments
-            )
-            self._register_vmap(self._backward_op, self._map_backward)
-        self._function = make_function(
-            self.name,
-            self._forward,
-            self._save_for_backward,
-            self._backward,
-            map_over=self._map_forward if self._has_batching_rules else None,
-            jvp=self._fail_on_tangents,
-        )
+            _flops.register(self._backward_flops, counted)
+        self._register_vmap(self._backward_op, self._map_each)
         # torch.func always wants to differentiate once more.
-        self._gradient = make_function(
+        gradient = make_function(
             f"{self.name}_gradient",
             self._backward_op,
             save_nothing,
             refuse_double_backward,
-            map_over=self._map_backward if self._has_batching_rules else None,
+            map_over=self._map_each if has_rules else None,
             jvp=self._fail_on_tangents,
+        )
+        self._run_backward = _pytorch.shortest_call(self._backward_op)
+        self._derivative.op = self._backward_op
+        self._derivative.differentiable_op = gradient
+        self._function = self._make_function(
+            self._forward, self._run_backward, map_over=self._map_forward if has_rules else None
         )
         own_function = self._function
         if self._donated is not None:  # who calls the op has what it keeps
             self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
-            own_function = make_function(
-                self.name,
-                self._forward,
-                self._save_for_backward,
-                self._backward_of_call,
-                jvp=self._fail_on_tangents,
-            )
+            own_function = self._make_function(self._forward, self._run_backward_of_call)
         self._apply = _pytorch.apply_outside_transforms(own_function)
+        functions = [self._function, gradient]
+        if self._traced_forward is not self._forward:
+            functions.append(self._make_function(self._traced_forward, self._run_backward))
+        self._register_autograd(functions)
+
+    def _make_function(
+        self, forward: Callable, run_backward: Callable, **options: Callable | None
+    ) -> type[torch.autograd.Function]:
+        return make_function(
+            self.name,
+            forward,
+            self._derivative.save,
+            self._derivative.found_by(run_backward),
+            jvp=self._fail_on_tangents,
+            **options,
+        )
+
+    def _register_autograd(self, functions: Sequence[type[torch.autograd.Function]]) -> None:
         if _pytorch.below_autograd_keys is None:
-            torch.library.register_autograd(
-                self._forward.name(), self._backward, setup_context=self._save_for_backward
-            )
-            torch.library.register_autograd(self._backward_op.name(), refuse_double_backward)
+            for function in functions:
+                torch.library.register_autograd(
+                    function.op.name(), function.backward, setup_context=function.setup_context
+                )
             return
         self._library = torch.library.Library("selective_scan", "FRAGMENT")
-        for function in (self._function, self._gradient):
+        for function in functions:
             kernel = functools.partial(
                 self._call_op, function.op, _pytorch.apply_at_one_level(function)
             )
@@ -389,8 +423,8 @@ class Operator:
             is_separate=self._saves_states and arguments[-1] and not is_above,
         )
 
-    def _map_backward(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
-        return self._backward_rule(op, info.batch_size, in_dims, arguments, is_separate=True)
+    def _map_each(self, op: Callable, info, in_dims: Sequence[int | None], *arguments):
+        return map_one_by_one(op, info.batch_size, in_dims, arguments)
 
     # --- fake kernels: the results' shapes, dtypes and strides ------------------------------------
 
@@ -407,7 +441,7 @@ class Operator:
     def _backward_out_fake(self, *arguments, **gradients):
         given = self._check_backward(arguments)
         for name in self._given_gradients:
-            _check_given_gradient(name, gradients[f"d{name}"], given[name])
+            check_given_gradient(name, gradients[f"d{name}"], given[name])
         return tuple(
             self._allocate_gradient(argument.name, given)
             for argument in self._gradients
@@ -455,109 +489,9 @@ class Operator:
 
     # --- the derivative ---------------------------------------------------------------------------
 
-    def _plan_backward(self) -> None:
-        """Where the backward op's arguments come from, and where its results go.
-
-        The forward op's arguments and results in a row are what it can be given.
-        """
-        arguments = [argument.name for argument in self.arguments.arguments]
-        arguments += ["save_states"] * self._saves_states
-        row = [*arguments, *(result.name for result in self.results)]
-        tensors = {argument.name for argument in self.arguments.tensors}
-        tensors |= {result.name for result in self.results}
-        self._num_cotangents = sum(result.is_differentiable for result in self.results)
-        given = self._backward_names[self._num_cotangents :]
-        saved = [name for name in given if name in tensors]
-        options = [name for name in given if name not in tensors and name not in self._derived]
-        kept = [*saved, *options, *self._derived]
-        self._pick_saved = _picker([row.index(name) for name in saved])
-        self._pick_options = _picker([row.index(name) for name in options])
-        self._order = _picker([kept.index(name) for name in given])
-        self._stand_ins = [
-            (row.index(result.stands_for), row.index(result.name))
-            for result in self.results
-            if result.stands_for is not None
-        ]
-        # The gradients that the op returns, then the cotangents that it is given, then None.
-        row = [argument.name for argument in self._gradients]
-        row += [result.name for result in self.results[: self._num_cotangents]]
-        passed = self._passed_gradients
-        self._pick_gradients = _picker(
-            [row.index(it) if (it := passed.get(name, name)) in row else -1 for name in arguments]
-        )
-
-    def _save_for_backward(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
-        """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
-        results = (output,) if isinstance(output, Tensor) else output
-        row = [*inputs, *self._defaults[len(inputs) :], *results]
-        for place, stand_in in self._stand_ins:
-            if row[stand_in] is not None:
-                row[place] = row[stand_in]
-        ctx.save_for_backward(*self._pick_saved(row))
-        ctx.options = self._pick_options(row)
-        if self._derived:
-            ctx.options += tuple(derive(inputs) for derive in self._derived.values())
-        states = results[self._num_cotangents :]
-        ctx.mark_non_differentiable(*[tensor for tensor in states if tensor is not None])
-        ctx.set_materialize_grads(False)
-
-    def _backward(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self._differentiate(self._run_backward, ctx, *cotangents)
-
-    def _backward_of_call(self, ctx, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self._differentiate(self._run_backward_of_call, ctx, *cotangents)
-
     def _run_backward_of_call(self, *arguments):
         kept = arguments[self._donated]
         if kept is None or not _pytorch.is_last_use(kept, arguments[0]):
             return self._run_backward(*arguments)
         increment_version(kept)  # who reads it all the same is to be told
         return self._run_backward_over(*arguments, kept)
-
-    def _differentiate(
-        self, run: Callable[..., tuple], ctx, *cotangents: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
-        num_inputs = len(ctx.needs_input_grad)
-        cotangents = cotangents[: self._num_cotangents]
-        for cotangent in cotangents:  # any() of a generator takes several times as long
-            if cotangent is not None:
-                break
-        else:
-            return (None,) * num_inputs
-        arguments = (*cotangents, *self._order((*ctx.saved_tensors, *ctx.options)))
-        # With create_graph=True the op must stay visible to autograd, so that it can refuse.
-        try:
-            if torch.is_grad_enabled():
-                gradients = self._gradient.apply(*arguments)
-            else:
-                with _pytorch.below_autograd():
-                    gradients = run(*arguments)
-        except RuntimeError as error:
-            _memory.raise_own(error)
-            raise
-        picked = self._pick_gradients((*gradients, *cotangents, None))[:num_inputs]
-        if self._passed_gradients:  # there is a cotangent also where the argument is absent
-            is_needed = zip(picked, ctx.needs_input_grad, strict=True)
-            picked = tuple(gradient if needed else None for gradient, needed in is_needed)
-        return picked
-
-
-def _check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:
-    """Checks what the gradient of an argument is written into."""
-    if (gradient is None) != (tensor is None):
-        fail(f"d{name} must be {'None' if tensor is None else 'a Tensor'} where {name} is")
-    if tensor is None:
-        return
-    check_dense(f"d{name}", gradient)
-    check_device(f"d{name}", gradient, name, tensor)
-    check_dtype(f"d{name}", gradient, (tensor.dtype,))
-    check_shape_of(f"d{name}", gradient, name, tensor)
-    check_changed(f"d{name}", gradient)
-
-
-def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
-    """What picks these entries of a tuple."""
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    return lambda row: tuple(row[i] for i in indices)

@@ -62,8 +62,12 @@ _SingleLevelFunction = _optional("autograd.function._SingleLevelFunction")
 
 # Whether the pass of autograd that runs keeps the graph.
 _keeps_graph = _optional("_C._autograd._get_current_graph_task_keep_graph") or _not_known
-# Whether a cotangent is one of several for which a pass is run at once.
-_is_one_of_several = _optional("_C._functorch.is_legacy_batchedtensor") or (lambda tensor: True)
+_is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor") or (lambda tensor: True)
+
+
+def is_one_of_several(cotangent: Tensor | None) -> bool:
+    """Whether a cotangent stands for several for which a pass is run at once."""
+    return cotangent is not None and _is_legacy_batched(cotangent)
 
 
 def is_last_use(kept: Tensor, cotangent: Tensor) -> bool:
@@ -75,10 +79,9 @@ def is_last_use(kept: Tensor, cotangent: Tensor) -> bool:
         torch.is_grad_enabled()
         or _keeps_graph()
         or kept.is_meta
-        or torch.compiler.is_compiling()
         or num_modes()
         or are_transforms_active()
-        or _is_one_of_several(cotangent)
+        or is_one_of_several(cotangent)
         or (kept.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 

@@ -29,7 +29,7 @@ class Result:
         stands_for: the argument in place of which the backward op is given it, unless it is None.
         gradient_dtypes: those that its gradient may have, where the backward op is not given what
             decides the result's own.
-        is_asked: whether it is returned; if not, it is None.
+        is_asked: whether it is returned; if not, it is None. Left out, it always is.
     """
 
     name: str
@@ -41,7 +41,11 @@ class Result:
     recomputed: bool = False
     stands_for: str | None = None
     gradient_dtypes: Dtypes = ()
-    is_asked: Callable[[Call], bool] = lambda call: True
+    is_asked: Callable[[Call], bool] | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        return not self.is_differentiable or self.is_asked is not None
 
     @property
     def is_differentiable(self) -> bool:
@@ -56,7 +60,9 @@ class Result:
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
-        if not (self.is_differentiable or is_saved) or not self.is_asked(call):
+        if not (self.is_differentiable or is_saved):
+            return None
+        if self.is_asked is not None and not self.is_asked(call):
             return None
         dtype = self.dtype(call)
         if self.like is not None:

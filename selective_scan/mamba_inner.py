@@ -315,6 +315,8 @@ def mamba_inner_fn(
         if is_compiling or not _are_parts_wanted(tensors):
             options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
             return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype, None)[0]
+    if is_compiling and torch.compiler.is_exporting():  # without Python there are the parts alone
+        return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
     return MAMBA_INNER(*arguments, autocast_dtype)[0]
 
 

@@ -244,7 +244,7 @@ py::dict results_of(const Array<T>& stepped, const Array<T>& advanced, const Arr
 /// the state behind it those of h, B, Δ, A and u.
 template <class F, class T>
 py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
-                   const Array<T>& B, const Array<T>& h, const Array<T>& g) {
+                   const Array<T>& B, const Array<T>& h, const Array<T>& g, Method method) {
   using R = real_t<T>;
   const py::ssize_t count = A.size();
   Array<T> stepped(count), advanced(count), dh(count), dB(count), dA(count);
@@ -253,7 +253,7 @@ py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, con
     const R step_size = delta.data()[i], input = step_size * u.data()[i];
     const T pole = from_numpy<T>(A.data()[i]), b = from_numpy<T>(B.data()[i]);
     const T before = from_numpy<T>(h.data()[i]), gradient = from_numpy<T>(g.data()[i]);
-    const auto constants = F::template constants<PreparedMath>(pole);
+    const auto constants = F::template constants<PreparedMath>(pole, series_of<R>(method));
     const T after =
         advance(F::template step<PreparedMath, T>(step_size, input, constants), before, b);
     stepped.mutable_data()[i] = to_numpy<T>(after);
@@ -306,18 +306,22 @@ py::dict take_increments(const Array<real_t<T>>& delta, const Array<real_t<T>>& 
   return results_of<T>(stepped, advanced, dh, dB, dA, ddelta, du);
 }
 
-/// By a formula's own forms ("own"), by those derived for it ("derived"), or by "increments".
+/// By a formula's own forms ("own"), by those derived for it ("derived"), of which one that takes
+/// coefficients has none, or by "increments".
 template <class T>
 py::dict step_forms(const std::string& name, const std::string& forms,
                     const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
                     const Array<T>& B, const Array<T>& h, const Array<T>& g) {
   if (forms == "increments") return take_increments<T>(delta, u, A, B, h, g);
   py::dict result;
-  with_method(name, [&]<Method kMethod>(Method) {
+  with_method(name, [&]<Method kMethod>(Method method) {
     if constexpr (kMethod != Method::kSeries) {
-      result = forms == "derived" ? take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g)
-                                  : take_step<Formula<kMethod>, T>(delta, u, A, B, h, g);
+      if (forms == "derived") {
+        result = take_step<Derived<Formula<kMethod>>, T>(delta, u, A, B, h, g, method);
+        return;
+      }
     }
+    result = take_step<Formula<kMethod>, T>(delta, u, A, B, h, g, method);
   });
   return result;
 }

@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +24,12 @@
 #include "core/dtype.h"
 #include "core/params.h"
 #include "cpu/capability.h"
+#include "cpu/flush_denormals.h"
 #include "cpu/selective/launch.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vector.h"
 #include "cpu/simd/vector_math.h"
+#include "cpu/tasks.h"
 
 namespace selective_scan {
 namespace {
@@ -147,12 +151,25 @@ void test_functions() {
   expect(VectorMath::sigmoid(R(infinity)).lane(0) == 1, "sigmoid(inf)");
 }
 
-/// Vectors convert 16-bit elements as the scalar functions do, all patterns and random floats.
+/// What a binary16 stands for, by its parts.
+float value_of(Half half) {
+  const int exponent = (half.bits >> 10) & 31, mantissa = half.bits & 1023;
+  const double magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                           : exponent > 0 ? std::ldexp(1024 + mantissa, exponent - 25)
+                                          : std::ldexp(mantissa, -24);
+  return static_cast<float>(half.bits >> 15 ? -magnitude : magnitude);
+}
+float value_of(BFloat16 value) {
+  return bit_cast<float>(uint32_t{value.bits} << 16);
+}
+
+/// Vectors convert 16-bit elements as the scalar functions do, all patterns and random floats, and
+/// these as what the patterns stand for.
 template <class Element>
-void test_conversions(const char* name) {
+void test_conversions(const std::string& name) {
   using R = Vec<float, Baseline>;
   using Convert = cpu::Converter<R, Element>;
-  bool loads = true, stores = true;
+  bool values_hold = true, loads = true, stores = true;
   for (int i = 0; i < 1 << 16; i += R::kWidth) {
     Element elements[R::kWidth], stored[R::kWidth];
     float values[R::kWidth];
@@ -164,6 +181,9 @@ void test_conversions(const char* name) {
     Convert::store(R::load(values), stored);
     for (int lane = 0; lane < R::kWidth; ++lane) {
       const float expected = to_float(elements[lane]);
+      const float exact = value_of(elements[lane]);
+      values_hold &= bit_cast<uint32_t>(expected) == bit_cast<uint32_t>(exact) ||
+                     (std::isnan(expected) && std::isnan(exact));
       loads &= bit_cast<uint32_t>(loaded.lane(lane)) == bit_cast<uint32_t>(expected) ||
                (std::isnan(expected) && std::isnan(loaded.lane(lane)));
       Element alone;
@@ -172,8 +192,9 @@ void test_conversions(const char* name) {
                 (std::isnan(to_float(alone)) && std::isnan(to_float(stored[lane])));
     }
   }
-  expect(loads, std::string("load ") + name);
-  expect(stores, std::string("store ") + name);
+  expect(values_hold, "value of " + name);
+  expect(loads, "load " + name);
+  expect(stores, "store " + name);
 }
 
 // --- scans
@@ -299,6 +320,62 @@ cpu::ThreadPool pool_of(int threads) {
             for (int64_t i = 0; i < count; ++i) task(i, i + 1, context);
           },
           threads};
+}
+
+// --- denormal numbers
+// -----------------------------------------------------------------------------
+
+/// Whether this thread's arithmetic takes denormal results and operands as 0.
+template <class T>
+bool flushes() {
+  using Limits = std::numeric_limits<T>;
+  volatile T least = Limits::min(), denormal = Limits::denorm_min(), half = T(0.5),
+             large = T(1) / Limits::epsilon();
+  volatile T result = least * half, scaled = denormal * large;
+  const T results[] = {result, scaled}, zeros[] = {0, 0};
+  const bool all = std::memcmp(results, zeros, sizeof(zeros)) == 0;
+  expect(all == (scaled == 0), "results and operands are flushed alike");
+  return all;
+}
+bool flushes() {
+  expect(flushes<float>() == flushes<double>(), "single and double are flushed alike");
+  return flushes<float>();
+}
+
+/// Tasks flush, and their callers do what they did, also after an exception.
+void test_mode(const std::string& text) {
+  const bool before = flushes();
+  const auto stays = [&](const char* what) {
+    expect(flushes() == before, "the mode stays: " + text + ", " + what);
+  };
+  for (const int threads : {1, 3}) {
+    const cpu::ThreadPool pool = pool_of(threads);
+    bool inside = true;
+    cpu::run_tasks(7, threads, pool, [&](int64_t, int64_t) {
+      inside &= flushes();
+      cpu::run_tasks(2, 1, pool.one_thread(), [](int64_t, int64_t) {});
+      inside &= flushes();  // also after a task's own tasks
+    });
+    stays("run_tasks");
+    cpu::parallel_for(pool, 7, [&](int64_t) { inside &= flushes(); });
+    stays("parallel_for");
+    expect(inside, "tasks flush: " + text);
+    try {
+      cpu::parallel_for(pool, 7, [](int64_t) { throw std::runtime_error("of a task"); });
+      expect(false, "a task's exception passes");
+    } catch (const std::runtime_error&) {
+      stays("an exception");
+    }
+  }
+}
+
+void test_denormals() {
+  expect(!flushes(), "a program begins without flushing");
+  test_mode("off");
+  const cpu::FlushDenormals flush;
+  test_mode("on");
+  test_conversions<Half>("float16, flushing");
+  test_conversions<BFloat16>("bfloat16, flushing");
 }
 
 /// The kernels on arrays of T (u, delta, z and out of Element).
@@ -483,6 +560,24 @@ void test_scan(const Shape& shape, Method method, bool is_complex) {
   expect(KernelRun<float, float>(problem).run(3) == single, text + ": with three threads");
 }
 
+/// Inputs so small that nothing of them is left.
+void test_denormal_scan() {
+  const Shape shape{2, 2, 14, 6, 45};
+  Problem problem = make_problem(shape, static_cast<Method>(0), false);
+  for (const char* name : {"u", "initial_state"}) {
+    for (double& value : problem.inputs[name]) value *= 0x1p-130;
+  }
+  for (const int threads : {1, 3}) {
+    const Arrays results = KernelRun<float, float>(problem).run(threads);
+    for (const char* name : {"out", "last_state", "dC", "dD"}) {
+      bool zero = true;
+      for (const double value : results.at(name)) zero &= value == 0;
+      expect(zero, std::string(name) + " of denormal inputs is 0");
+    }
+    expect(!flushes(), "the mode stays: a scan");
+  }
+}
+
 int run_all(uint64_t seed) {
   std::printf("seed %llu, capability %s, %d floats to a vector\n",
               static_cast<unsigned long long>(seed), cpu::capability(),
@@ -492,6 +587,7 @@ int run_all(uint64_t seed) {
   test_functions<double>();
   test_conversions<Half>("float16");
   test_conversions<BFloat16>("bfloat16");
+  test_denormals();
   // Lanes are channels in the first, segments of the sequences in the second.
   for (const Shape& shape : {Shape{2, 2, 14, 6, 45}, Shape{2, 2, 4, 5, 301}}) {
     for (int method = 0; method < kNumMethods; ++method) {
@@ -500,6 +596,7 @@ int run_all(uint64_t seed) {
       }
     }
   }
+  test_denormal_scan();
   std::printf("%d checks, %d failed\n", checks, failures);
   return failures == 0 ? 0 : 1;
 }

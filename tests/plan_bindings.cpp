@@ -184,7 +184,7 @@ Division divide(const cuda::StreamedBackwardPlan& plan) {
 template <class Plan>
 void describe_rows(const Plan& plan, py::dict& result) {
   if constexpr (requires { plan.map; }) {
-    constexpr const char* kMaps[] = {"steps", "channels", "elements", "step pairs", "mixed"};
+    constexpr const char* kMaps[] = {"steps", "channels", "elements", "step pairs"};
     const bool along_steps = plan.map == cuda::streamed::LaneMap::kSteps;
     py::list rows;
     for (const cuda::streamed::RowArray& it : plan.rows) {
@@ -348,7 +348,7 @@ UpdateParams make_update(const Call& call, const std::string& state_dtype) {
 py::dict plan_update(const Call& call, const std::string& state_dtype) {
   const cuda::UpdatePlan plan = cuda::plan_update(make_update(call, state_dtype));
   py::dict result;
-  result["kernel"] = plan.is_dense ? "dense" : plan.is_plain ? "plain" : "any";
+  result["kernel"] = plan.is_dense ? "dense" : "any";
   result["lane_states"] = plan.lane_states;
   result["many_packs"] = plan.many_packs;
   result["lanes"] = 1 << plan.lane_bits;

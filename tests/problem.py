@@ -378,12 +378,12 @@ class Error:
             size = difference.norm().item()
             return Error(size, size, 1.0, 0.0)
         overlap = torch.vdot(exact, difference).real.item()
-        cosine = torch.vdot(exact, actual).real.item() / (scale * max(actual.norm().item(), 1e-300))
+        cosine = torch.vdot(exact, actual).real.item() / scale / max(actual.norm().item(), 1e-300)
         return Error(
             difference.norm().item() / scale,
             (difference.abs().max() / exact.abs().max()).item(),
             cosine,
-            overlap / scale**2,
+            overlap / scale / scale,
         )
 
     def __str__(self) -> str:
@@ -397,11 +397,16 @@ class Error:
 class Tolerance:
     """Relative L2 that arithmetic in the compute dtype may cost; single entries may be off by ten
     times as much, relative to the largest. `rounding` is the unit roundoff of a result that is
-    stored in a narrower dtype, `tiny` half the spacing of its subnormal numbers."""
+    stored in a narrower dtype, `tiny` what denormal numbers may be off by."""
 
     arithmetic: float
     rounding: float = 0.0
     tiny: float = 0.0
+
+
+def flushed(is_double: bool) -> float:
+    """What entries may be off by that denormal numbers led to, which a CPU's tasks take as 0."""
+    return 1000 * torch.finfo(torch.float64 if is_double else torch.float32).smallest_normal
 
 
 def tolerance(name: str, dtype: torch.dtype, is_double: bool, device: str = "cpu") -> Tolerance:
@@ -413,8 +418,10 @@ def tolerance(name: str, dtype: torch.dtype, is_double: bool, device: str = "cpu
     real = dtype.to_real() if dtype.is_complex else dtype
     info = torch.finfo(real)
     if real == (torch.float64 if is_double else torch.float32):
-        return Tolerance(arithmetic)
-    return Tolerance(arithmetic, info.eps / 2, info.smallest_normal * info.eps / 2)
+        return Tolerance(arithmetic, tiny=flushed(is_double))
+    # float16 alone keeps its denormal numbers, with half their spacing as the error.
+    tiny = info.smallest_normal * (info.eps / 2 if real == torch.float16 else 1)
+    return Tolerance(arithmetic, info.eps / 2, tiny + flushed(is_double))
 
 
 def worst_error(results: list[dict], exact: dict, name: str) -> float:
@@ -425,6 +432,9 @@ def worst_error(results: list[dict], exact: dict, name: str) -> float:
 def assert_accurate(name, value, exact: dict, allowed: float, rounding: float, plain) -> None:
     """A result's relative L2 error is within `allowed`, where terms cancel within eight times that
     of what `plain` solves, beside the rounding of the result itself."""
+    size = max(exact[name].norm().item(), 1e-300)
+    is_double = value.dtype in (torch.float64, torch.complex128)
+    rounding += flushed(is_double) * value.numel() ** 0.5 / size
     error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
     if error.relative_l2 >= allowed + rounding:
         allowed = max(allowed, 8 * worst_error(plain(), exact, name))

@@ -27,8 +27,6 @@ import test_float16_gradients as float16
 import test_layouts as layouts
 import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
-import test_one_constant as one_constant
-import test_own_projections as own_projections
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
@@ -74,7 +72,7 @@ def selective_scan_cases():
 def special_cases():
     """What the special kernels of the selective scan are for."""
     for dtype in (torch.float32, torch.bfloat16):
-        for base in (dstate1.BASE, dstate1.COMPLEX, *streamed.KINDS.values()):
+        for base in (dstate1.BASE, *streamed.KINDS.values()):
             yield base.with_(dtype=dtype)
             yield base.with_(dtype=dtype, seqlen=64, reverse=True)
             yield base.with_(dtype=dtype, layout="channel_last")
@@ -88,11 +86,6 @@ def special_cases():
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
     yield from (*float16.STREAMED.values(), float16.PACKED)
-    for dtype in own_projections.FLOATS:
-        yield own_projections.BASE.with_(dtype=dtype)
-        yield own_projections.BASE.with_(dtype=dtype, batch=1, seqlen=1128, dstate=9)
-        yield own_projections.BASE.with_(dtype=dtype, seqlen=35, layout="padded_rows")
-    yield from one_constant.KINDS.values()
     yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:3])
 
 

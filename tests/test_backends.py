@@ -284,3 +284,44 @@ def test_fallback_is_not_used_where_there_are_kernels(device, caplog):
 def test_fallback_is_switched_by_a_bool(value):
     with pytest.raises(TypeError, match=r"^selective_scan: allowed must be a bool, got "):
         allow_fallback(value)
+
+
+# --- an import ------------------------------------------------------------------------------------
+
+
+def test_an_import_takes_nothing_along():
+    """torch.utils.flop_counter, for one, imports Triton, which takes longer than all of this."""
+    code = (
+        "import json, sys, torch; before = set(sys.modules); import selective_scan;"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    result = run_python(code, Path(selective_scan.__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    packages = {name.partition(".")[0] for name in json.loads(result.stdout)}
+    assert packages - sys.stdlib_module_names == {"selective_scan"}
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch.utils.flop_counter, selective_scan",
+        "import selective_scan, torch.utils.flop_counter",
+        "import selective_scan; import torch._inductor.fx_utils",
+        "import selective_scan; from importlib.util import find_spec as find; find(NAME)",
+    ],
+    ids=["before", "after", "by torch", "looked for"],
+)
+def test_operations_are_counted_whoever_imports_the_counter(imports):
+    code = f"""
+import sys
+NAME = "torch.utils.flop_counter"
+{imports}
+from torch.utils.flop_counter import FlopCounterMode
+assert not any(type(it).__module__.startswith("selective_scan") for it in sys.meta_path)
+with FlopCounterMode(display=False) as counter:
+    selective_scan.diagonal_scan_fn(torch.rand(3, 7), torch.rand(3, 7))
+print(counter.get_total_flops())
+"""
+    result = run_python(f"import torch\n{code}", Path(selective_scan.__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) == 2 * 3 * 7

@@ -369,6 +369,21 @@ def test_benchmark_of_decoding(tmp_path):
     assert rows["prompt"]["tokens_per_s"] == pytest.approx(9e3 / rows["prompt"]["time"]["median"])
 
 
+def test_benchmark_of_denormals(tmp_path):
+    path = tmp_path / "denormals.json"
+    run_program(
+        "benchmark_denormals.py", "--threads", "1", "--runs", "2", "--budget", "1", "--json", path
+    )
+    rows = {row["call"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {"gradient of the last step", "impulse and silence", "decoding step"} <= set(rows)
+    for row in rows.values():
+        for name in ("ordinary", "denormal", "flushed"):
+            assert_is_timing(row[name], 2)
+        median = row["denormal"]["median"]
+        assert row["ratio"] == pytest.approx(median / row["ordinary"]["median"])
+        assert row["over_flushed"] == pytest.approx(median / row["flushed"]["median"])
+
+
 @pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
 def test_programs_fail_on_a_device_that_is_not_there(name):
     done = run_program(name, "--device", "cuda:99", status=2)
@@ -381,6 +396,7 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
     [
         "benchmark_causal_conv1d.py",
         "benchmark_decoding.py",
+        "benchmark_denormals.py",
         "benchmark_matrix_scan.py",
         "benchmark_layer.py",
         "benchmark_selective_scan.py",

@@ -13,6 +13,7 @@ import torch
 
 import selective_scan
 import test_adaptive_unitary as unitary
+import test_denormals as denormals
 import test_diagonal_scan as diagonal
 import test_matrix_scan as matrix
 import test_own_projections as own_projections
@@ -118,6 +119,8 @@ def main() -> None:
         unitary.check(unitary.Case(**changes), "cpu")
     for method, changes in itertools.product(METHODS, UPDATE):
         update.check(update.Case(method=method, **changes), "cpu")
+    if not denormals.has_no_mode:
+        denormals.check_all()
 
 
 def run(capability, *arguments, variable=VARIABLE):

@@ -63,8 +63,10 @@ def gradients(outputs, inputs):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_forward_op(case, device):
     forward, _ = ops()
-    for save_states in (False, True):
-        torch.library.opcheck(forward, (*arguments(case, device, True), save_states))
+    torch.library.opcheck(forward, (*arguments(case, device, True), False))
+    # The last of its checks compares results, and nobody writes the padding of saved states.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(forward, (*arguments(case, device, True), True), test_utils=checks)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -379,12 +381,15 @@ def test_jit_trace_of_s6_with_gradients(device):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_with_a_dynamic_length(strict, device):
-    model = S6(8, d_state=4, device=device)
+def test_export_with_a_dynamic_length(strict, bidirectional, device):
+    model = S6(8, d_state=4, bidirectional=bidirectional, device=device)
     x = torch.randn(2, 40, 8, device=device)
     length = torch.export.Dim("length", min=2, max=4096)
     program = torch.export.export(model, (x,), dynamic_shapes=({1: length},), strict=strict)
+    targets = {node.target for node in program.graph.nodes}
+    assert torch.ops.selective_scan.mamba_inner_fwd.default not in targets  # which is in Python
     for seqlen in (2, 77):
         x = torch.randn(2, seqlen, 8, device=device)
         torch.testing.assert_close(program.module()(x), model(x))

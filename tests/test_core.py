@@ -1,7 +1,5 @@
 """The scalar core (csrc/core) against mpmath: values, derivatives, conversions."""
 
-import itertools
-
 import mpmath
 import numpy as np
 import pytest
@@ -144,21 +142,25 @@ def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 @pytest.mark.parametrize(
-    ("method", "forms"),
-    [*itertools.product(METHODS, ("own", "derived")), ("foh", "increments")],
+    ("formula", "forms"),
+    [
+        *((formula, "own") for formula in FORMULAS),
+        *((method, "derived") for method in METHODS),
+        ("foh", "increments"),
+    ],
 )
 def test_steps_and_their_gradients_follow_from_the_value_and_its_derivatives(
-    core, random, method, forms, dtype
+    core, random, formula, forms, dtype
 ):
     """The forms that scans take: each formula's own, those derived for it, and ExactIncrements."""
     count = 300
     delta, A = poles(random, count, dtype)
     u = spread(random, count, np.float64, 0.1, 3)
     B, h, g = (spread(random, count, dtype, 0.1, 3) for _ in range(3))
-    actual = core.step_forms(method, forms, delta, u, A, B, h, g)
+    actual = core.step_forms(formula, forms, delta, u, A, B, h, g)
 
-    abar, bbar = core.coefficients(method, delta, A)
-    abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(method, delta, A)
+    abar, bbar = core.coefficients(formula, delta, A)
+    abar_delta, abar_A, bbar_delta, bbar_A = core.derivatives(formula, delta, A)
     dabar, dbbar = g * h.conj(), g * (u * B).conj()
     after = (abar * h, bbar * u * B)
     expected = {

@@ -54,7 +54,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_runs(example):
+def test_example_runs(example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what it writes
     if "from transformers" in example:
         pytest.importorskip("transformers", reason="needs the package transformers")
     exec(compile(example, "<example>", "exec"), {"__name__": "__main__"})

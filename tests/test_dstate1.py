@@ -1,4 +1,4 @@
-"""One state a channel, for which the CUDA library has kernels of its own, against the reference."""
+"""One state a channel, for which CUDA has kernels if A is real, against the reference."""
 
 import pytest
 import torch

@@ -134,21 +134,26 @@ def test_poles_and_steps_of_zero(method, is_complex, device):
 @pytest.mark.parametrize("dstate", [1, 3, 16, 33])
 @pytest.mark.parametrize("softplus", [False, True])
 def test_an_infinite_step_is_no_step(softplus, dstate, is_complex, method, device):
-    """Which entries are numbers is the same by every backend."""
+    """Which entries are numbers is the same by every backend, but for gradients of B and C of the
+    channel's group, which sum over channels."""
     case = SMALL.with_(method=method, complex=is_complex, dstate=dstate, delta_softplus=softplus)
     channel, step = 1, 30
     tensors = dict(make(case).tensors)
     tensors["delta"] = tensors["delta"].clone()
     tensors["delta"][0, channel, step] = math.inf
-    for expected, actual in expected_and_actual(case, tensors, device):
+    present = [name for name, value in tensors.items() if value is not None]
+    results = expected_and_actual(case, tensors, device)
+    for name, (expected, actual) in zip(("out", "last_state", *present), results, strict=True):
         finite, wanted = (
             torch.isfinite(torch.view_as_real(value) if value.is_complex() else value)
             for value in (actual.cpu(), expected)
         )
-        assert torch.equal(finite, wanted)
-    out, last_state = scan(
-        case, {k: None if v is None else v.to(device) for k, v in tensors.items()}
-    )
+        if name in ("B", "C"):
+            assert not finite[0, 0].all()
+            finite[0, 0] = wanted[0, 0]
+        assert torch.equal(finite, wanted), name
+    inputs = {name: None if v is None else v.to(device) for name, v in tensors.items()}
+    out, last_state = scan(case, inputs)
     assert out[0, channel, step:].isnan().all()
     assert out[0, channel, :step].isfinite().all()
     assert out[0, :channel].isfinite().all()
@@ -335,4 +340,6 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
     exact = exact * (2 if is_complex else 1)
     terms = (C * (delta * A).exp()).abs() * ((A * before).abs() + (B * u).abs())
     error = (step.grad.double() - exact).abs() / terms
-    assert (error <= 2e-5).all(), error
+    # exp(x) is a sum, of which denormal terms are flushed.
+    flushed = torch.finfo(torch.float32).smallest_normal / (delta * A).exp().abs()
+    assert (error <= 2e-5 + 2 * flushed).all(), error

@@ -17,7 +17,6 @@ BASES = [
     streamed.REAL.with_(seqlen=64, reverse=True),
     streamed.REAL.with_(B="constant"),
     dstate1.BASE,
-    dstate1.COMPLEX,
     relay.BASE,
     relay.SHARED,
     slices.SLICES[0],

@@ -6,7 +6,6 @@ import torch
 from problem import METHODS, Case, check, check_repeatable
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# Rows along time of two bytes an element, for which the CUDA library has kernels of its own.
 BASE = Case(batch=2, dim=40, groups=2, seqlen=128, dtype=BF16, B="constant")
 KINDS = {"B": BASE, "C": BASE.with_(B="grouped", C="constant")}
 

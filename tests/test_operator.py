@@ -116,7 +116,7 @@ def test_bad_calls_of_an_operator_of_a_few_lines(gathered):
 
 
 def test_an_operator_of_a_few_lines_is_mapped(gathered):
-    """Nothing of it is a batch or channels, so it is called for each entry."""
+    """Nothing of it is a batch, so it is called for each entry."""
     x, index, factor = gathered_inputs()
     xs = torch.stack([x, 2 * x], dim=1).detach()
     indices = torch.stack([index, 1 + index])
@@ -220,10 +220,11 @@ def test_as_many_gradients_as_inputs(operator, device):
     for num_inputs in range(len(tensors), len(values) + 1):
         inputs = values[:num_inputs]
         context = Context([isinstance(value, torch.Tensor) for value in inputs])
-        operator._save_for_backward(context, inputs, results)
+        operator._derivative.save(context, inputs, results)
+        backward = operator._derivative.found_by(operator._run_backward)
         with torch.no_grad():
-            gradients = operator._backward(context, cotangent, *nothing[1:])
-            assert len(operator._backward(context, *nothing)) == num_inputs
+            gradients = backward(context, cotangent, *nothing[1:])
+            assert len(backward(context, *nothing)) == num_inputs
         assert len(gradients) == num_inputs
         torch.testing.assert_close(gradients[: len(tensors)], expected)
         assert all(gradient is None for gradient in gradients[len(tensors) :])

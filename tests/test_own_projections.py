@@ -5,7 +5,7 @@ import torch
 
 from problem import METHODS, Case, check, check_repeatable
 
-# The last warp's channels are not all there, nor is the last piece of B and C.
+# No number of channels or steps that fills warps or chunks.
 BASE = Case(batch=2, dim=13, groups=13, seqlen=72)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -16,7 +16,6 @@ def cases():
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 16, 32, 64, 104))
         yield BASE.with_(dtype=dtype, layout="channel_last", layout_of=("u", "delta", "z"))
         yield BASE.with_(dtype=dtype, layout="dim_first")
-        # The backward pass of these takes other kernels.
         for seqlen in (1, 7, 35, 99):
             yield BASE.with_(dtype=dtype, seqlen=seqlen, layout="padded_rows")
         # Time in segments.
@@ -30,7 +29,6 @@ def cases():
     yield BASE.with_(delta_softplus=False, method="bilinear")
     yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
     yield BASE.with_(batch=1, seqlen=1128, cotangents=("last_state",), method="rk4")
-    # What has no such kernels.
     yield BASE.with_(reverse=True)
     yield BASE.with_(seqlen=71)
     yield BASE.with_(dstate=17)

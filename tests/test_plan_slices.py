@@ -27,25 +27,22 @@ SLICES = [
     ),
     (
         Call(8, 1024, 512, 17, complex=True),
-        ([16, 1], ["streamed", "dstate1"], 3, 1),
-        ([16, 1], ["streamed", "dstate1"], 4, 4),
+        ([16, 1], STREAMED * 2, 3, 1),
+        ([16, 1], STREAMED * 2, 4, 4),
     ),
     (
         Call(8, 1024, 512, 32, **CONSTANT),
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
     ),
-    (
-        Call(8, 1024, 512, 24, complex=True, **CONSTANT),
-        ([16, 8], STREAMED * 2, 0, 1),
-        ([16, 8], STREAMED * 2, 0, 4),
-    ),
     # Too few elements, or what only the general kernels take.
     (Call(1, 64, 64, 128), None, None),
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),
     (Call(8, 1024, 512, 128, C="constant"), None, None),
+    (Call(8, 1024, 512, 24, complex=True, **CONSTANT), None, None),
+    (Call(8, 1024, 1024, 16, mixed=True, complex=True, **CONSTANT), None, None),
     # Of several dtypes.
-    (Call(8, 1024, 1024, 16, mixed=True), None, ([16], STREAMED, 3, 2)),
+    (Call(8, 1024, 1024, 16, mixed=True), ([16], STREAMED, 2, 1), ([16], STREAMED, 3, 2)),
     (
         Call(8, 1024, 1024, 32, mixed=True),
         ([32], STREAMED, 2, 1),
@@ -72,6 +69,17 @@ SLICES = [
     (replace(HALF, complex=True, projection_dtype="bfloat16"), None, None),
     (replace(HALF, complex=True, state_alone=True), None, None),
     (replace(HALF, B="constant", C="constant"), None, None),
+    # Of several layouts, of which that of u is taken.
+    (
+        Call(8, 1024, 1024, 16, turned=("z", "dz")),
+        ([16], STREAMED, 1, 0),
+        ([16], STREAMED, 1, 1),
+    ),
+    (
+        Call(8, 1024, 1024, 16, channel_last=True, turned=("u", "out")),
+        ([16], STREAMED, 2, 0),
+        ([16], STREAMED, 3, 3),
+    ),
     # Rows that are no vectors as they lie.
     (
         Call(8, 1023, 1024, 16, channel_last=True),

@@ -221,7 +221,8 @@ def test_poles_by_their_logarithm(steps, dim, pole, device):
 def test_poles_by_their_logarithm_are_real(device):
     arguments = make(Case(state=C64), device)
     tensors = [arguments[name] for name in ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")]
-    with pytest.raises(RuntimeError, match="A must have dtype float32, float16, bfloat16 or float64"):
+    message = "A must have dtype float32, float16, bfloat16 or float64"
+    with pytest.raises(RuntimeError, match=message):
         update_by_log(*tensors, True, discretization_method="zoh")
 
 

@@ -41,8 +41,7 @@ EDITS = (
 # One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
 CUDA_SOURCES = (
     "general_real",
-    "dstate1_real",
-    "dstate1_complex",
+    "dstate1",
     "relay",
     "streamed_forward_complex_float_2x8",
     "streamed_backward_float_4_variable",

@@ -1,5 +1,5 @@
 """Calls of more states than a kernel holds, which run in slices of them, and calls whose rows are
-of several dtypes or layouts, which are copied first or taken as they are."""
+of several dtypes or layouts, which are copied first."""
 
 import pytest
 import torch

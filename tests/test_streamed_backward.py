@@ -14,9 +14,9 @@ KINDS = {
     "two warps a channel": REAL.with_(dim=120, groups=2, dstate=32),
     "four warps a channel": REAL.with_(dim=60, groups=2, dstate=64),
     "complex": REAL.with_(dim=108, groups=2, complex=True, B="packed_grouped", C="packed_grouped"),
-    "complex constant": REAL.with_(dim=46, complex=True, B="constant", C="constant"),
 }
-CONSTANT = ["constant", "complex constant"]
+# By the general kernels.
+COMPLEX_CONSTANT = REAL.with_(dim=46, complex=True, B="constant", C="constant")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -53,7 +53,7 @@ def cases():
         yield few.with_(dstate=dstate)
         yield few.with_(dstate=dstate, seqlen=64, dtype=torch.bfloat16)
     for dstate in (3, 4, 9, 14):
-        yield from (KINDS[kind].with_(dstate=dstate) for kind in ("complex", *CONSTANT))
+        yield from (KINDS[kind].with_(dstate=dstate) for kind in ("complex", "constant"))
     for dstate in (3, 8, 22, 45):
         yield few.with_(batch=1, dim=12, seqlen=1100, dstate=dstate)
         yield few.with_(layout="channel_last", dtype=torch.bfloat16, dstate=dstate, seqlen=33)
@@ -105,8 +105,7 @@ def check_large(case, device):
 def test_tiles_in_two_parts(kind, dtype, cuda_device):
     """With more tiles than multiprocessors, but not twice as many, two blocks share a tile."""
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
-    dims = {"two warps a channel": 48, "four warps a channel": 24}
-    dims |= {"complex": 48, "complex constant": 44}
+    dims = {"two warps a channel": 48, "four warps a channel": 24, "complex": 48}
     case = KINDS[kind].with_(
         batch=multiprocessors * 5 // 4,
         dim=dims.get(kind, 56),
@@ -118,7 +117,7 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CONSTANT])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "constant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tiles", [7, 9])
 def test_tiles_that_share_partial_sums(tiles, kind, dtype, cuda_device):
@@ -164,10 +163,11 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
-@pytest.mark.parametrize("kind", [*KINDS, "relay", "dstate 1", "general"])
+@pytest.mark.parametrize("kind", [*KINDS, "complex constant", "relay", "dstate 1", "general"])
 def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
     """By foh it is as small as abar, and has its digits."""
     others = {
+        "complex constant": COMPLEX_CONSTANT,
         "relay": REAL.with_(dim=21, seqlen=64),
         "dstate 1": REAL.with_(dim=60, dstate=1),
         "general": REAL.with_(dim=21, dstate=70),
@@ -244,7 +244,7 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
     actual = gradients(selective_scan_fn, tensors)
     for name, gradient, expected in zip(names, actual, exact, strict=True):
         # The gradient of A sums terms of poles that differ by nine orders of magnitude.
-        of_A = 1e-4 if kind in CONSTANT else 1e-5
+        of_A = 1e-4 if kind == "constant" else 1e-5
         limit = {torch.float32: of_A if name == "A" else 3e-6}.get(dtype, 1e-2)
         error = Error.of(gradient.to(expected.dtype), expected)
         assert error.relative_l2 < limit, (name, error)
@@ -253,7 +253,7 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
             rows = (gradient - expected).norm(dim=1) / expected.norm(dim=1)
             # With constant B and C that of slow poles has the same sum over steps as a factor for
             # all states, which may be nearly 0.
-            worst = rows.quantile(0.8) if kind in CONSTANT else rows.max()
+            worst = rows.quantile(0.8) if kind == "constant" else rows.max()
             assert worst < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
@@ -262,15 +262,15 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
 @pytest.mark.parametrize("has_last_state", [False, True])
 @pytest.mark.parametrize("scaled", ["B", "C"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", CONSTANT)
+@pytest.mark.parametrize("base", [KINDS["constant"], COMPLEX_CONSTANT], ids=["real", "complex"])
 def test_constant_projections_of_any_size(
-    kind, method, scaled, has_last_state, seqlen, cuda_device
+    base, method, scaled, has_last_state, seqlen, cuda_device
 ):
-    """The sweeps divide states by a constant B and, with a gradient of the last state, gradients by
-    a constant C, which may be 0."""
+    """The streamed sweeps divide states by a constant B and, with a gradient of the last state,
+    gradients by a constant C, which may be 0."""
     if seqlen > 70 and method not in ("zoh", "foh"):
         pytest.skip("the reference takes long")
-    case = KINDS[kind].with_(method=method, seqlen=seqlen, batch=1, dim=16)
+    case = base.with_(method=method, seqlen=seqlen, batch=1, dim=16)
     tensors = {
         name: value if value is None else value.detach().to(cuda_device).clone()
         for name, value in make(case).tensors.items()

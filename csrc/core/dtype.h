@@ -55,14 +55,16 @@ SELECTIVE_SCAN_HD float to_float(Half value) {
 #if defined(__CUDA_ARCH__)
   return __half2float(__ushort_as_half(value.bits));
 #else
-  // Shifting the exponent and mantissa into place leaves the value 2^112 too small; one exact
-  // multiplication mends normal and subnormal numbers alike.
+  // The exponent and mantissa are shifted into place, and the exponent is given float's bias. That
+  // gives subnormal numbers a leading 1 at 2^-15: they are 2·x − 2^-14, which is less than x for
+  // them alone. No float on the way is subnormal, since cpu/ has the processor flush these.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
-  const float scaled = bit_cast<float>(magnitude) * 0x1p112f;
+  const float x = bit_cast<float>(magnitude + 0x38000000u);
+  const float subnormal = 2.0f * x - 0x1p-14f;
+  const uint32_t number = bit_cast<uint32_t>(subnormal < x ? subnormal : x);
   const bool is_special = magnitude >= 0x0f800000u;  // inf or NaN
-  const uint32_t bits = is_special ? (magnitude | 0x7f800000u) : bit_cast<uint32_t>(scaled);
-  return bit_cast<float>(bits | sign);
+  return bit_cast<float>((is_special ? magnitude | 0x7f800000u : number) | sign);
 #endif
 }
 

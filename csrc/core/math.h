@@ -5,8 +5,7 @@
 //   exp(R), expm1(R), log1p(R)    and    sincos(R x, R& sine, R& cosine)
 // and for exp(Δ·A) with A fixed, the hot spot of every kernel, a pair
 //   exponent(T A)      A in the unit that suits exp_of, computed once       (T real or complex)
-//   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A), or exp_of(Δ, exponent) of a policy that
-//                      wants the two by themselves
+//   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A)
 #pragma once
 
 #include <cmath>
@@ -19,9 +18,7 @@ namespace selective_scan {
 /// Above this, softplus is the identity (as in PyTorch).
 constexpr double kSoftplusThreshold = 20;
 
-/// log2(e), and what rounding it to a double leaves.
 constexpr double kLog2e = 1.4426950408889634074;
-constexpr double kLog2eLow = 2.0355273740931033e-17;
 
 template <class Math, class R>
 SELECTIVE_SCAN_HD Complex<R> complex_exp(Complex<R> x) {
@@ -30,16 +27,6 @@ SELECTIVE_SCAN_HD Complex<R> complex_exp(Complex<R> x) {
   Math::sincos(x.im, sine, cosine);
   return {modulus * cosine, modulus * sine};
 }
-
-/// (2^f − 1)/f = Σ kExp2Polynomial.v[i]·f^i for |f| ≤ 1/2, a minimax fit to fp64's last digit.
-struct Exp2Polynomial {
-  double v[11];
-};
-inline constexpr Exp2Polynomial kExp2Polynomial{
-    {0.69314718055994530942, 0.24022650695910076149, 0.055504108664821606109,
-     0.0096181291076186498791, 0.0013333558146410650291, 0.00015403530424813948095,
-     0.000015252733838886554288, 1.3215451605345717746e-6, 1.017805762101754121e-7,
-     7.0709842384314917973e-9, 4.45581794611090611e-10}};
 
 struct StandardMath {
   template <class R>
@@ -72,16 +59,6 @@ struct StandardMath {
     return exp(y);
   }
 };
-
-/// exp(Δ·A) from Δ and a pole's exponent.
-template <class Math, class R, class Exponent>
-SELECTIVE_SCAN_HD auto exp_of_product(R delta, const Exponent& exponent) {
-  if constexpr (requires { Math::exp_of(delta, exponent); }) {
-    return Math::exp_of(delta, exponent);
-  } else {
-    return Math::exp_of(delta * exponent);
-  }
-}
 
 /// exp(x) − 1 without cancellation near 0.
 template <class Math, class R>

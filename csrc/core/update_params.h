@@ -39,7 +39,7 @@ struct UpdateParams {
   bool is_complex = false;  // A, B, C and the states are complex
   bool is_double = false;   // arithmetic in fp64, else fp32
   bool dt_softplus = false;
-  bool A_is_log = false;  // of real A: the array holds log(−A)
+  bool A_is_log = false;             // of real A: the array holds log(−A)
   bool destination_by_step = false;  // else that of the last step alone
 
   ArrayView state;  // (slot, head, channel, state)

@@ -30,7 +30,7 @@ class Calls {
     for (int64_t i = 0; i < count(); ++i) {
       const Params call = (*this)[i];
       int64_t& most = is_long(call) ? for_all_threads : for_one_thread;
-      most = std::max(most, bytes(call, is_long(call) ? pool_ : one_thread()));
+      most = std::max(most, bytes(call, is_long(call) ? pool_ : pool_.one_thread()));
     }
     return std::max(for_all_threads, pool_.num_threads * round_up(for_one_thread, kAlignment));
   }
@@ -53,7 +53,7 @@ class Calls {
     run_tasks(count(), is_parallel_ ? pool_.num_threads : 1, pool_, [&](int64_t i, int64_t worker) {
       const Params call = (*this)[i];
       if (!is_long(call)) {
-        run(i, call, static_cast<char*>(workspace) + worker * bytes, one_thread());
+        run(i, call, static_cast<char*>(workspace) + worker * bytes, pool_.one_thread());
       }
     });
   }
@@ -67,7 +67,6 @@ class Calls {
     constexpr int64_t kCallsOfThread = 4;
     return !is_packed() || call.seqlen * kCallsOfThread * pool_.num_threads > params_.seqlen;
   }
-  ThreadPool one_thread() const { return {pool_.parallel_for, 1}; }
 
   const Params& params_;
   Params (*params_of_)(const Params&, int64_t);

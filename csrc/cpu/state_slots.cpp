@@ -1,6 +1,7 @@
 #include "state_slots.h"
 
 #include "../core/element.h"
+#include "flush_denormals.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -33,6 +34,7 @@ void copy(const StateSlots& slots, const StateRow<From>& from, const StateRow<To
 
 void copy(const StateSlots& slots, const ArrayView& from, int64_t from_row, const ArrayView& to,
           int64_t to_row) {
+  const FlushDenormals flush;  // whether or not a task copies
   visit_dtype(from.dtype, [&]<class From>(From*) {
     visit_dtype(to.dtype, [&]<class To>(To*) {
       const StateRow<From> source(from, from_row);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../core/params.h"
+#include "flush_denormals.h"
 #include "thread_pool.h"
 #include "work.h"
 
@@ -29,27 +30,28 @@ inline Partition partition_of(const ScanParams& params, int64_t batch, int64_t l
   return partition;
 }
 
+/// Runs run(index) for all indices, and each thread of the pool a range of them.
+template <class Run>
+void parallel_for(const ThreadPool& pool, int64_t count, const Run& run) {
+  const auto run_range = [](int64_t begin, int64_t end, void* context) {
+    const FlushDenormals flush;
+    for (int64_t index = begin; index < end; ++index) (*static_cast<const Run*>(context))(index);
+  };
+  void* context = const_cast<Run*>(&run);
+  if (pool.num_threads <= 1) return run_range(0, count, context);
+  pool.parallel_for(count, run_range, context);
+}
+
 /// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
 template <class Run>
 void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
   if (workers <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
-    return;
+    return parallel_for(pool.one_thread(), tasks, [&](int64_t task) { run(task, 0); });
   }
-  struct Context {
-    const Run& run;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
-  } context{run, tasks};
-  pool.parallel_for(
-      workers,
-      [](int64_t begin, int64_t end, void* context_of_call) {
-        Context& context = *static_cast<Context*>(context_of_call);
-        for (int64_t worker = begin; worker < end; ++worker) {
-          for (int64_t task; (task = context.next++) < context.tasks;) context.run(task, worker);
-        }
-      },
-      &context);
+  std::atomic<int64_t> next{0};
+  parallel_for(pool, workers, [&](int64_t worker) {
+    for (int64_t task; (task = next++) < tasks;) run(task, worker);
+  });
 }
 
 /// Threads worth using for tasks of so much work together, where it takes `least` to be worth more

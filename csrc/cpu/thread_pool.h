@@ -11,6 +11,8 @@ struct ThreadPool {
   void (*parallel_for)(int64_t count, void (*task)(int64_t begin, int64_t end, void* context),
                        void* context);
   int num_threads = 1;
+
+  ThreadPool one_thread() const { return {parallel_for, 1}; }
 };
 
 }  // namespace selective_scan::cpu

@@ -43,39 +43,34 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states, states per lane, log2 of the lanes that share a channel, where B and C come
-# from. A lane holds 16 bytes of states. Kernels with a fixed number of lanes are for dstate 1 and
-# 13 to 16 in float: calls that the special paths leave out often have as many.
+# Type of the states, states per lane, which holds 16 bytes of them.
 GENERAL = [
     Source(
         f"general_{name}",
         "general",
         ("backward", "forward"),
-        tuple(f"Scan<{shape}, METHOD, BCSource::{source}>" for shape in shapes),
+        tuple(f"Scan<{shape}, METHOD>" for shape in shapes),
     )
-    for name, source, shapes in [
-        ("fixed", "kStaged", ("float, 1, 0", "float, 4, 2")),
-        ("own", "kOwn", ("float, 4, 2",)),
-        ("real", "kStaged", ("float, 4, kAnyLanes", "double, 2, kAnyLanes")),
-        ("complex", "kStaged", ("Complex<float>, 2, kAnyLanes", "Complex<double>, 1, kAnyLanes")),
+    for name, shapes in [
+        ("real", ("float, 4", "double, 2")),
+        ("complex", ("Complex<float>, 2", "Complex<double>, 1")),
     ]
 ]
 
-# Type of the state, and how the arrays of a dstate 1 problem lie in memory.
+# How the arrays of a dstate 1 problem lie in memory.
 DSTATE1 = [
     Source(
-        f"dstate1_{name}",
+        "dstate1",
         "dstate1",
         ("backward", "forward"),
         tuple(
-            f"Kernels<{state}, METHOD, {storage}>"
+            f"Kernels<METHOD, {storage}>"
             for storage in (
                 *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
                 *("Scattered<2>", "Scattered<4>"),
             )
         ),
     )
-    for name, state in [("real", "float"), ("complex", "Complex<float>")]
 ]
 
 # Forward kernels: states per lane, steps of a chunk, warps of a group, storages; those for vectors
@@ -138,13 +133,12 @@ STREAMED_BACKWARD = [
                 for of, lane_map in itertools.product(elements, STREAMED_MAPS)
             ),
         ),
-        shared=False,
+        shared=kind == "float",
     )
     for name, kind, bits, variable, elements in [
         ("float_4_variable", "float", 2, "true", ("kBFloat16", "kFloat16", "kFloat32")),
         ("float_4_constant", "float", 2, "false", ("kTwoBytes", "kFloat32")),
         ("complex_float_8_variable", "Complex<float>", 3, "true", ("kTwoBytes", "kFloat32")),
-        ("complex_float_8_constant", "Complex<float>", 3, "false", ("kTwoBytes", "kFloat32")),
     ]
 ]
 
@@ -159,7 +153,6 @@ TEAM_BACKWARD = [
             for warps in (2, 4)
             for size, lane_map in STREAMED_ACCESS
         ),
-        shared=False,
     )
 ]
 
@@ -170,22 +163,19 @@ UPDATE_SHAPES = (
     *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
     *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
 )
-# Of the plain kernel: how numbers are found, the types of the states and of the inputs.
-UPDATE_ACCESS = itertools.product(
-    ("Strided", "Dense"),
-    (
-        *("float, float", "float, BFloat16", "float, Half"),
-        *("BFloat16, BFloat16", "Half, Half"),
-    ),
+# Of dense calls: the types of the states and of the inputs.
+UPDATE_TYPES = (
+    *("float, float", "float, BFloat16", "float, Half"),
+    *("BFloat16, BFloat16", "Half, Half"),
 )
 UPDATE = [
     Source(
         "update",
         "update",
-        ("plain", "update"),
+        ("dense", "update"),
         (
             *(f"Update<{shape}, METHOD>" for shape in UPDATE_SHAPES),
-            *(f"PlainUpdate<{access}Access<{types}>, METHOD>" for access, types in UPDATE_ACCESS),
+            *(f"DenseUpdate<{types}, METHOD>" for types in UPDATE_TYPES),
         ),
     )
 ]

@@ -31,6 +31,7 @@
 #include <tuple>
 
 #include "conv_arguments.h"
+#include "optional_results.h"
 
 namespace selective_scan::op {
 
@@ -38,25 +39,26 @@ inline bool is_empty(const ConvParams& params) {
   return params.batch == 0 || params.dim == 0;
 }
 
-/// Its final states are an undefined tensor, None in Python, where they are not asked for.
+/// Its final states are there where they are asked for.
 template <class Backend>
-std::tuple<Tensor, Tensor> causal_conv1d_fwd(const Tensor& x, const Tensor& weight,
-                                             const OptionalTensor& bias,
-                                             const OptionalTensor& seq_idx,
-                                             const OptionalTensor& cu_seqlens,
-                                             const OptionalTensor& initial_states,
-                                             bool return_final_states,
-                                             const std::optional<std::string>& activation) {
+std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const Tensor& x, const Tensor& weight,
+                                                     const OptionalTensor& bias,
+                                                     const OptionalTensor& seq_idx,
+                                                     const OptionalTensor& cu_seqlens,
+                                                     const OptionalTensor& initial_states,
+                                                     bool return_final_states,
+                                                     const std::optional<std::string>& activation) {
   ConvForwardParams params(make_conv_params(
       {x, weight, bias, seq_idx, cu_seqlens, initial_states, activation}, return_final_states));
   const Backend backend(x);
   backend.check(params);
-  Tensor out = allocate_like(x), final_states;
+  Tensor out = allocate_like(x);
+  OptionalTensor final_states;
   params.out = conv_view(out);
   if (return_final_states) {
     const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
     final_states = allocate(x, shape, dtype_of(x));
-    params.final_states = conv_view(final_states);
+    params.final_states = conv_view(*final_states);
   }
   if (!is_empty(params)) {
     const Workspace workspace(x, backend.workspace_bytes(params));

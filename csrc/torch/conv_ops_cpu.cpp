@@ -49,10 +49,12 @@ struct CpuBackend {
 const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
-  m.def(
-      "causal_conv1d_fwd(Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
+  define_forward(
+      m, "causal_conv1d_fwd",
+      "Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
       "Tensor? cu_seqlens=None, Tensor? initial_states=None, bool return_final_states=False, "
-      "str? activation=None) -> (Tensor out, Tensor final_states)");
+      "str? activation=None",
+      "Tensor out, Tensor? final_states");
   m.def(
       "causal_conv1d_bwd(Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, "
       "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
@@ -73,7 +75,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
-  m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CpuBackend>));
+  implement_forward<&causal_conv1d_fwd<CpuBackend>>(m, "causal_conv1d_fwd");
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));
   m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CpuBackend>));

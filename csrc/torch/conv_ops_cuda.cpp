@@ -38,7 +38,7 @@ struct CudaBackend {
 const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
-  m.impl("causal_conv1d_fwd", TORCH_BOX(&causal_conv1d_fwd<CudaBackend>));
+  implement_forward<&causal_conv1d_fwd<CudaBackend>>(m, "causal_conv1d_fwd");
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CudaBackend>));
   m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CudaBackend>));

@@ -406,7 +406,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   if (saves) {
     kept.x_dbl = x_dbl;
     kept.y = y;
-    kept.states = states;
+    kept.states = *states;
     if (args.checkpoint_lvl == 0) {
       kept.u = u;
       kept.steps = steps;

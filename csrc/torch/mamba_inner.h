@@ -89,7 +89,8 @@ LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, c
                               LayerKept kept, ScalarType xz_dtype);
 
 template <const LayerOps& kOps>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
+           OptionalTensor, OptionalTensor, OptionalTensor>
 plain_mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
                       const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
                       const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
@@ -105,8 +106,15 @@ plain_mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
        delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
        checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, residual},
       save_states);
-  return {out,    kept.input, kept.xz_rows, kept.poles, kept.x_dbl,
-          kept.y, kept.u,     kept.steps,   kept.states};
+  return {out,
+          if_defined(kept.input),
+          if_defined(kept.xz_rows),
+          if_defined(kept.poles),
+          if_defined(kept.x_dbl),
+          if_defined(kept.y),
+          if_defined(kept.u),
+          if_defined(kept.steps),
+          if_defined(kept.states)};
 }
 
 /// Room, a tensor, or none: rows like y that may be written over, y's for one.
@@ -124,9 +132,9 @@ plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor
                       const OptionalTensor& poles, const OptionalTensor& x_dbl,
                       const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
                       const OptionalTensor& states, ScalarType xz_dtype, const Room&... room) {
-  const auto given = [](const OptionalTensor& kept) { return kept ? *kept : Tensor(); };
-  LayerKept kept{Tensor(), given(xz_rows), given(poles),  given(x_dbl), given(y),
-                 given(u), given(steps),   given(states), Tensor()};
+  LayerKept kept{Tensor(),        or_undefined(xz_rows), or_undefined(poles), or_undefined(x_dbl),
+                 or_undefined(y), or_undefined(u),       or_undefined(steps), or_undefined(states),
+                 Tensor()};
   ((kept.room = room), ...);
   const LayerGradients made = layer_backward(
       kOps,

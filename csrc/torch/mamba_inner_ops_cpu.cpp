@@ -30,15 +30,16 @@ constexpr LayerOps kLayerOps{
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
-  m.def(
-      "plain_mamba_inner_fwd(Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
+  define_forward(
+      m, "plain_mamba_inner_fwd",
+      "Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
       "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
       "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
       "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
       "Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? residual, bool "
-      "save_states) -> (Tensor out, "
-      "Tensor input, Tensor xz_rows, Tensor poles, Tensor x_dbl, Tensor y, Tensor u, Tensor "
-      "steps, Tensor states)");
+      "save_states",
+      "Tensor out, Tensor? input, Tensor? xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, "
+      "Tensor? u, Tensor? steps, Tensor? states");
   const auto define_backward = [&](const std::string& name, const std::string& room) {
     const std::string schema =
         name +
@@ -60,7 +61,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
-  m.impl("plain_mamba_inner_fwd", TORCH_BOX(&plain_mamba_inner_fwd<kLayerOps>));
+  implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
 }

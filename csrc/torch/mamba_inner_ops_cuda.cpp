@@ -50,7 +50,7 @@ constexpr LayerOps kLayerOps{
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
-  m.impl("plain_mamba_inner_fwd", TORCH_BOX(&plain_mamba_inner_fwd<kLayerOps>));
+  implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
 }

@@ -26,12 +26,13 @@ struct CpuBackend : MatrixA {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
-  m.def(
-      "matrix_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
+  define_forward(
+      m, "matrix_scan_fwd",
+      "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
       "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
       "str discretization_method=\"bilinear\", Tensor? initial_state=None, bool reverse=False, "
-      "Tensor? cu_seqlens=None, bool save_states=False) -> (Tensor out, Tensor last_state, Tensor "
-      "states)");
+      "Tensor? cu_seqlens=None, bool save_states=False",
+      "Tensor out, Tensor last_state, Tensor? states");
   m.def(
       "matrix_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
       "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
@@ -42,7 +43,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
-  m.impl("matrix_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
+  implement_forward<&selective_scan_fwd<CpuBackend>>(m, "matrix_scan_fwd");
   m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
 }
 

@@ -26,7 +26,7 @@ struct CudaBackend : MatrixA {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
-  m.impl("matrix_scan_fwd", TORCH_BOX(&selective_scan_fwd<CudaBackend>));
+  implement_forward<&selective_scan_fwd<CudaBackend>>(m, "matrix_scan_fwd");
   m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
 }
 

@@ -41,12 +41,13 @@ std::string cpu_build_info() {
 const ScanOps kCpuScanOps{&selective_scan_fwd<CpuBackend>, &selective_scan_bwd_out<CpuBackend>};
 
 STABLE_TORCH_LIBRARY(selective_scan, m) {
-  m.def(
-      "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
+  define_forward(
+      m, "selective_scan_fwd",
+      "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
       "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
       "str discretization_method=\"zoh\", Tensor? initial_state=None, bool reverse=False, "
-      "Tensor? cu_seqlens=None, bool save_states=False) -> (Tensor out, Tensor last_state, Tensor "
-      "states)");
+      "Tensor? cu_seqlens=None, bool save_states=False",
+      "Tensor out, Tensor last_state, Tensor? states");
   m.def(
       "selective_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
       "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
@@ -79,7 +80,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
-  m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CpuBackend>));
+  implement_forward<&selective_scan_fwd<CpuBackend>>(m, "selective_scan_fwd");
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CpuBackend>));

@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
-  m.impl("selective_scan_fwd", TORCH_BOX(&selective_scan_fwd<CudaBackend>));
+  implement_forward<&selective_scan_fwd<CudaBackend>>(m, "selective_scan_fwd");
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CudaBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CudaBackend>));

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "../core/matrix_params.h"
+#include "optional_results.h"
 #include "scan_arguments.h"
 #include "tensor_views.h"
 
@@ -100,7 +101,7 @@ Method parse_method_of(const std::string& name) {
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
+std::tuple<Tensor, Tensor, OptionalTensor> selective_scan_fwd(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
     const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& delta_bias,
     bool delta_softplus, const std::string& discretization_method,
@@ -115,8 +116,11 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(
   Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
   params.out = sequence_view(out, reverse);
   params.last_state = state_view(last_state);
-  Tensor states = save_states ? new_states(u, params) : Tensor();
-  if (save_states) params.states = states.mutable_data_ptr();
+  OptionalTensor states;
+  if (save_states) {
+    states = new_states(u, params);
+    params.states = states->mutable_data_ptr();
+  }
   if (!is_empty(params)) launch_with_workspace(backend, u, params);
   return {out, last_state, states};
 }

@@ -26,6 +26,7 @@
 #include <tuple>
 #include <vector>
 
+#include "optional_results.h"
 #include "unitary_arguments.h"
 
 namespace selective_scan::op {
@@ -243,7 +244,7 @@ inline Tensor blocks_of_rows(const ThetaLayout& layout, const Tensor& x, ScalarT
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
+std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(
     const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias, const Tensor& b,
     const Tensor& c, const Tensor& D, const OptionalTensor& z, const OptionalTensor& initial_state,
     bool save_states) {
@@ -254,18 +255,18 @@ std::tuple<Tensor, Tensor, Tensor> adaptive_unitary_scan_fwd(
 
   Tensor out = allocate_like(u);
   Tensor last_state = initial_states(params, u, initial_state);
-  Tensor states;
+  OptionalTensor states;
   if (save_states) {
     const int64_t saved = num_saved_unitary_values(params);
     states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
-    Tensor padding = part_of(states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
+    Tensor padding = part_of(*states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
     torch::stable::zero_(padding);
   }
   if (u.numel() == 0) return {out, last_state, states};
 
   params.out = unitary_sequence_view(out);
   params.state = last_state.mutable_data_ptr();
-  if (save_states) params.states = states.mutable_data_ptr();
+  if (save_states) params.states = states->mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
   const Tensor x_columns = as_contiguous(transpose(blocks_of_rows(layout, x, dtype), 1, 2));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
@@ -368,8 +369,8 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
     const Tensor own_states =
         states && states->numel() > 0
             ? *states
-            : std::get<2>(adaptive_unitary_scan_fwd<Backend>(u, dt, x, x_bias, b, c, D, z,
-                                                             initial_state, /*save_states=*/true));
+            : *std::get<2>(adaptive_unitary_scan_fwd<Backend>(u, dt, x, x_bias, b, c, D, z,
+                                                              initial_state, /*save_states=*/true));
     const Tensor x_rows = blocks_of_rows(layout, x, dtype);
     const Tensor x_columns = as_contiguous(transpose(x_rows, 1, 2));
     const int64_t blocks = x_rows.size(0);

@@ -31,10 +31,10 @@ int64_t unitary_state_chunk() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
-  m.def(
-      "adaptive_unitary_scan_fwd(Tensor u, Tensor dt, Tensor x, Tensor x_bias, Tensor b, Tensor c, "
-      "Tensor D, Tensor? z=None, Tensor? initial_state=None, bool save_states=False) -> "
-      "(Tensor out, Tensor last_state, Tensor states)");
+  define_forward(m, "adaptive_unitary_scan_fwd",
+                 "Tensor u, Tensor dt, Tensor x, Tensor x_bias, Tensor b, Tensor c, "
+                 "Tensor D, Tensor? z=None, Tensor? initial_state=None, bool save_states=False",
+                 "Tensor out, Tensor last_state, Tensor? states");
   m.def(
       "adaptive_unitary_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor dt, Tensor x, "
       "Tensor x_bias, Tensor b, Tensor c, Tensor D, Tensor? z, Tensor? initial_state, "
@@ -48,7 +48,7 @@ STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
-  m.impl("adaptive_unitary_scan_fwd", TORCH_BOX(&adaptive_unitary_scan_fwd<CpuBackend>));
+  implement_forward<&adaptive_unitary_scan_fwd<CpuBackend>>(m, "adaptive_unitary_scan_fwd");
   m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CpuBackend>));
 }
 

@@ -29,7 +29,7 @@ struct CudaBackend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
-  m.impl("adaptive_unitary_scan_fwd", TORCH_BOX(&adaptive_unitary_scan_fwd<CudaBackend>));
+  implement_forward<&adaptive_unitary_scan_fwd<CudaBackend>>(m, "adaptive_unitary_scan_fwd");
   m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CudaBackend>));
 }
 

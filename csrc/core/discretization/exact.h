@@ -51,19 +51,18 @@ SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
 struct ExactHold : StepForms<ExactHold> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kHasIncrements = true;
-  static constexpr bool kTakesPowers = true;
 
   /// Δ·φ1(x) = (exp(x) − 1)/A spares a division for every step. A policy may have an exact_hold of
   /// its own, where exp and expm1 share their work.
-  template <class Math, class T, class Exponent>
-  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T, Exponent>& pole) {
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
     if constexpr (requires { Math::exact_hold(delta, pole); }) {
       return Math::exact_hold(delta, pole);
     } else {
       const T x = delta * pole.A;
       const auto is_tiny = norm(x) < constant<T>(kTinyNorm);
       const T limit = delta * (constant<T>(1) + constant<T>(0.5) * x);
-      return {exp_of_product<Math>(delta, pole.exponent),
+      return {Math::exp_of(delta * pole.exponent),
               select(is_tiny, limit, expm1<Math>(x) * pole.inverse)};
     }
   }

@@ -31,17 +31,12 @@ SELECTIVE_SCAN_HD Series<R> series_of(Method method) {
 }
 
 /// One entry of A with what depends on it alone, so that no kernel computes that for every step.
-template <class T, class Exponent = T>
+template <class T>
 struct Pole {
   T A;
-  Exponent exponent;           // Math::exponent(A), or what exp_of() of a policy takes for it
+  T exponent;                  // Math::exponent(A)
   T inverse;                   // 1/A; not finite for A = 0
   Series<real_t<T>> series{};  // for Method::kSeries
-
-  template <class Other>
-  SELECTIVE_SCAN_HD Pole<T, Other> with_exponent(const Other& other) const {
-    return {A, other, inverse, series};
-  }
 };
 
 template <class Math, class T>
@@ -111,15 +106,13 @@ struct StepForms {
   /// Whether abar is Math::exp_at(Δ, constants.rate), and keep_with() makes the rest of a step for
   /// whoever has abar.
   static constexpr bool kAbarIsByRate = false;
-  /// Whether value() takes a pole whose exponent is what a policy has made of Δ times it.
-  static constexpr bool kTakesPowers = false;
   /// Whether scans may go by ExactIncrements.
   static constexpr bool kHasIncrements = false;
 
   // For scans that take each step from Δ, A and u.
 
-  template <class Math, class T, class Exponent>
-  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T, Exponent>& pole) {
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
     const Hold<T> hold = F::template hold<Math>(delta, pole);
     return {hold.a, delta * hold.b};
   }

@@ -2,6 +2,8 @@
 // series of φ1(x) = (exp(x) − 1)/x.
 #pragma once
 
+#include <type_traits>
+
 #include "formula.h"
 
 namespace selective_scan {
@@ -11,9 +13,15 @@ template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
 
 /// As many terms as the method of the call has: at run time, coefficients that it lacks are zero.
-/// For whoever goes forth and back through steps there is no such formula: it would take more
-/// operations than the others do.
 constexpr int kAnyTerms = 0;
+
+/// In the place of a Series where all coefficients are known.
+struct NoSeries {
+  template <class R>
+  SELECTIVE_SCAN_HD operator Series<R>() const {
+    return {};
+  }
+};
 
 /// b(x) = Σ_{k<kTerms} x^k/(k+1)!
 template <int kTerms>
@@ -21,7 +29,6 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kBbarDependsOnA = kTerms != 1;
   static constexpr bool kAbarIsByRate = true;
-  static constexpr bool kTakesPowers = true;
   static constexpr int kMostTerms = kTerms == kAnyTerms ? 4 : kTerms;
 
   /// `scale` times the coefficient of x^k in b.
@@ -33,12 +40,12 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     return constant<T>(scale) * (k == 2 ? series.square : series.cube);
   }
 
-  template <class Math, class T, class Exponent>
-  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T, Exponent>& pole) {
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const T x = delta * pole.A;
     T b = coefficient<T>(kMostTerms - 1, pole.series) * one<T>();
     for (int k = kMostTerms - 2; k >= 0; --k) b = coefficient<T>(k, pole.series) + x * b;
-    return {exp_of_product<Math>(delta, pole.exponent), b};
+    return {Math::exp_of(delta * pole.exponent), b};
   }
 
   template <class Math, class T>
@@ -67,13 +74,15 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
 
   /// b is a polynomial of Δ, with coefficients A^k/(k+1)! for k > 0.
   template <class Math, class T>
-  struct Constants {
+  struct Constants : std::conditional_t<kTerms == kAnyTerms, Series<real_t<T>>, NoSeries> {
     rate_t<Math, T> rate;
     T coefficients[kMostTerms > 1 ? kMostTerms - 1 : 1];
   };
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Constants<Math, T> constants(T A, const Series<real_t<T>>& series = {}) {
-    Constants<Math, T> result{Math::rate(A), {}};
+    Constants<Math, T> result{};
+    if constexpr (kTerms == kAnyTerms) static_cast<Series<real_t<T>>&>(result) = series;
+    result.rate = Math::rate(A);
     for (int k = 1; k < kMostTerms; ++k) {
       // From the coefficient on: A power of A by itself may be infinite, which times zero is none.
       T& product = result.coefficients[k - 1];
@@ -102,6 +111,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   ///   1 + x/2                  1/2  1 + x      1 + v                        1
   ///   1 + x/2 + x²/6           2/3  3/4 + x/2  v² + 15/16                   v
   ///   1 + x/2 + x²/6 + x³/24   9/8  4/9 + x/3  v·(v² + 20/27) + 344/729     v² + 20/81
+  /// With any coefficients k = 1 and v = x, and b and b' are what they are.
   template <class T>
   struct StepCache {
     T a;
@@ -110,18 +120,19 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     T slope;  // b'/k
     T by_x;   // the derivative of h[t] by x
   };
-  static constexpr double kInputScale = kTerms == 1   ? 1
-                                        : kTerms == 2 ? 0.5
+  static constexpr double kInputScale = kTerms == 2   ? 0.5
                                         : kTerms == 3 ? 2.0 / 3
-                                                      : 9.0 / 8;
+                                        : kTerms == 4 ? 9.0 / 8
+                                                      : 1;
   static constexpr double kPoleScale = kTerms == 3 ? 0.5 : kTerms == 4 ? 1.0 / 3 : 1;
   template <class Math, class T>
   static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T scaled_A,
                                              const Constants<Math, T>& constants) {
-    return keep_with(Math::exp_at(delta, constants.rate), delta, scaled_A);
+    return keep_with(Math::exp_at(delta, constants.rate), delta, scaled_A, constants);
   }
-  template <class T>
-  static SELECTIVE_SCAN_HD StepCache<T> keep_with(T a, real_t<T> delta, T scaled_A) {
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD StepCache<T> keep_with(
+      T a, real_t<T> delta, T scaled_A, [[maybe_unused]] const Constants<Math, T>& constants) {
     if constexpr (kTerms == 1) {
       return {a, {}, {}, {}, {}};
     } else if constexpr (kTerms == 2) {
@@ -129,6 +140,13 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     } else if constexpr (kTerms == 3) {
       const T v = constant<T>(0.75) + delta * scaled_A;
       return {a, v, multiply_add(v, v, constant<T>(15.0 / 16) * one<T>()), v, {}};
+    } else if constexpr (kTerms == kAnyTerms) {
+      const T v = delta * scaled_A;
+      const T high = coefficient<T>(2, constants) * one<T>() + coefficient<T>(3, constants) * v;
+      const T b = constant<T>(1) + v * (coefficient<T>(1, constants) + v * high);
+      const T high_slope =
+          coefficient<T>(2, constants, 2) * one<T>() + coefficient<T>(3, constants, 3) * v;
+      return {a, v, b, coefficient<T>(1, constants) + v * high_slope, {}};
     } else {
       static_assert(kTerms == 4);
       const T v = constant<T>(4.0 / 9) + delta * scaled_A;

@@ -6,6 +6,7 @@
 
 #include "../capability.h"
 #include "../state_slots.h"
+#include "../tasks.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -39,14 +40,6 @@ ConvSplit split_of(const ConvParams& params) {
       std::min(std::max(wanted, kMinSegment), kTaskElements / split.block_channels);
   split.segments = ceil_div(params.seqlen, split.segment_steps);
   return split;
-}
-
-template <class Body>
-void parallel_for(const ThreadPool& pool, int64_t count, const Body& body) {
-  const auto run = [](int64_t begin, int64_t end, void* context) {
-    for (int64_t i = begin; i < end; ++i) (*static_cast<const Body*>(context))(i);
-  };
-  pool.parallel_for(count, run, const_cast<Body*>(&body));
 }
 
 /// Neighbouring blocks, which may share memory pages, are neighbours in the order.
@@ -149,15 +142,11 @@ void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
 void causal_conv1d_update(const ConvUpdateParams& params, const ThreadPool& pool) {
   const ConvKernels& kernels = kernels_for(params);
   const ConvSplit split = split_of(params);
-  const auto update = [&](int64_t index) {
-    kernels.update(params, split, index / split.blocks, index % split.blocks);
-  };
-  const int64_t tasks = params.batch * split.blocks;
-  if (params.batch * params.dim * params.seqlen < kSmallUpdate) {
-    for (int64_t index = 0; index < tasks; ++index) update(index);
-  } else {
-    parallel_for(pool, tasks, update);
-  }
+  const bool is_small = params.batch * params.dim * params.seqlen < kSmallUpdate;
+  parallel_for(is_small ? pool.one_thread() : pool, params.batch * split.blocks,
+               [&](int64_t index) {
+                 kernels.update(params, split, index / split.blocks, index % split.blocks);
+               });
 }
 
 }  // namespace selective_scan::cpu

@@ -14,6 +14,7 @@
 #include "../../core/element.h"
 #include "../calls.h"
 #include "../capability.h"
+#include "../tasks.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -51,35 +52,25 @@ T load_value(const RowArray& array, int64_t offset) {
   }
 }
 
-/// Replaces each map's offset by the state with which its segment begins. `given`: the states
-/// before the rows, absent for zero.
+/// Replaces each map's offset by the state with which its segment begins, in rows of one outer
+/// index. `given`: the states before the rows, absent for zero.
 template <class T>
 void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split,
-                    const RowArray& given, void* workspace) {
-  auto* map = static_cast<AffineMap<T>*>(workspace);
-  for (int64_t outer = 0; outer < split.outers; ++outer) {
-    const int64_t first = split.outer_offset(params, given, outer);
-    for (int64_t row = 0; row < split.lane_rows; ++row) {
-      T state{};
-      if (given.present()) {
-        const int64_t stride = params.row_dims == 0 ? 0 : given.row[split.lane_dim];
-        state = load_value<T>(given, first + row * stride);
-      }
-      for (int64_t segment = 0; segment < split.segments; ++segment, ++map) {
-        const T after = (*map)(state);
-        map->offset = state;
-        state = after;
-      }
+                    const RowArray& given, int64_t outer, void* workspace) {
+  auto* map = static_cast<AffineMap<T>*>(workspace) + outer * split.lane_rows * split.segments;
+  const int64_t first = split.outer_offset(params, given, outer);
+  for (int64_t row = 0; row < split.lane_rows; ++row) {
+    T state{};
+    if (given.present()) {
+      const int64_t stride = params.row_dims == 0 ? 0 : given.row[split.lane_dim];
+      state = load_value<T>(given, first + row * stride);
+    }
+    for (int64_t segment = 0; segment < split.segments; ++segment, ++map) {
+      const T after = (*map)(state);
+      map->offset = state;
+      state = after;
     }
   }
-}
-
-template <class Body>
-void parallel_for(const ThreadPool& pool, int64_t count, const Body& body) {
-  const auto run = [](int64_t begin, int64_t end, void* context) {
-    for (int64_t i = begin; i < end; ++i) (*static_cast<const Body*>(context))(i);
-  };
-  pool.parallel_for(count, run, const_cast<Body*>(&body));
 }
 
 template <class Params>
@@ -93,7 +84,8 @@ void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
         params.is_double
             ? (params.is_complex ? start_segments<Complex<double>> : start_segments<double>)
             : (params.is_complex ? start_segments<Complex<float>> : start_segments<float>);
-    start(params, split, initial_state, workspace);
+    parallel_for(pool.one_thread(), split.outers,
+                 [&](int64_t outer) { start(params, split, initial_state, outer, workspace); });
   }
   parallel_for(pool, tasks, [&](int64_t task) { pass.scan(params, split, task, workspace); });
 }

@@ -75,7 +75,11 @@ struct MathConstants<double> {
   static constexpr double kExpHigh = 710.;
   static constexpr int64_t kSubnormalShift = 64;
   static constexpr double kSubnormalScale = 0x1p-64;
-  static constexpr const auto& kExp2Polynomial = selective_scan::kExp2Polynomial.v;
+  static constexpr double kExp2Polynomial[] = {
+      0.69314718055994530942,     0.24022650695910076149,   0.055504108664821606109,
+      0.0096181291076186498791,   0.0013333558146410650291, 0.00015403530424813948095,
+      0.000015252733838886554288, 1.3215451605345717746e-6, 1.017805762101754121e-7,
+      7.0709842384314917973e-9,   4.45581794611090611e-10};
 
   static constexpr double kLogPolynomial[] = {0.6666666666666669951,  0.39999999999892153762,
                                               0.28571428629230372521, 0.22222210614037096151,

@@ -128,8 +128,8 @@ struct Converter {
   /// The first and the second elements of pairs as numbers, and back.
   static SELECTIVE_SCAN_HD void unpack(R pairs, R& first, R& second) {
     const Words words = bit_cast<Words>(pairs.native);
-    first = R::from(widen(words & 0xffffu, Element{}));
-    second = R::from(widen(words >> 16, Element{}));
+    first = R::from(widen(words << 16, Element{}));
+    second = R::from(widen(words & 0xffff0000u, Element{}));
   }
   static SELECTIVE_SCAN_HD R pack(R first, R second) {
     const Words words = narrow(first.native, Element{}) | narrow(second.native, Element{}) << 16;
@@ -157,26 +157,42 @@ struct Converter {
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS
   // The functions of core/dtype.h, for all lanes at once.
   using Words = native_t<uint32_t, kWidth>;
+  using Integers = native_t<int32_t, kWidth>;
   using Floats = native_t<float, kWidth>;
 
   static SELECTIVE_SCAN_HD R widen(native_t<uint16_t, kWidth> packed) {
-    if constexpr (kSpreadsHalves<R> && std::is_same_v<Element, BFloat16>) {
-      return spread_into_high_halves<R>(packed);
-    } else if constexpr (kWidensHalves<R> && std::is_same_v<Element, Half>) {
+    if constexpr (kWidensHalves<R> && std::is_same_v<Element, Half>) {
       return widen_halves<R>(packed);
     } else {
-      return R::from(__builtin_convertvector(
-          widen(__builtin_convertvector(packed, Words), Element{}), typename R::Native));
+      return R::from(
+          __builtin_convertvector(widen(in_high_halves(packed), Element{}), typename R::Native));
     }
   }
-  static SELECTIVE_SCAN_HD Floats widen(Words bits, BFloat16) {
-    return bit_cast<Floats>(bits << 16);
+  static SELECTIVE_SCAN_HD Words in_high_halves(native_t<uint16_t, kWidth> packed) {
+    if constexpr (kSpreadsHalves<R>) {
+      return bit_cast<Words>(spread_into_high_halves<R>(packed).native);
+    } else {
+      return __builtin_convertvector(packed, Words) << 16;
+    }
   }
-  static SELECTIVE_SCAN_HD Floats widen(Words bits, Half) {
-    const Words magnitude = (bits & 0x7fffu) << 13;
-    const Words scaled = bit_cast<Words>(bit_cast<Floats>(magnitude) * 0x1p112f);
-    const Words number = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : scaled;
-    return bit_cast<Floats>(number | (bits & 0x8000u) << 16);
+  /// One instruction where the compilers would take more.
+  static SELECTIVE_SCAN_HD Floats lesser_of(Floats a, Floats b) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return lesser(R::from(a), R::from(b)).native;
+    } else {
+      return a < b ? a : b;
+    }
+  }
+  /// Of elements in the words' high halves.
+  static SELECTIVE_SCAN_HD Floats widen(Words high, BFloat16) { return bit_cast<Floats>(high); }
+  static SELECTIVE_SCAN_HD Floats widen(Words high, Half) {
+    // Signed integers are compared in fewer instructions.
+    const Integers magnitude = bit_cast<Integers>((high & 0x7fff0000u) >> 3);
+    const Floats x = bit_cast<Floats>(magnitude + 0x38000000);
+    const Floats subnormal = 2.0f * x - 0x1p-14f;
+    const Integers finite = bit_cast<Integers>(lesser_of(subnormal, x));
+    const Integers number = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite;
+    return bit_cast<Floats>(bit_cast<Words>(number) | (high & 0x80000000u));
   }
   static SELECTIVE_SCAN_HD Words narrow(Floats value, BFloat16) {
     const Words bits = bit_cast<Words>(value);

@@ -1,7 +1,7 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
 // pipelines with whatever surrounds it. Within 2 ulp, softplus and sigmoid 2.75, infinities, NaN,
-// overflow and gradual underflow included; exp_of and sigmoid trade the outermost binades for
-// speed.
+// overflow and gradual underflow included, though tasks flush what that leaves; exp_of and sigmoid
+// trade the outermost binades for speed.
 #pragma once
 
 #include <limits>

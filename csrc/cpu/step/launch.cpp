@@ -149,15 +149,8 @@ struct StepRun {
 void run(const StepParams& params, const StepPlan& plan, void* workspace, const ThreadPool& pool) {
   StepRun run{params, plan, static_cast<char*>(workspace)};
   plan.kernels.begin(params, workspace);
-  if (plan.workers == 1) return run.work(0);
-  pool.parallel_for(
-      plan.workers,
-      [](int64_t begin, int64_t end, void* context) {
-        for (int64_t worker = begin; worker < end; ++worker) {
-          static_cast<StepRun*>(context)->work(worker);
-        }
-      },
-      &run);
+  parallel_for(plan.workers > 1 ? pool : pool.one_thread(), plan.workers,
+               [&](int64_t worker) { run.work(worker); });
 }
 
 }  // namespace

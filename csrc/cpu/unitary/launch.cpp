@@ -1,7 +1,7 @@
 #include "launch.h"
 
 #include "../capability.h"
-#include "../work.h"
+#include "../tasks.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -20,20 +20,9 @@ Partition partition_of(const UnitaryScanParams& params, int64_t block_channels) 
 template <class Params>
 void run(const Params& params, void (*kernel)(const Params&, const Block&), int64_t block_channels,
          const ThreadPool& pool) {
-  struct Context {
-    const Params& params;
-    void (*kernel)(const Params&, const Block&);
-    Partition partition;
-  } context{params, kernel, partition_of(params, block_channels)};
-  pool.parallel_for(
-      context.partition.chains(),
-      [](int64_t begin, int64_t end, void* context_of_call) {
-        const Context& context = *static_cast<const Context*>(context_of_call);
-        for (int64_t task = begin; task < end; ++task) {
-          context.kernel(context.params, context.partition.block(task, 0));
-        }
-      },
-      &context);
+  const Partition partition = partition_of(params, block_channels);
+  parallel_for(pool, partition.chains(),
+               [&](int64_t task) { kernel(params, partition.block(task, 0)); });
 }
 
 }  // namespace

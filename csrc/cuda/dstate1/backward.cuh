@@ -11,7 +11,7 @@
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
 // dB and dC, so that one barrier a chunk suffices. Bound by instructions, about 85 per (channel,
-// step), 1.4 times as many for a complex state, and by memory nearly as much.
+// step), and by memory nearly as much.
 #pragma once
 
 #include "../kit/update_gradient.cuh"
@@ -21,23 +21,22 @@ namespace selective_scan::cuda::dstate1 {
 
 /// Two lanes that differ in lane bit `bit` share the sums of their 2·kKept values: the one without
 /// it keeps the first half.
-template <int kKept, class T>
-__device__ __forceinline__ void halve(T (&values)[2 * kItems], int lane, int bit) {
+template <int kKept>
+__device__ __forceinline__ void halve(float (&values)[2 * kItems], int lane, int bit) {
   const bool keeps_second = lane & bit;
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
-    const T kept = keeps_second ? values[i + kKept] : values[i];
-    const T sent = keeps_second ? values[i] : values[i + kKept];
-    values[i] = kept + shuffle_xor<kWarpSize>(sent, bit);
+    const float kept = keeps_second ? values[i + kKept] : values[i];
+    const float sent = keeps_second ? values[i] : values[i + kKept];
+    values[i] = kept + __shfl_xor_sync(kFullMask, sent, bit);
   }
 }
 
 /// Adds the lanes that hold the same steps of different channels.
-template <class T>
-__device__ __forceinline__ void sum_over_channels(const ItemsOf<T>& dB, const ItemsOf<T>& dC,
-                                                  int lane, WarpSums<T>& sums) {
+__device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
+                                                  WarpSums& sums) {
   static_assert(kWindowChannels == 8 && kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
-  T values[2 * kItems];
+  float values[2 * kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     values[i] = dB[i];
@@ -53,22 +52,22 @@ __device__ __forceinline__ void sum_over_channels(const ItemsOf<T>& dB, const It
 }
 
 /// The inputs of a window on their way.
-template <class T, class Storage>
+template <class Storage>
 struct BackwardWindow {
   typename RowAccess<Storage>::Raw u, delta, z, dout;
-  T start;  // state before the chunk
+  float start;  // state before the chunk
 };
 
-template <class T, Method kMethod, class Storage>
+template <Method kMethod, class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
   /// The next window is read while one is scanned, where registers suffice.
   static constexpr bool kFetchesAhead =
-      sizeof(typename Access::Raw) <= 16 && !kMayBeConstant<T, Storage>;
+      sizeof(typename Access::Raw) <= 16 && !kMayBeConstant<Storage>;
 
  public:
-  __device__ BackwardTile(const BackwardArgs<T>& args, const ChannelTile& tile,
-                          BackwardWarpShared<T>& shared, LaneRecord<T>* records, WarpSums<T>* sums)
+  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
+                          BackwardWarpShared& shared, LaneRecord* records, WarpSums* sums)
       : args_(args),
         params_(args.params),
         tile_(tile),
@@ -80,7 +79,7 @@ class BackwardTile {
         seqlen_(static_cast<int>(args.params.seqlen)),
         lane_offset_(tile.first_channel * args.strides.channel +
                      Access::lane_offset(args.strides, lane_)),
-        saved_(static_cast<const T*>(args.params.states) +
+        saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
                lane_ / kChannelLanes),
         B_(args.params.B, args.params.variable_B, tile, lane_),
@@ -92,7 +91,7 @@ class BackwardTile {
     const int left = tile_.channels - first_channel(0);
     const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
     const int chunks = ceil_div(seqlen_, kChunk);
-    BackwardWindow<T, Storage> next{};
+    BackwardWindow<Storage> next{};
     if (kFetchesAhead && slots > 0 && chunks > 0) next = fetch(0, chunks - 1);
     int buffer = 0;
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
@@ -101,7 +100,7 @@ class BackwardTile {
       B_.put(B_.fetch(first_step, lane_, seqlen_), lane_, shared_.B);
       C_.put(C_.fetch(first_step, lane_, seqlen_), lane_, shared_.C);
       __syncwarp();
-      ItemsOf<T> dB = {}, dC = {};
+      Items dB = {}, dC = {};
 #pragma unroll 1
       for (int slot = 0; slot < slots; ++slot) {
         const auto inputs = kFetchesAhead ? next : fetch(slot, chunk);
@@ -115,7 +114,7 @@ class BackwardTile {
         scan(slot, chunk, inputs, dB, dC);
       }
       if (any_variable) {
-        sum_over_channels<T>(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
+        sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
         __syncthreads();
         add_warps(buffer, first_step);
         buffer ^= 1;
@@ -134,7 +133,7 @@ class BackwardTile {
   }
   __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kChannelLanes; }
   __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
-  __device__ LaneRecord<T>& record(int slot) const { return records_[slot * kWarpSize + lane_]; }
+  __device__ LaneRecord& record(int slot) const { return records_[slot * kWarpSize + lane_]; }
 
   __device__ Window window(int slot, int chunk) const {
     return {tile_.channels - first_channel(slot), seqlen_ - chunk * kChunk, lane_};
@@ -146,16 +145,16 @@ class BackwardTile {
   }
 
   __device__ void begin(int slot) {
-    LaneRecord<T> record{};
+    LaneRecord record{};
     if (exists(slot)) {
       const int64_t channel = tile_.first_channel + own_channel(slot);
-      const auto load = [&]<class V = T>(const ArrayView& view) {
-        return load_component<V>(view, tile_.batch * view.batch + channel * view.channel);
+      const auto load = [&](const ArrayView& view) {
+        return load_component<float>(view, tile_.batch * view.batch + channel * view.channel);
       };
       record.state_gradient = load(params_.dlast_state);
       record.A = load(params_.A);
-      record.D = load.template operator()<float>(params_.D);
-      record.delta_bias = load.template operator()<float>(params_.delta_bias);
+      record.D = load(params_.D);
+      record.delta_bias = load(params_.delta_bias);
       record.initial_state = load(params_.initial_state);
       if (!params_.variable_B) record.B = load(params_.B);
       if (!params_.variable_C) record.C = load(params_.C);
@@ -163,13 +162,13 @@ class BackwardTile {
     this->record(slot) = record;
   }
 
-  __device__ BackwardWindow<T, Storage> fetch(int slot, int chunk) const {
+  __device__ BackwardWindow<Storage> fetch(int slot, int chunk) const {
     const Window window = this->window(slot, chunk);
     const int64_t offset = this->offset(slot, chunk);
     const auto fetch_rows = [&](const Sequence& sequence) {
       return Access::fetch(args_.strides, tile_.origin(sequence) + offset, window);
     };
-    BackwardWindow<T, Storage> raw{};
+    BackwardWindow<Storage> raw{};
     raw.u = fetch_rows(args_.u);
     raw.delta = fetch_rows(args_.delta);
     if (args_.dout.present()) raw.dout = fetch_rows(args_.dout);
@@ -181,10 +180,10 @@ class BackwardTile {
   }
 
   /// Adds to dB and dC, and stores what else there is of gradients.
-  __device__ void scan(int slot, int chunk, const BackwardWindow<T, Storage>& raw, ItemsOf<T>& dB,
-                       ItemsOf<T>& dC) {
+  __device__ void scan(int slot, int chunk, const BackwardWindow<Storage>& raw, Items& dB,
+                       Items& dC) {
     const Window window = this->window(slot, chunk);
-    LaneRecord<T> record = this->record(slot);
+    LaneRecord record = this->record(slot);
     const auto pole = make_pole<DeviceMath>(record.A, params_.method);
     const int64_t offset = this->offset(slot, chunk);
     const auto store = [&](const Sequence& sequence, const Items& items) {
@@ -195,9 +194,8 @@ class BackwardTile {
     Access::convert(args_.strides, raw.u, window, shared_.tile, u);
     Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      delta[i] = step_of(delta[i] + record.delta_bias, params_.delta_softplus, slope[i]);
-    }
+    for (int i = 0; i < kItems; ++i) delta[i] += record.delta_bias;
+    make_steps(delta, params_.delta_softplus, slope);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
@@ -206,26 +204,25 @@ class BackwardTile {
       }
     }
 
-    const auto steps_pole = step_pole<kMethod>(pole);
-    ItemsOf<T> B, C;
+    Items B, C;
     B_.read(shared_.B, window, record.B, B);
     C_.read(shared_.C, window, record.C, C);
-    Coefficients<T> value[kItems];
-    auto map = AffineMap<T>::identity();
+    Coefficients<float> value[kItems];
+    StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      value[i] = step_coefficients<kMethod>(delta[i], steps_pole);
-      map.offset = multiply_add(value[i].abar, map.offset,
-                                step_input<kMethod>(delta[i], u[i], value[i], B[i]));
-      map.product = value[i].abar * map.product;
+      value[i] = coefficients<kMethod>(delta[i], pole);
+      map.offset =
+          value[i].abar * map.offset + held_input<kMethod>(delta[i], u[i], value[i]) * B[i];
+      map.product *= value[i].abar;
     }
-    T state = chunk > 0 ? raw.start : record.initial_state;
-    const T start = carry_through_lanes<false>(map, state);
-    ItemsOf<T> h;
+    float state = chunk > 0 ? raw.start : record.initial_state;
+    const float start = carry_through_lanes<false>(map, state);
+    Items h;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      h[i] = multiply_add(value[i].abar, i == 0 ? start : h[i - 1],
-                          step_input<kMethod>(delta[i], u[i], value[i], B[i]));
+      h[i] = value[i].abar * (i == 0 ? start : h[i - 1]) +
+             held_input<kMethod>(delta[i], u[i], value[i]) * B[i];
     }
 
     Items dy = {};
@@ -236,7 +233,7 @@ class BackwardTile {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const float s = device_sigmoid(z[i]);
-        const float y = kOutputScale<T> * real_of_product(C[i], h[i]) + record.D * u[i];
+        const float y = C[i] * h[i] + record.D * u[i];
         const float dout = dy[i];
         dy[i] = dout * (z[i] * s);
         z[i] = dout * y * silu_derivative(z[i], s);
@@ -244,30 +241,26 @@ class BackwardTile {
       store(args_.dz, z);
     }
 
-    auto back = AffineMap<T>::identity();
+    StepMap back = StepMap::identity();
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
-      const T abar = conj(value[i].abar);
-      back.offset = abar * (back.offset + kOutputScale<T> * dy[i] * conj(C[i]));
-      back.product = abar * back.product;
+      back.offset = value[i].abar * (back.offset + dy[i] * C[i]);
+      back.product *= value[i].abar;
     }
-    T later = carry_through_lanes<true>(back, record.state_gradient);
-    T dA{}, constant_dB{}, constant_dC{};
-    float dD = 0.0f, ddelta_bias = 0.0f;
+    float later = carry_through_lanes<true>(back, record.state_gradient);
+    float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f, constant_dB = 0.0f, constant_dC = 0.0f;
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
-      const float scaled_dy = kOutputScale<T> * dy[i];
-      const T dh = later + scaled_dy * conj(C[i]);
+      const float dh = later + dy[i] * C[i];
       const auto update = backpropagate_update<kMethod>(delta[i], u[i], pole, value[i], B[i],
                                                         i == 0 ? start : h[i - 1], dh);
       later = update.carry;
       dA += update.dA;
       dB[i] += update.dB;
-      const T own_dC = scaled_dy * conj(h[i]);
-      dC[i] += own_dC;
-      if constexpr (kMayBeConstant<T, Storage>) {
+      dC[i] += dy[i] * h[i];
+      if constexpr (kMayBeConstant<Storage>) {
         constant_dB += update.dB;
-        constant_dC += own_dC;
+        constant_dC += dy[i] * h[i];
       }
       dD += dy[i] * u[i];
       u[i] = update.du + record.D * dy[i];
@@ -279,7 +272,7 @@ class BackwardTile {
     record.dA += dA;
     record.dD += dD;
     record.ddelta_bias += ddelta_bias;
-    if constexpr (kMayBeConstant<T, Storage>) {
+    if constexpr (kMayBeConstant<Storage>) {
       record.dB += constant_dB;
       record.dC += constant_dC;
     }
@@ -291,7 +284,7 @@ class BackwardTile {
     for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x) {
       const int step = first_step + i / 2;
       if (step >= seqlen_) continue;
-      T sum{};
+      float sum = 0.0f;
       for (int warp = 0; warp < args_.warps; ++warp) sum += sums_[buffer * args_.warps + warp][i];
       const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
       args_.workspace.dBC_partials[(row * seqlen_ + step) * 2 + i % 2] = sum;
@@ -299,12 +292,12 @@ class BackwardTile {
   }
 
   __device__ void end(int slot) {
-    const LaneRecord<T>& record = this->record(slot);
+    const LaneRecord& record = this->record(slot);
     const int64_t channel = tile_.first_channel + own_channel(slot);
     const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
-    const auto store_sum = [&](auto* sums, auto value) {
+    const auto store_sum = [&](float* sums, float value) {
       if (sums == nullptr) return;
-      const auto sum = sum_over_lanes(value);
+      const float sum = sum_over_lanes(value);
       if (writes) sums[channel * params_.batch + tile_.batch] = sum;
     };
     store_sum(args_.workspace.dA, record.dA);
@@ -320,41 +313,41 @@ class BackwardTile {
     }
   }
 
-  const BackwardArgs<T>& args_;
+  const BackwardArgs& args_;
   const BackwardParams& params_;
   const ChannelTile& tile_;
-  BackwardWarpShared<T>& shared_;
-  LaneRecord<T>* records_;
-  WarpSums<T>* sums_;
+  BackwardWarpShared& shared_;
+  LaneRecord* records_;
+  WarpSums* sums_;
   int lane_;
   int warp_;
   int seqlen_;
   int64_t lane_offset_;
-  const T* saved_;
-  Projection<T, Storage> B_;
-  Projection<T, Storage> C_;
+  const float* saved_;
+  Projection<Storage> B_;
+  Projection<Storage> C_;
 };
 
-template <class T, Method kMethod, class Storage>
-__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks<T>)
-    backward_kernel(const __grid_constant__ BackwardArgs<T> args) {
+template <Method kMethod, class Storage>
+__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
+    backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / kWarpSize;
-  auto* records = reinterpret_cast<LaneRecord<T>*>(memory);
-  auto* sums = reinterpret_cast<WarpSums<T>*>(records + args.warps * args.slots * kWarpSize);
-  auto* shared = reinterpret_cast<BackwardWarpShared<T>*>(sums + 2 * args.warps);
+  auto* records = reinterpret_cast<LaneRecord*>(memory);
+  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots * kWarpSize);
+  auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
   for (int64_t index = blockIdx.x; index < args.work_items; index += gridDim.x) {
     const ChannelTile tile(args.params, index, args.tiles, args.tile_channels());
-    BackwardTile<T, kMethod, Storage>(args, tile, shared[warp],
-                                      records + warp * args.slots * kWarpSize, sums)
+    BackwardTile<kMethod, Storage>(args, tile, shared[warp],
+                                   records + warp * args.slots * kWarpSize, sums)
         .run();
   }
 }
 
-template <class T, Method kMethod, class Storage>
-cudaError_t Kernels<T, kMethod, Storage>::backward(const BackwardArgs<T>& args,
-                                                   const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(backward_kernel<T, kMethod, Storage>, shape, stream, args);
+template <Method kMethod, class Storage>
+cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                                cudaStream_t stream) {
+  return launch_kernel(backward_kernel<kMethod, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

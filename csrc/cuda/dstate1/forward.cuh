@@ -6,31 +6,29 @@
 // lane walks its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
-// read. Bound by memory; per (channel, step) about 50 instructions, for a complex state
-// 1.8 times as many.
+// read. Bound by memory; per (channel, step) about 50 instructions.
 #pragma once
 
 #include "scan.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
-template <class T>
 struct ForwardShared {
   float tile[kTileSize];
-  T B[kChunk];
-  T C[kChunk];
+  float B[kChunk];
+  float C[kChunk];
 };
 
 /// The inputs of a chunk on their way.
-template <class T, class Storage>
+template <class Storage>
 struct ForwardChunk {
   typename RowAccess<Storage>::Raw u, delta, z;
-  typename Projection<T, Storage>::Raw B, C;
+  uint32_t B, C;
 };
 
-template <class T, Method kMethod, class Storage>
+template <Method kMethod, class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             ForwardShared<T>& shared) {
+                                             ForwardShared& shared) {
   using Access = RowAccess<Storage>;
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
@@ -40,23 +38,23 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 
   const bool exists = lane / kChannelLanes < tile.channels;
   const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
-  const auto load = [&]<class V = T>(const ArrayView& view) {
-    return load_component<V>(view, tile.batch * view.batch + channel * view.channel);
+  const auto load = [&](const ArrayView& view) {
+    return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
   };
-  const auto pole = step_pole<kMethod>(make_pole<DeviceMath>(load(params.A), params.method));
-  const float D = load.template operator()<float>(params.D);
-  const float delta_bias = load.template operator()<float>(params.delta_bias);
-  const T constant_B = params.variable_B ? T{} : load(params.B);
-  const T constant_C = params.variable_C ? T{} : load(params.C);
-  T state = load(params.initial_state);
-  T* saved = nullptr;
+  const auto pole = make_pole<DeviceMath>(load(params.A), params.method);
+  const float D = load(params.D);
+  const float delta_bias = load(params.delta_bias);
+  const float constant_B = params.variable_B ? 0.0f : load(params.B);
+  const float constant_C = params.variable_C ? 0.0f : load(params.C);
+  float state = load(params.initial_state);
+  float* saved = nullptr;
   if (params.states != nullptr) {
-    saved = static_cast<T*>(params.states) + tile.batch * num_saved_states(seqlen) * params.dim +
-            channel;
+    saved = static_cast<float*>(params.states) +
+            tile.batch * num_saved_states(seqlen) * params.dim + channel;
   }
 
-  const Projection<T, Storage> B(params.B, params.variable_B, tile, lane);
-  const Projection<T, Storage> C(params.C, params.variable_C, tile, lane);
+  const Projection<Storage> B(params.B, params.variable_B, tile, lane);
+  const Projection<Storage> C(params.C, params.variable_C, tile, lane);
   const SequenceStrides& strides = args.strides;
   const int64_t lane_offset =
       tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
@@ -66,7 +64,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   char* out = tile.origin(args.out) + lane_offset;
 
   const auto fetch = [&](int first_step) {
-    ForwardChunk<T, Storage> chunk{};
+    ForwardChunk<Storage> chunk{};
     const Window window{tile.channels, seqlen - first_step, lane};
     const int offset = first_step * strides.step;
     chunk.u = Access::fetch(strides, u + offset, window);
@@ -91,9 +89,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     Access::convert(strides, chunk.u, window, shared.tile, u_items);
     Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      delta_items[i] = step_of(delta_items[i] + delta_bias, params.delta_softplus);
-    }
+    for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
+    make_steps(delta_items, params.delta_softplus);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
@@ -102,31 +99,31 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       }
     }
 
-    ItemsOf<T> abar, held;
+    Items abar, held;
     B.read(shared.B, window, constant_B, held);
-    auto map = AffineMap<T>::identity();
+    StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const auto value = step_coefficients<kMethod>(delta_items[i], pole);
+      const auto value = coefficients<kMethod>(delta_items[i], pole);
       abar[i] = value.abar;
-      held[i] = step_input<kMethod>(delta_items[i], u_items[i], value, held[i]);
-      map.offset = multiply_add(abar[i], map.offset, held[i]);
-      map.product = abar[i] * map.product;
+      held[i] *= held_input<kMethod>(delta_items[i], u_items[i], value);
+      map.offset = abar[i] * map.offset + held[i];
+      map.product *= abar[i];
     }
-    T h = carry_through_lanes<false>(map, state);
+    float h = carry_through_lanes<false>(map, state);
     if (saved != nullptr && first_step + kChunk < seqlen) {
       if (exists && lane % kChannelLanes == 0) *saved = state;
       saved += params.dim;
     }
     if (!has_output) continue;
 
-    ItemsOf<T> C_items;
+    Items C_items;
     C.read(shared.C, window, constant_C, C_items);
     Items y;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      h = multiply_add(abar[i], h, held[i]);
-      y[i] = kOutputScale<T> * real_of_product(C_items[i], h) + D * u_items[i];
+      h = abar[i] * h + held[i];
+      y[i] = C_items[i] * h + D * u_items[i];
     }
     if (has_gate) {
       Items z_items;
@@ -143,22 +140,22 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   }
 }
 
-template <class T, Method kMethod, class Storage>
-__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks<T>)
+template <Method kMethod, class Storage>
+__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  __shared__ __align__(16) ForwardShared<T> shared[kForwardWarps];
+  __shared__ __align__(16) ForwardShared shared[kForwardWarps];
   const int warp = threadIdx.x / kWarpSize;
   for (int64_t index = int64_t{blockIdx.x} * kForwardWarps + warp; index < args.work_items;
        index += int64_t{gridDim.x} * kForwardWarps) {
     const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
-    forward_tile<T, kMethod, Storage>(args, tile, shared[warp]);
+    forward_tile<kMethod, Storage>(args, tile, shared[warp]);
   }
 }
 
-template <class T, Method kMethod, class Storage>
-cudaError_t Kernels<T, kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
-                                                  cudaStream_t stream) {
-  return launch_kernel(forward_kernel<T, kMethod, Storage>, shape, stream, args);
+template <Method kMethod, class Storage>
+cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                               cudaStream_t stream) {
+  return launch_kernel(forward_kernel<kMethod, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -11,7 +11,7 @@ namespace selective_scan::cuda::dstate1 {
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
 template <class Element>
-struct Vectors {};  // kItems steps side by side, aligned to 16 bytes; real B and C are alike
+struct Vectors {};  // kItems steps side by side, aligned to 16 bytes; B and C are alike
 template <int kBytes>
 struct Scattered {};  // any strides, of elements of that size
 
@@ -40,18 +40,16 @@ struct ForwardArgs {
 };
 
 /// Scratch memory of the backward pass; null where not needed.
-template <class T>
 struct BackwardWorkspace {
-  T* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
+  float* dBC_partials = nullptr;  // (tile, batch, group, step, dB|dC)
   // Sums over steps, (channel, batch)
-  T* dA = nullptr;
-  T* dB = nullptr;  // of a constant B
-  T* dC = nullptr;
+  float* dA = nullptr;
+  float* dB = nullptr;  // of a constant B
+  float* dC = nullptr;
   float* dD = nullptr;
   float* ddelta_bias = nullptr;
 };
 
-template <class T>
 struct BackwardArgs {
   BackwardParams params;
   SequenceStrides strides;
@@ -60,17 +58,16 @@ struct BackwardArgs {
   int slots;           // windows that a warp takes in turns; a tile has warps · slots
   int64_t tiles;       // of a group's channels
   int64_t work_items;  // batch · groups · tiles
-  BackwardWorkspace<T> workspace;
+  BackwardWorkspace workspace;
 
   SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
 };
 
-/// T: the type of the state, of A, B and C.
-template <class T, Method kMethod, class Storage>
+template <Method kMethod, class Storage>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs<T>& args, const LaunchShape& shape,
+  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
                               cudaStream_t stream);
 };
 

@@ -5,7 +5,6 @@
 #include "../kit/dependent_launch.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
-#include "../kit/shuffle.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::dstate1 {
@@ -25,19 +24,18 @@ SequenceStrides make_strides(const ArrayView& view) {
 constexpr int kFinishThreads = 256;
 
 /// dB and dC of one (batch, group, step): adds the tiles.
-template <class T>
-__device__ void finish_step(const BackwardArgs<T>& args, int64_t index) {
+__device__ void finish_step(const BackwardArgs& args, int64_t index) {
   const BackwardParams& params = args.params;
   const int64_t steps = params.batch * params.groups * params.seqlen;
-  T dB{}, dC{};
+  float dB = 0.0f, dC = 0.0f;
 #pragma unroll 4
   for (int64_t tile = 0; tile < args.tiles; ++tile) {
-    const auto part = load_pack<T, 2>(args.workspace.dBC_partials + 2 * (tile * steps + index));
+    const auto part = load_pack<float, 2>(args.workspace.dBC_partials + 2 * (tile * steps + index));
     dB += part.v[0];
     dC += part.v[1];
   }
   const int64_t sequence = index / params.seqlen;
-  const auto store = [&](const ArrayView& view, T value) {
+  const auto store = [&](const ArrayView& view, float value) {
     store_component(view,
                     sequence / params.groups * view.batch + sequence % params.groups * view.group +
                         index % params.seqlen * view.step,
@@ -48,29 +46,22 @@ __device__ void finish_step(const BackwardArgs<T>& args, int64_t index) {
 }
 
 /// The sum of some numbers: of every lane's share, in fp64, since there may be very many.
-__device__ float sum_of(const float* numbers, int64_t count, int stride) {
+__device__ float sum_of(const float* numbers, int64_t count) {
   double sum = 0;
-  for (int64_t i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) sum += numbers[i * stride];
+  for (int64_t i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) sum += numbers[i];
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    sum += shuffle_xor<kWarpSize>(sum, distance);
+    sum += __shfl_xor_sync(kFullMask, sum, distance);
   }
   return static_cast<float>(sum);
 }
-__device__ float sum_of(const float* numbers, int64_t count) {
-  return sum_of(numbers, count, 1);
-}
-__device__ Complex<float> sum_of(const Complex<float>* numbers, int64_t count) {
-  return {sum_of(&numbers->re, count, 2), sum_of(&numbers->im, count, 2)};
-}
 
 /// Gradients of one channel's parameters: a warp adds the batches.
-template <class T>
-__device__ void finish_channel(const BackwardArgs<T>& args, int64_t channel) {
+__device__ void finish_channel(const BackwardArgs& args, int64_t channel) {
   const BackwardParams& params = args.params;
-  const auto finish = [&](const auto* sums, const ArrayView& view) {
+  const auto finish = [&](const float* sums, const ArrayView& view) {
     if (sums == nullptr) return;
-    const auto sum = sum_of(sums + channel * params.batch, params.batch);
+    const float sum = sum_of(sums + channel * params.batch, params.batch);
     if (threadIdx.x % kWarpSize == 0) store_component(view, channel * view.channel, sum);
   };
   finish(args.workspace.dA, params.dA);
@@ -82,9 +73,8 @@ __device__ void finish_channel(const BackwardArgs<T>& args, int64_t channel) {
 
 /// What follows the backward kernel: the first blocks take channels, a warp each; the others take
 /// steps, a thread each.
-template <class T>
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(const __grid_constant__ BackwardArgs<T> args, int64_t channel_blocks,
+    finish_kernel(const __grid_constant__ BackwardArgs args, int64_t channel_blocks,
                   int64_t blocks) {
   constexpr int kWarps = kFinishThreads / kWarpSize;
   wait_for_primary();
@@ -100,8 +90,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   }
 }
 
-template <class T>
-cudaError_t finish(const BackwardArgs<T>& args, cudaStream_t stream) {
+cudaError_t finish(const BackwardArgs& args, cudaStream_t stream) {
   const BackwardParams& params = args.params;
   const int64_t channel_blocks = ceil_div(params.dim, kFinishThreads / kWarpSize);
   const int64_t steps =
@@ -109,35 +98,33 @@ cudaError_t finish(const BackwardArgs<T>& args, cudaStream_t stream) {
   const int64_t blocks = channel_blocks + ceil_div(steps, kFinishThreads);
   constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
   const LaunchShape shape{std::min(blocks, kMaxBlocks), kFinishThreads, 0, true};
-  return launch_kernel(finish_kernel<T>, shape, stream, args, channel_blocks, blocks);
+  return launch_kernel(finish_kernel, shape, stream, args, channel_blocks, blocks);
 }
 
-template <class T>
 struct Launches {
   cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
-  cudaError_t (*backward)(const BackwardArgs<T>&, const LaunchShape&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-template <class T, class Storage>
-const Launches<T>& launches_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launches<T>>([&]<Method kMethod>() {
-    using Instance = Kernels<T, kMethod, Storage>;
-    return Launches<T>{&Instance::forward, &Instance::backward};
+template <class Storage>
+const Launches& launches_of(Method method) {
+  static constexpr auto kTable = make_kernel_table<Launches>([&]<Method kMethod>() {
+    using Instance = Kernels<kMethod, Storage>;
+    return Launches{&Instance::forward, &Instance::backward};
   });
   return kTable[method];
 }
 
 /// See instantiations.py.
-template <class T>
-const Launches<T>& launches_for(const ScanParams& params, bool has_vectors) {
+const Launches& launches_for(const ScanParams& params, bool has_vectors) {
   const DType dtype = params.u.dtype;
   if (!has_vectors) {
-    return dtype == DType::kFloat32 ? launches_of<T, Scattered<4>>(params.method)
-                                    : launches_of<T, Scattered<2>>(params.method);
+    return dtype == DType::kFloat32 ? launches_of<Scattered<4>>(params.method)
+                                    : launches_of<Scattered<2>>(params.method);
   }
-  return dtype == DType::kFloat32    ? launches_of<T, Vectors<float>>(params.method)
-         : dtype == DType::kBFloat16 ? launches_of<T, Vectors<BFloat16>>(params.method)
-                                     : launches_of<T, Vectors<Half>>(params.method);
+  return dtype == DType::kFloat32    ? launches_of<Vectors<float>>(params.method)
+         : dtype == DType::kBFloat16 ? launches_of<Vectors<BFloat16>>(params.method)
+                                     : launches_of<Vectors<Half>>(params.method);
 }
 
 /// What both passes are given.
@@ -152,10 +139,20 @@ Args make_args(const Params& params) {
   return args;
 }
 
-template <class T>
-cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan& plan,
-                         void* memory, cudaStream_t stream) {
-  auto args = make_args<BackwardArgs<T>>(params);
+}  // namespace
+
+cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void*,
+                cudaStream_t stream) {
+  auto args = make_args<ForwardArgs>(params);
+  args.out = make_sequence(params.out);
+  args.windows = plan.windows;
+  args.work_items = plan.work_items;
+  return launches_for(params, plan.has_vectors).forward(args, plan.shape, stream);
+}
+
+cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
+                cudaStream_t stream) {
+  auto args = make_args<BackwardArgs>(params);
   args.dout = make_sequence(params.dout);
   args.du = make_sequence(params.du);
   args.ddelta = make_sequence(params.ddelta);
@@ -165,32 +162,12 @@ cudaError_t run_backward(const BackwardParams& params, const Dstate1BackwardPlan
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
   const BackwardScratch& scratch = plan.scratch;
-  args.workspace = {scratch.dBC_partials.in<T>(memory), scratch.dA.in<T>(memory),
-                    scratch.dB.in<T>(memory),           scratch.dC.in<T>(memory),
-                    scratch.dD.in<float>(memory),       scratch.ddelta_bias.in<float>(memory)};
+  args.workspace = {scratch.dBC_partials.in<float>(memory), scratch.dA.in<float>(memory),
+                    scratch.dB.in<float>(memory),           scratch.dC.in<float>(memory),
+                    scratch.dD.in<float>(memory),           scratch.ddelta_bias.in<float>(memory)};
   const cudaError_t error =
-      launches_for<T>(params, plan.has_vectors).backward(args, plan.shape, stream);
+      launches_for(params, plan.has_vectors).backward(args, plan.shape, stream);
   return error != cudaSuccess ? error : finish(args, stream);
-}
-
-}  // namespace
-
-cudaError_t run(const ForwardParams& params, const Dstate1ForwardPlan& plan, void*,
-                cudaStream_t stream) {
-  auto args = make_args<ForwardArgs>(params);
-  args.out = make_sequence(params.out);
-  args.windows = plan.windows;
-  args.work_items = plan.work_items;
-  const auto launch = params.is_complex
-                          ? launches_for<Complex<float>>(params, plan.has_vectors).forward
-                          : launches_for<float>(params, plan.has_vectors).forward;
-  return launch(args, plan.shape, stream);
-}
-
-cudaError_t run(const BackwardParams& params, const Dstate1BackwardPlan& plan, void* memory,
-                cudaStream_t stream) {
-  return params.is_complex ? run_backward<Complex<float>>(params, plan, memory, stream)
-                           : run_backward<float>(params, plan, memory, stream);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -13,9 +13,7 @@
 namespace selective_scan::cuda::dstate1 {
 
 /// A value for each of a lane's steps.
-template <class T>
-using ItemsOf = T[kItems];
-using Items = ItemsOf<float>;
+using Items = float[kItems];
 
 /// What exists of a warp's window, and the lane that looks at it.
 struct Window {
@@ -29,9 +27,8 @@ struct Window {
 };
 
 /// kItems values in shared memory, aligned to 16 bytes.
-template <class T>
-__device__ __forceinline__ void read_shared(const T* row, ItemsOf<T>& items) {
-  const auto pack = load_pack<T, kItems>(row);
+__device__ __forceinline__ void read_shared(const float* row, Items& items) {
+  const auto pack = load_pack<float, kItems>(row);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) items[i] = pack.v[i];
 }

@@ -3,83 +3,40 @@
 
 #include "../../core/affine_map.h"
 #include "../kit/launch_tools.h"
-#include "../kit/shuffle.cuh"
 #include "../kit/states.cuh"
-#include "../kit/step_math.cuh"
 #include "rows.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
+using StepMap = AffineMap<float>;
+
 /// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
 /// last to the first. Returns what enters this lane; `state` becomes what leaves the last one.
-template <bool kBackwards, class T>
-__device__ __forceinline__ T carry_through_lanes(AffineMap<T> own, T& state) {
+template <bool kBackwards>
+__device__ __forceinline__ float carry_through_lanes(StepMap own, float& state) {
   const int lane = threadIdx.x % kChannelLanes;
   const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
-  const auto from_before = [](T value, int distance) {
-    return kBackwards ? shuffle_down<kChannelLanes>(value, distance, kFullMask)
-                      : shuffle_up<kChannelLanes>(value, distance, kFullMask);
+  const auto from_before = [](float value, int distance) {
+    return kBackwards ? __shfl_down_sync(kFullMask, value, distance, kChannelLanes)
+                      : __shfl_up_sync(kFullMask, value, distance, kChannelLanes);
   };
 #pragma unroll
   for (int distance = 1; distance < kChannelLanes; distance *= 2) {
-    const AffineMap<T> before{from_before(own.product, distance),
-                              from_before(own.offset, distance)};
+    const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
     if (position >= distance) own = Compose()(before, own);
   }
-  const T left = own(state);
-  const T entered = from_before(left, 1);
-  const T result = position == 0 ? state : entered;
-  state = shuffle<kChannelLanes>(left, kBackwards ? 0 : kChannelLanes - 1, kFullMask);
+  const float left = own(state);
+  const float entered = from_before(left, 1);
+  const float result = position == 0 ? state : entered;
+  state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
   return result;
 }
 
-/// Of real poles, and of complex ones whose exponent is prepared: see step_pole().
-struct TurnMath : DeviceMath {
-  using DeviceMath::exp_of;
-  static __device__ __forceinline__ Complex<float> exp_of(float delta,
-                                                          const ScanMath::ComplexRate& rate) {
-    return ScanMath::exp_at(delta, rate);
-  }
-  /// exp(x) and (exp(x) − 1)/A
-  static __device__ __forceinline__ Coefficients<Complex<float>> exact_hold(
-      float delta, const Pole<Complex<float>, ScanMath::ComplexHold>& pole) {
-    const auto growth = ScanMath::growth_at(delta, pole.exponent.rate);
-    return {growth.abar, growth.expm1 * pole.exponent.inverse};
-  }
-};
-
-/// The pole as steps take it. Polynomials in turns cost less than the sine and the cosine of any
-/// angle, and have more of its digits.
-template <Method kMethod, class T>
-__device__ __forceinline__ auto step_pole(const Pole<T>& pole) {
-  if constexpr (!is_complex_v<T> || !Formula<kMethod>::kTakesPowers) {
-    return pole;
-  } else if constexpr (std::is_base_of_v<ExactHold, Formula<kMethod>>) {
-    return pole.with_exponent(ScanMath::exact_hold_constants(pole.A));
-  } else {
-    return pole.with_exponent(ScanMath::turn_rate(pole.A));
-  }
-}
-
-/// abar and bbar, given a step_pole().
-template <Method kMethod, class T, class Exponent>
-__device__ __forceinline__ Coefficients<T> step_coefficients(float delta,
-                                                             const Pole<T, Exponent>& pole) {
-  return Formula<kMethod>::template value<TurnMath>(delta, pole);
-}
-
-/// bbar·B·u
-template <Method kMethod, class T>
-__device__ __forceinline__ T step_input(float delta, float u, const Coefficients<T>& value, T B) {
-  return held_input<kMethod>(delta, u, value) * B;
-}
-
 /// Sums over the lanes of a channel; all of them get the sum.
-template <class T>
-__device__ __forceinline__ T sum_over_lanes(T value) {
+__device__ __forceinline__ float sum_over_lanes(float value) {
 #pragma unroll
   for (int distance = 1; distance < kChannelLanes; distance *= 2) {
-    value += shuffle_xor<kChannelLanes>(value, distance, kFullMask);
+    value += __shfl_xor_sync(kFullMask, value, distance, kChannelLanes);
   }
   return value;
 }
@@ -114,22 +71,19 @@ struct ChannelTile {
 
 // B or C of a group. A lane fetches one step of every chunk, and shared memory hands them to all
 // channels of the warp.
-//   Raw        a step as it lies in memory
-//   fetch()    the lane's step of the chunk that begins with `first_step`
+//   fetch()    the lane's step of the chunk that begins with `first_step`, as it lies in memory
 //   put()      to shared memory
 //   read()     the values for a lane's steps
 
-/// Variable, real, and of this type.
+/// Variable, and of this type.
 template <class Element>
 class KnownProjection {
  public:
-  using Raw = uint32_t;
-
   __device__ KnownProjection(const ArrayView& view, bool, const ChannelTile& tile, int lane)
       : origin_(reinterpret_cast<const Element*>(tile.origin(view)) + lane * view.step),
         step_(static_cast<int>(view.step)) {}
 
-  __device__ Raw fetch(int first_step, int lane, int seqlen) const {
+  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
     if (first_step + lane >= seqlen) return 0;
     const Element* source = origin_ + first_step * step_;
     if constexpr (sizeof(Element) == sizeof(uint32_t)) {
@@ -139,7 +93,7 @@ class KnownProjection {
     }
   }
 
-  __device__ void put(Raw bits, int lane, float* row) const {
+  __device__ void put(uint32_t bits, int lane, float* row) const {
     if constexpr (sizeof(Element) == sizeof(uint32_t)) {
       row[lane] = bit_cast<float>(bits);
     } else {
@@ -157,47 +111,31 @@ class KnownProjection {
 };
 
 /// Variable of any type; or constant, `constant` being the channel's value.
-template <class T>
 class AnyProjection {
-  static constexpr int kComponents = sizeof(T) / sizeof(float);
-
  public:
-  using Raw = Pack<uint32_t, kComponents>;
-
   __device__ AnyProjection(const ArrayView& view, bool is_variable, const ChannelTile& tile,
                            int lane)
       : origin_(tile.origin(view) + lane * view.step * element_size(view.dtype)),
         dtype_(view.dtype),
         is_variable_(is_variable),
-        step_(static_cast<int>(view.step)),
-        imag_(view.imag) {}
+        step_(static_cast<int>(view.step)) {}
 
-  __device__ Raw fetch(int first_step, int lane, int seqlen) const {
-    Raw raw{};
-    if (!is_variable_ || first_step + lane >= seqlen) return raw;
-#pragma unroll
-    for (int c = 0; c < kComponents; ++c) {
-      const int64_t offset = first_step * step_ + c * imag_;
-      raw.v[c] = dtype_ == DType::kFloat32 ? reinterpret_cast<const uint32_t*>(origin_)[offset]
-                                           : reinterpret_cast<const uint16_t*>(origin_)[offset];
-    }
-    return raw;
+  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
+    if (!is_variable_ || first_step + lane >= seqlen) return 0;
+    const int offset = first_step * step_;
+    if (dtype_ == DType::kFloat32) return reinterpret_cast<const uint32_t*>(origin_)[offset];
+    return reinterpret_cast<const uint16_t*>(origin_)[offset];
   }
 
-  __device__ void put(const Raw& raw, int lane, T* row) const {
+  __device__ void put(uint32_t bits, int lane, float* row) const {
     if (!is_variable_) return;
-    Pack<float, kComponents> value;
-#pragma unroll
-    for (int c = 0; c < kComponents; ++c) {
-      const auto half = static_cast<uint16_t>(raw.v[c]);
-      value.v[c] = dtype_ == DType::kFloat32    ? bit_cast<float>(raw.v[c])
-                   : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
-                                                : to_real(Half{half});
-    }
-    row[lane] = bit_cast<T>(value);
+    const auto half = static_cast<uint16_t>(bits);
+    row[lane] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits)
+                : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
+                                             : to_real(Half{half});
   }
 
-  __device__ void read(const T* row, const Window& window, T constant, ItemsOf<T>& items) const {
+  __device__ void read(const float* row, const Window& window, float constant, Items& items) const {
     if (is_variable_) {
       read_shared(row + window.first_step(), items);
     } else {
@@ -211,22 +149,21 @@ class AnyProjection {
   DType dtype_;
   bool is_variable_;
   int step_;
-  int64_t imag_;
 };
 
-template <class T, class Storage>
+template <class Storage>
 struct ProjectionOf {
-  using Type = AnyProjection<T>;
+  using Type = AnyProjection;
 };
 template <class Element>
-struct ProjectionOf<float, Vectors<Element>> {
+struct ProjectionOf<Vectors<Element>> {
   using Type = KnownProjection<Element>;
 };
-template <class T, class Storage>
-using Projection = typename ProjectionOf<T, Storage>::Type;
+template <class Storage>
+using Projection = typename ProjectionOf<Storage>::Type;
 
 /// Whether B and C may be constant.
-template <class T, class Storage>
-constexpr bool kMayBeConstant = std::is_same_v<Projection<T, Storage>, AnyProjection<T>>;
+template <class Storage>
+constexpr bool kMayBeConstant = std::is_same_v<Projection<Storage>, AnyProjection>;
 
 }  // namespace selective_scan::cuda::dstate1

@@ -24,6 +24,16 @@
 
 namespace selective_scan::cuda::general {
 
+/// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
+/// Registers suffice for the scan alone, so what is known of arrays is found anew wherever a chunk
+/// is moved.
+__device__ __forceinline__ WorkItem found_anew(WorkItem item) {
+  for (int64_t* field : {&item.batch, &item.group, &item.first_channel}) {
+    asm volatile("" : "+l"(*field));
+  }
+  return item;
+}
+
 /// The arrays of a work item as a warp reads them, chunk by chunk.
 struct BackwardInputs {
   RowWindow u;
@@ -73,8 +83,6 @@ struct BackwardInputs {
     __syncwarp();
     convert_rows<R>(z, tile, raw_z, rows.dz_factor, [&](auto& values, const auto& group_at) {
       constexpr int kGroups = sizeof(values.v) / sizeof(R) / kBlockSteps;
-      auto sigmoids = values;
-      sigmoid_all(sigmoids.v);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         R* const dy_row = rows.dy + group_at(i).at();
@@ -83,7 +91,7 @@ struct BackwardInputs {
         for (int j = 0; j < kBlockSteps; ++j) {
           R& value = values.v[i * kBlockSteps + j];
           const R z_value = value;
-          const R s = sigmoids.v[i * kBlockSteps + j];
+          const R s = device_sigmoid(z_value);
           value = dy.v[j] * silu_derivative(z_value, s);
           dy.v[j] *= z_value * s;
         }
@@ -218,14 +226,13 @@ __device__ void write_lane_gradients(const BackwardArgs& args, const WorkItem& i
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-__global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>) * kWarpSize, 1)
+template <class T, int kStates, Method kMethod>
+__global__ void __launch_bounds__(kMaxThreads, 1)
     scan_backward_kernel(const __grid_constant__ BackwardArgs args) {
   using States = Pack<T, kStates>;
-  constexpr bool kOwn = kSource == BCSource::kOwn;
   char* const shared = shared_memory();
   const BackwardParams& params = args.params;
-  const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
+  const Geometry geometry = args.geometry;
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const int sum_steps = steps_between_sums(geometry);
@@ -233,8 +240,6 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
   const bool is_packed = params.packed.present();
   const int padded_states = geometry.padded_states(kStates);
   const int pieces = kChunk / geometry.piece_steps;
-  // Else the only piece of a chunk is copied while the chunk behind it is worked on.
-  const bool stages_pieces = kOwn || pieces > 1;
   const int piece_blocks = geometry.piece_steps / kBlockSteps;  // a power of two
   const int piece_block_bits = __ffs(piece_blocks) - 1;
   const ThreadRole role = thread_role<kStates>(geometry);
@@ -245,15 +250,16 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row, LaneGradients<T, kStates>& gradients) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, kSource, true> projections(params, args.plans, geometry, layout,
-                                                             role, item, channel, exists);
+    const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, channel,
+                                              exists);
     const int64_t last_chunk = (item.end - item.begin - 1) / kChunk * kChunk + item.begin;
     WarpTile tile = warp_tile(geometry, item, role, last_chunk);
     const auto inputs = [&] {
       return BackwardInputs(args, found_anew(item), tile.first_channel, warp_shared);
     };
     stage_channels(params, item, tile, rows.D, rows.delta_bias);
-    const auto poles = lane_poles<T, kStates>(params, channel, exists, role.first_state);
+    Pole<T> poles[kStates];
+    load_poles<T>(params, channel, exists, role.first_state, poles);
 
     States carry{};
     States factor;
@@ -268,23 +274,23 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
     }
 
     const auto stage_piece = [&](int64_t first) {
-      projections.copy(first, item.end);
+      projections.copy(found_anew(item), first);
       __pipeline_commit();
       __pipeline_wait_prior(0);
-      projections.convert(0);
-      sync_projections<kSource>();
+      projections.convert(found_anew(item), 0);
+      __syncthreads();
     };
     const auto work_on_chunk = [&](int64_t first) {
       const int blocks = ceil_div(tile.steps, kBlockSteps);
       const int used_pieces = (blocks + piece_blocks - 1) >> piece_block_bits;
       if (summarize) {
         for (int piece = used_pieces - 1; piece >= 0; --piece) {
-          if (stages_pieces) stage_piece(first + piece * geometry.piece_steps);
+          if (pieces > 1) stage_piece(first + piece * geometry.piece_steps);
           const int left = blocks - piece * piece_blocks;
           summarize_backward<kMethod>(rows, projections.C(0), piece * piece_blocks,
                                       left < piece_blocks ? left : piece_blocks, poles, carry,
                                       factor);
-          sync_projections<kSource>();
+          __syncthreads();
         }
         return;
       }
@@ -301,20 +307,20 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
       }
       States h = start;
       for (int piece = 0; piece < used_pieces; ++piece) {
-        if (stages_pieces) stage_piece(first + piece * geometry.piece_steps);
+        if (pieces > 1) stage_piece(first + piece * geometry.piece_steps);
         // The states behind the last block are not needed.
         const int left = blocks - piece * piece_blocks;
         sweep_forward<kMethod>(rows, projections.B(0), piece * piece_blocks,
                                left < piece_blocks ? left : piece_blocks, poles, h);
-        if (pieces > 1) sync_projections<kSource>();
+        if (pieces > 1) __syncthreads();
       }
       for (int block = blocks - 1; block >= 0; --block) {
         const int piece = block >> piece_block_bits;
         if (pieces > 1 && (block == blocks - 1 || ((block + 1) & (piece_blocks - 1)) == 0)) {
           stage_piece(first + piece * geometry.piece_steps);
         }
-        auto B_rows = projections.B(0);
-        auto C_rows = projections.C(0);
+        ProjectionRows B_rows = projections.B(0);
+        ProjectionRows C_rows = projections.C(0);
         B_rows.advance((block - piece * piece_blocks) * kBlockSteps);
         C_rows.advance((block - piece * piece_blocks) * kBlockSteps);
         const States before =
@@ -323,13 +329,6 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
                 : load_pack<T, kStates>(rows.checkpoints + (block - 1) * kWarpSize * kStates);
         sweep_block_backward<kMethod>(params, geometry, role, rows, B_rows, C_rows, block,
                                       tile.steps, before, poles, carry, gradients);
-        if constexpr (kOwn) {
-          if ((block & (piece_blocks - 1)) != 0) continue;
-          __syncwarp();
-          projections.write_gradients(params.dB, params.dC, first + block * kBlockSteps, item.end);
-          __syncwarp();
-          continue;
-        }
         if (!any_variable) continue;
         const int sum_step = block * kBlockSteps & (sum_steps - 1);
         sum_products(geometry, rows, role.lane,
@@ -352,8 +351,8 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
       const bool more = next >= item.begin && item.begin < item.end;
       if (more) {
         inputs().copy(params, warp_tile(geometry, item, role, next));
-        if (!stages_pieces) projections.copy(next, item.end);
-        if (!kOwn && any_variable && !summarize && adds_to_partial_sum(item)) {
+        if (pieces == 1) projections.copy(found_anew(item), next);
+        if (any_variable && !summarize && adds_to_partial_sum(item)) {
           const int64_t left = item.end - next;
           prefetch_partial_sum<T, kStates>(args, geometry, item, next,
                                            left < kChunk ? left : kChunk);
@@ -362,15 +361,15 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
       __pipeline_commit();
       if (next < last_chunk) {
         work_on_chunk(next + kChunk);
-        sync_projections<kSource>();
+        __syncthreads();
       }
       if (!more) break;
       __pipeline_wait_prior(0);
       __syncwarp();
       tile = warp_tile(geometry, item, role, next);
       inputs().convert(params, tile, rows);
-      if (!stages_pieces) projections.convert(0);
-      sync_projections<kSource>();
+      if (pieces == 1) projections.convert(found_anew(item), 0);
+      __syncthreads();
     }
 
     if (summarize) {
@@ -380,7 +379,7 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
       store_channel_states(params.dinitial_state, part.states_of(item), channel, role.first_state,
                            params.dstate, carry);
     }
-    sync_projections<kSource>();  // before the next work item writes to shared memory
+    __syncthreads();  // before the next work item writes to shared memory
   };
 
   const int64_t work_items = geometry.work_items * geometry.tiles_per_sum;
@@ -415,12 +414,10 @@ __global__ void __launch_bounds__(most_warps(kSource, true, kSizesOf<T, kStates>
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::backward(const BackwardArgs& args,
-                                                                    const LaunchShape& shape,
-                                                                    cudaStream_t stream) {
-  return launch_kernel(scan_backward_kernel<T, kStates, kLaneBits, kMethod, kSource>, shape, stream,
-                       args);
+template <class T, int kStates, Method kMethod>
+cudaError_t Scan<T, kStates, kMethod>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                                cudaStream_t stream) {
+  return launch_kernel(scan_backward_kernel<T, kStates, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::general

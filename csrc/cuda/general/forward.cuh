@@ -7,97 +7,66 @@
 //
 // Shared memory: shared_layout.h. While a chunk is scanned the next one is on its way. Lanes scan
 // four steps at a time and leave their part of y in rows of their own ("planes"), which the output
-// phase adds up; in fp64 the lanes of a channel add it up with shuffles, block by block, and one
-// row a channel is left. Nothing goes from one channel to another, so what is not finite stays in
+// phase adds up. Nothing goes from one channel to another, so what is not finite stays in
 // its (batch, channel). One barrier a piece suffices: B and C are converted into two buffers in
 // turn, everything else belongs to a warp.
 //
-// Bound by: issue slots and the special-function unit (one ex2 per update); for dstate 1 by memory;
-// in fp64 by the FP64 unit, and the latency of chains of a dozen FMAs for every exponential.
+// Bound by: issue slots and the special-function unit (one ex2 per update); in fp64 by the FP64
+// unit.
 #pragma once
 
 #include "../kit/launch_tools.h"
-#include "../kit/update_gradient.cuh"
 #include "kernels.h"
 #include "scan.cuh"
 
 namespace selective_scan::cuda::general {
 
-/// The arrays of a work item as a warp moves them, chunk by chunk.
-struct ForwardWindows {
-  RowWindow u;
-  RowWindow delta;
-  RowWindow z;
-  RowWindow out;
-
-  __device__ __forceinline__ ForwardWindows(const ForwardArgs& args, const WorkItem& item,
-                                            int first_channel)
-      : u(args.params.u, args.plans.u, item, first_channel),
-        delta(args.params.delta, args.plans.delta, item, first_channel),
-        z(args.params.z, args.plans.z, item, first_channel),
-        out(args.params.out, args.out, item, first_channel) {}
-};
-
-/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row, or the sum of
-/// its channel's lanes.
-template <Method kMethod, class T, int kStates, class Rows>
+/// Runs one lane's states through `steps` steps; the lane's part of y goes to y_row.
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                           Rows B_rows, Rows C_rows, int steps,
-                                           const Poles<T, kStates>& poles, Pack<T, kStates>& h,
-                                           int part, int lane_bits, real_t<T>* y_row) {
+                                           ProjectionRows B_rows, ProjectionRows C_rows, int steps,
+                                           const Pole<T> (&poles)[kStates], Pack<T, kStates>& h,
+                                           real_t<T>* y_row) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto B_block = B_rows.template block<T, kStates>();
-    const auto C_block = C_rows.template block<T, kStates>();
-    const auto values = block_coefficients<kMethod>(delta, poles);
     Pack<R, kBlockSteps> y;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_block[j];
-      const auto C = C_block[j];
+      const auto B = B_rows.load<T, kStates>(j);
+      const auto C = C_rows.load<T, kStates>(j);
       R sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto& value = values.v[j][s];
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
         sum += real_of_product(C.v[s], h.v[s]);
       }
       y.v[j] = sum;
     }
-    if constexpr (sums_y_at_once(kSizesOf<T, kStates>)) {
-      __syncwarp();  // every lane has read the Δ that y replaces
-      with_held_steps(lane_bits, [&]<int kHeld>() {
-        const auto sum = sum_over_parts<kHeld>(y, part, lane_bits);
-        if (holds_sums(part)) store_pack(y_row + t + held_step<kHeld>(part), sum);
-      });
-    } else {
-      store_pack(y_row + t, y);
-    }
+    store_pack(y_row + t, y);
     B_rows.advance(kBlockSteps);
     C_rows.advance(kBlockSteps);
   }
 }
 
 /// The same without y, for the summary of a segment: `factor` collects the product of abar.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
-                                                Rows B_rows, int steps,
-                                                const Poles<T, kStates>& poles, Pack<T, kStates>& h,
-                                                Pack<T, kStates>& factor) {
+                                                ProjectionRows B_rows, int steps,
+                                                const Pole<T> (&poles)[kStates],
+                                                Pack<T, kStates>& h, Pack<T, kStates>& factor) {
   using R = real_t<T>;
   for (int t = 0; t < steps; t += kBlockSteps) {
     const auto delta = load_pack<R, kBlockSteps>(delta_row + t);
     const auto u = load_pack<R, kBlockSteps>(u_row + t);
-    const auto B_block = B_rows.template block<T, kStates>();
-    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_block[j];
+      const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto& value = values.v[j][s];
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
         factor.v[s] = value.abar * factor.v[s];
       }
@@ -106,14 +75,14 @@ __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, cons
   }
 }
 
-/// out = (y + D·u)·gate for one warp's channels, each of which has `parts` rows of y.
+/// out = (y + D·u)·gate for one warp's channels.
 template <class R>
 __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTile& tile,
                                              const Geometry& geometry, const SharedLayout& layout,
-                                             int parts, int scale, bool has_gate,
-                                             const char* warp_shared, const R* D, const R* u_rows,
-                                             const R* gate_rows) {
+                                             int scale, bool has_gate, const char* warp_shared,
+                                             const R* D, const R* u_rows, const R* gate_rows) {
   using Values = Pack<R, kBlockSteps>;
+  const int parts = geometry.lanes();
   store_rows<R>(out, tile, [&](const StepQuad& group) {
     Values y{};
 #pragma unroll 1
@@ -141,15 +110,14 @@ __device__ __forceinline__ void write_output(const RowWindow& out, const WarpTil
   });
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-__global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates>) * kWarpSize, 1)
+template <class T, int kStates, Method kMethod>
+__global__ void __launch_bounds__(kMaxThreads, 1)
     scan_forward_kernel(const __grid_constant__ ForwardArgs args) {
   using R = real_t<T>;
   using States = Pack<T, kStates>;
-  constexpr bool kAnew = sizeof(R) == 8;
   char* const shared = shared_memory();
   const ForwardParams& params = args.params;
-  const Geometry geometry = kernel_geometry<kLaneBits, kSource>(args.geometry);
+  const Geometry geometry = args.geometry;
   SharedLayout layout = args.layout;
   layout.row_set = geometry.warp_channels() * kRowStride;
   const bool summarize = args.mode == Mode::kSummarize;
@@ -169,23 +137,22 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   char* raw_delta = warp_shared + layout.raw_delta;
   char* raw_z = warp_shared + layout.raw_z;
   const int row = role.in_warp.channel * kRowStride;
-  constexpr bool kOneRow = sums_y_at_once(kSizesOf<T, kStates>);
-  const int y_parts = kOneRow ? 1 : geometry.lanes();
   R* y_row = reinterpret_cast<R*>(warp_shared + layout.planes) +
-             (role.in_warp.channel * y_parts + (kOneRow ? 0 : role.in_warp.part)) * kRowStride;
+             (role.in_warp.channel * geometry.lanes() + role.in_warp.part) * kRowStride;
 
   const auto scan_part = [&](const WorkItem& whole, const Part& part, int64_t channel, bool exists,
                              int64_t segment_row) {
     const WorkItem item = part.steps_of(whole);
-    const Projections<T, kStates, kSource, kAnew> projections(params, args.plans, geometry, layout,
-                                                              role, item, channel, exists);
+    const Projections<T, kStates> projections(params, args.plans, geometry, layout, role, channel,
+                                              exists);
     WarpTile tile = warp_tile(geometry, item, role, item.begin);
-    const ForwardWindows kept(args, item, tile.first_channel);
-    const auto windows = [&] {
-      return kAnew ? ForwardWindows(args, found_anew(item), tile.first_channel) : kept;
-    };
+    const RowWindow u(params.u, args.plans.u, item, tile.first_channel);
+    const RowWindow delta(params.delta, args.plans.delta, item, tile.first_channel);
+    const RowWindow z(params.z, args.plans.z, item, tile.first_channel);
+    const RowWindow out(params.out, args.out, item, tile.first_channel);
     stage_channels(params, item, tile, D, delta_bias);
-    const auto poles = lane_poles<T, kStates>(params, channel, exists, role.first_state);
+    Pole<T> poles[kStates];
+    load_poles<T>(params, channel, exists, role.first_state, poles);
     States h{};
     States factor;
 #pragma unroll
@@ -202,13 +169,13 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
     for (int64_t next = item.begin;; next += geometry.piece_steps) {
       const bool more = next < item.end;
       const bool new_chunk = more && (next - item.begin) % kChunk == 0;
-      if (more) projections.copy(next, item.end, next > item.begin ? buffer ^ 1 : buffer);
+      if (more) projections.copy(item, next);
       if (new_chunk) {
         WarpTile next_tile = warp_tile(geometry, item, role, next);
         next_tile.lane = opaque(role.lane);
-        copy_rows(windows().u, next_tile, raw_u);
-        copy_rows(windows().delta, next_tile, raw_delta);
-        if (has_gate) copy_rows(windows().z, next_tile, raw_z);
+        copy_rows(u, next_tile, raw_u);
+        copy_rows(delta, next_tile, raw_delta);
+        if (has_gate) copy_rows(z, next_tile, raw_z);
       }
       __pipeline_commit();
 
@@ -222,8 +189,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
                                    poles, h, factor);
         } else {
           scan_piece<kMethod>(delta_rows + at, u_rows + at, projections.B(buffer),
-                              projections.C(buffer), steps, poles, h, role.in_warp.part,
-                              geometry.lane_bits, y_row + in_chunk);
+                              projections.C(buffer), steps, poles, h, y_row + in_chunk);
         }
         buffer ^= 1;
       }
@@ -236,8 +202,8 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
         if (has_output) {
           sync_channel_warps(geometry);
           if (role.state_warp == 0) {
-            write_output(windows().out, tile, geometry, layout, y_parts, kOutputScale<T>, has_gate,
-                         warp_shared, D, u_rows, gate_rows);
+            write_output(out, tile, geometry, layout, kOutputScale<T>, has_gate, warp_shared, D,
+                         u_rows, gate_rows);
           }
         }
       }
@@ -245,23 +211,19 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
 
       __pipeline_wait_prior(0);
       __syncwarp();
-      projections.convert(buffer);
+      projections.convert(item, buffer);
       if (new_chunk) {
         tile = warp_tile(geometry, item, role, next);
         tile.lane = opaque(role.lane);
-        convert_inputs(windows().u, windows().delta, tile, raw_u, raw_delta, delta_bias,
-                       params.delta_softplus, u_rows, delta_rows);
+        convert_inputs(u, delta, tile, raw_u, raw_delta, delta_bias, params.delta_softplus, u_rows,
+                       delta_rows);
         if (has_gate) {
-          convert_rows<R>(windows().z, tile, raw_z, gate_rows, [](auto& values, const auto&) {
-            auto sigmoids = values;
-            sigmoid_all(sigmoids.v);
-            constexpr int kCount = sizeof(values.v) / sizeof(R);
-#pragma unroll
-            for (int j = 0; j < kCount; ++j) values.v[j] *= sigmoids.v[j];
+          convert_rows<R>(z, tile, raw_z, gate_rows, [](auto& values, const auto&) {
+            for (R& value : values.v) value *= device_sigmoid(value);
           });
         }
       }
-      sync_projections<kSource>();
+      __syncthreads();
     }
 
     if (summarize) {
@@ -271,7 +233,7 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
       store_channel_states(params.last_state, part.states_of(item), channel, role.first_state,
                            params.dstate, h);
     }
-    sync_projections<kSource>();  // before the next work item writes to shared memory
+    __syncthreads();  // before the next work item writes to shared memory
   };
 
   for (int64_t index = blockIdx.x; index < geometry.work_items; index += gridDim.x) {
@@ -299,12 +261,10 @@ __global__ void __launch_bounds__(most_warps(kSource, false, kSizesOf<T, kStates
   }
 }
 
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource>
-cudaError_t Scan<T, kStates, kLaneBits, kMethod, kSource>::forward(const ForwardArgs& args,
-                                                                   const LaunchShape& shape,
-                                                                   cudaStream_t stream) {
-  return launch_kernel(scan_forward_kernel<T, kStates, kLaneBits, kMethod, kSource>, shape, stream,
-                       args);
+template <class T, int kStates, Method kMethod>
+cudaError_t Scan<T, kStates, kMethod>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                               cudaStream_t stream) {
+  return launch_kernel(scan_forward_kernel<T, kStates, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::general

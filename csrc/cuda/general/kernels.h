@@ -36,7 +36,7 @@ struct BackwardArgs {
 };
 
 /// The launches of one instantiation.
-template <class T, int kStates, int kLaneBits, Method kMethod, BCSource kSource = BCSource::kStaged>
+template <class T, int kStates, Method kMethod>
 struct Scan {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);

@@ -20,35 +20,30 @@ struct Variant {
   decltype(&reduce_gradients<float>) reduce;
 };
 
-template <class T, int kStates, int kLaneBits = kAnyLanes, BCSource kSource = BCSource::kStaged>
+template <class T, int kStates>
 const Variant& variant() {
-  static constexpr Variant kInstance{
-      make_kernel_table<Launches>([&]<Method kMethod>() {
-        using Instance = Scan<T, kStates, kLaneBits, kMethod, kSource>;
-        return Launches{&Instance::forward, &Instance::backward};
-      }),
-      &combine_segments<T>, &store_map<T>, &copy_state_gradient<T>, &reduce_gradients<T>};
+  static constexpr Variant kInstance{make_kernel_table<Launches>([&]<Method kMethod>() {
+                                       using Instance = Scan<T, kStates, kMethod>;
+                                       return Launches{&Instance::forward, &Instance::backward};
+                                     }),
+                                     &combine_segments<T>, &store_map<T>, &copy_state_gradient<T>,
+                                     &reduce_gradients<T>};
   return kInstance;
 }
 
 /// See instantiations.py.
-template <class Plan>
-const Variant& variant_of(const ScanParams& params, const Plan& plan) {
-  if (plan.source == BCSource::kOwn) return variant<float, 4, 2, BCSource::kOwn>();
+const Variant& variant_of(const ScanParams& params) {
   if (params.is_complex && params.is_double) return variant<Complex<double>, 1>();
   if (params.is_complex) return variant<Complex<float>, 2>();
   if (params.is_double) return variant<double, 2>();
-  if (plan.fixed_lanes == 0) return variant<float, 1, 0>();
-  if (plan.fixed_lanes == 2) return variant<float, 4, 2>();
   return variant<float, 4>();
 }
 
 }  // namespace
 
-cudaError_t run(const ForwardParams& call, const GeneralForwardPlan& plan, void* memory,
+cudaError_t run(const ForwardParams& params, const GeneralForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  const ForwardParams params = in_tiles(call, plan.source);
-  const Variant& variant = variant_of(params, plan);
+  const Variant& variant = variant_of(params);
   const auto launch = variant.launches[params.method].forward;
   const Geometry& geometry = plan.geometry;
   const SegmentStates segments = segment_states(plan.scratch, memory);
@@ -79,10 +74,9 @@ cudaError_t run(const ForwardParams& call, const GeneralForwardPlan& plan, void*
   return launch(args, plan.shape, stream);
 }
 
-cudaError_t run(const BackwardParams& call, const GeneralBackwardPlan& plan, void* memory,
+cudaError_t run(const BackwardParams& params, const GeneralBackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  const BackwardParams params = in_tiles(call, plan.source);
-  const Variant& variant = variant_of(params, plan);
+  const Variant& variant = variant_of(params);
   const auto launch = variant.launches[params.method].backward;
   const Geometry& geometry = plan.geometry;
   const int padded_states = geometry.padded_states(plan.sizes.states);

@@ -291,24 +291,22 @@ __device__ __forceinline__ void convert_groups(const RowWindow& window, const Wa
   }
 }
 
-/// How many groups a lane converts, or stores, at a time. In fp64 one has enough to do.
-template <class R>
-constexpr int kGroupsAtATime = sizeof(R) == 8 ? 1 : 2;
+/// How many groups a lane converts, or stores, at a time.
+constexpr int kGroupsAtATime = 2;
 
 /// Fills rows of the compute type from what copy_rows() has copied. transform(values, group_at)
 /// changes the values of one or more groups in place; group_at(i) is the i-th of them.
 template <class R, class Transform>
 __device__ __forceinline__ void convert_rows(const RowWindow& window, const WarpTile& tile,
                                              const char* raw, R* rows, const Transform& transform) {
-  constexpr int kGroups = kGroupsAtATime<R>;
   if (tile.lane >= tile.groups()) return;
-  if (kGroups > 1 && tile.visits() == 1) {
+  if (tile.visits() == 1) {
     convert_groups<R, 1>(window, tile, 0, raw, rows, transform);
     return;
   }
 #pragma unroll 1
-  for (int visit = 0; visit < tile.visits(); visit += kGroups) {
-    convert_groups<R, kGroups>(window, tile, visit, raw, rows, transform);
+  for (int visit = 0; visit < tile.visits(); visit += kGroupsAtATime) {
+    convert_groups<R, kGroupsAtATime>(window, tile, visit, raw, rows, transform);
   }
 }
 
@@ -316,7 +314,6 @@ __device__ __forceinline__ void convert_rows(const RowWindow& window, const Warp
 template <class R, class Value>
 __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTile& tile,
                                            const Value& value) {
-  constexpr int kGroups = kGroupsAtATime<R>;
   const bool along_channels = window.plan.mode == RowMode::kChannels;
   const bool whole_groups = window.plan.mode == RowMode::kSteps;
   const bool backwards = whole_groups && window.plan.reversed;
@@ -326,7 +323,7 @@ __device__ __forceinline__ void store_rows(const RowWindow& window, const WarpTi
       (along_channels ? (kBlockSteps << (kWarpBits - tile.channel_bits)) * window.step
                       : kChannelsPerVisit * window.channel) *
       window.size;
-#pragma unroll kGroups
+#pragma unroll kGroupsAtATime
   for (int visit = 0; visit < tile.visits(); ++visit, target += visit_stride) {
     const int g = visit * kWarpSize + tile.lane;
     const StepQuad group(along_channels, tile, g);

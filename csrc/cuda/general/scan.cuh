@@ -3,23 +3,12 @@
 
 #include "../kit/segments.h"
 #include "../kit/states.cuh"
-#include "own_bc.cuh"
 #include "parts.cuh"
 #include "rows.cuh"
 #include "shared_layout.h"
 #include "staged_bc.cuh"
 
 namespace selective_scan::cuda::general {
-
-/// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
-/// So, in kernels that have too few registers for both, what is known of arrays makes room for the
-/// scan and is found anew wherever a chunk is moved.
-__device__ __forceinline__ WorkItem found_anew(WorkItem item) {
-  for (int64_t* field : {&item.batch, &item.group, &item.first_channel}) {
-    asm volatile("" : "+l"(*field));
-  }
-  return item;
-}
 
 template <class T, int kStates>
 __device__ __forceinline__ void store_segment(const SegmentStates& segments, int64_t row,
@@ -29,51 +18,48 @@ __device__ __forceinline__ void store_segment(const SegmentStates& segments, int
   store_pack(static_cast<T*>(segments.offsets) + row, offset);
 }
 
-/// B and C of a block's work item. kAnew: where it is found_anew() for each piece.
-template <class T, int kStates, bool kAnew>
-class StagedProjections {
+/// B and C of a block's work item.
+template <class T, int kStates>
+class Projections {
  public:
-  __device__ StagedProjections(const ScanParams& params, const InputPlans& plans,
-                               const Geometry& geometry, const SharedLayout& layout,
-                               const ThreadRole& role, const WorkItem& item, int64_t channel,
-                               bool exists)
+  __device__ Projections(const ScanParams& params, const InputPlans& plans,
+                         const Geometry& geometry, const SharedLayout& layout,
+                         const ThreadRole& role, int64_t channel, bool exists)
       : params_(params),
         layout_(layout),
         piece_steps_(geometry.piece_steps),
         padded_states_(geometry.padded_states(kStates)),
         first_state_(role.first_state),
-        plans_(plans),
-        item_(item),
-        B_(params.B, plans.B, item, params.dstate),
-        C_(params.C, plans.C, item, params.dstate) {
+        plans_(plans) {
     if (!params.variable_B) keep_constant(params.B, 0, channel, exists);
     if (!params.variable_C) keep_constant(params.C, 1, channel, exists);
   }
 
-  /// Starts copying a piece, which convert() puts where it is read.
-  __device__ void copy(int64_t first_step, int64_t end, int = 0) const {
-    const int steps =
-        static_cast<int>(end - first_step < piece_steps_ ? end - first_step : piece_steps_);
+  /// Starts copying a piece of a work item, which convert() puts where it is read.
+  __device__ void copy(const WorkItem& item, int64_t first_step) const {
+    const int64_t left = item.end - first_step;
+    const int steps = static_cast<int>(left < piece_steps_ ? left : piece_steps_);
     if (params_.variable_B) {
-      copy_projection<T>(B_window(), first_step, steps, piece_steps_, padded_states_,
+      copy_projection<T>(B_window(item), first_step, steps, piece_steps_, padded_states_,
                          shared_memory() + layout_.raw_B);
     }
     if (params_.variable_C) {
-      copy_projection<T>(C_window(), first_step, steps, piece_steps_, padded_states_,
+      copy_projection<T>(C_window(item), first_step, steps, piece_steps_, padded_states_,
                          shared_memory() + layout_.raw_C);
     }
   }
 
   /// Converts the piece this thread has copied, into buffer 0 or 1.
-  __device__ void convert(int buffer) const {
+  __device__ void convert(const WorkItem& item, int buffer) const {
     T* rows = reinterpret_cast<T*>(shared_memory()) + buffer * layout_.projection_buffer;
     if (params_.variable_B) {
-      convert_projection(B_window(), piece_steps_, padded_states_, shared_memory() + layout_.raw_B,
-                         layout_.projection_row, rows);
+      convert_projection(B_window(item), piece_steps_, padded_states_,
+                         shared_memory() + layout_.raw_B, layout_.projection_row, rows);
     }
     if (params_.variable_C) {
-      convert_projection(C_window(), piece_steps_, padded_states_, shared_memory() + layout_.raw_C,
-                         layout_.projection_row, rows + padded_states_);
+      convert_projection(C_window(item), piece_steps_, padded_states_,
+                         shared_memory() + layout_.raw_C, layout_.projection_row,
+                         rows + padded_states_);
     }
   }
 
@@ -81,20 +67,11 @@ class StagedProjections {
   __device__ ProjectionRows C(int buffer) const { return rows(params_.variable_C, 1, buffer); }
 
  private:
-  __device__ __forceinline__ decltype(auto) B_window() const {
-    return window(B_, params_.B, plans_.B);
+  __device__ __forceinline__ ProjectionWindow B_window(const WorkItem& item) const {
+    return {params_.B, plans_.B, item, params_.dstate};
   }
-  __device__ __forceinline__ decltype(auto) C_window() const {
-    return window(C_, params_.C, plans_.C);
-  }
-  __device__ __forceinline__ decltype(auto) window(const ProjectionWindow& kept,
-                                                   const ArrayView& view,
-                                                   ProjectionPlan plan) const {
-    if constexpr (kAnew) {
-      return ProjectionWindow(view, plan, found_anew(item_), params_.dstate);
-    } else {
-      return kept;
-    }
+  __device__ __forceinline__ ProjectionWindow C_window(const WorkItem& item) const {
+    return {params_.C, plans_.C, item, params_.dstate};
   }
 
   /// Byte offset of this thread's constant B (kind 0) or C (kind 1).
@@ -123,32 +100,7 @@ class StagedProjections {
   int padded_states_;
   int first_state_;
   const InputPlans& plans_;
-  const WorkItem& item_;
-  ProjectionWindow B_;
-  ProjectionWindow C_;
 };
-
-template <class T, int kStates, BCSource kSource, bool kAnew>
-using Projections = std::conditional_t<kSource == BCSource::kOwn, OwnProjections<T, kStates>,
-                                       StagedProjections<T, kStates, kAnew>>;
-
-/// Waits for all who share the memory of B and C.
-template <BCSource kSource>
-__device__ __forceinline__ void sync_projections() {
-  if constexpr (kSource == BCSource::kOwn) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-/// The geometry as a kernel uses it.
-template <int kLaneBits, BCSource kSource>
-__device__ __forceinline__ Geometry kernel_geometry(const Geometry& given) {
-  Geometry geometry = known_geometry<kLaneBits>(given);
-  if constexpr (kSource == BCSource::kOwn) geometry.piece_steps = given.piece_steps;
-  return geometry;
-}
 
 /// D and delta_bias of a warp's channels, in shared memory; zero where absent.
 template <class R>
@@ -173,8 +125,11 @@ __device__ __forceinline__ void convert_inputs(const RowWindow& u, const RowWind
   convert_rows<R>(delta, tile, raw_delta, delta_rows, [&](auto& values, const auto& group_at) {
     constexpr int kCount = sizeof(values.v) / sizeof(R);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) values.v[j] += delta_bias[group_at(j / kBlockSteps).channel];
-    make_all_steps(values.v, delta_softplus);
+    for (int j = 0; j < kCount; ++j) {
+      const R bias = delta_bias[group_at(j / kBlockSteps).channel];
+      values.v[j] += bias;
+    }
+    make_steps(values.v, delta_softplus);
     if (tile.steps == kChunk) return;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {

@@ -1,15 +1,10 @@
 // What lies where in a block's shared memory; the plan and the kernels both ask here.
 #pragma once
 
-#include "../../core/complex.h"
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 
 namespace selective_scan::cuda::general {
-
-/// Who brings B and C to shared memory: the block for all of its channels, or every warp for its
-/// own, each of which has B and C of its own (own_bc.cuh).
-enum class BCSource : int8_t { kStaged, kOwn };
 
 /// Sizes of an instantiation's types.
 struct TypeSizes {
@@ -17,38 +12,6 @@ struct TypeSizes {
   int state_bytes;  // of one state
   int real_bytes;
 };
-
-template <class T, int kStates>
-constexpr TypeSizes kSizesOf{kStates, sizeof(T), sizeof(real_t<T>)};
-
-/// Warps of a block. The backward scan with channels' own B and C, or in fp64, needs more
-/// registers, the forward scan in fp64, whose exponentials are long chains, more warps that take
-/// turns.
-constexpr int most_warps(BCSource source, bool is_backward, TypeSizes sizes) {
-  if (is_backward) return source == BCSource::kOwn || sizes.real_bytes == 8 ? 8 : kMaxWarps;
-  return sizes.state_bytes == 8 && sizes.real_bytes == 8 ? 16 : kMaxWarps;
-}
-
-/// Whether lanes add up y among themselves, block by block, since rows of y for every lane would
-/// leave a multiprocessor no room for so many warps.
-constexpr bool sums_y_at_once(TypeSizes sizes) {
-  return sizes.real_bytes == 8;
-}
-
-/// Bytes that a lane copies at a time in the latter case.
-constexpr int kOwnVector = 16;
-
-/// Bytes of a piece in that case, of B or C of one state.
-constexpr int own_row_bytes(bool is_backward) {
-  return is_backward ? 64 : 32;
-}
-
-/// A call as tiles of channels see it: channels with their own B and C are of one group.
-template <class Params>
-Params in_tiles(Params params, BCSource source) {
-  if (source == BCSource::kOwn) params.groups = 1;
-  return params;
-}
 
 /// Byte offsets into dynamic shared memory. T: the type of states, R: its real type.
 ///
@@ -58,11 +21,10 @@ Params in_tiles(Params params, BCSource source) {
 ///
 /// then for each warp:
 ///
-///   own           [buffer][B | C][state of the lane][lane][step] as they are in global memory
 ///   rows          R [array][channel][step]: Δ, u, ...
 ///   raw rows      u, delta, z, dout of the next chunk as they are in global memory
 ///   channels      R [D | delta_bias][channel]
-///   planes        R [channel][part][step], forward: a row of y per lane, or per channel
+///   planes        R [channel][part][step], forward: a row of y per lane
 ///   checkpoints   T [block of steps][lane][state], backward: the state before each block
 ///   products      T [step of block][dB | dC][lane][state]
 ///   sums          T [step][dB | dC][state]: dB and dC summed over the warp's channels
@@ -76,7 +38,6 @@ struct SharedLayout {
   int warp_bytes = 0;  // of one warp's part
   int row_set = 0;     // distance of two arrays of rows, in R
   // From here on relative to a warp's part.
-  int own = 0;
   int raw_u = 0;
   int raw_delta = 0;
   int raw_z = 0;
@@ -120,12 +81,11 @@ class Cursor {
 };
 
 inline SharedLayout block_layout(const ScanParams& params, const Geometry& geometry,
-                                 TypeSizes sizes, BCSource source, int buffers) {
+                                 TypeSizes sizes, int buffers) {
   SharedLayout layout;
   Cursor cursor(0);
   const int padded = geometry.padded_states(sizes.states);
-  const bool is_staged = source == BCSource::kStaged;
-  const bool any_variable = is_staged && (params.variable_B || params.variable_C);
+  const bool any_variable = params.variable_B || params.variable_C;
   const bool any_constant = !params.variable_B || !params.variable_C;
   if (any_variable) {
     layout.projection_row = 2 * padded + (sizes.state_bytes < 16 ? 16 / sizes.state_bytes : 1);
@@ -148,7 +108,7 @@ inline SharedLayout block_layout(const ScanParams& params, const Geometry& geome
 
 /// The arrays that both passes keep for each warp.
 inline Cursor warp_layout(const ScanParams& params, const Geometry& geometry, TypeSizes sizes,
-                          BCSource source, int own_buffers, int rows, SharedLayout& layout) {
+                          int rows, SharedLayout& layout) {
   Cursor cursor(0);
   cursor.take(static_cast<int64_t>(rows) * layout.row_set * sizes.real_bytes);
   const auto raw_bytes = [&](const ArrayView& view) {
@@ -158,36 +118,30 @@ inline Cursor warp_layout(const ScanParams& params, const Geometry& geometry, Ty
   layout.raw_delta = cursor.take(raw_bytes(params.delta));
   layout.raw_z = cursor.take(raw_bytes(params.z));
   layout.channels = cursor.take(2 * geometry.warp_channels() * sizes.real_bytes);
-  if (source == BCSource::kOwn) {
-    const int64_t row = geometry.piece_steps * element_size(params.B.dtype);
-    layout.own = cursor.take(own_buffers * 2 * sizes.states * kWarpSize * row);
-  }
   return cursor;
 }
 
 inline SharedLayout forward_layout(const ScanParams& params, const Geometry& geometry,
-                                   TypeSizes sizes, BCSource source) {
-  SharedLayout layout = block_layout(params, geometry, sizes, source, 2);
-  Cursor cursor = warp_layout(params, geometry, sizes, source, 2, kForwardRows, layout);
-  const int rows = sums_y_at_once(sizes) ? geometry.warp_channels() : kWarpSize;
-  // The only row of a channel may take the place of Δ, which has just been read; but other warps
-  // with a share in it read it later.
-  const bool in_place = rows == geometry.warp_channels() && geometry.state_warps == 1;
-  layout.planes = in_place ? 0 : cursor.take(rows * kRowStride * sizes.real_bytes);
+                                   TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 2);
+  Cursor cursor = warp_layout(params, geometry, sizes, kForwardRows, layout);
+  // The only lane of a channel may put y in place of Δ, which it has just read.
+  layout.planes =
+      geometry.lanes() == 1 ? 0 : cursor.take(kWarpSize * kRowStride * sizes.real_bytes);
   layout.warp_bytes = cursor.at();
   layout.bytes = layout.warps + geometry.warps() * layout.warp_bytes;
   return layout;
 }
 
 inline SharedLayout backward_layout(const ScanParams& params, const ArrayView& dout,
-                                    const Geometry& geometry, TypeSizes sizes, BCSource source) {
-  SharedLayout layout = block_layout(params, geometry, sizes, source, 1);
-  Cursor cursor = warp_layout(params, geometry, sizes, source, 1, kBackwardRows, layout);
+                                    const Geometry& geometry, TypeSizes sizes) {
+  SharedLayout layout = block_layout(params, geometry, sizes, 1);
+  Cursor cursor = warp_layout(params, geometry, sizes, kBackwardRows, layout);
   const int lane_bytes = sizes.states * sizes.state_bytes;
   layout.raw_dout = cursor.take(
       dout.present() ? geometry.warp_channels() * kChunk * element_size(dout.dtype) : 0);
   layout.checkpoints = cursor.take((kBlocksPerChunk - 1) * kWarpSize * lane_bytes);
-  if (source == BCSource::kStaged && (params.variable_B || params.variable_C)) {
+  if (params.variable_B || params.variable_C) {
     const int lanes = geometry.lanes();
     layout.products = cursor.take(kBlockSteps * 2 * kProductRow * lane_bytes);
     layout.sums = cursor.take(steps_between_sums(geometry) * 2 * lanes * lane_bytes);

@@ -18,20 +18,10 @@ struct ProjectionRows {
   int first;
   int stride;
 
-  /// Four steps of the lane's states, each of which is loaded where it is asked for.
   template <class T, int kStates>
-  struct Block {
-    int first;
-    int stride;
-
-    __device__ __forceinline__ Pack<T, kStates> operator[](int j) const {
-      return load_pack<T, kStates>(
-          reinterpret_cast<const T*>(shared_memory() + first + j * stride));
-    }
-  };
-  template <class T, int kStates>
-  __device__ __forceinline__ Block<T, kStates> block() const {
-    return {first, stride};
+  __device__ __forceinline__ Pack<T, kStates> load(int step) const {
+    return load_pack<T, kStates>(
+        reinterpret_cast<const T*>(shared_memory() + first + step * stride));
   }
   __device__ __forceinline__ void advance(int steps) { first += steps * stride; }
 };

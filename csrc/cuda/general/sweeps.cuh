@@ -7,9 +7,6 @@
 
 namespace selective_scan::cuda::general {
 
-/// In the place of what other kernels have.
-struct Unused {};
-
 /// What a lane sums up over all steps.
 template <class T, int kStates>
 struct LaneGradients {
@@ -54,24 +51,23 @@ struct BackwardRows {
 
 /// Runs the states through `blocks` blocks, keeping the state before each: block i's at
 /// checkpoints[first_block + i], except that of the chunk's first block.
-template <Method kMethod, class T, int kStates, class Rows>
-__device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& rows, Rows B_rows,
-                                              int first_block, int blocks,
-                                              const Poles<T, kStates>& poles, Pack<T, kStates>& h) {
+template <Method kMethod, class T, int kStates>
+__device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& rows,
+                                              ProjectionRows B_rows, int first_block, int blocks,
+                                              const Pole<T> (&poles)[kStates],
+                                              Pack<T, kStates>& h) {
   using R = real_t<T>;
   for (int block = first_block; block < first_block + blocks; ++block) {
     if (block > 0) store_pack(rows.checkpoints + (block - 1) * kWarpSize * kStates, h);
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto u = load_pack<R, kBlockSteps>(rows.u + t);
-    const auto B_block = B_rows.template block<T, kStates>();
-    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto B = B_block[j];
+      const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const auto& value = values.v[j][s];
+        const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
         h.v[s] = value.abar * h.v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
       }
     }
@@ -81,10 +77,10 @@ __device__ __forceinline__ void sweep_forward(const BackwardRows<T, kStates>& ro
 
 /// The gradient's way back through a segment without anything else, for its summary: `factor`
 /// collects the product of conj(abar), `carry` starts from zero.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates>& rows,
-                                                   Rows C_rows, int first_block, int blocks,
-                                                   const Poles<T, kStates>& poles,
+                                                   ProjectionRows C_rows, int first_block,
+                                                   int blocks, const Pole<T> (&poles)[kStates],
                                                    Pack<T, kStates>& carry,
                                                    Pack<T, kStates>& factor) {
   using R = real_t<T>;
@@ -94,14 +90,12 @@ __device__ __forceinline__ void summarize_backward(const BackwardRows<T, kStates
     const int t = rows.row + block * kBlockSteps;
     const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
     const auto dy = load_pack<R, kBlockSteps>(rows.dy + t);
-    const auto C_block = C_rows.template block<T, kStates>();
-    const auto values = block_coefficients<kMethod>(delta, poles);
 #pragma unroll
     for (int j = kBlockSteps - 1; j >= 0; --j) {
-      const auto C = C_block[j];
+      const auto C = C_rows.load<T, kStates>(j);
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        const T abar = conj(values.v[j][s].abar);
+        const T abar = conj(coefficients<kMethod>(delta.v[j], poles[s]).abar);
         carry.v[s] = (carry.v[s] + (R(kOutputScale<T>) * dy.v[j]) * conj(C.v[s])) * abar;
         factor.v[s] = abar * factor.v[s];
       }
@@ -153,14 +147,13 @@ __device__ __forceinline__ void finish_block(const BackwardParams& params, const
 
 /// One block of steps: its states again, then backwards through them. `carry` is the gradient of
 /// the state behind the block on entry and of the state before it on return.
-template <Method kMethod, class T, int kStates, class Rows>
+template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void sweep_block_backward(
     const BackwardParams& params, const Geometry& geometry, const ThreadRole& role,
-    const BackwardRows<T, kStates>& rows, Rows B_rows, Rows C_rows, int block, int steps,
-    const Pack<T, kStates>& h_before, const Poles<T, kStates>& poles, Pack<T, kStates>& carry,
-    LaneGradients<T, kStates>& gradients) {
+    const BackwardRows<T, kStates>& rows, ProjectionRows B_rows, ProjectionRows C_rows, int block,
+    int steps, const Pack<T, kStates>& h_before, const Pole<T> (&poles)[kStates],
+    Pack<T, kStates>& carry, LaneGradients<T, kStates>& gradients) {
   using R = real_t<T>;
-  constexpr bool kOwn = std::is_same_v<Rows, OwnRows>;
   const int t = rows.row + block * kBlockSteps;
   const auto delta = load_pack<R, kBlockSteps>(rows.delta + t);
   const auto u = load_pack<R, kBlockSteps>(rows.u + t);
@@ -168,34 +161,31 @@ __device__ __forceinline__ void sweep_block_backward(
 
   Pack<T, kStates> h[kBlockSteps + 1];
   h[0] = h_before;
-  const auto B_block = B_rows.template block<T, kStates>();
-  const auto values = block_coefficients<kMethod>(delta, poles);
+  Coefficients<T> values[kBlockSteps][kStates];
 #pragma unroll
   for (int j = 0; j < kBlockSteps; ++j) {
-    const auto B = B_block[j];
+    const auto B = B_rows.load<T, kStates>(j);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const auto& value = values.v[j][s];
+      const auto& value = values[j][s] = coefficients<kMethod>(delta.v[j], poles[s]);
       h[j + 1].v[s] =
           value.abar * h[j].v[s] + held_input<kMethod>(delta.v[j], u.v[j], value) * B.v[s];
     }
   }
 
   Pack<R, kBlockSteps> du, ddelta, y;
-  const auto C_block = C_rows.template block<T, kStates>();
-  [[maybe_unused]] std::conditional_t<kOwn, OwnBlock<T, kStates>, Unused> own_dB, own_dC;
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
-    const auto B = B_block[j];
-    const auto C = C_block[j];
+    const auto B = B_rows.load<T, kStates>(j);
+    const auto C = C_rows.load<T, kStates>(j);
     const R scaled_dy = R(kOutputScale<T>) * dy.v[j];
     Pack<T, kStates> dB, dC;
     du.v[j] = ddelta.v[j] = y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T g = carry.v[s] + scaled_dy * conj(C.v[s]);
-      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s],
-                                                        values.v[j][s], B.v[s], h[j].v[s], g);
+      const auto update = backpropagate_update<kMethod>(delta.v[j], u.v[j], poles[s], values[j][s],
+                                                        B.v[s], h[j].v[s], g);
       carry.v[s] = update.carry;
       gradients.dA.v[s] += update.dA;
       du.v[j] += update.du;
@@ -203,14 +193,6 @@ __device__ __forceinline__ void sweep_block_backward(
       dB.v[s] = update.dB;
       dC.v[s] = scaled_dy * conj(h[j + 1].v[s]);
       y.v[j] += real_of_product(C.v[s], h[j + 1].v[s]);
-    }
-    if constexpr (kOwn) {
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        own_dB.rows[s].v[j] = dB.v[s];
-        own_dC.rows[s].v[j] = dC.v[s];
-      }
-      continue;
     }
     if (params.variable_B || params.variable_C) {
       store_pack(rows.products + ((2 * j) * kProductRow + rows.part_row) * kStates, dB);
@@ -223,10 +205,6 @@ __device__ __forceinline__ void sweep_block_backward(
         gradients.dC.v[s] += dC.v[s];
       }
     }
-  }
-  if constexpr (kOwn) {
-    B_rows.replace(own_dB);
-    C_rows.replace(own_dC);
   }
   __syncwarp();  // the products are there, and every lane has read the rows of
                  // these steps

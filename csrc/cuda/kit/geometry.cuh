@@ -6,18 +6,6 @@
 
 namespace selective_scan::cuda {
 
-/// The geometry as a kernel uses it: where the number of lanes a channel is fixed, the compiler
-/// unrolls what depends on it.
-template <int kLaneBits>
-__device__ __forceinline__ Geometry known_geometry(Geometry geometry) {
-  if constexpr (kLaneBits != kAnyLanes) {
-    geometry.lane_bits = kLaneBits;
-    geometry.state_warps = 1;
-    geometry.piece_steps = kChunk;
-  }
-  return geometry;
-}
-
 /// The part of the problem that a block takes at a time.
 struct WorkItem {
   int64_t batch;

@@ -43,8 +43,4 @@ struct Geometry {
   }
 };
 
-/// Kernels for the commonest numbers of states are compiled for a fixed number of lanes a channel,
-/// this one stands for those for any.
-constexpr int kAnyLanes = -1;
-
 }  // namespace selective_scan::cuda

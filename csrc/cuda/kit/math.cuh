@@ -1,10 +1,9 @@
 // Elementary functions on the device: special-function instructions for fp32, where their error is
-// understood; for fp64 CUDA's library, and fp64_math.cuh where time goes.
+// understood, and CUDA's library for fp64.
 #pragma once
 
 #include "../../core/math.h"
 #include "config.h"
-#include "fp64_math.cuh"
 
 namespace selective_scan {
 
@@ -30,9 +29,6 @@ namespace outlined {
 static __device__ __noinline__ double exp(double x) {
   return ::exp(x);
 }
-static __device__ __noinline__ double exp2(double x) {
-  return ::exp2(x);
-}
 static __device__ __noinline__ double expm1(double x) {
   return ::expm1(x);
 }
@@ -43,22 +39,6 @@ static __device__ __noinline__ double2 sincos(double x) {
   double2 result;
   ::sincos(x, &result.x, &result.y);
   return result;
-}
-
-/// Values whose chains of operations overlap.
-template <int kCount>
-struct Values {
-  double v[kCount];
-};
-template <int kCount>
-static __device__ __noinline__ Values<kCount> softplus(Values<kCount> x) {
-  fp64_softplus(x.v);
-  return x;
-}
-template <int kCount>
-static __device__ __noinline__ Values<kCount> sigmoid(Values<kCount> x) {
-  fp64_sigmoid(x.v);
-  return x;
 }
 }  // namespace outlined
 
@@ -98,7 +78,6 @@ struct DeviceMath {
   static __device__ __forceinline__ float exponent(float A) {
     return A * static_cast<float>(kLog2e);
   }
-  static __device__ __forceinline__ double exponent(double A) { return A * kLog2e; }
   template <class T>
   static __device__ __forceinline__ T exponent(T A) {
     return A;
@@ -109,7 +88,7 @@ struct DeviceMath {
   /// a memory's 1/|y| steps. Shifting y, free as part of an FMA, balances it where that is worst.
   /// For complex numbers a shift that depends on y costs little beside the rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
-  static __device__ __forceinline__ double exp_of(double y) { return outlined::exp2(y); }
+  static __device__ __forceinline__ double exp_of(double y) { return exp(y); }
   static __device__ __forceinline__ float balanced_exp2(float y) {
     return exp2_approx(y + (y < -0.004f ? kBalanceAway : kBalance));
   }
@@ -180,23 +159,40 @@ __device__ __forceinline__ float device_softplus(float x) {
   return softplus_by_atanh(x, ::expf(-fabsf(x)));
 }
 __device__ __forceinline__ double device_softplus(double x) {
-  return outlined::softplus<1>({x}).v[0];
+  return softplus<DeviceMath>(x);
 }
 
 /// Δ from delta + delta_bias.
 template <class R>
-__device__ __forceinline__ R step_of(R biased, bool has_softplus) {
+__device__ __forceinline__ R step_size(R biased, bool has_softplus) {
   return finite_step(has_softplus ? device_softplus(biased) : biased);
 }
-/// The same, with its derivative.
-__device__ __forceinline__ float step_of(float biased, bool has_softplus, float& slope) {
-  slope = 1.0f;
+/// The same in place, of several: one branch for all of them.
+template <class R, int kCount>
+__device__ __forceinline__ void make_steps(R (&values)[kCount], bool has_softplus) {
   if (has_softplus) {
-    const float v = ::expf(-fabsf(biased));
-    slope = softplus_slope(biased, v);
-    biased = softplus_by_atanh(biased, v);
+#pragma unroll
+    for (R& value : values) value = device_softplus(value);
   }
-  return finite_step(biased);
+#pragma unroll
+  for (R& value : values) value = finite_step(value);
+}
+/// The same, with the derivatives.
+template <int kCount>
+__device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus,
+                                           float (&slopes)[kCount]) {
+#pragma unroll
+  for (float& slope : slopes) slope = 1.0f;
+  if (has_softplus) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float v = ::expf(-fabsf(values[i]));
+      slopes[i] = softplus_slope(values[i], v);
+      values[i] = softplus_by_atanh(values[i], v);
+    }
+  }
+#pragma unroll
+  for (float& value : values) value = finite_step(value);
 }
 
 /// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,
@@ -253,43 +249,8 @@ __device__ __forceinline__ float sigmoid_for(float z) {
 __device__ __forceinline__ float device_sigmoid(float x) {
   return sigmoid_for<2>(x);
 }
-
 __device__ __forceinline__ double device_sigmoid(double x) {
-  return outlined::sigmoid<1>({x}).v[0];
-}
-
-using Four = outlined::Values<4>;
-template <int kCount, class F>
-__device__ __forceinline__ void for_each_four(double (&values)[kCount], const F& f) {
-  static_assert(kCount % 4 == 0);
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    const Four four = f({values[i], values[i + 1], values[i + 2], values[i + 3]});
-#pragma unroll
-    for (int j = 0; j < 4; ++j) values[i + j] = four.v[j];
-  }
-}
-
-/// Δ, and sigmoid, of several values in their place.
-template <int kCount>
-__device__ __forceinline__ void make_all_steps(float (&values)[kCount], bool has_softplus) {
-#pragma unroll
-  for (float& value : values) value = step_of(value, has_softplus);
-}
-template <int kCount>
-__device__ __forceinline__ void make_all_steps(double (&values)[kCount], bool has_softplus) {
-  if (has_softplus) for_each_four(values, [](Four x) { return outlined::softplus(x); });
-#pragma unroll
-  for (double& value : values) value = finite_step(value);
-}
-template <int kCount>
-__device__ __forceinline__ void sigmoid_all(float (&values)[kCount]) {
-#pragma unroll
-  for (float& value : values) value = device_sigmoid(value);
-}
-template <int kCount>
-__device__ __forceinline__ void sigmoid_all(double (&values)[kCount]) {
-  for_each_four(values, [](Four x) { return outlined::sigmoid(x); });
+  return sigmoid<DeviceMath>(x);
 }
 
 /// x·silu(z)
@@ -300,7 +261,7 @@ __device__ __forceinline__ float gated(float x, float z) {
 
 /// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
 __device__ __forceinline__ double softplus_slope_from(double delta) {
-  return delta > kSoftplusThreshold ? 1.0 : fp64_decayed_part(delta);
+  return delta > kSoftplusThreshold ? 1.0 : -outlined::expm1(-delta);
 }
 __device__ __forceinline__ float softplus_slope_from(float delta) {
   // Taylor's series where the subtraction would cancel.

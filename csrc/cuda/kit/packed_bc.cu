@@ -87,10 +87,9 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const int slab = static_cast<int>(blockIdx.y) % row_slabs * kSlab;
   const int in_row = slab + first_value;  // of B | C
   const bool is_C = in_row >= slice_values;
-  const bool is_variable = is_C ? params.variable_C : params.variable_B;
   const int value = slice * slice_values + (is_C ? in_row - slice_values : in_row);
   const int groups = static_cast<int>(params.groups);
-  const int values_left = is_variable ? static_cast<int>(params.dstate) * components - value : 0;
+  const int values_left = static_cast<int>(params.dstate) * components - value;
   const int slices = static_cast<int>(gridDim.y) / row_slabs;
 
   for (int index = static_cast<int>(blockIdx.x); index < sequences * chunks;

@@ -11,10 +11,9 @@
 namespace selective_scan::cuda {
 
 /// An array (batch·group, step, B states | C states) of float or Complex<float>. States are padded
-/// to `padded_states` and steps to whole chunks of kChunk, with zeros; so is the half of a
-/// projection that is constant. Where states are cut into slices, it is (batch·group, chunk, slice,
-/// step of the chunk, B states of the slice | C states). Packed sequences come in chunks, which
-/// PackedChunks behind it tell of.
+/// to `padded_states` and steps to whole chunks of kChunk, with zeros. Where states are cut into
+/// slices, it is (batch·group, chunk, slice, step of the chunk, B states of the slice | C states).
+/// Packed sequences come in chunks, which PackedChunks behind it tell of.
 struct PackedBC {
   int64_t chunks;   // of a sequence
   int chunk_bytes;  // these are contiguous, one chunk after another

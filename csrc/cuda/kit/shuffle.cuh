@@ -29,29 +29,24 @@ __device__ Complex<R> for_each_part(Complex<R> value, const F& f) {
   return {f(value.re), f(value.im)};
 }
 
-// `mask` are the lanes that take part at the same time: the group, or all of whose it is a part.
-
 template <int kLanes, class T>
-__device__ T shuffle_xor(T value, int lane_mask, unsigned mask = lanes_mask<kLanes>()) {
-  return for_each_part(value, [&](auto x) { return __shfl_xor_sync(mask, x, lane_mask, kLanes); });
+__device__ T shuffle_xor(T value, int lane_mask) {
+  const unsigned lanes = lanes_mask<kLanes>();
+  return for_each_part(value, [&](auto x) { return __shfl_xor_sync(lanes, x, lane_mask, kLanes); });
 }
 
 /// From the lane `distance` below; a lane that has none keeps its own.
 template <int kLanes, class T>
-__device__ T shuffle_up(T value, int distance, unsigned mask = lanes_mask<kLanes>()) {
-  return for_each_part(value, [&](auto x) { return __shfl_up_sync(mask, x, distance, kLanes); });
-}
-
-/// From the lane `distance` above; a lane that has none keeps its own.
-template <int kLanes, class T>
-__device__ T shuffle_down(T value, int distance, unsigned mask = lanes_mask<kLanes>()) {
-  return for_each_part(value, [&](auto x) { return __shfl_down_sync(mask, x, distance, kLanes); });
+__device__ T shuffle_up(T value, int distance) {
+  const unsigned lanes = lanes_mask<kLanes>();
+  return for_each_part(value, [&](auto x) { return __shfl_up_sync(lanes, x, distance, kLanes); });
 }
 
 /// From lane `lane` of the group.
 template <int kLanes, class T>
-__device__ T shuffle(T value, int lane, unsigned mask = lanes_mask<kLanes>()) {
-  return for_each_part(value, [&](auto x) { return __shfl_sync(mask, x, lane, kLanes); });
+__device__ T shuffle(T value, int lane) {
+  const unsigned lanes = lanes_mask<kLanes>();
+  return for_each_part(value, [&](auto x) { return __shfl_sync(lanes, x, lane, kLanes); });
 }
 
 }  // namespace selective_scan::cuda

@@ -22,54 +22,9 @@ __device__ __forceinline__ auto held_input(real_t<T> delta, real_t<T> u,
   }
 }
 
-/// Of real fp64 poles and steps with |Δ·A·log2(e)| ≤ PowerOfTwo::kNear, given that power of two.
-struct BoundedMath : DeviceMath {
-  static __device__ __forceinline__ double exp_of(double /*delta*/, const PowerOfTwo& power) {
-    return power.near();
-  }
-  /// exp(x) and (exp(x) − 1)/A
-  static __device__ __forceinline__ Coefficients<double> exact_hold(
-      double delta, const Pole<double, PowerOfTwo>& pole) {
-    const PowerOfTwo& power = pole.exponent;
-    // For n = 0, which A = 0 has, f is Δ·A·log2(e).
-    const double bbar =
-        power.n == 0 ? delta * kLog2e * power.slope : power.near_less_one() * pole.inverse;
-    return {power.near(), bbar};
-  }
-};
-
-/// abar and bbar of poles and steps that BoundedMath serves.
-template <Method kMethod, int kCount>
-__device__ __forceinline__ void bounded_coefficients(const double (&deltas)[kCount],
-                                                     const Pole<double> (&poles)[kCount],
-                                                     Coefficients<double> (&values)[kCount]) {
-  PowerOfTwo powers[kCount];
-  powers_of_products(deltas, [&](int k) { return poles[k].exponent; }, powers);
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    values[k] =
-        Formula<kMethod>::template value<BoundedMath>(deltas[k], poles[k].with_exponent(powers[k]));
-  }
-}
-
-/// Of those and, by functions for any number, all others.
-template <Method kMethod>
-__device__ __noinline__ Coefficients<double> fp64_coefficients(double delta, Pole<double> pole) {
-  if (!(fabs(delta * pole.exponent) <= PowerOfTwo::kNear)) {
-    return Formula<kMethod>::template value<DeviceMath>(delta, pole);
-  }
-  Coefficients<double> value[1];
-  bounded_coefficients<kMethod>({delta}, {pole}, value);
-  return value[0];
-}
-
 template <Method kMethod, class T>
 __device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const Pole<T>& pole) {
-  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kTakesPowers) {
-    return fp64_coefficients<kMethod>(delta, pole);
-  } else {
-    return Formula<kMethod>::template value<DeviceMath>(delta, pole);
-  }
+  return Formula<kMethod>::template value<DeviceMath>(delta, pole);
 }
 
 /// Re(a·b)
@@ -112,94 +67,6 @@ __device__ void store_channel_states(const ArrayView& view, const WorkItem& item
                                      int first_state, int64_t dstate,
                                      const Pack<T, kStates>& states) {
   store_states(view, item.batch * view.batch + channel * view.channel, first_state, dstate, states);
-}
-
-/// The poles of a lane's states.
-template <class T, int kStates>
-struct Poles {
-  Pole<T> v[kStates];
-
-  __device__ const Pole<T>& operator[](int s) const { return v[s]; }
-  __device__ void find_reach() {}
-};
-template <int kStates>
-struct Poles<double, kStates> {
-  Pole<double> v[kStates];
-  float reach;  // as the high word of a double: up to which |Δ| BoundedMath serves all of them
-
-  __device__ const Pole<double>& operator[](int s) const { return v[s]; }
-  __device__ void find_reach() {
-    double least = 1e300;  // whose high word, like those below, is a number in fp32, too
-#pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      const double exponent = fabs(v[s].exponent);
-      const double limit = exponent >= 0 ? PowerOfTwo::kNear / exponent : -1.0;
-      least = limit < least ? limit : least;
-    }
-    reach = high_word_of(least);
-  }
-  template <int kCount>
-  __device__ __forceinline__ bool reach_all(const Pack<double, kCount>& delta) const {
-    bool all = true;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) all = all && fabsf(high_word_of(delta.v[j])) <= reach;
-    return all;
-  }
-
- private:
-  static __device__ __forceinline__ float high_word_of(double x) {
-    return __int_as_float(__double2hiint(x));
-  }
-};
-
-/// abar and bbar of a block of steps: of step j and state s, v[j][s].
-template <class T, int kStates>
-struct BlockCoefficients {
-  Coefficients<T> v[kBlockSteps][kStates];
-};
-
-template <Method kMethod, class T, int kStates>
-__device__ __forceinline__ BlockCoefficients<T, kStates> block_coefficients(
-    const Pack<real_t<T>, kBlockSteps>& delta, const Poles<T, kStates>& poles) {
-  BlockCoefficients<T, kStates> values;
-  if constexpr (std::is_same_v<T, double> && Formula<kMethod>::kTakesPowers) {
-    constexpr int kCount = kBlockSteps * kStates;
-    double deltas[kCount];
-    Pole<double> all_poles[kCount];
-    Coefficients<double> all_values[kCount];
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      deltas[k] = delta.v[k / kStates];
-      all_poles[k] = poles[k % kStates];
-    }
-    bounded_coefficients<kMethod>(deltas, all_poles, all_values);
-    if (!poles.reach_all(delta)) {
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        all_values[k] = fp64_coefficients<kMethod>(deltas[k], all_poles[k]);
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) values.v[k / kStates][k % kStates] = all_values[k];
-  } else {
-#pragma unroll
-    for (int j = 0; j < kBlockSteps; ++j) {
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        values.v[j][s] = coefficients<kMethod>(delta.v[j], poles[s]);
-      }
-    }
-  }
-  return values;
-}
-
-template <class T, int kStates>
-__device__ Poles<T, kStates> lane_poles(const ScanParams& params, int64_t channel, bool exists,
-                                        int first_state) {
-  Poles<T, kStates> poles;
-  load_poles<T>(params, channel, exists, first_state, poles.v);
-  poles.find_reach();
-  return poles;
 }
 
 template <class T, int kStates>

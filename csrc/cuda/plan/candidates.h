@@ -32,11 +32,6 @@ inline double warps_per_multiprocessor(const ScanParams& params, int warp_channe
   return static_cast<double>(warps) / device.multiprocessors;
 }
 
-/// Whether every channel has its own B and C, as the general path has kernels for: up to 16 real
-/// states in fp32, whose steps are vectors.
-bool has_own_projections(const ForwardParams& params);
-bool has_own_projections(const BackwardParams& params);
-
 // Each makes the plan, or has done nothing of use where it refuses.
 Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan);
 Refusal plan_general(const BackwardParams& params, const Device& device, GeneralBackwardPlan& plan);

@@ -14,7 +14,7 @@ using namespace dstate1;
 
 Refusal refuse(const ScanParams& params) {
   if (params.dstate != 1) return {"dstate must be 1", params.dstate};
-  if (params.is_double) return {"arithmetic must be fp32"};
+  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
   return {};
 }
 
@@ -41,15 +41,14 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
   return {};
 }
 
-/// Kernels for real states know of vectors only together with B and C of the same type.
+/// Kernels know of vectors only together with B and C of the same type.
 template <class Params>
 bool has_vectors(const Params& params) {
   const auto is_vector = [&](const ArrayView& view) {
     return has_step_vectors(params, view, kItems);
   };
-  const bool are_alike = params.variable_B && params.variable_C &&
-                         params.B.dtype == params.u.dtype && params.C.dtype == params.u.dtype;
-  return (params.is_complex || are_alike) && all_of(rows_of(params), is_vector);
+  return params.variable_B && params.variable_C && params.B.dtype == params.u.dtype &&
+         params.C.dtype == params.u.dtype && all_of(rows_of(params), is_vector);
 }
 
 }  // namespace
@@ -80,15 +79,13 @@ Refusal plan_dstate1(const BackwardParams& params, const Device&, Dstate1Backwar
   plan.tiles = ceil_div(windows, tile_windows);
   plan.work_items = params.batch * params.groups * plan.tiles;
   plan.shape = {std::min(plan.work_items, kMaxBlocks), plan.warps * kWarpSize,
-                params.is_complex ? backward_shared_bytes<Complex<float>>(plan.warps, plan.slots)
-                                  : backward_shared_bytes<float>(plan.warps, plan.slots)};
-  const int64_t state_bytes = params.is_complex ? sizeof(Complex<float>) : sizeof(float);
+                backward_shared_bytes(plan.warps, plan.slots)};
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials =
       scratch.take(params.variable_B || params.variable_C,
-                   plan.tiles * params.batch * params.groups * params.seqlen * 2, state_bytes);
+                   plan.tiles * params.batch * params.groups * params.seqlen * 2, sizeof(float));
   const int64_t rows = params.batch * params.dim;
-  scratch.take_sums(params, rows, state_bytes, rows, sizeof(float));
+  scratch.take_sums(params, rows, sizeof(float), rows, sizeof(float));
   return {};
 }
 

@@ -2,67 +2,27 @@
 
 #include <algorithm>
 
-#include "arrays.h"
 #include "candidates.h"
 #include "segments.h"
 
 namespace selective_scan::cuda {
 namespace {
 
-using general::BCSource;
 using general::SharedLayout;
 using general::TypeSizes;
 
-constexpr int64_t kOwnStates = 16;  // in as many lanes as the kernels are compiled for
-
-/// Whether a (batch, group, state, step) array lies along time in aligned vectors.
-bool has_own_vectors(const ScanParams& params, const ArrayView& view) {
-  return view.step == 1 && view.dtype == params.B.dtype &&
-         is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data), general::kOwnVector,
-                    true);
-}
-bool reads_own_projections(const ScanParams& params) {
-  return params.groups == params.dim && params.dim > 1 && params.dstate <= kOwnStates &&
-         params.variable_B && params.variable_C && !params.is_complex && !params.is_double &&
-         !params.packed.present() && has_own_vectors(params, params.B) &&
-         has_own_vectors(params, params.C);
-}
-
-/// Whether dstate fills `lanes` lanes of `states` states each.
-bool fills(const ScanParams& params, int lanes, int states) {
-  return params.dstate <= lanes * states && params.dstate > (lanes - 1) * states;
-}
-
-/// A lane holds 16 bytes of states, or one state where there is one. The commonest numbers of
-/// states have an instantiation for their number of lanes.
-template <class Params, class Plan>
-void choose_instantiation(const Params& params, Plan& plan) {
-  plan.source = has_own_projections(params) ? BCSource::kOwn : BCSource::kStaged;
-  if (plan.source == BCSource::kOwn) {
-    plan.sizes = {4, 4, 4};
-    plan.fixed_lanes = 2;
-    return;
-  }
+/// A lane holds 16 bytes of states.
+TypeSizes sizes_of(const ScanParams& params) {
   const int real_bytes = params.is_double ? 8 : 4;
   const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
-  const bool is_one_state = state_bytes == 4 && params.dstate == 1;
-  plan.sizes = {is_one_state ? 1 : 16 / state_bytes, state_bytes, real_bytes};
-  plan.fixed_lanes = kAnyLanes;
-  if (state_bytes != 4) return;
-  if (is_one_state) {
-    plan.fixed_lanes = 0;
-  } else if (fills(params, 4, 4)) {
-    plan.fixed_lanes = 2;
-  }
+  return {16 / state_bytes, state_bytes, real_bytes};
 }
 
-template <class Plan>
-SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, const Plan& plan) {
-  return general::forward_layout(params, geometry, plan.sizes, plan.source);
+SharedLayout make_layout(const ForwardParams& params, const Geometry& geometry, TypeSizes sizes) {
+  return general::forward_layout(params, geometry, sizes);
 }
-template <class Plan>
-SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, const Plan& plan) {
-  return general::backward_layout(params, params.dout, geometry, plan.sizes, plan.source);
+SharedLayout make_layout(const BackwardParams& params, const Geometry& geometry, TypeSizes sizes) {
+  return general::backward_layout(params, params.dout, geometry, sizes);
 }
 
 void set_channel_warps(const ScanParams& params, Geometry& geometry, int warps) {
@@ -78,25 +38,21 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
            geometry);
 }
 
-/// Blocks of a kernel for `most_warps` that a multiprocessor has at a time. The compiler gives a
-/// thread all registers that so many warps leave it.
-int resident_blocks(const Geometry& geometry, const Device& device, int most_warps,
-                    int shared_bytes) {
-  constexpr int kRegisters = 65536;
-  constexpr int kUnit = 8;
-  const int per_thread = kRegisters / (most_warps * kWarpSize) / kUnit * kUnit;
+/// Blocks of a kernel that a multiprocessor has at a time. The compiler gives a thread all
+/// registers that kMaxWarps leave it.
+int resident_blocks(const Geometry& geometry, const Device& device, int shared_bytes) {
+  constexpr int kRegistersPerThread = 168;
   return std::max(1, std::min(device.blocks_by_shared_memory(shared_bytes),
-                              device.registers / (per_thread * geometry.threads())));
+                              device.registers / (kRegistersPerThread * geometry.threads())));
 }
 
 /// How long the busiest multiprocessor takes, in the time that a warp's channels would take if
 /// nothing had to wait: its warps' worth of work, over the part of its time in which it issues. Few
 /// warps at a time leave it waiting.
-double estimated_load(const Geometry& geometry, const Device& device, int most_warps,
-                      int shared_bytes) {
+double estimated_load(const Geometry& geometry, const Device& device, int shared_bytes) {
   constexpr double kWarpsForHalfRate = 6;  // on an H200, roughly
   const int64_t blocks = ceil_div(geometry.work_items, device.multiprocessors);
-  const int resident = resident_blocks(geometry, device, most_warps, shared_bytes);
+  const int resident = resident_blocks(geometry, device, shared_bytes);
   const auto at_a_time =
       static_cast<double>(std::min<int64_t>(blocks, resident) * geometry.warps());
   const double rate = at_a_time / (at_a_time + kWarpsForHalfRate);
@@ -113,28 +69,19 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
   geometry.group_channels = params.dim / params.groups;
   const int64_t lanes = ceil_div(params.dstate, plan.sizes.states);
   while (geometry.lanes() < lanes && geometry.lanes() < kWarpSize) ++geometry.lane_bits;
-  int fewest_steps = kBlockSteps;
-  constexpr bool kBackward = std::is_same_v<Params, BackwardParams>;
-  const int most_warps = general::most_warps(plan.source, kBackward, plan.sizes);
-  if (plan.source == BCSource::kOwn) {
-    geometry.lane_bits = plan.fixed_lanes;
-    geometry.piece_steps =
-        general::own_row_bytes(kBackward) / static_cast<int>(element_size(params.B.dtype));
-    fewest_steps = geometry.piece_steps;
-  }
   geometry.state_warps = static_cast<int>(ceil_div(lanes, geometry.lanes()));
 
   const int64_t useful = ceil_div(geometry.group_channels, geometry.warp_channels());
-  const int most = static_cast<int>(std::min<int64_t>(useful, most_warps / geometry.state_warps));
-  for (; geometry.piece_steps >= fewest_steps; geometry.piece_steps /= 2) {
+  const int most = static_cast<int>(std::min<int64_t>(useful, kMaxWarps / geometry.state_warps));
+  for (; geometry.piece_steps >= kBlockSteps; geometry.piece_steps /= 2) {
     double best_load = 0;
     Geometry largest;
     for (int warps = 1; warps <= most; ++warps) {
       set_channel_warps(params, geometry, warps);
-      const int bytes = make_layout(params, geometry, plan).bytes;
+      const int bytes = make_layout(params, geometry, plan.sizes).bytes;
       if (bytes > device.block_shared_bytes) break;
       largest = geometry;
-      const double load = estimated_load(geometry, device, most_warps, bytes);
+      const double load = estimated_load(geometry, device, bytes);
       const bool too_small = best.work_items > 0 && best.tile_channels() < min_tile;
       if (best.work_items == 0 || too_small || load <= best_load) {
         best = geometry;
@@ -153,12 +100,12 @@ bool choose_geometry(const Params& params, const Device& device, int min_tile, P
 /// and C. Where there would be more than one such sum for as many channels as there are states,
 /// which take as much memory as two arrays like u in fp32, tiles are worked on in rounds: as many
 /// as it takes, so long as no multiprocessor has more to do for it.
-void share_partial_sums(const ScanParams& params, const Device& device, int most_warps,
-                        int shared_bytes, Geometry& geometry) {
+void share_partial_sums(const ScanParams& params, const Device& device, int shared_bytes,
+                        Geometry& geometry) {
   constexpr double kAllowedLoad = 1.05;
   const int64_t enough = std::max<int64_t>(1, geometry.group_channels / params.dstate);
   const int64_t at_a_time =
-      device.multiprocessors * resident_blocks(geometry, device, most_warps, shared_bytes);
+      device.multiprocessors * resident_blocks(geometry, device, shared_bytes);
   Geometry candidate = geometry;
   const auto load = [&] {
     return candidate.tiles_per_sum * ceil_div(candidate.work_items, at_a_time);
@@ -189,7 +136,7 @@ Refusal plan_pass(const Params& params, const Device& device, int min_tile, Plan
 template <class Params, class Plan>
 void set_launch(const Params& params, Plan& plan) {
   const Geometry& geometry = plan.geometry;
-  plan.layout = make_layout(params, geometry, plan);
+  plan.layout = make_layout(params, geometry, plan.sizes);
   plan.shape = {std::min(geometry.work_items, kMaxBlocks), geometry.threads(), plan.layout.bytes};
   const int64_t states =
       geometry.segments * params.batch * params.dim * geometry.padded_states(plan.sizes.states);
@@ -198,18 +145,8 @@ void set_launch(const Params& params, Plan& plan) {
 
 }  // namespace
 
-bool has_own_projections(const ForwardParams& params) {
-  return reads_own_projections(params) && !params.wants_map_alone();
-}
-bool has_own_projections(const BackwardParams& params) {
-  return reads_own_projections(params) && !params.wants_state_alone() &&
-         params.seqlen * element_size(params.B.dtype) % general::kOwnVector == 0 &&
-         has_own_vectors(params, params.dB) && has_own_vectors(params, params.dC);
-}
-
-Refusal plan_general(const ForwardParams& call, const Device& device, GeneralForwardPlan& plan) {
-  choose_instantiation(call, plan);
-  const ForwardParams params = general::in_tiles(call, plan.source);
+Refusal plan_general(const ForwardParams& params, const Device& device, GeneralForwardPlan& plan) {
+  plan.sizes = sizes_of(params);
   const Refusal refusal = plan_pass(params, device, 1, plan);
   if (refusal) return refusal;
   if (params.wants_map_alone()) add_empty_segment(params.seqlen, plan.geometry);
@@ -217,20 +154,18 @@ Refusal plan_general(const ForwardParams& call, const Device& device, GeneralFor
   return {};
 }
 
-Refusal plan_general(const BackwardParams& call, const Device& device, GeneralBackwardPlan& plan) {
-  choose_instantiation(call, plan);
-  const BackwardParams params = general::in_tiles(call, plan.source);
-  const bool has_sums = plan.source == BCSource::kStaged &&
-                        (params.variable_B || params.variable_C) && !params.wants_state_alone();
+Refusal plan_general(const BackwardParams& params, const Device& device,
+                     GeneralBackwardPlan& plan) {
+  plan.sizes = sizes_of(params);
+  const bool has_sums = (params.variable_B || params.variable_C) && !params.wants_state_alone();
   // In fp64 a warp has half as many channels, and the rest counts less beside its arithmetic.
   const int least_tile = params.is_double ? kMinBackwardTile / 2 : kMinBackwardTile;
   const Refusal refusal = plan_pass(params, device, has_sums ? least_tile : 1, plan);
   if (refusal) return refusal;
   Geometry& geometry = plan.geometry;
   if (has_sums) {
-    const int shared_bytes = make_layout(params, geometry, plan).bytes;
-    const int most_warps = general::most_warps(plan.source, true, plan.sizes);
-    share_partial_sums(params, device, most_warps, shared_bytes, geometry);
+    const int shared_bytes = make_layout(params, geometry, plan.sizes).bytes;
+    share_partial_sums(params, device, shared_bytes, geometry);
   }
   const int64_t padded = geometry.padded_states(plan.sizes.states);
   const int64_t channels = geometry.segments * params.batch * params.dim;

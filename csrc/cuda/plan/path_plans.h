@@ -21,8 +21,6 @@ namespace selective_scan::cuda {
 template <class PassScratch>
 struct GeneralPlan {
   general::TypeSizes sizes;  // of the instantiation's types
-  int fixed_lanes;           // log2 of the lanes of a channel that it is compiled for, or kAnyLanes
-  general::BCSource source;  // if channels have their own B and C, they are tiles of one group
   Geometry geometry;         // with segments
   general::SharedLayout layout;
   LaunchShape shape;
@@ -81,7 +79,6 @@ struct StreamedForwardPlan {
   int padded_states;  // of a channel
   streamed::LaneMap map;
   std::array<streamed::RowArray, 4> rows;  // u, delta, z, out
-  int element_bytes;                       // 4 if they are of several types
   streamed::ForwardGeometry geometry;      // with segments
   PackedCuts cuts;
   int64_t chunks;  // of a sequence

@@ -31,14 +31,6 @@ bool is_preferred(const BackwardParams& params, const Device&, const Dstate1Back
   return has_enough_channels(params);
 }
 
-/// Where every channel has its own B and C, warps of other paths have one channel each instead of
-/// several. But of few elements the general path's lanes are too few.
-template <class Params>
-bool is_best_row_by_row(const Params& params) {
-  constexpr int64_t kFewElements = int64_t{1} << 20;
-  return has_own_projections(params) && params.batch * params.dim * params.seqlen > kFewElements;
-}
-
 /// Sequences of fewer steps are short.
 constexpr int64_t kShortSequence = 1024;
 
@@ -51,7 +43,6 @@ bool is_preferred(const ForwardParams& params, const Device& device, const Relay
   // multiprocessors idle than this part of them all.
   constexpr int64_t kSegmentSteps = 8192;
   constexpr double kMostIdle = 0.15;
-  if (is_best_row_by_row(params)) return false;
   const int64_t multiprocessors = device.multiprocessors;
   const int64_t blocks = plan.geometry.blocks;
   if (blocks > kMostBlocks * multiprocessors) return false;
@@ -76,8 +67,7 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   constexpr int64_t kMostBlocks = 4;
   constexpr int64_t kMostPartialSums = int64_t{1} << 22;
   const int64_t blocks = plan.geometry.blocks;
-  return !is_best_row_by_row(params) && params.seqlen < kShortSequence &&
-         blocks <= kMostBlocks * device.multiprocessors &&
+  return params.seqlen < kShortSequence && blocks <= kMostBlocks * device.multiprocessors &&
          blocks * params.seqlen * 2 * relay::kPaddedStates <= kMostPartialSums;
 }
 
@@ -107,18 +97,17 @@ bool pays_chunks(const ScanParams& params) {
 }
 
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
-/// or C is constant; the general path does, which is faster for few channels with long sequences.
+/// and C are constant; the general path does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const StreamedForwardPlan& plan) {
-  return !is_best_row_by_row(params) && pays_padding(params) && pays_chunks(params) &&
-         ((params.variable_B && params.variable_C) || params.seqlen < kShortSequence ||
+  return pays_padding(params) && pays_chunks(params) &&
+         (params.variable_B || params.seqlen < kShortSequence ||
           warps_per_multiprocessor(params, plan.warp_channels, device) >= 2);
 }
 
 /// Blocks of few warps read B and C too often.
 bool is_preferred(const BackwardParams& params, const Device&, const StreamedBackwardPlan& plan) {
-  return !is_best_row_by_row(params) && pays_padding(params) && pays_chunks(params) &&
-         plan.has_enough_warps;
+  return pays_padding(params) && pays_chunks(params) && plan.has_enough_warps;
 }
 
 // --- the choice ---

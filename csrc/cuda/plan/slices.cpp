@@ -44,6 +44,11 @@ bool lies_along_steps(const ArrayView& view) {
   return std::abs(view.step) <= std::abs(view.channel);
 }
 
+/// Whether the streamed kernels have both passes for this kind of B and C.
+bool has_streamed_kind(const ScanParams& params) {
+  return params.variable_B == params.variable_C && (params.variable_B || !params.is_complex);
+}
+
 /// The layout of u, if that can have vectors or the other one cannot.
 Arrangement arrange(const ScanParams& params, DType dtype) {
   const bool may_lie_along_steps = params.seqlen % kVectorItems == 0;
@@ -245,12 +250,10 @@ std::optional<Arrangement> arrange_copies(const Params& params, const PlanOf<Par
     return std::nullopt;
   }
   if (plan.path() == Path::kGeneral) {
-    const bool is_of_one_kind = params.variable_B == params.variable_C;
-    if (is_of_one_dtype || !is_of_one_kind) return std::nullopt;
+    if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
     return arrange(params, DType::kFloat32);
   }
   if (plan.path() == Path::kStreamed) {
-    if (!is_of_one_dtype) return std::nullopt;  // what these convert, they take as it is
     const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
     const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
       return !row.present() || row.has_vectors;
@@ -269,9 +272,9 @@ std::optional<Arrangement> arrange_states(const ScanParams& params) {
   // Fewer elements are done before several launches have begun.
   constexpr int64_t kFewestElements = int64_t{1} << 16;
   constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
-  constexpr int64_t kOtherStates = 16;  // complex ones, or of constant B and C
+  constexpr int64_t kOtherStates = 16;  // complex ones, or real ones of constant B and C
   const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
-  if (params.is_double || params.variable_B != params.variable_C || params.dstate <= most ||
+  if (params.is_double || !has_streamed_kind(params) || params.dstate <= most ||
       num_elements(params) < kFewestElements) {
     return std::nullopt;
   }

@@ -72,11 +72,10 @@ constexpr Variant make_team_variant() {
 /// general kernels.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(),
-    make_variant<float, 2, false>(),
+    make_variant<float, 2, false>(),  // of constant B and C
     make_team_variant<2>(),
     make_team_variant<4>(),
     make_variant<Complex<float>, 3, true>(),
-    make_variant<Complex<float>, 3, false>(),
 };
 
 const Variant* find_variant(const ScanParams& params) {
@@ -208,7 +207,7 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
     return {"B and C must both be variable or both be constant"};
   }
   if (variant == nullptr) {
-    return {params.is_complex ? "with complex A, dstate must be at most 16"
+    return {params.is_complex ? "with complex A, B and C must be variable and dstate at most 16"
                               : "dstate must be at most 64, or 16 where B and C are constant",
             params.dstate};
   }
@@ -233,7 +232,10 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
 
 /// Kernels compute what differs between the lanes of a warp in 32 bits.
 bool fits_lanes(const RowArray& rows) {
-  return rows.channel < kLargestStride && rows.channel > -kLargestStride && has_short_steps(rows);
+  const auto fits = [](int64_t stride) {
+    return stride < kLargestStride && stride > -kLargestStride;
+  };
+  return fits(rows.channel) && fits(rows.step);
 }
 
 /// Where rows lie either way, kernels take slices in the order of the scan alone.

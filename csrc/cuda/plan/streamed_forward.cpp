@@ -28,7 +28,6 @@ struct Variant {
   bool has_constant;
   bool has_own_maps;
   bool has_packed;
-  bool (*has_one_constant)(LaneMap, int64_t);
   MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
 };
 
@@ -42,16 +41,11 @@ constexpr Variant make_variant(int64_t least_states) {
           Shape::kChannels,
           Shape::kPadded,
           Shape::kWarpFloats * static_cast<int>(sizeof(float)),
-          Shape::kHasConstant,
+          kHasConstant<T, kStates>,
           kHasOwnMaps<T, kStates>,
           kHasPacked<T, kStates>,
-          &has_one_constant<T, kStates>,
           make_method_table<bool (*)(LaneMap, int64_t)>(
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
-}
-
-bool is_any_variable(const ScanParams& params) {
-  return params.variable_B || params.variable_C;
 }
 
 /// Few states cost as much as those that they are padded to, which still is less than in the
@@ -62,22 +56,6 @@ constexpr Variant kVariants[] = {
     make_variant<float, 16, 2>(33),
     make_variant<Complex<float>, 2, 3>(1),
 };
-
-/// With so many a multiprocessor, cutting time into segments does not pay.
-constexpr double kManyWarps = 6;
-
-/// Whether rows of several types, which are converted to fp32 on their way, are taken as they are.
-/// The kernels that do so cannot cut time into segments.
-bool takes_several_dtypes(const ForwardParams& params, const Variant& variant,
-                          const Device& device) {
-  return variant.has_own_maps && params.variable_B && params.variable_C &&
-         !params.packed.present() && !params.wants_map_alone() &&
-         warps_per_multiprocessor(params, variant.warp_channels, device) >= kManyWarps &&
-         all_of(rows_of(params), [&](const ArrayView& view) {
-           return has_step_vectors(params, view, variant.warp_channels) &&
-                  view.step == params.u.step;
-         });
-}
 
 const Variant* find_variant(const ScanParams& params) {
   for (const Variant& variant : kVariants) {
@@ -156,9 +134,10 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
   constexpr double kUnevenness = 0.08;   // lost where there is one wave, less where there are more
   constexpr double kCoupling = 0.01;     // of each warp's time, by each other warp in the block
   constexpr double kSparse = 0.02;       // where fewer warps are at hand
+  constexpr double kManyWarps = 6;       // with so many a multiprocessor segments do not pay
   const int64_t chunks = plan.chunks;
   const bool is_packed = params.packed.present();
-  const bool may_cut = params.variable_B && params.variable_C &&
+  const bool may_cut = params.variable_B &&
                        warps_per_multiprocessor(params, variant.warp_channels, device) < kManyWarps;
   const int64_t group_channels = params.dim / params.groups;
   const int64_t sequences = params.batch * params.groups;
@@ -166,7 +145,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
       std::min<int64_t>(ceil_div(group_channels, variant.warp_channels), kMaxWarps));
   const PackedBC packed_bc(params, variant.padded_states);
   const int common = static_cast<int>(sizeof(RingBarriers<kRingSlots>)) +
-                     (is_any_variable(params) ? kRingSlots * packed_bc.chunk_bytes : 0);
+                     (params.variable_B ? kRingSlots * packed_bc.chunk_bytes : 0);
   ForwardGeometry& best = plan.geometry;
   double best_time = 0;
   // `waves`: of segments, or 0
@@ -219,7 +198,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
     if (is_packed) return try_waves(kPackedWavesForward, kMostPackedSegments);
     for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
-  if (variant.has_few_registers[params.method](plan.map, plan.element_bytes)) {
+  if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
@@ -244,38 +223,31 @@ ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& d
 
 /// Of rows that do not all lie along steps.
 LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4>& rows) {
-  const auto all = [&](const auto& holds) {
-    return std::all_of(rows.begin(), rows.end(),
-                       [&](const RowArray& it) { return !it.present() || holds(it); });
-  };
   const bool may_be_pairs =
       !params.packed.present() || has_packed(LaneMap::kStepPairs, element_size(params.u.dtype));
-  if (may_be_pairs && all([](const RowArray& it) { return it.has_vectors; })) {
-    return LaneMap::kStepPairs;
-  }
-  const bool is_mixed =
-      params.variable_B && !params.packed.present() && all([](const RowArray& it) {
-        return it.has_step_vectors || (it.has_vectors && has_short_steps(it));
-      });
-  return is_mixed ? LaneMap::kMixed : LaneMap::kElements;
+  const bool have_vectors = std::all_of(
+      rows.begin(), rows.end(), [](const RowArray& it) { return !it.present() || it.has_vectors; });
+  return may_be_pairs && have_vectors ? LaneMap::kStepPairs : LaneMap::kElements;
 }
 
-Refusal refuse(const ForwardParams& params, const Device& device, const Variant* variant) {
+Refusal refuse(const ForwardParams& params, const Variant* variant) {
   if (params.is_double) return {"arithmetic must be fp32"};
   if (variant == nullptr) {
     return {params.is_complex ? "dstate must be at most 16 where A is complex"
                               : "dstate must be at most 64",
             params.dstate};
   }
-  if (!is_any_variable(params) && !variant->has_constant) {
-    return {"dstate must be at most 16 where B and C are constant", params.dstate};
+  if (params.variable_B != params.variable_C) {
+    return {"B and C must both be variable or both be constant"};
   }
-  if (params.packed.present() && !(variant->has_packed && params.variable_B && params.variable_C)) {
+  if (!params.variable_B && !variant->has_constant) {
+    return {"where B and C are constant, A must be real and dstate at most 16", params.dstate};
+  }
+  if (params.packed.present() && !(variant->has_packed && params.variable_B)) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
-  if (params.wants_map_alone() &&
-      !(params.variable_B && params.variable_C && params.seqlen % kChunk == 0)) {
+  if (params.wants_map_alone() && !(params.variable_B && params.seqlen % kChunk == 0)) {
     return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
             params.seqlen};
   }
@@ -287,10 +259,8 @@ Refusal refuse(const ForwardParams& params, const Device& device, const Variant*
     return {"a grid of blocks cannot have that many steps or channels; seqlen must be positive",
             params.seqlen};
   }
-  if (!have_one_dtype(params, rows_of(params)) && !takes_several_dtypes(params, *variant, device)) {
-    return {
-        "u, delta, z and out must have one dtype or, where dstate is at most 16, A real and B and "
-        "C variable, be vectors along steps of many channels"};
+  if (!have_one_dtype(params, rows_of(params))) {
+    return {"u, delta, z and out must have one dtype"};
   }
   return {};
 }
@@ -302,7 +272,7 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   using namespace streamed;
   const ForwardParams params = in_chunks(call);
   const Variant* const variant = find_variant(params);
-  if (const Refusal refusal = refuse(params, device, variant)) return refusal;
+  if (const Refusal refusal = refuse(params, variant)) return refusal;
   plan.lane_states = variant->lane_states;
   plan.warp_channels = variant->warp_channels;
   plan.padded_states = variant->padded_states;
@@ -310,19 +280,8 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   if (!plan_rows(params, variant->warp_channels, rows_of(params), plan.map, plan.rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
-  const bool has_one_dtype = have_one_dtype(params, rows_of(params));
-  plan.element_bytes = has_one_dtype ? static_cast<int>(element_size(params.u.dtype)) : 4;
-  if (!has_one_dtype) {
-    plan.map = LaneMap::kMixed;
-    for (RowArray& row : plan.rows) row.has_vectors = false;  // along channels
-  } else if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
+  if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
-  }
-  if (params.variable_B != params.variable_C &&
-      !variant->has_one_constant(plan.map, plan.element_bytes)) {
-    return {
-        "where one of B and C is constant, A must be real, dstate at most 16, and u, delta, z and "
-        "out vectors along steps of 2-byte elements"};
   }
   if (params.wants_map_alone()) {
     plan.geometry = choose_map_geometry(params, device, plan.chunks);
@@ -334,11 +293,10 @@ Refusal plan_streamed(const ForwardParams& call, const Device& device, StreamedF
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
                 geometry.warps * kWarpSize, geometry.shared_bytes};
   // With segments there are kernels in between.
-  plan.shape.is_dependent = is_any_variable(params) && geometry.segments == 1;
+  plan.shape.is_dependent = params.variable_B && geometry.segments == 1;
   ForwardScratch& scratch = plan.scratch;
-  scratch.packed_bc =
-      scratch.take(is_any_variable(params),
-                   PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
+  scratch.packed_bc = scratch.take(
+      params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
   scratch.take_segments(geometry.segments > 1,
                         geometry.segments * params.batch * params.dim * plan.padded_states,
                         params.is_complex ? 8 : 4);

@@ -10,11 +10,6 @@ namespace selective_scan::cuda::streamed {
 
 constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
 
-/// Whether a chunk's steps lie within 32 bits.
-inline bool has_short_steps(const RowArray& rows) {
-  return rows.step < kLargestStride && rows.step > -kLargestStride;
-}
-
 /// Of the kernels that move chunks of `items` channels. False where an array is beyond what they
 /// can address.
 template <size_t kCount>

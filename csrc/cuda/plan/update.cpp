@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
 
 #include "../kit/config.h"
 
@@ -32,63 +31,49 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          is_aligned(view.channel);
 }
 
-bool is_plain(const UpdateParams& params, const UpdatePlan& plan) {
-  const UpdatePlan::Vectors& vectors = plan.vectors;
+/// What a decoder calls at every step: one step of kDenseStates real states in fp32 arithmetic,
+/// inputs of one type and the states of that type or fp32; channels of one head and group that lie
+/// side by side and fill their blocks; states and A without gaps and aligned for vectors; every
+/// optional input, softplus, no other destinations. Rows may lie apart as slices of wider ones do:
+/// x, dt and out alike, B and C alike.
+bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   const DType input = params.x.dtype;
-  const auto is_input = [&](const ArrayView& view) {
-    return !view.present() || view.dtype == input;
-  };
-  // The heads' channels are as one head's.
-  const auto is_flat = [&](const ArrayView& view) {
-    return !view.present() || params.heads == 1 || view.group == params.dim * view.channel;
-  };
-  const auto is_dense = [&](const ArrayView& view) {
-    return !view.present() || (view.channel == 1 && is_flat(view));
-  };
-  const auto is_parameter = [&](const ArrayView& view) {
-    return is_dense(view) && (is_input(view) || view.dtype == DType::kFloat32);
-  };
-  const ArrayView* const inputs[] = {&params.x, &params.dt, &params.z, &params.out};
+  const int64_t block_channels = kUpdateThreads >> plan.lane_bits;
   // Offsets in bytes have 32 bits, but for those of slots.
   constexpr double kLimit = 0x1p31;
-  const auto is_near = [&](const ArrayView& view, int64_t count, int64_t stride, int64_t rows) {
-    const double last =
-        static_cast<double>(count) * stride + static_cast<double>(rows) * view.batch;
-    return stride >= 0 && view.batch >= 0 && last * element_size(view.dtype) < kLimit;
+  const auto is_near = [&](const ArrayView& view, int64_t inside, int64_t rows) {
+    const double last = static_cast<double>(inside) + static_cast<double>(rows) * view.batch;
+    return view.batch >= 0 && last * element_size(view.dtype) < kLimit;
   };
-  const int64_t channels = params.heads * params.dim;
-  return !params.is_complex && !params.is_double && params.steps == 1 && !plan.many_packs &&
-         vectors.state && vectors.A && vectors.B && vectors.C &&
-         params.A.dtype == DType::kFloat32 && is_input(params.B) && is_input(params.C) &&
-         (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
-         std::all_of(std::begin(inputs), std::end(inputs),
-                     [&](const ArrayView* view) {
-                       return is_input(*view) && is_dense(*view) &&
-                              is_near(*view, channels, view->channel, params.batch);
-                     }) &&
-         is_flat(params.state) && is_flat(params.A) && is_parameter(params.D) &&
-         is_parameter(params.dt_bias) && is_near(params.state, channels, params.state.channel, 1) &&
-         is_near(params.A, channels, params.A.channel, 1) &&
-         is_near(params.B, params.groups, params.B.group, params.batch) &&
-         is_near(params.C, params.groups, params.C.group, params.batch) && params.slots > 0 &&
-         params.slots < kLimit && params.batch <= kMaxRows;
-}
-
-/// What a decoder calls at every step, of calls that are plain: kDenseStates to a channel, channels
-/// of one group that fill their blocks, states and A without gaps, every optional input, softplus.
-/// Rows may lie apart as slices of wider ones do: x, dt and out alike, B and C alike.
-bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
-  const int64_t channels = params.heads * params.dim;
-  const int64_t block_channels = kUpdateThreads >> plan.lane_bits;
+  const auto is_input = [&](const ArrayView& view) {
+    return view.present() && view.dtype == input && view.channel == 1 &&
+           is_near(view, params.dim, params.batch);
+  };
+  const auto is_projection = [&](const ArrayView& view) {
+    return view.dtype == input && is_near(view, params.dstate, params.batch);
+  };
+  const auto is_parameter = [&](const ArrayView& view) {
+    return view.present() && view.channel == 1 &&
+           (view.dtype == input || view.dtype == DType::kFloat32);
+  };
+  const auto are_states = [&](const ArrayView& view) {
+    return view.channel == kDenseStates && is_near(view, params.dim * kDenseStates, 1);
+  };
   const auto is_alike = [&](const ArrayView& view, const ArrayView& other) {
     return params.batch == 1 || view.batch == other.batch;
   };
-  return plan.is_plain && params.dstate == kDenseStates && channels % block_channels == 0 &&
-         params.groups == 1 && params.state.channel == kDenseStates &&
-         params.A.channel == kDenseStates && params.z.present() && params.D.present() &&
-         params.dt_bias.present() && params.D.dtype == params.dt_bias.dtype && params.dt_softplus &&
-         !params.destinations.present() && is_alike(params.x, params.dt) &&
-         is_alike(params.x, params.out) && is_alike(params.B, params.C);
+  const UpdatePlan::Vectors& vectors = plan.vectors;
+  return !params.is_complex && !params.is_double && params.steps == 1 && params.heads == 1 &&
+         params.groups == 1 && params.dstate == kDenseStates && params.dim % block_channels == 0 &&
+         params.dt_softplus && !params.destinations.present() && params.slots > 0 &&
+         params.slots < kLimit && params.batch <= kMaxRows && vectors.state && vectors.A &&
+         vectors.B && vectors.C && are_states(params.state) && are_states(params.A) &&
+         (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
+         params.A.dtype == DType::kFloat32 && is_input(params.x) && is_input(params.dt) &&
+         is_input(params.z) && is_input(params.out) && is_alike(params.x, params.dt) &&
+         is_alike(params.x, params.out) && is_projection(params.B) && is_projection(params.C) &&
+         is_alike(params.B, params.C) && is_parameter(params.D) && is_parameter(params.dt_bias) &&
+         params.D.dtype == params.dt_bias.dtype;
 }
 
 }  // namespace
@@ -108,10 +93,9 @@ UpdatePlan plan_update(const UpdateParams& params) {
                   has_vectors(params.A, params, plan.lane_states),
                   has_vectors(params.B, params, plan.lane_states),
                   has_vectors(params.C, params, plan.lane_states)};
-  plan.is_plain = is_plain(params, plan);
   plan.is_dense = is_dense(params, plan);
   plan.shape.blocks = plan.tiles;
-  plan.shape.rows = plan.is_plain ? params.batch : ceil_div(params.batch, plan.rows);
+  plan.shape.rows = plan.is_dense ? params.batch : ceil_div(params.batch, plan.rows);
   plan.shape.threads = kUpdateThreads;
   plan.shape.is_dependent = true;
   return plan;

@@ -7,8 +7,8 @@
 namespace selective_scan::cuda {
 
 /// Lanes of a warp share a channel, each with 16 bytes of its states at a time, so that a warp
-/// reads and writes whole lines. A block of the plain kernel takes channels of one row of the
-/// batch, others take them of a few rows, one behind the other.
+/// reads and writes whole lines. A block of a dense call takes channels of one row of the batch,
+/// others take them of a few rows, one behind the other.
 struct UpdatePlan {
   /// Whether a lane's states are moved together, or one by one.
   struct Vectors {
@@ -18,13 +18,12 @@ struct UpdatePlan {
     bool C;
   };
 
-  bool is_plain;    // plain.cuh runs it
-  bool is_dense;    // and finds its numbers by few strides: nothing is absent
+  bool is_dense;    // dense.cuh runs it
   int lane_states;  // of a lane at a time: those of 16 bytes
   bool many_packs;  // a lane has more than one such pack of states
   int lane_bits;    // log2 of the lanes that share a channel
   int64_t tiles;    // blocks that it takes for all channels: the grid's first dimension
-  int64_t rows;     // of the batch that a block takes where it is not the plain kernel's
+  int64_t rows;     // of the batch that a block takes where the call is not dense
   Vectors vectors;
   LaunchShape shape;
 };

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kSlotThreads)
       const auto at_step = [&](const ArrayView& view) {
         return load_component<R>(view, channel * view.channel + t * view.step);
       };
-      const R delta = step_of(at_step(params.delta) + bias, params.delta_softplus);
+      const R delta = step_size(at_step(params.delta) + bias, params.delta_softplus);
       const auto B =
           load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
                                           state * params.B.state + t * params.B.step);

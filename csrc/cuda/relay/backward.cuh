@@ -126,10 +126,12 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       Values z_items{};
       if (has_gate) z_items = z.read();
 #pragma unroll
+      for (float& value : delta_items.v) value += bias;
+      make_steps(delta_items.v, params.delta_softplus, slope.v);
+#pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const float value = step_of(delta_items.v[i] + bias, params.delta_softplus, slope.v[i]);
         // A step that does not exist leaves the state as it is.
-        delta_items.v[i] = place.item_step() + i < chunk.steps ? value : 0.0f;
+        if (place.item_step() + i >= chunk.steps) delta_items.v[i] = 0.0f;
         if (has_gate) {
           const float s = device_sigmoid(z_items.v[i]);
           dz_factor.v[i] = dy_items.v[i] * silu_derivative(z_items.v[i], s);

@@ -476,7 +476,7 @@ class Stack {
         for (int r = lane; r < rank; r += kLanes) {
           dt = fmaf(to_real(dt_proj_[local * rank + r]), projections_[r * kRows + row], dt);
         }
-        const float delta = step_of(sum_of_lanes(dt) + bias, params_.delta_softplus);
+        const float delta = step_size(sum_of_lanes(dt) + bias, params_.delta_softplus);
         const float x = x_[local * kRows + row];
         float y = 0;
 #pragma unroll

@@ -133,14 +133,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       const auto projections = work.load_projections(params);
       if (params.dlast_state.present() && !order.is_second(item)) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          carry.v[s] = carry.v[s] * inverse_of(conj(projections.C.v[s]));
-        }
+        for (int s = 0; s < kStates; ++s) carry.v[s] *= reciprocal(projections.C.v[s]);
         if (work.exists) {
           store_pack(static_cast<T*>(args.workspace.dC) + work.segment_row, States{});
         }
       }
-      return ConstantWeights<T, kStates>(projections, poles);
+      return ConstantWeights<kStates>(projections, poles);
     }
   }();
   constexpr bool kIncrements = kHasIncrements<kMethod>;
@@ -220,25 +218,23 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     } else {
       int row = first_row;
       int record = own + Shape::kRecords + work.lane * 16;
-      ConstantInputs<T, kStates> inputs;
+      ConstantInputs<kStates> inputs;
       States& before = inputs.before;
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        before.v[s] = weights.inverse_B.v[s] * start.v[s];
-      }
+      for (int s = 0; s < kStates; ++s) before.v[s] = weights.inverse_B.v[s] * start.v[s];
       if constexpr (kIncrements) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) before.v[s] = before.v[s] * poles.A[s];
+        for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
       }
       States sums{};
       if (params.dlast_state.present()) {
         // Read before the sweep, behind which nothing would hide that it takes long.
-        T* const target = static_cast<T*>(args.workspace.dC) + work.segment_row;
-        auto dC = work.exists ? load_pack<T, kStates>(target) : States{};
+        float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
+        auto dC = work.exists ? load_pack<float, kStates>(target) : States{};
         sweep_constant_forward<Shape, kMethod, true>(row, record, groups, poles, before, sums);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          dC.v[s] += conj(inverse_of(weights.inverse_B.v[s])) * sums.v[s];
+          dC.v[s] += reciprocal(weights.inverse_B.v[s]) * sums.v[s];
         }
         if (work.exists) store_pack(target, dC);
       } else {

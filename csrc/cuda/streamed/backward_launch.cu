@@ -22,12 +22,18 @@ struct Kernels {
 using LaneMapTables = std::array<MethodTable<Kernels>, 2>;
 using KernelTables = std::array<LaneMapTables, 3>;
 
-/// The tables of what make.operator()<kElements, kMap, kMethod>() returns.
-template <class Make>
+/// The tables of what make.operator()<kElements, kMap, kMethod>() returns, for states of type T.
+template <class T, class Make>
 constexpr KernelTables make_tables(const Make& make) {
   const auto table = [&]<Elements kElements, LaneMap kMap>() {
-    return make_method_table<Kernels>(
-        [&]<Method kMethod>() { return make.template operator()<kElements, kMap, kMethod>(); });
+    const auto kernels = [&]<Method kMethod>() {
+      return make.template operator()<kElements, kMap, kMethod>();
+    };
+    if constexpr (kSharesSeries<T>) {
+      return make_kernel_table<Kernels>(kernels);
+    } else {
+      return make_method_table<Kernels>(kernels);
+    }
   };
   const auto tables = [&]<Elements kElements>() {
     return LaneMapTables{table.template operator()<kElements, LaneMap::kSteps>(),
@@ -47,7 +53,7 @@ Elements elements_of(DType dtype) {
 template <class T, int kLaneBits, bool kVariable>
 const KernelTables& tables() {
   static constexpr KernelTables kTables =
-      make_tables([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+      make_tables<T>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
         constexpr int kSize = size_of(kElements);
         constexpr bool kIsEither = kSize == 2 && !kHasFloat16Backward<T, kVariable>;
         constexpr Elements kOwn = kIsEither ? Elements::kTwoBytes : kElements;
@@ -60,7 +66,7 @@ const KernelTables& tables() {
 template <int kWarps>
 const KernelTables& team_tables() {
   static constexpr KernelTables kTables =
-      make_tables([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+      make_tables<float>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
         constexpr int kSize = size_of(kElements);
         return Kernels{&StreamedSummary<float, 2, kSize, true, kMethod, kMap>::run,
                        &TeamBackward<kWarps, kSize, kMethod, kMap>::run};
@@ -70,10 +76,7 @@ const KernelTables& team_tables() {
 
 /// See instantiations.py.
 const KernelTables& tables_for(const ScanParams& params, int team_warps) {
-  if (params.is_complex) {
-    return params.variable_B ? tables<Complex<float>, 3, true>()
-                             : tables<Complex<float>, 3, false>();
-  }
+  if (params.is_complex) return tables<Complex<float>, 3, true>();
   if (team_warps == 4) return team_tables<4>();
   if (team_warps == 2) return team_tables<2>();
   return params.variable_B ? tables<float, 2, true>() : tables<float, 2, false>();

@@ -77,10 +77,10 @@ struct BackwardShape {
   static constexpr int kLateStage = kPlanes;
 };
 
-/// Of constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the way forward
-/// keeps lies in records, one for each group: abar of the steps of its first block, then the states
-/// before its blocks. That of the last group lies in place of planes, since it is read before the
-/// first parts come there.
+/// Of real A and constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the
+/// way forward keeps lies in records, one for each group: abar of the steps of its first block,
+/// then the states before its blocks. That of the last group lies in place of planes, since it is
+/// read before the first parts come there.
 template <class T, int kLaneBits>
 struct ConstantShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;
@@ -166,6 +166,11 @@ constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
 /// Whether float16 has kernels of its own; elsewhere those for either type of two bytes serve it.
 template <class T, bool kVariable>
 constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
+
+/// Whether highorder, poly and rk4 share kernels that take their coefficients at run time. With
+/// complex A that would cost too much.
+template <class T>
+constexpr bool kSharesSeries = !is_complex_v<T>;
 
 /// Of the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {

@@ -85,7 +85,8 @@ __device__ __forceinline__ auto forward_constants(
   constexpr bool kShort = std::is_same_v<Math, ScanMathFor<kSize, true>>;
   if constexpr (kShort || kHasCoefficients<kMethod>) {
     constexpr float kInverse = 1 / pole_scale<kMethod, T>;
-    auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]));
+    auto constants = Formula<kMethod>::template constants<Math>(made_anew(kInverse * poles.A[s]),
+                                                                poles.constants[s]);
     if constexpr (!kShort) constants.rate = poles.constants[s].rate;
     return constants;
   } else {
@@ -238,7 +239,7 @@ struct BlockStates {
   static __device__ __forceinline__ StepCache
   kept_of(float delta, const LanePoles<T, kStates, kSize, kMethod>& poles, int s, const T* abar) {
     if constexpr (F::kAbarIsByRate) {
-      if (abar != nullptr) return F::keep_with(*abar, delta, poles.A[s]);
+      if (abar != nullptr) return F::keep_with(*abar, delta, poles.A[s], poles.constants[s]);
     }
     return F::template keep<ScanMathFor<kSize>, T>(delta, poles.A[s], poles.constants[s]);
   }

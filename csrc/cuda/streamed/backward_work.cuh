@@ -79,17 +79,18 @@ struct LaneWork {
   __device__ __forceinline__ LanePoles<T, kStates, kSize, kMethod> load_poles(
       const ScanParams& params) const {
     LanePoles<T, kStates, kSize, kMethod> poles{};
+    const auto series = series_of<float>(params.method);
     const Pack<T, kStates> A = load_parameters(params.A, params.dstate);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       T pole = A.v[s];
       if constexpr (kHasIncrements<kMethod>) pole = ScanMath::invertible(pole);
       poles.A[s] = pole_scale<kMethod, T> * pole;
-      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole);
+      poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole, series);
     }
     return poles;
   }
-  __device__ __forceinline__ ConstantProjections<T, kStates> load_projections(
+  __device__ __forceinline__ ConstantProjections<kStates> load_projections(
       const BackwardParams& params) const {
     return {load_parameters(params.B, params.dstate), load_parameters(params.C, params.dstate),
             params.dlast_state.present()};
@@ -163,12 +164,11 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
 
 /// From what sweeps by h/B and g/C sum up to what they would by h and g, and so with `carry` in
 /// front of the first step: see constant_sweeps.cuh.
-template <class Shape, class T, int kSize, Method kMethod>
-__device__ __forceinline__ void finish_constant_sums(const BackwardArgs& args,
-                                                     const LaneWork<Shape, T, kSize, kMethod>& work,
-                                                     bool is_second, Pack<T, Shape::kStates>& carry,
-                                                     LaneSums<T, Shape::kStates>& lane_sums) {
-  using States = Pack<T, Shape::kStates>;
+template <class Shape, int kSize, Method kMethod>
+__device__ __forceinline__ void finish_constant_sums(
+    const BackwardArgs& args, const LaneWork<Shape, float, kSize, kMethod>& work, bool is_second,
+    Pack<float, Shape::kStates>& carry, LaneSums<float, Shape::kStates>& lane_sums) {
+  using States = Pack<float, Shape::kStates>;
   const BackwardParams& params = args.params;
   const auto [B, C] = work.load_projections(params);
   const bool is_start = work.item.begin == 0;
@@ -176,23 +176,24 @@ __device__ __forceinline__ void finish_constant_sums(const BackwardArgs& args,
   const bool has_rest = is_start && params.initial_state.present();
   States initial{};
   if (has_rest) {
-    initial = load_channel_states<T, Shape::kStates>(params.initial_state, work.item, work.channel,
-                                                     work.exists, work.first_state, params.dstate);
+    initial =
+        load_channel_states<float, Shape::kStates>(params.initial_state, work.item, work.channel,
+                                                   work.exists, work.first_state, params.dstate);
   }
 #pragma unroll
   for (int s = 0; s < Shape::kStates; ++s) {
-    lane_sums.dC.v[s] = conj(B.v[s]) * lane_sums.dB.v[s];
-    if (has_rest) lane_sums.dC.v[s] += carry.v[s] * conj(initial.v[s]);
-    lane_sums.dB.v[s] = lane_sums.dB.v[s] * conj(C.v[s]);
-    lane_sums.dA.v[s] = lane_sums.dA.v[s] * conj(B.v[s] * C.v[s]);
-    if (is_start) carry.v[s] = carry.v[s] * conj(C.v[s]);
+    lane_sums.dC.v[s] = B.v[s] * lane_sums.dB.v[s];
+    if (has_rest) lane_sums.dC.v[s] += carry.v[s] * initial.v[s];
+    lane_sums.dB.v[s] *= C.v[s];
+    lane_sums.dA.v[s] *= B.v[s] * C.v[s];
+    if (is_start) carry.v[s] *= C.v[s];
   }
   if (has_dC) {
     lane_sums.dC = States{};
     // The other part's is there too, to which this one's is going to be added.
     if (work.exists && !is_second) {
-      lane_sums.dC =
-          load_pack<T, Shape::kStates>(static_cast<const T*>(args.workspace.dC) + work.segment_row);
+      lane_sums.dC = load_pack<float, Shape::kStates>(static_cast<const float*>(args.workspace.dC) +
+                                                      work.segment_row);
     }
   }
 }

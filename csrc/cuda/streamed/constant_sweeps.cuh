@@ -1,21 +1,19 @@
-// What a lane of the streamed backward scan does with its states where B and C are constant.
+// What a lane of the streamed backward scan does with its states where B and C are constant, and A
+// is real.
 //
-// The sweeps go by h' = h/B and g' = g/conj(C), where g is the gradient of the state h and k is
-// kOutputScale:
+// The sweeps go by h' = h/B and g' = g/C, where g is the gradient of the state h:
 //   h'[t] = a[t]·h'[t-1] + i[t]     i[t] = b(x[t])·Δ[t]·u[t]
-//   g'[t] = c[t+1] + k·dy[t]        c[t] = conj(a[t])·g'[t]
+//   g'[t] = c[t+1] + dy[t]          c[t] = a[t]·g'[t]
 // B and C are left in the weights of the sums over states alone, as products:
-//   y = k·Re Σ B·C·h'     Re Σ w·conj(b) = Re Σ conj(B·C)·g'·conj(b)
-//   the part of dΔ that comes through x: Re Σ conj(A·B·C)·dx'
-// and of dB and dC one needs no sum of its own. With S = Σ g'·conj(i), a sum over a part of time,
-//   dB = conj(C)·S     dC = conj(B)·Σ k·dy·conj(h')
-//                         = conj(B)·(S + c·conj(h') where the part begins − the same where it ends)
-// since k·dy·conj(h') = (g' − c[t+1])·conj(h') and g'·conj(h') = c·conj(h'[t-1]) + g'·conj(i).
-// Where parts of time follow each other, what one of them ends with is what the other begins with.
-// So there remains c·conj(h') before the first step, and behind the last one c is the gradient of
-// the last state, which mostly is absent. Where it is not, g is no multiple of conj(C): then g'
-// begins with this gradient divided by conj(C), and dC is summed by itself, on the way forward: the
-// difference of large numbers would be left with few digits.
+//   y = Σ B·C·h'     Σ w·b = Σ B·C·g'·b     the part of dΔ that comes through x: Σ A·B·C·dx'
+// and of dB and dC one needs no sum of its own. With S = Σ g'·i, a sum over a part of time,
+//   dB = C·S     dC = B·Σ dy·h' = B·(S + c·h' where the part begins − c·h' where it ends)
+// since dy·h' = (g' − c[t+1])·h' and g'·h' = c·h'[t-1] + g'·i. Where parts of time follow each
+// other, what one of them ends with is what the other begins with. So there remains c·h' before the
+// first step, and behind the last one c is the gradient of the last state, which mostly is absent.
+// Where it is not, g is no multiple of C: then g' begins with this gradient divided by C, and dC is
+// summed by itself, on the way forward: the difference of large numbers would be left with few
+// digits.
 //
 // There is no ring of B and C here, nor sums over warps. In their room the way forward through a
 // chunk leaves every other block's abar for the way back, where the method has it (kKeepsAbar).
@@ -31,52 +29,37 @@ constexpr float kLeastB = 1e-18f;
 /// must be numbers.
 constexpr float kLeastC = 1e-15f;
 
-/// The larger one of a number's parts.
-__device__ __forceinline__ float extent(float x) {
-  return fabsf(x);
-}
-__device__ __forceinline__ float extent(Complex<float> x) {
-  return fmaxf(fabsf(x.re), fabsf(x.im));
-}
-/// 1/x, also where |x|² is no number.
-__device__ __forceinline__ float inverse_of(float x) {
-  return reciprocal(x);
-}
-__device__ __forceinline__ Complex<float> inverse_of(Complex<float> x) {
-  const float scale = reciprocal(extent(x));
-  return scale * reciprocal(scale * x);
-}
-
 /// Constant B and C, as the sweeps take them.
-template <class T, int kStates>
+template <int kStates>
 struct ConstantProjections {
-  Pack<T, kStates> B, C;
+  Pack<float, kStates> B, C;
 
-  __device__ __forceinline__ ConstantProjections(const Pack<T, kStates>& stored_B,
-                                                 const Pack<T, kStates>& stored_C,
+  __device__ __forceinline__ ConstantProjections(const Pack<float, kStates>& stored_B,
+                                                 const Pack<float, kStates>& stored_C,
                                                  bool divides_by_C)
       : B(stored_B), C(stored_C) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      if (extent(B.v[s]) < kLeastB) B.v[s] = T{kLeastB};
-      if (divides_by_C && extent(C.v[s]) < kLeastC) C.v[s] = T{kLeastC};
+      if (fabsf(B.v[s]) < kLeastB) B.v[s] = kLeastB;
+      if (divides_by_C && fabsf(C.v[s]) < kLeastC) C.v[s] = kLeastC;
     }
   }
 };
 
 /// What a lane keeps of them.
-template <class T, int kStates>
+template <int kStates>
 struct ConstantWeights {
-  Pack<T, kStates> inverse_B;
-  Pack<T, kStates> BC;
-  Pack<T, kStates> ABC;  // A times pole_scale
+  Pack<float, kStates> inverse_B;
+  Pack<float, kStates> BC;
+  Pack<float, kStates> ABC;  // A times pole_scale
 
   template <int kSize, Method kMethod>
-  __device__ __forceinline__ ConstantWeights(const ConstantProjections<T, kStates>& projections,
-                                             const LanePoles<T, kStates, kSize, kMethod>& poles) {
+  __device__ __forceinline__
+  ConstantWeights(const ConstantProjections<kStates>& projections,
+                  const LanePoles<float, kStates, kSize, kMethod>& poles) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      inverse_B.v[s] = inverse_of(projections.B.v[s]);
+      inverse_B.v[s] = reciprocal(projections.B.v[s]);
       BC.v[s] = projections.B.v[s] * projections.C.v[s];
       ABC.v[s] = poles.A[s] * BC.v[s];
     }
@@ -88,27 +71,17 @@ template <Method kMethod>
 constexpr bool kKeepsAbar = Formula<kMethod>::kAbarIsByRate;
 
 /// Runs h', of increments A·h', through all blocks of `groups` groups but the last one, and leaves
-/// records of what comes before each. See ConstantShape. kSumsOutputs: adds Σ k·dy·conj(h') over
-/// all blocks to `sums`.
-template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, class T, int kStates>
+/// records of what comes before each. See ConstantShape. kSumsOutputs: adds Σ dy·h' over all blocks
+/// to `sums`.
+template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, int kStates>
 __device__ __forceinline__ void sweep_constant_forward(
-    int row, int record, int groups, const LanePoles<T, kStates, kSize, kMethod>& poles,
-    Pack<T, kStates>& h, Pack<T, kStates>& sums) {
+    int row, int record, int groups, const LanePoles<float, kStates, kSize, kMethod>& poles,
+    Pack<float, kStates>& h, Pack<float, kStates>& sums) {
   constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
   for (int s = 0; s < kStates; ++s) constants[s] = forward_constants<kMethod, Math>(poles, s);
-  // Of the blocks whose abar is not kept for the way back.
-  constexpr bool kHasShort = kHasShortSweep<kMethod, T, kSize>;
-  using ShortMath = ScanMathFor<kSize, kHasShort>;
-  decltype(forward_constants<kMethod, ShortMath>(poles, 0)) short_constants[kStates];
-  if constexpr (kHasShort) {
-#pragma unroll
-    for (int s = 0; s < kStates; ++s) {
-      short_constants[s] = forward_constants<kMethod, ShortMath>(poles, s);
-    }
-  }
   constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
   // Loaded one block ahead: behind a store of the state loads would have to be waited for.
   auto next_delta = shared_load<float, kBlockSteps>(row + Shape::kDelta);
@@ -119,23 +92,17 @@ __device__ __forceinline__ void sweep_constant_forward(
     const auto input = shared_load<float, kBlockSteps>(row + kInputRow<Shape, kMethod>);
     [[maybe_unused]] Pack<float, kBlockSteps> dy;
     if constexpr (kSumsOutputs) dy = shared_load<float, kBlockSteps>(row + Shape::kDy);
-    Pack<T, kStates> abar[kBlockSteps];
+    Pack<float, kStates> abar[kBlockSteps];
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      if constexpr (kHasShort && kBlock == 1) {
-        step_forward<kMethod, kIncrements, ShortMath>(delta.v[j], input.v[j], poles,
-                                                      short_constants, ones<T, kStates>(), h);
-      } else {
-        abar[j] = step_forward<kMethod, kIncrements, Math>(delta.v[j], input.v[j], poles, constants,
-                                                           ones<T, kStates>(), h);
-      }
+      abar[j] = step_forward<kMethod, kIncrements, Math>(delta.v[j], input.v[j], poles, constants,
+                                                         ones<float, kStates>(), h);
       if constexpr (kSumsOutputs) {
-        const float scaled_dy = kOutputScale<T> * dy.v[j];
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          T state = h.v[s];
-          if constexpr (kIncrements) state = state * poles.constants[s].inverse;
-          sums.v[s] += scaled_dy * conj(state);
+          float state = h.v[s];
+          if constexpr (kIncrements) state *= poles.constants[s].inverse;
+          sums.v[s] += dy.v[j] * state;
         }
       }
     }
@@ -160,60 +127,52 @@ __device__ __forceinline__ void sweep_constant_forward(
 }
 
 /// What a lane reads of a block of steps. Loaded one block ahead.
-template <class T, int kStates>
+template <int kStates>
 struct ConstantInputs {
-  BlockInputs<T, kStates> rows;
-  Pack<T, kStates> before;
-  Pack<T, kStates> abar[kBlockSteps];  // of a group's first block
+  BlockInputs<float, kStates> rows;
+  Pack<float, kStates> before;
+  Pack<float, kStates> abar[kBlockSteps];  // of a group's first block
 };
 
-template <class Shape, Method kMethod, class T, int kStates>
-__device__ __forceinline__ void load_constant_rows(int row, ConstantInputs<T, kStates>& inputs) {
+template <class Shape, Method kMethod, int kStates>
+__device__ __forceinline__ void load_constant_rows(int row, ConstantInputs<kStates>& inputs) {
   load_block<Shape, kMethod, false>(LaneRows{row, 0, 0}, inputs.rows);
 }
-template <class Shape, Method kMethod, int kBlock, class T, int kStates>
-__device__ __forceinline__ void load_record(int record, ConstantInputs<T, kStates>& inputs) {
+template <class Shape, Method kMethod, int kBlock, int kStates>
+__device__ __forceinline__ void load_record(int record, ConstantInputs<kStates>& inputs) {
   inputs.before =
-      shared_load<T, kStates>(record + Shape::kRecordStates + kBlock * Shape::kStepStates);
+      shared_load<float, kStates>(record + Shape::kRecordStates + kBlock * Shape::kStepStates);
   if constexpr (kKeepsAbar<kMethod> && kBlock == 0) {
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      inputs.abar[j] = shared_load<T, kStates>(record + j * Shape::kStepStates);
+      inputs.abar[j] = shared_load<float, kStates>(record + j * Shape::kStepStates);
     }
   }
-}
-
-/// Adds Re(a·conj(b)).
-template <class T>
-__device__ __forceinline__ void add_inner_product(float& sum, T a, T b) {
-  sum += real(a) * real(b);
-  if constexpr (is_complex_v<T>) sum += a.im * b.im;
 }
 
 /// One block of steps, the one with number kBlock of its group: its states again from the one
 /// before it, then backwards through them. `carry` is c of the step behind the block on entry and
 /// of its first one on return. See StepGradient for the formulas. S is added to dB.
-template <class Shape, Method kMethod, int kBlock, int kSize, class T, int kStates>
+template <class Shape, Method kMethod, int kBlock, int kSize, int kStates>
 __device__ __forceinline__ BlockParts sweep_constant_backward(
-    const ConstantInputs<T, kStates>& inputs, const LanePoles<T, kStates, kSize, kMethod>& poles,
-    const ConstantWeights<T, kStates>& weights, Pack<T, kStates>& carry,
-    LaneSums<T, kStates>& lane_sums) {
+    const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,
+    const ConstantWeights<kStates>& weights, Pack<float, kStates>& carry,
+    LaneSums<float, kStates>& lane_sums) {
   constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kHasAbar = kKeepsAbar<kMethod> && kBlock == 0;
   const auto& rows = inputs.rows;
-  const BlockStates<kMethod, kIncrements, T, kStates> states(rows, poles, inputs.before,
-                                                             kHasAbar ? inputs.abar : nullptr);
+  const BlockStates<kMethod, kIncrements, float, kStates> states(rows, poles, inputs.before,
+                                                                 kHasAbar ? inputs.abar : nullptr);
   const auto& weights_of_x = kIncrements ? weights.BC : weights.ABC;
   BlockParts parts;
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
-    const float scaled_dy = kOutputScale<T> * rows.dy.v[j];
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      const T g = scaled_dy + carry.v[s];
-      T after;
-      const StepGradient<T> back = states.template step_back<kSize>(rows, j, s, g, after);
+      const float g = rows.dy.v[j] + carry.v[s];
+      float after;
+      const StepGradient<float> back = states.template step_back<kSize>(rows, j, s, g, after);
       carry.v[s] = back.state;
       lane_sums.dB.v[s] += states.scaled_input.v[j] * back.input;
       if constexpr (kIncrements) {
@@ -221,9 +180,9 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
       } else {
         lane_sums.dA.v[s] += rows.delta.v[j] * back.x;
       }
-      add_inner_product(parts.w_b.v[j], weights.BC.v[s], back.input);
-      add_inner_product(parts.x_A.v[j], weights_of_x.v[s], back.x);
-      add_inner_product(parts.y.v[j], weights.BC.v[s], conj(after));
+      parts.w_b.v[j] += weights.BC.v[s] * back.input;
+      parts.x_A.v[j] += weights_of_x.v[s] * back.x;
+      parts.y.v[j] += weights.BC.v[s] * after;
     }
   }
   return parts;

@@ -25,7 +25,6 @@
 #include "../kit/step_math.cuh"
 #include "forward_chunk.cuh"
 #include "forward_kernels.h"
-#include "mixed_rows.cuh"
 #include "row_slices.cuh"
 
 namespace selective_scan::cuda::streamed {
@@ -54,7 +53,7 @@ struct RawElement {
 template <int kItems, LaneMap kMap>
 struct ChannelValues {
   static constexpr int kItemsEach =  // of a channel
-      has_step_slices(kMap)         ? kItems
+      kMap == LaneMap::kSteps       ? kItems
       : kMap == LaneMap::kStepPairs ? 2
                                     : 1;
   static constexpr int kCount = kItems / kItemsEach;
@@ -63,7 +62,7 @@ struct ChannelValues {
   /// The element that the lane reads, of its own channel or of the lane-th.
   static __device__ __forceinline__ RawElement load(const ArrayView& view, int64_t first_channel,
                                                     const LaneSlice& slice, int lane) {
-    const int channel = has_step_slices(kMap) ? slice.channel : lane;
+    const int channel = kMap == LaneMap::kSteps ? slice.channel : lane;
     return RawElement(view, (first_channel + channel) * view.channel,
                       channel < slice.channels_left && channel < kItems);
   }
@@ -72,7 +71,8 @@ struct ChannelValues {
     const float value = element.value(view);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      values[i] = has_step_slices(kMap) ? value : __shfl_sync(kFullMask, value, slice.channel + i);
+      values[i] =
+          kMap == LaneMap::kSteps ? value : __shfl_sync(kFullMask, value, slice.channel + i);
     }
   }
   __device__ __forceinline__ float operator[](int i) const { return values[i / kItemsEach]; }
@@ -150,15 +150,12 @@ enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
 
 /// kPacked: chunks are those of packed sequences, whose states change where one begins or ends.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          Projected kProjected, bool kFewRegisters, bool kPacked>
+          bool kVariable, bool kFewRegisters, bool kPacked>
 __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads : kResidentThreads,
                                   1) forward_kernel(const __grid_constant__ ForwardArgs args) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
-  constexpr bool kIsMixed = kMap == LaneMap::kMixed;
-  constexpr bool kVariable = kProjected != Projected::kNeither;
-  using Cursor = std::conditional_t<kIsMixed, MixedCursor<Shape::kChannels, kSize>,
-                                    RowCursor<Shape::kChannels, kSize>>;
+  using Cursor = RowCursor<Shape::kChannels, kSize>;
   using Values = Slice<Shape::kChannels>;
   extern __shared__ __align__(16) char shared[];
   const ForwardParams& params = args.params;
@@ -186,8 +183,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const int64_t channel = first_channel + role.channel;
   const bool exists = role.channel < channels;
 
-  const LaneSlice slice =
-      LaneSlice::make<Shape::kChannels>(kIsMixed ? LaneMap::kSteps : kMap, args.u, lane, channels);
+  const LaneSlice slice = LaneSlice::make<Shape::kChannels>(kMap, args.u, lane, channels);
   Cursor u_cursor(args.u, slice, item.batch, first_channel, item.first_chunk);
   Cursor delta_cursor(args.delta, slice, item.batch, first_channel, item.first_chunk);
   Cursor z_cursor(args.z, slice, item.batch, first_channel, item.first_chunk);
@@ -224,15 +220,9 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
                    item.batch * params.initial_state.batch + channel * params.initial_state.channel,
                    role.part, params.dstate, h);
     }
-    if constexpr (kProjected != Projected::kBoth) {
-      if (!params.variable_B) {
-        States::load_any(params.B, channel * params.B.channel, role.part, params.dstate,
-                         constant_B);
-      }
-      if (!params.variable_C) {
-        States::load_any(params.C, channel * params.C.channel, role.part, params.dstate,
-                         constant_C);
-      }
+    if constexpr (!kVariable) {
+      States::load_any(params.B, channel * params.B.channel, role.part, params.dstate, constant_B);
+      States::load_any(params.C, channel * params.C.channel, role.part, params.dstate, constant_C);
     }
   }
 
@@ -302,10 +292,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
   // reads what is made behind it.
   const auto make_rows = [&] {
-    if constexpr (kIsMixed) {
-      Cursor::turn(args.u, raw_u.words);
-      Cursor::turn(args.delta, raw_delta.words);
-    }
     const Values u = Cursor::to_values(args.u, slice, raw_u);
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
@@ -361,11 +347,10 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
     const int steps = steps_left < kChunk ? steps_left : kChunk;
     const auto scan_towards = [&](auto backward) {
-      scan_chunk<T, kStates, kLaneBits, kSize, kMap, kMethod, kProjected,
-                 decltype(backward)::value>(delta_row, input_row, projections, steps, constants,
-                                            constant_B, constant_C, h, y_row);
+      scan_chunk<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, decltype(backward)::value>(
+          delta_row, input_row, projections, steps, constants, constant_B, constant_C, h, y_row);
     };
-    if (has_step_slices(kMap) && slice.is_backward) {
+    if (kMap == LaneMap::kSteps && slice.is_backward) {
       scan_towards(std::true_type{});
     } else {
       scan_towards(std::false_type{});
@@ -403,7 +388,6 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
         y.v[i] = kOutputScale<T> * y.v[i] + D[i] * this_u.v[i];
       }
       if (has(kGate)) {
-        if constexpr (kIsMixed) Cursor::turn(args.z, raw_z.words);
         const Values z = Cursor::to_values(args.z, slice, raw_z);
 #pragma unroll
         for (int i = 0; i < Shape::kChannels; ++i) y.v[i] = gated<kSize>(y.v[i], z.v[i]);
@@ -436,66 +420,49 @@ template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     const LaunchShape& shape,
                                                                     cudaStream_t stream) {
-  const auto launch_for = [&](auto size, auto map, auto projected) {
+  const auto launch_for = [&](auto size, auto map, auto variable) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
-    constexpr Projected kProjected = decltype(projected)::value;
-    if constexpr (kHasPacked<T, kStates> && kProjected == Projected::kBoth &&
-                  has_packed(kMap, kSize)) {
+    constexpr bool kVariable = decltype(variable)::value;
+    if constexpr (kHasPacked<T, kStates> && kVariable && has_packed(kMap, kSize)) {
       if (args.params.packed.present()) {
         return launch_kernel(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kProjected, false, true>,
-            shape, stream, args);
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true, false, true>, shape,
+            stream, args);
       }
     }
-    if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize) &&
-                  kProjected != Projected::kOne) {
+    if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
       if (args.few_registers) {
         return launch_kernel(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kProjected, true, false>,
+            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true, false>,
             shape, stream, args);
       }
     }
     return launch_kernel(
-        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kProjected, false, false>,
-        shape, stream, args);
+        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false, false>, shape,
+        stream, args);
   };
-  const auto launch_of_size = [&](auto size, auto projected) {
-    constexpr Projected kProjected = decltype(projected)::value;
-    const auto launch_map = [&](auto map) { return launch_for(size, map, projected); };
-    if constexpr (kProjected == Projected::kOne) {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
-    } else if (args.map == LaneMap::kSteps) {
+  const auto launch_of_size = [&](auto size, auto variable) {
+    const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };
+    if (args.map == LaneMap::kSteps) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
     } else if constexpr (!kHasOwnMaps<T, kStates>) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
     } else if (args.map == LaneMap::kStepPairs) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
     } else {
-      if constexpr (kProjected == Projected::kBoth) {
-        if (args.map == LaneMap::kMixed) {
-          return launch_map(std::integral_constant<LaneMap, LaneMap::kMixed>{});
-        }
-      }
       return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
     }
   };
-  const auto launch_with = [&](auto projected) {
-    return args.element_bytes == 4 ? launch_of_size(std::integral_constant<int, 4>{}, projected)
-                                   : launch_of_size(std::integral_constant<int, 2>{}, projected);
+  const auto launch_with = [&](auto variable) {
+    return element_size(args.params.u.dtype) == 4
+               ? launch_of_size(std::integral_constant<int, 4>{}, variable)
+               : launch_of_size(std::integral_constant<int, 2>{}, variable);
   };
-  if constexpr (Shape::kHasConstant) {
-    if (args.projections == nullptr) {
-      return launch_with(std::integral_constant<Projected, Projected::kNeither>{});
-    }
+  if constexpr (kHasConstant<T, kStates>) {
+    if (args.projections == nullptr) return launch_with(std::false_type{});
   }
-  if constexpr (has_one_constant<T, kStates>(LaneMap::kSteps, 2)) {
-    if (args.params.variable_B != args.params.variable_C) {
-      return launch_of_size(std::integral_constant<int, 2>{},
-                            std::integral_constant<Projected, Projected::kOne>{});
-    }
-  }
-  return launch_with(std::integral_constant<Projected, Projected::kBoth>{});
+  return launch_with(std::true_type{});
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -59,7 +59,7 @@ struct StepProjections {
 /// The compiler moves no load across a store. A block of steps is therefore stored behind the loads
 /// of the next one, so that the one's last steps and the other's first exponentials overlap.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          Projected kProjected, bool kBackward, class Constants>
+          bool kVariable, bool kBackward, class Constants>
 __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* input_row,
                                            const T* projections, int steps,
                                            const Constants (&constants)[kStates],
@@ -75,7 +75,7 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
   constexpr int kAhead = kBlockSteps / Shape::kQuads;  // steps of B and C loaded before that store
   using Projections = StepProjections<T, Shape::kQuads, Shape::kQuad>;
   const auto load_projections = [&](Projections& target, int t) {
-    if constexpr (kProjected != Projected::kNeither) {
+    if constexpr (kVariable) {
       target.load(projections + t * 2 * Shape::kPadded, Shape::kLanes * Shape::kQuad,
                   Shape::kPadded);
     }
@@ -90,17 +90,10 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
       float sum = 0;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        [[maybe_unused]] const int q = s / Shape::kQuad;
-        [[maybe_unused]] const int i = s % Shape::kQuad;
-        T b = constant_B[s];
-        T c = constant_C[s];
-        if constexpr (kProjected == Projected::kBoth) {
-          b = projected[j].B[q].v[i];
-          c = projected[j].C[q].v[i];
-        } else if constexpr (kProjected == Projected::kOne) {
-          b += projected[j].B[q].v[i];
-          c += projected[j].C[q].v[i];
-        }
+        const int q = s / Shape::kQuad;
+        const int i = s % Shape::kQuad;
+        const T b = kVariable ? projected[j].B[q].v[i] : constant_B[s];
+        const T c = kVariable ? projected[j].C[q].v[i] : constant_C[s];
         h[s] = advance(step_of<kMethod, T>(delta.v[k], input.v[k], constants[s]), h[s], b);
         const T state = state_of<kMethod>(constants[s], h[s]);
         sum = s == 0 ? real_of_product(c, state) : add_real_of_product(c, state, sum);

@@ -15,7 +15,6 @@ struct ForwardArgs : ForwardGeometry {
   ForwardParams params;
   RowArray u, delta, z, out;
   LaneMap map = LaneMap::kChannels;
-  int element_bytes = 4;              // of the kernel
   int64_t chunks = 0;                 // of a sequence; that there may be of packed ones
   SegmentStates states;               // null where there is one segment
   const char* projections = nullptr;  // see PackedBC; null where B and C are constant

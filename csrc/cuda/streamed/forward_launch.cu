@@ -43,7 +43,6 @@ cudaError_t run(const ForwardParams& call, const StreamedForwardPlan& plan, void
   args.z = plan.rows[2];
   args.out = plan.rows[3];
   args.map = plan.map;
-  args.element_bytes = plan.element_bytes;
   args.chunks = plan.chunks;
   args.states = segment_states(plan.scratch, memory);
   void* const packed_bc = plan.scratch.packed_bc.in(memory);

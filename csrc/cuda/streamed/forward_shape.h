@@ -15,19 +15,12 @@ constexpr int kFewRegistersResidentThreads = 640;
 /// Chunks of B and C in shared memory.
 constexpr int kRingSlots = 4;
 
-/// Which of B and C are variable and come from packed_bc.cu. What is constant lanes keep in
-/// registers. Of one alone they read both, the other one being zeros, and add what they keep: that
-/// is one kernel for either.
-enum class Projected : int8_t { kNeither, kOne, kBoth };
-
 /// How a warp divides channels and states among its lanes.
 template <class T, int kStates, int kLaneBits>
 struct WarpShape {
   static constexpr int kLanes = 1 << kLaneBits;             // of a channel
   static constexpr int kChannels = kWarpSize >> kLaneBits;  // of a warp
   static constexpr int kPadded = kLanes * kStates;          // states
-  static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
-  static constexpr bool kHasConstant = kStates * kComponents == 4;  // kernels of constant B and C
 
   // A lane's states lie in quads of 16 bytes, and the quads of a channel's lanes side by side.
   static constexpr int kQuad = 16 / static_cast<int>(sizeof(T));
@@ -46,9 +39,14 @@ struct WarpShape {
 };
 
 /// Whether kernels take LaneMap::kStepPairs and kElements, which are faster, instead of kChannels,
-/// which is one kernel instead of two. With variable B and C they take kMixed too.
+/// which is one kernel instead of two.
 template <class T, int kStates>
 constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
+
+/// Whether there are kernels for constant B and C, which lanes keep in registers. Variable ones
+/// come from packed_bc.cu.
+template <class T, int kStates>
+constexpr bool kHasConstant = kHasOwnMaps<T, kStates>;
 
 /// Whether there is a kernel for packed sequences, with variable B and C. Elements of 4 bytes go
 /// one by one however they lie, which is one kernel less.
@@ -56,13 +54,6 @@ template <class T, int kStates>
 constexpr bool kHasPacked = kHasOwnMaps<T, kStates>;
 SELECTIVE_SCAN_HD constexpr bool has_packed(LaneMap map, int64_t size) {
   return map == LaneMap::kElements || (map == LaneMap::kStepPairs && size == 2);
-}
-
-/// Whether there is a kernel where one of B and C is constant. Others' calls are not so slow on the
-/// general path that they were worth one.
-template <class T, int kStates>
-SELECTIVE_SCAN_HD constexpr bool has_one_constant(LaneMap map, int64_t size) {
-  return kHasOwnMaps<T, kStates> && map == LaneMap::kSteps && size == 2;
 }
 
 /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements

@@ -9,9 +9,7 @@
 // Instead of kChannels a kernel may have three maps, with less to decide at run time: kElements,
 // which has no vectors, and kStepPairs, which has nothing else and lays two consecutive steps of
 // half of the channels on a lane (item 2·c + j is step j of channel c). That needs half as many
-// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache. kMixed has
-// the slices of kSteps, and arrays of either order: those whose channels are neighbours are turned
-// round on their way. With it arrays may also differ in their elements' type.
+// accesses to shared memory and, for fp32, touches half as many lines of the L1 cache.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +18,7 @@
 
 namespace selective_scan::cuda::streamed {
 
-enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs, kMixed };
-
-/// Whether a lane's values are consecutive steps of one channel.
-constexpr SELECTIVE_SCAN_HD bool has_step_slices(LaneMap map) {
-  return map == LaneMap::kSteps || map == LaneMap::kMixed;
-}
+enum class LaneMap : int8_t { kSteps, kChannels, kElements, kStepPairs };
 
 /// What kernels know of the elements of their arrays: those of two bytes may be of either type.
 enum class Elements : int8_t { kBFloat16, kFloat16, kFloat32, kTwoBytes };

@@ -18,16 +18,53 @@ struct Update {
   static cudaError_t launch(const UpdateArgs& args, cudaStream_t stream);
 };
 
-/// How the plain kernel finds its numbers, by the types of states and inputs: in any call for which
-/// UpdatePlan::is_plain, and where is_dense is true.
-template <class State, class Input>
-class StridedAccess;
-template <class State, class Input>
-class DenseAccess;
+/// What the kernel of UpdatePlan::is_dense is given. Strides count elements.
+template <class Input>
+struct DenseArgs {
+  void* state;
+  const Input *x, *dt, *z;
+  Input* out;
+  const float* A;
+  const Input *B, *C;
+  const void *D, *dt_bias;
+  IndexArray sources;
+  int64_t pad_slot_id;
+  int slots;
+  uint32_t slot;        // from one to the next
+  uint32_t row;         // of x, dt and out
+  uint32_t z_row;       // of z
+  uint32_t projection;  // of B and C
+  bool parameters_are_single;
+  bool A_is_log;
+  Method method;
 
-template <class Access, Method kMethod>
-struct PlainUpdate {
-  static cudaError_t launch(const typename Access::Args& args, const LaunchShape& shape,
+  explicit DenseArgs(const UpdateParams& params)
+      : state(params.state.data),
+        x(static_cast<const Input*>(params.x.data)),
+        dt(static_cast<const Input*>(params.dt.data)),
+        z(static_cast<const Input*>(params.z.data)),
+        out(static_cast<Input*>(params.out.data)),
+        A(static_cast<const float*>(params.A.data)),
+        B(static_cast<const Input*>(params.B.data)),
+        C(static_cast<const Input*>(params.C.data)),
+        D(params.D.data),
+        dt_bias(params.dt_bias.data),
+        sources(params.sources),
+        pad_slot_id(params.pad_slot_id),
+        slots(static_cast<int>(params.slots)),
+        slot(static_cast<uint32_t>(params.state.batch)),
+        row(static_cast<uint32_t>(params.x.batch)),
+        z_row(static_cast<uint32_t>(params.z.batch)),
+        projection(static_cast<uint32_t>(params.B.batch)),
+        parameters_are_single(params.D.dtype == DType::kFloat32),
+        A_is_log(params.A_is_log),
+        method(params.method) {}
+};
+
+/// That kernel, by the types of states and inputs.
+template <class State, class Input, Method kMethod>
+struct DenseUpdate {
+  static cudaError_t launch(const DenseArgs<Input>& args, const LaunchShape& shape,
                             cudaStream_t stream);
 };
 

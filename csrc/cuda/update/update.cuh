@@ -128,7 +128,7 @@ class RowUpdates {
                                           const Inputs& inputs, Pack<T, kStates> (&h)[kPacks]) {
     R out = 0;
     if (source != UpdateParams::kNoSlot) {
-      const R delta = step_of(value_of(inputs.dt, params_.dt) + dt_bias_, params_.dt_softplus);
+      const R delta = step_size(value_of(inputs.dt, params_.dt) + dt_bias_, params_.dt_softplus);
       const R x = value_of(inputs.x, params_.x);
       R y = 0;
 #pragma unroll

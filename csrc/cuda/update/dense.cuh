@@ -1,0 +1,98 @@
+// The state update as decoders call it: see is_dense() in plan/update.cpp.
+//
+// A thread has 16 bytes of the states of one channel and row; the lanes that share a channel add up
+// their parts of the output by shuffles. Many threads with one access each keep memory busier than
+// few with more to do. Rows are the same for a block, so that their addresses take no instructions
+// of a thread. To find addresses of any strides and to look for what may be absent would take as
+// many instructions as the step itself. Bound by memory, with the issue of instructions close
+// behind; at batch 1 by the way from the launch to the last store, so it is launched before the
+// kernel in front is done, and its arguments are few.
+#pragma once
+
+#include "../kit/dependent_launch.cuh"
+#include "../kit/launch_tools.h"
+#include "place.cuh"
+
+namespace selective_scan::cuda::update {
+
+constexpr int kDenseBlocks = 12;  // of a multiprocessor, at least
+
+template <class State, class Input, Method kMethod>
+__global__ void __launch_bounds__(kUpdateThreads, kDenseBlocks)
+    dense_update_kernel(const __grid_constant__ DenseArgs<Input> args) {
+  constexpr int kStates = 16 / sizeof(State);
+  constexpr int kLanes = kDenseStates / kStates;
+  const uint32_t row = blockIdx.y;
+  const uint32_t thread = blockIdx.x * kUpdateThreads + threadIdx.x;
+  const uint32_t channel = thread / kLanes;
+  const uint32_t first = threadIdx.x % kLanes * kStates;  // of the thread's states in the channel
+  const bool is_writer = first == 0;
+  const uint32_t at = row * args.row + channel;  // of x, dt and out
+  const uint32_t projection = row * args.projection + first;
+  wait_for_primary();
+
+  uint32_t slot = row;
+  if (args.sources.present()) {
+    const int64_t index = args.sources.at(row, 0);
+    if (index < 0 || index >= args.slots || index == args.pad_slot_id) {
+      if (is_writer) args.out[at] = Input{};
+      return;
+    }
+    slot = static_cast<uint32_t>(index);
+  }
+  State* const state = static_cast<State*>(args.state) +
+                       (static_cast<uint64_t>(slot) * args.slot + thread * kStates);
+  auto states = load_pack<State, kStates>(state);
+  const Input raw_dt = args.dt[at];
+  const Input raw_x = args.x[at];
+  const Input raw_z = args.z[row * args.z_row + channel];
+  const auto raw_B = load_pack<Input, kStates>(args.B + projection);
+  const auto raw_C = load_pack<Input, kStates>(args.C + projection);
+  auto A = load_pack<float, kStates>(args.A + thread * kStates);
+  float D, dt_bias;  // both in fp32, or both in the inputs' type
+  const auto take_parameters = [&](auto type) {
+    using Type = decltype(type);
+    D = to_real(static_cast<const Type*>(args.D)[channel]);
+    dt_bias = to_real(static_cast<const Type*>(args.dt_bias)[channel]);
+  };
+  if (args.parameters_are_single) {
+    take_parameters(float{});
+  } else {
+    take_parameters(Input{});
+  }
+
+  const float delta = step_size(to_real(raw_dt) + dt_bias, true);
+  const float x = to_real(raw_x);
+  float before[kStates], B[kStates], C[kStates];
+  to_reals<State>(states, before);
+  to_reals<Input>(raw_B, B);
+  to_reals<Input>(raw_C, C);
+  if (args.A_is_log) {
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) A.v[s] = -DeviceMath::exp(A.v[s]);
+  }
+  float y = 0;
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) {
+    const float h =
+        after_step<kMethod>(before[s], delta, x, make_pole<DeviceMath>(A.v[s], args.method), B[s]);
+    y += C[s] * h;
+    states.v[s] = from_real<State>(h);
+  }
+  store_pack(state, states);
+  for (int distance = kLanes >> 1; distance > 0; distance >>= 1) {
+    y += __shfl_xor_sync(kFullMask, y, distance);
+  }
+  if (!is_writer) return;
+  const float z = to_real(raw_z);
+  args.out[at] = from_real<Input>((y + D * x) * (z * device_sigmoid(z)));
+}
+
+template <class State, class Input, Method kMethod>
+cudaError_t DenseUpdate<State, Input, kMethod>::launch(const DenseArgs<Input>& args,
+                                                       const LaunchShape& shape,
+                                                       cudaStream_t stream) {
+  return launch_kernel(dense_update_kernel<State, Input, kMethod>, shape, stream, args);
+}
+
+}  // namespace selective_scan::cuda::update

@@ -1,0 +1,58 @@
+// Forward ops some of whose results may be None.
+//
+// AOTInductor wants the schema to say so, by `Tensor?`. torch.jit.trace refuses such a schema: for
+// it there is another op beside each of these, NAME_traced, whose results are undefined tensors
+// instead. So are those of backward ops, as PyTorch's own ones are: batched gradients want nothing
+// else.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "joined_text.h"
+#include "tensor_views.h"
+
+namespace selective_scan::op {
+
+inline OptionalTensor if_defined(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+inline Tensor or_undefined(const Tensor& tensor) {
+  return tensor;
+}
+inline Tensor or_undefined(const OptionalTensor& tensor) {
+  return tensor.value_or(Tensor());
+}
+
+template <auto kOp, class Type = decltype(kOp)>
+struct Traced;
+template <auto kOp, class... Results, class... Arguments>
+struct Traced<kOp, std::tuple<Results...> (*)(Arguments...)> {
+  static auto run(Arguments... arguments) {
+    const auto as_tensors = [](const Results&... results) {
+      return std::make_tuple(or_undefined(results)...);
+    };
+    return std::apply(as_tensors, kOp(arguments...));
+  }
+};
+
+/// `arguments` and `results` are as in the schema of the op.
+void define_forward(auto& library, std::string_view name, std::string_view arguments,
+                    std::string_view results) {
+  std::string tensors(results);
+  std::erase(tensors, '?');
+  library.def(joined({name, "(", arguments, ") -> (", results, ")"}).c_str());
+  library.def(joined({name, "_traced(", arguments, ") -> (", tensors, ")"}).c_str());
+}
+
+template <auto kOp>
+void implement_forward(auto& library, std::string_view name) {
+  library.impl(std::string(name).c_str(), TORCH_BOX(kOp));
+  library.impl(joined({name, "_traced"}).c_str(), TORCH_BOX(&Traced<kOp>::run));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,143 @@
+"""The derivative of an operator: what is kept for its backward op, and where the gradients go."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _memory, _pytorch
+from ._checks import Table
+from ._result import Result
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class Derivative:
+    """What autograd does around the backward op of an operator.
+
+    Args:
+        table: the forward op's arguments, but for save_states.
+        defaults: of these, and of save_states if the op has it.
+        results: those of the forward op.
+        backward: the names of the backward op's arguments, in its order.
+        derived: see Operator.
+        gradients: the arguments whose gradients the backward op returns.
+        passed: the results whose gradients are those of arguments, by the arguments' names.
+
+    Attributes:
+        op: the backward op.
+        differentiable_op: the same as autograd takes it.
+    """
+
+    op: torch._ops.OpOverload
+    differentiable_op: type[torch.autograd.Function]
+
+    def __init__(
+        self,
+        table: Table,
+        defaults: Sequence[object],
+        results: Sequence[Result],
+        backward: Sequence[str],
+        derived: Mapping[str, Callable[[Sequence], object]],
+        gradients: Sequence[str],
+        passed: Mapping[str, str],
+    ) -> None:
+        self._defaults = defaults
+        self._derived = derived
+        self._passes_gradients = bool(passed)
+        # The forward op's arguments and results in a row are what the backward op can be given.
+        arguments = [*table.names, *["save_states"] * (len(defaults) - len(table.names))]
+        row = [*arguments, *(result.name for result in results)]
+        tensors = {argument.name for argument in table.tensors}
+        tensors |= {result.name for result in results}
+        self.num_cotangents = sum(result.is_differentiable for result in results)
+        given = backward[self.num_cotangents :]
+        saved = [name for name in given if name in tensors]
+        options = [name for name in given if name not in tensors and name not in derived]
+        kept = [*saved, *options, *derived]
+        self._pick_saved = _picker([row.index(name) for name in saved])
+        self._pick_options = _picker([row.index(name) for name in options])
+        order = [kept.index(name) for name in given]
+        self._stand_ins = [
+            (row.index(result.stands_for), row.index(result.name))
+            for result in results
+            if result.stands_for is not None
+        ]
+        # The gradients that the op returns, then the cotangents that it is given, then None.
+        row = [*gradients, *(result.name for result in results[: self.num_cotangents])]
+        places = [
+            row.index(it) if (it := passed.get(name, name)) in row else -1 for name in arguments
+        ]
+        self._pickers = _picker(order), _picker(places)
+        self._traced_pickers = _traced_picker(order), _traced_picker(places)
+
+    def save(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
+        """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
+        results = (output,) if isinstance(output, Tensor) else output
+        row = [*inputs, *self._defaults[len(inputs) :], *results]
+        for place, stand_in in self._stand_ins:
+            if row[stand_in] is not None:
+                row[place] = row[stand_in]
+        ctx.save_for_backward(*self._pick_saved(row))
+        ctx.options = self._pick_options(row)
+        if self._derived:
+            ctx.options += tuple(derive(inputs) for derive in self._derived.values())
+        states = results[self.num_cotangents :]
+        ctx.mark_non_differentiable(*[tensor for tensor in states if tensor is not None])
+        ctx.set_materialize_grads(False)
+
+    def found_by(self, run: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        """What autograd calls for the gradients, which `run` finds as the backward op does.
+
+        Compiled autograd takes functions alone, and no methods.
+        """
+
+        def backward(ctx, *cotangents: Tensor | None) -> Gradients:
+            return self._differentiate(run, ctx, *cotangents)
+
+        return backward
+
+    def _differentiate(
+        self, run: Callable[..., Gradients], ctx, *cotangents: Tensor | None
+    ) -> Gradients:
+        """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
+        num_inputs = len(ctx.needs_input_grad)
+        cotangents = cotangents[: self.num_cotangents]
+        for cotangent in cotangents:  # any() of a generator takes several times as long
+            if cotangent is not None:
+                break
+        else:
+            return (None,) * num_inputs
+        is_compiling = torch.compiler.is_compiling()  # compiled autograd traces this
+        order, pick_gradients = self._traced_pickers if is_compiling else self._pickers
+        arguments = (*cotangents, *order((*ctx.saved_tensors, *ctx.options)))
+        # With create_graph=True the op must stay visible to autograd, so that it can refuse.
+        try:
+            if torch.is_grad_enabled():
+                gradients = self.differentiable_op.apply(*arguments)
+            elif is_compiling:
+                gradients = self.op(*arguments)
+            else:
+                with _pytorch.below_autograd():
+                    gradients = run(*arguments)
+        except RuntimeError as error:
+            _memory.raise_own(error)
+            raise
+        picked = pick_gradients((*gradients, *cotangents, None))[:num_inputs]
+        if self._passes_gradients:  # there is a cotangent also where the argument is absent
+            is_needed = zip(picked, ctx.needs_input_grad, strict=True)
+            picked = tuple(gradient if needed else None for gradient, needed in is_needed)
+        return picked
+
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
+    """What picks these entries of a row."""
+    return operator.itemgetter(*indices) if len(indices) > 1 else _traced_picker(indices)
+
+
+def _traced_picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
+    """The same for compilers, which do not see through an itemgetter."""
+    return lambda row: tuple([row[i] for i in indices])

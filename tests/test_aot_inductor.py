@@ -1,0 +1,76 @@
+"""Packages that AOTInductor compiles: another process gets of them what eager calls give."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import operator_calls
+import selective_scan
+from selective_scan import S6, MambaMixer
+
+LOAD = """
+import sys, torch, selective_scan
+package, given, made = sys.argv[1:]
+run = torch._inductor.aoti_load_package(package)
+calls = torch.load(given)
+torch.save([(run(*arguments), arguments) for arguments in calls], made)
+"""
+
+
+class Several(nn.Module):
+    """A call of each function, by its own list of arguments."""
+
+    def __init__(self, functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *arguments):
+        return [call(*given) for call, given in zip(self.functions, arguments, strict=True)]
+
+
+def run_elsewhere(program, calls, folder):
+    """The results of each call in a process that loads the package, and its arguments after it."""
+    package, given, made = (str(folder / name) for name in ("model.pt2", "given.pt", "made.pt"))
+    torch._inductor.aoti_compile_and_package(program, package_path=package)
+    torch.save(calls, given)
+    path = Path(selective_scan.__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-c", LOAD, package, given, made],
+        env=os.environ | {"PYTHONPATH": str(path)},
+        check=True,
+    )
+    return torch.load(made)
+
+
+def check(module, calls, folder, **options):
+    program = torch.export.export(module, calls[0], **options)
+    actual = run_elsewhere(program, calls, folder)
+    with torch.no_grad():
+        expected = [(module(*arguments), arguments) for arguments in calls]
+    # Compiled products are summed in another order.
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize(
+    "calls", [operator_calls.DIFFERENTIABLE, operator_calls.IN_PLACE], ids=["results", "in place"]
+)
+def test_every_operator(calls, device, tmp_path):
+    made = [operator_calls.make(name, device) for name in calls]
+    functions, arguments = zip(*made, strict=True)
+    check(Several(functions), [arguments], tmp_path)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_models(bidirectional, device, tmp_path):
+    """Of any length, and compiled with parameters that require a gradient."""
+    options = {"bidirectional": bidirectional, "device": device}
+    model = nn.Sequential(MambaMixer(8, d_state=4, **options), S6(8, d_state=4, depth=2, **options))
+    calls = [(torch.randn(2, seqlen, 8, device=device),) for seqlen in (40, 2, 133)]
+    length = torch.export.Dim("length", min=2, max=4096)
+    check(model, calls, tmp_path, dynamic_shapes=({1: length},))

@@ -1,0 +1,200 @@
+"""What PyTorch does around the derivative of every operator: it keeps what ops return, asks for
+several gradients at once, and compiles the pass or traces it."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import operator_calls
+from selective_scan import S6, MambaMixer
+
+NAMESPACE = "selective_scan"
+COTANGENTS = 3
+
+
+@pytest.fixture(params=operator_calls.DIFFERENTIABLE)
+def call(request, device):
+    """(function of tensors that gives a tuple of tensors, leaves)."""
+    function, tensors = operator_calls.make(request.param, device)
+
+    def results(*tensors):
+        result = function(*tensors)
+        return result if isinstance(result, tuple) else (result,)
+
+    return results, [tensor.detach().requires_grad_() for tensor in tensors]
+
+
+def cotangents_of(results, *sizes):
+    return [torch.randn(*sizes, *it.shape, dtype=it.dtype, device=it.device) for it in results]
+
+
+def assert_equal(actual, expected):
+    """But for the rounding of sums in another order."""
+    pairs = [(actual, expected)] if torch.is_tensor(actual) else zip(actual, expected, strict=True)
+    for one, other in pairs:
+        largest = max([1.0, *other.detach().abs().flatten().tolist()])
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * largest)
+
+
+# --- selective activation checkpointing -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["all", "ours", "others", "none"])
+def test_selective_checkpointing(kept, call):
+    function, leaves = call
+    expected = function(*leaves)
+    cotangents = cotangents_of(expected)
+    decided = []
+
+    def policy(context, op, *args, **kwargs):
+        is_kept = {"all": True, "none": False, "ours": op.namespace == NAMESPACE}.get(
+            kept, op.namespace != NAMESPACE
+        )
+        decided.append(op)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.MUST_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    actual = checkpoint(function, *leaves, use_reentrant=False, context_fn=contexts)
+    assert any(op.namespace == NAMESPACE for op in decided)
+    assert_equal(actual, expected)
+    assert_equal(
+        torch.autograd.grad(actual, leaves, cotangents),
+        torch.autograd.grad(expected, leaves, cotangents),
+    )
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_selective_checkpointing_of_models(bidirectional, device):
+    x = torch.randn(2, 9, 8, device=device)
+
+    def policy(context, op, *args, **kwargs):
+        is_kept = op.namespace == NAMESPACE or op is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    for model in (
+        MambaMixer(8, d_state=4, bidirectional=bidirectional, device=device),
+        S6(8, d_state=4, bidirectional=bidirectional, depth=2, device=device),
+    ):
+        parameters = list(model.parameters())
+        actual = checkpoint(model, x, use_reentrant=False, context_fn=contexts)
+        assert_equal(
+            torch.autograd.grad(actual.square().sum(), parameters),
+            torch.autograd.grad(model(x).square().sum(), parameters),
+        )
+
+
+# --- several gradients at once --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
+def test_several_gradients_at_once(way, call):
+    function, leaves = call
+    results = function(*leaves)
+    cotangents = cotangents_of(results, COTANGENTS)
+    expected = [
+        torch.autograd.grad(results, leaves, entry, retain_graph=True)
+        for entry in zip(*cotangents, strict=True)
+    ]
+
+    def gradients(cotangents, **options):
+        return torch.autograd.grad(results, leaves, cotangents, retain_graph=True, **options)
+
+    with warnings.catch_warnings():  # PyTorch calls a layer's op for each of them, and says so
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        if way == "vmap":
+            actual = torch.func.vmap(lambda *entry: gradients(entry))(*cotangents)
+        else:
+            actual = gradients(cotangents, is_grads_batched=True)
+    for several, entries in zip(actual, zip(*expected, strict=True), strict=True):
+        assert_equal(several, torch.stack(entries))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_jacobian_of_a_layer(bidirectional, device):
+    layer = MambaMixer(4, d_state=2, bidirectional=bidirectional, device=device)
+    x = torch.randn(1, 3, 4, device=device)
+    jacobian = torch.autograd.functional.jacobian
+    assert_equal(jacobian(layer, x, vectorize=True), jacobian(layer, x))
+
+
+@pytest.mark.parametrize("count", [0, COTANGENTS])
+@pytest.mark.parametrize("name", ["layer", "layer of two directions"])
+def test_ops_that_are_called_for_each_entry(name, count, device):
+    """Also inside of torch.compile, which sees a layer as an op where vmap alone sees its parts."""
+    function, (xz, *others) = operator_calls.make(name, device)
+    xzs = torch.randn(count, *xz.shape, device=device)
+
+    def mapped(function):
+        return torch.func.vmap(function, in_dims=(0, *[None] * len(others)))(xzs, *others)
+
+    gradient = torch.func.grad(lambda *given: function(*given).square().sum())
+    torch._dynamo.reset()
+    for each in (function, gradient):
+        compiled = torch.compile(mapped, fullgraph=True, backend="aot_eager")
+        assert_equal(compiled(each), mapped(each))
+
+
+# --- compiled and traced --------------------------------------------------------------------------
+
+
+def test_compiled_autograd_of_an_eager_forward(call):
+    function, leaves = call
+    results = function(*leaves)
+    cotangents = cotangents_of(results)
+    expected = torch.autograd.grad(results, leaves, cotangents, retain_graph=True)
+    torch._dynamo.reset()
+    compiler = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    with compiled_autograd._enable(compiler):
+        actual = torch.autograd.grad(results, leaves, cotangents)
+    assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_compiled_autograd_of_a_model(bidirectional, device):
+    """By the switch that users turn; and a second length, which a graph of its own may serve."""
+    model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)
+    torch._dynamo.reset()
+
+    def gradients(x):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    @torch.compile(backend="aot_eager")
+    def compiled(loss):
+        loss.backward()
+
+    for seqlen in (9, 80):
+        x = torch.randn(2, seqlen, 8, device=device)
+        expected = gradients(x)
+        model.zero_grad()
+        loss = model(x).square().sum()
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            compiled(loss)
+        assert_equal([parameter.grad for parameter in model.parameters()], expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace(call):
+    """Which takes no op that may return None, but the one beside it."""
+    function, leaves = call
+    traced = torch.jit.trace(function, tuple(leaves), check_trace=False)
+    assert f"{NAMESPACE}::" in str(traced.graph)
+    actual, expected = traced(*leaves), function(*leaves)
+    assert_equal(actual, expected)
+    cotangents = cotangents_of(expected)
+    assert_equal(
+        torch.autograd.grad(actual, leaves, cotangents),
+        torch.autograd.grad(expected, leaves, cotangents),
+    )
