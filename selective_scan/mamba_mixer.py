@@ -22,6 +22,7 @@ from ._module_arguments import (
     refuse,
 )
 from ._plain_mixer import has_plain_weights, run_in_one
+from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
     check_rows,
@@ -303,6 +304,8 @@ class MambaMixer(nn.Module):
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Runs the layer from where the cache is; one step goes without a dimension for time."""
+        if (out := step_in_one((self,), hidden, (cache,))) is not None:
+            return out
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
