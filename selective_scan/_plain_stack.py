@@ -6,7 +6,8 @@ is seen: a call looks at all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 
 from . import _pytorch
 from ._checks import MAX_WIDTH
-from ._plain_mixer import is_as_made
-from ._s6_step import MAX_STATES, S6_STEP, StackTensors
+from ._plain_mixer import has_no_hooks
+from ._s6_step import MAX_STATES, S6_STEP
 from .cache import MixerCache
 from .mamba_inner import OPAQUE_TYPES
 from .step_projection import StepProjection
@@ -27,28 +28,20 @@ if TYPE_CHECKING:
 MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
 
-# The lists of StackTensors that layers may lack.
-_BIASES = ("in_proj_bias", "conv1d_bias", "dt_proj_bias", "out_proj_bias")
-# Those that the modules' way takes in hidden's dtype alone, and those that it takes in any.
-_OF_ONE_DTYPE = (
-    *("norm", "in_proj", "in_proj_bias", "conv1d", "x_proj", "dt_proj"),
-    *("out_proj", "out_proj_bias"),
-)
-_OF_ANY_DTYPE = ("conv1d_bias", "dt_proj_bias", "A_log", "D", "conv_state", "state")
-
-
 def step_in_one(
-    layers: Sequence[MambaMixer],
+    layers: Collection[MambaMixer],
     hidden: Tensor,
     caches: Sequence[MixerCache],
+    kind: type[MambaMixer] | None = None,
     norm_f: nn.RMSNorm | None = None,
 ) -> Tensor | None:
     """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
 
     Args:
-        layers: those of a stack, with norms and residuals, if there is a norm_f; else one mixer.
+        layers: those of a stack, or one mixer that is being called.
         hidden: the input.
         caches: where each layer goes on, changed in place.
+        kind: what the layers of a stack are, each with a norm and a residual.
         norm_f: the stack's final norm.
 
     Returns:
@@ -60,120 +53,114 @@ def step_in_one(
     if (
         not 0 < steps <= MAX_STEPS
         or not 0 < batch * steps <= MAX_ROWS.get(device_type, 0)
+        or not layers
         or not S6_STEP.has_kernels_for(device_type)
         or torch.is_autocast_enabled(device_type)
         or _pytorch.may_have_process_wide_hooks()
         or _pytorch.are_transforms_active()
     ):
         return None
-    options = _options_of(layers[0])
-    width, dstate = options[1:3]
-    if options[0] or width > MAX_WIDTH or dstate > MAX_STATES:
+    entries = [*map(_entry_of, layers, caches)]
+    if None in entries:
         return None
     norms, eps = [], 0.0
     if norm_f is not None:
-        norms, eps = [norm_f, *[layer._modules["norm"] for layer in layers]], norm_f.eps
-        if eps is None or not all(
-            is_as_made(norm, nn.RMSNorm) and norm.eps == eps and norm.normalized_shape == (d_model,)
-            for norm in norms
+        eps, norms = norm_f.eps, [norm_f, *[layer._modules["norm"] for layer in layers]]
+        if (
+            eps is None
+            or {*map(type, layers)} != {kind}
+            or {*map(type, norms)} != {nn.RMSNorm}
+            or {(norm.eps, norm.normalized_shape) for norm in norms} != {(eps, (d_model,))}
+            or not all(map(has_no_hooks, layers))
+            or not all(map(has_no_hooks, norms))
         ):
             return None
-    entries = [
-        _entry_of(layer, cache, options, batch)
-        for layer, cache in zip(layers, caches, strict=True)
-    ]
-    if None in entries:
+    scales = [norm._parameters.get("weight") for norm in norms]
+    columns = [list(column) for column in zip(*entries, strict=True)]
+    for place in _BIASES:
+        if {*map(type, columns[place])} == {type(None)}:
+            columns[place] = []
+    kinds = {type(hidden), *map(type, chain(scales, *columns[:_TENSORS]))}
+    if not _are_of_numbers(kinds):
         return None
-    weights = [norm._parameters.get("weight") for norm in norms]
-    stack = StackTensors(weights[1:], *[list(column) for column in zip(*entries, strict=True)])
-    stack = stack._replace(**{name: _present(getattr(stack, name)) for name in _BIASES})
-    if not _are_alike(stack, hidden, weights[:1]):
+
+    conv_states, states, *all_options = columns[_TENSORS - 2 :]
+    options = {*zip(*all_options, strict=True)}
+    (is_bidirectional, softplus, method), *others = options
+    d_inner, dstate = columns[_A_LOG][0].shape
+    width = columns[_CONV1D][0].shape[-1]
+    if (
+        others
+        or is_bidirectional
+        or width > MAX_WIDTH
+        or dstate > MAX_STATES
+        # Of other dtypes the modules refuse the rest, or the operator does.
+        or {it.dtype for it in (columns[0][0], *columns[_CONV1D], *scales[:1])} != {hidden.dtype}
+        or any(len({tensor.dtype for tensor in columns[place]}) > 1 for place in _OF_ANY_DTYPE)
+        or {state.shape for state in states} != {(batch, d_inner, dstate)}
+        or {state.shape for state in conv_states} != {(batch, d_inner, width - 1)}
+        or {state.device for state in (*states, *conv_states)} != {hidden.device}
+        or len({state.stride() for state in states}) > 1
+        or len({state.stride() for state in conv_states}) > 1
+    ):
         return None
-    softplus, method = options[-2:]
-    final = weights[0] if weights else None
+    final = scales[0] if scales else None
+    stack = (scales[1:], *columns[:_TENSORS])
     return S6_STEP(hidden, *stack, final, None, None, None, eps, softplus, method)
 
 
-def _options_of(layer: MambaMixer) -> tuple:
-    """What is the same in all layers of a stack."""
+# Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
+_CONV1D, _A_LOG, _TENSORS = 2, 7, 13
+_BIASES = (1, 3, 6, 10)
+_OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
+
+
+def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
+    """None for a layer that does more than its tensors and options tell.
+
+    A bias that stands elsewhere than among the parameters gives what is no tensor.
+    """
+    parts = layer._modules
+    in_proj, conv1d, x_proj = parts["in_proj"], parts["conv1d"], parts["x_proj"]
+    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
+    of_in, of_conv, of_x = in_proj._parameters, conv1d._parameters, x_proj._parameters
+    of_dt, of_out, own = dt_proj._parameters, out_proj._parameters, layer._parameters
+    if not (
+        type(in_proj) is type(x_proj) is type(out_proj) is nn.Linear
+        and type(conv1d) is nn.Conv1d
+        and type(dt_proj) in (StepProjection, nn.Linear)
+        and type(cache) is MixerCache
+        and has_no_hooks(in_proj)
+        and has_no_hooks(conv1d)
+        and has_no_hooks(x_proj)
+        and has_no_hooks(dt_proj)
+        and has_no_hooks(out_proj)
+        and of_x.get("bias", x_proj) is None
+    ):
+        return None
     return (
+        of_in.get("weight"),
+        of_in.get("bias", in_proj),
+        of_conv.get("weight"),
+        of_conv.get("bias", conv1d),
+        of_x.get("weight"),
+        of_dt.get("weight"),
+        of_dt.get("bias", dt_proj),
+        own.get("A_log"),
+        own.get("D"),
+        of_out.get("weight"),
+        of_out.get("bias", out_proj),
+        cache.conv_state,
+        cache.state,
         layer.bidirectional,
-        layer.d_conv,
-        layer.d_state,
-        layer.d_inner,
-        layer.dt_rank,
         layer.dt_soft_plus,
         layer.discretization_method,
     )
 
 
-def _entry_of(
-    layer: MambaMixer, cache: MixerCache, options: tuple, batch: int
-) -> tuple[Tensor | None, ...] | None:
-    """The tensors of a layer in the order of StackTensors, but for the norm's; None if it does more
-    than they tell, or is unlike the others."""
-    modules, own = layer._modules, layer._parameters
-    in_proj, conv1d, x_proj = modules["in_proj"], modules["conv1d"], modules["x_proj"]
-    dt_proj, out_proj = modules["dt_proj"], modules["out_proj"]
-    if not (
-        is_as_made(in_proj, nn.Linear)
-        and is_as_made(conv1d, nn.Conv1d)
-        and is_as_made(x_proj, nn.Linear)
-        and is_as_made(dt_proj, StepProjection, nn.Linear)
-        and is_as_made(out_proj, nn.Linear)
-        and isinstance(cache, MixerCache)
-        and _options_of(layer) == options
-    ):
-        return None
-    _, width, dstate, d_inner, *_ = options
-    conv_state, state = cache.conv_state, cache.state
-    if conv_state.shape != (batch, d_inner, width - 1) or state.shape != (batch, d_inner, dstate):
-        return None
-    # What stands elsewhere than among the parameters is told by its type.
-    of_in, of_conv, of_x = in_proj._parameters, conv1d._parameters, x_proj._parameters
-    of_dt, of_out = dt_proj._parameters, out_proj._parameters
-    if of_x.get("bias", of_x) is not None:
-        return None
-    return (
-        of_in.get("weight"),
-        of_in.get("bias", of_in),
-        of_conv.get("weight"),
-        of_conv.get("bias", of_conv),
-        of_x.get("weight"),
-        of_dt.get("weight"),
-        of_dt.get("bias", of_dt),
-        own.get("A_log"),
-        own.get("D"),
-        of_out.get("weight"),
-        of_out.get("bias", of_out),
-        conv_state,
-        state,
+def _are_of_numbers(kinds: set[type]) -> bool:
+    """Whether tensors of these types are no more than their numbers, and none is absent."""
+    return type(None) not in kinds and (
+        kinds <= OPAQUE_TYPES
+        or all(kind in OPAQUE_TYPES or issubclass(kind, _pytorch.TRACED) for kind in kinds)
     )
-
-
-def _present(biases: list[Tensor | None]) -> list[Tensor | None]:
-    return [] if all(bias is None for bias in biases) else biases
-
-
-def _are_alike(stack: StackTensors, hidden: Tensor, norm_f: list[Tensor]) -> bool:
-    """Whether there are all tensors of a stack that has some such, each of numbers, and of the
-    dtypes and strides that the operator takes as the modules do."""
-    kinds = {type(tensor) for tensors in (*stack, norm_f, [hidden]) for tensor in tensors}
-    if not all(
-        (kind in OPAQUE_TYPES and kind is not type(None)) or issubclass(kind, _pytorch.TRACED)
-        for kind in kinds
-    ):
-        return False
-    same = (norm_f, *[getattr(stack, name) for name in _OF_ONE_DTYPE])
-    return (
-        all(_dtypes(tensors) <= {hidden.dtype} for tensors in same)
-        and all(len(_dtypes(getattr(stack, name))) <= 1 for name in _OF_ANY_DTYPE)
-        and all(
-            len({tensor.stride() for tensor in states}) == 1
-            for states in (stack.conv_state, stack.state)
-        )
-    )
-
-
-def _dtypes(tensors: Iterable[Tensor]) -> set[torch.dtype]:
-    return {tensor.dtype for tensor in tensors}

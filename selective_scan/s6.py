@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,7 +10,6 @@ from torch import Tensor, fx, nn
 from . import _mamba_weights
 from ._discretization import Method
 from ._module_arguments import check_count, refuse
-from ._plain_mixer import is_as_made
 from ._plain_stack import step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import (
@@ -172,19 +171,15 @@ class S6(nn.Module):
             caches = cache.layers
             if len(caches) != self.depth:
                 refuse("cache", f"of depth = {self.depth} layers", len(caches))
-            if cu_seqlens is None and (out := self._step_in_one(x, caches)) is not None:
-                return out
+            if cu_seqlens is None:
+                out = step_in_one(self.layers._modules.values(), x, caches, S6Layer, self.norm_f)
+                if out is not None:
+                    return out
         else:
             refuse_other_cache(cache, "S6Cache")
         for layer, part in zip(self.layers, caches, strict=True):
             x = layer(x, cache=part, cu_seqlens=cu_seqlens)
         return self.norm_f(x)
-
-    def _step_in_one(self, x: Tensor, caches: Sequence[MixerCache]) -> Tensor | None:
-        """What forward gives by one operator; None where that does not serve the call."""
-        if not (self.depth and all(is_as_made(layer, S6Layer) for layer in self.layers)):
-            return None
-        return step_in_one(self.layers, x, caches, self.norm_f)
 
     @classmethod
     def from_mamba(
