@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
 
+
 def step_in_one(
     layers: Collection[MambaMixer],
     hidden: Tensor,
@@ -57,7 +58,7 @@ def step_in_one(
         or not S6_STEP.has_kernels_for(device_type)
         or torch.is_autocast_enabled(device_type)
         or _pytorch.may_have_process_wide_hooks()
-        or _pytorch.are_transforms_active()
+        or (not torch.compiler.is_compiling() and _pytorch.are_transforms_active())
     ):
         return None
     entries = [*map(_entry_of, layers, caches)]
