@@ -85,29 +85,47 @@ def step_in_one(
     if not _are_of_numbers(kinds):
         return None
 
-    conv_states, states, *all_options = columns[_TENSORS - 2 :]
-    options = {*zip(*all_options, strict=True)}
+    options = {*zip(*columns[_TENSORS:], strict=True)}
     (is_bidirectional, softplus, method), *others = options
-    d_inner, dstate = columns[_A_LOG][0].shape
-    width = columns[_CONV1D][0].shape[-1]
+    dstate, width = columns[_A_LOG][0].shape[-1], columns[_CONV1D][0].shape[-1]
     if (
         others
         or is_bidirectional
         or width > MAX_WIDTH
         or dstate > MAX_STATES
-        # Of other dtypes the modules refuse the rest, or the operator does.
-        or {it.dtype for it in (columns[0][0], *columns[_CONV1D], *scales[:1])} != {hidden.dtype}
-        or any(len({tensor.dtype for tensor in columns[place]}) > 1 for place in _OF_ANY_DTYPE)
-        or {state.shape for state in states} != {(batch, d_inner, dstate)}
-        or {state.shape for state in conv_states} != {(batch, d_inner, width - 1)}
-        or {state.device for state in (*states, *conv_states)} != {hidden.device}
-        or len({state.stride() for state in states}) > 1
-        or len({state.stride() for state in conv_states}) > 1
+        or {columns[0][0].dtype, *[scale.dtype for scale in scales[:1]]} != {hidden.dtype}
     ):
         return None
+    columns = columns[:_TENSORS]
     final = scales[0] if scales else None
-    stack = (scales[1:], *columns[:_TENSORS])
-    return S6_STEP(hidden, *stack, final, None, None, None, eps, softplus, method)
+    call = (hidden, scales[1:], *columns, final, None, None, None, eps, softplus, method)
+    if torch.compiler.is_compiling():
+        return S6_STEP(*call) if _are_alike(columns, hidden) else None
+    try:
+        return S6_STEP(*call)
+    except RuntimeError:
+        # It refuses a call before it changes anything. To look for what it does not take costs more
+        # than the rest of this function.
+        if _are_alike(columns, hidden):
+            raise
+        return None
+
+
+def _are_alike(columns: list[list[Tensor]], hidden: Tensor) -> bool:
+    """Whether all layers have the dtypes and strides of the first, and all caches are for hidden:
+    if not, the modules take the call, or refuse it in their words."""
+    conv_states, states = columns[-2:]
+    d_inner, dstate = columns[_A_LOG][0].shape
+    batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
+    return (
+        {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
+        and all(len({tensor.dtype for tensor in columns[place]}) <= 1 for place in _OF_ANY_DTYPE)
+        and {state.shape for state in states} == {(batch, d_inner, dstate)}
+        and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}
+        and {state.device for state in (*states, *conv_states)} == {hidden.device}
+        and len({state.stride() for state in states}) == 1
+        and len({state.stride() for state in conv_states}) == 1
+    )
 
 
 # Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
