@@ -35,6 +35,7 @@ def step_in_one(
     caches: Sequence[MixerCache],
     kind: type[MambaMixer] | None = None,
     norm_f: nn.RMSNorm | None = None,
+    head: nn.Linear | None = None,
 ) -> Tensor | None:
     """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
 
@@ -44,6 +45,7 @@ def step_in_one(
         caches: where each layer goes on, changed in place.
         kind: what the layers of a stack are, each with a norm and a residual.
         norm_f: the stack's final norm.
+        head: what follows that, if anything does.
 
     Returns:
         The output; None where the operator does not compute what the modules do, or is not made for
@@ -76,12 +78,19 @@ def step_in_one(
             or not all(map(has_no_hooks, norms))
         ):
             return None
-    scales = [norm._parameters.get("weight") for norm in norms]
+    outer = [norm._parameters.get("weight") for norm in norms[:1]]
+    if head is not None:
+        if type(head) is not nn.Linear or not has_no_hooks(head):
+            return None
+        if head._parameters.get("bias", head) is not None:
+            return None
+        outer.append(head._parameters.get("weight"))
+    scales = [norm._parameters.get("weight") for norm in norms[1:]]
     columns = [list(column) for column in zip(*entries, strict=True)]
     for place in _BIASES:
         if {*map(type, columns[place])} == {type(None)}:
             columns[place] = []
-    kinds = {type(hidden), *map(type, chain(scales, *columns[:_TENSORS]))}
+    kinds = {type(hidden), *map(type, chain(outer, scales, *columns[:_TENSORS]))}
     if not _are_of_numbers(kinds):
         return None
 
@@ -93,12 +102,12 @@ def step_in_one(
         or is_bidirectional
         or width > MAX_WIDTH
         or dstate > MAX_STATES
-        or {columns[0][0].dtype, *[scale.dtype for scale in scales[:1]]} != {hidden.dtype}
+        or {columns[0][0].dtype, *[weight.dtype for weight in outer]} != {hidden.dtype}
     ):
         return None
     columns = columns[:_TENSORS]
-    final = scales[0] if scales else None
-    call = (hidden, scales[1:], *columns, final, None, None, None, eps, softplus, method)
+    final, logits, *_ = *outer, None, None
+    call = (hidden, scales, *columns, final, logits, None, None, eps, softplus, method)
     if torch.compiler.is_compiling():
         return S6_STEP(*call) if _are_alike(columns, hidden) else None
     try:

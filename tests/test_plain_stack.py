@@ -121,6 +121,34 @@ def test_many_steps_go_through_the_modules(batch, steps):
     assert "s6_step" not in ops_of(model, x, model.allocate_cache(batch))
 
 
+def test_a_head_is_part_of_it():
+    model, head = model_of(), nn.Linear(DIM, 40, bias=False).requires_grad_(False)
+    exact, exact_head = through_modules(model), copy.deepcopy(head).double()
+    cache, exact_cache = model.allocate_cache(BATCH), exact.allocate_cache(BATCH)
+
+    def outcome(steps: int) -> tuple[list[str], float]:
+        x = steps_of(model, BATCH, steps)
+        expected = exact(x.double(), cache=exact_cache, head=exact_head)
+        with Ops() as ops:
+            out = model(x, cache=cache, head=head)
+        return ops.names, error(out, expected)
+
+    for steps in (1, 3, 20, 1):
+        names, off = outcome(steps)
+        assert off < BOUNDS[F32]
+        assert (names == ["s6_step"]) == (steps < 9)
+    assert torch.equal(model(x := steps_of(model, BATCH, 5), head=head), head(model(x)))
+    for one in (head, exact_head):
+        one.register_forward_hook(lambda _module, _inputs, out: 2 * out)
+    names, off = outcome(1)
+    assert off < BOUNDS[F32]
+    assert "s6_step" not in names or names.count("s6_step") == model.depth
+    biased_head = nn.Linear(DIM, 40).requires_grad_(False)
+    x = steps_of(model, BATCH, 1)
+    expected = biased_head(model(x, cache=copy.deepcopy(cache)))
+    torch.testing.assert_close(model(x, cache=cache, head=biased_head), expected)
+
+
 def test_it_sees_new_weights():
     """Nothing is kept from one call to the next."""
     model = model_of()
