@@ -35,7 +35,7 @@ def step_in_one(
     caches: Sequence[MixerCache],
     kind: type[MambaMixer] | None = None,
     norm_f: nn.RMSNorm | None = None,
-    head: nn.Linear | None = None,
+    head: nn.Module | None = None,
 ) -> Tensor | None:
     """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
 
@@ -45,23 +45,13 @@ def step_in_one(
         caches: where each layer goes on, changed in place.
         kind: what the layers of a stack are, each with a norm and a residual.
         norm_f: the stack's final norm.
-        head: what follows that, if anything does.
+        head: what is called with the result, if anything is.
 
     Returns:
         The output; None where the operator does not compute what the modules do, or is not made for
         such a call, or would not refuse it as the modules do. Nothing has changed then.
     """
-    batch, steps, d_model = hidden.shape
-    device_type = hidden.device.type
-    if (
-        not 0 < steps <= MAX_STEPS
-        or not 0 < batch * steps <= MAX_ROWS.get(device_type, 0)
-        or not layers
-        or not S6_STEP.has_kernels_for(device_type)
-        or torch.is_autocast_enabled(device_type)
-        or _pytorch.may_have_process_wide_hooks()
-        or (not torch.compiler.is_compiling() and _pytorch.are_transforms_active())
-    ):
+    if not layers or not _serves(hidden):
         return None
     entries = [*map(_entry_of, layers, caches)]
     if None in entries:
@@ -73,17 +63,19 @@ def step_in_one(
             eps is None
             or {*map(type, layers)} != {kind}
             or {*map(type, norms)} != {nn.RMSNorm}
-            or {(norm.eps, norm.normalized_shape) for norm in norms} != {(eps, (d_model,))}
+            or {(norm.eps, norm.normalized_shape) for norm in norms} != {(eps, hidden.shape[2:])}
             or not all(map(has_no_hooks, layers))
             or not all(map(has_no_hooks, norms))
         ):
             return None
     outer = [norm._parameters.get("weight") for norm in norms[:1]]
-    if head is not None:
-        if type(head) is not nn.Linear or not has_no_hooks(head):
-            return None
-        if head._parameters.get("bias", head) is not None:
-            return None
+    is_plain_head = (
+        type(head) is nn.Linear
+        and has_no_hooks(head)
+        and head._parameters.get("bias", head) is None
+        and type(head._parameters.get("weight")) in OPAQUE_TYPES
+    )
+    if is_plain_head:
         outer.append(head._parameters.get("weight"))
     scales = [norm._parameters.get("weight") for norm in norms[1:]]
     columns = [list(column) for column in zip(*entries, strict=True)]
@@ -108,16 +100,31 @@ def step_in_one(
     columns = columns[:_TENSORS]
     final, logits, *_ = *outer, None, None
     call = (hidden, scales, *columns, final, logits, None, None, eps, softplus, method)
-    if torch.compiler.is_compiling():
-        return S6_STEP(*call) if _are_alike(columns, hidden) else None
+    if torch.compiler.is_compiling() and not _are_alike(columns, hidden):
+        return None
     try:
-        return S6_STEP(*call)
+        out = S6_STEP(*call)
     except RuntimeError:
         # It refuses a call before it changes anything. To look for what it does not take costs more
         # than the rest of this function.
-        if _are_alike(columns, hidden):
+        if torch.compiler.is_compiling() or _are_alike(columns, hidden):
             raise
         return None
+    return out if head is None or is_plain_head else head(out)
+
+
+def _serves(hidden: Tensor) -> bool:
+    """Whether the operator is made for such an input, and nothing but the modules looks at it."""
+    batch, steps, _ = hidden.shape
+    device_type = hidden.device.type
+    return (
+        0 < steps <= MAX_STEPS
+        and 0 < batch * steps <= MAX_ROWS.get(device_type, 0)
+        and S6_STEP.has_kernels_for(device_type)
+        and not torch.is_autocast_enabled(device_type)
+        and not _pytorch.may_have_process_wide_hooks()
+        and (torch.compiler.is_compiling() or not _pytorch.are_transforms_active())
+    )
 
 
 def _are_alike(columns: list[list[Tensor]], hidden: Tensor) -> bool:
