@@ -303,9 +303,12 @@ class MambaMixer(nn.Module):
         return add(residual, self.out_proj(y.transpose(1, 2)))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """Runs the layer from where the cache is; one step goes without a dimension for time."""
-        if (out := step_in_one((self,), hidden, (cache,))) is not None:
-            return out
+        """Runs the layer from where the cache is."""
+        out = step_in_one((self,), hidden, (cache,))
+        return self._go_on_by_parts(hidden, cache) if out is None else out
+
+    def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
+        """The same; one step goes without a dimension for time."""
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)

@@ -44,8 +44,6 @@ struct StepKernels {
   int64_t (*scratch_bytes)(const StepParams& params);
   /// Before the first task.
   void (*begin)(const StepParams& params, void* shared);
-  /// Asks for the first weights of a task, which may not be run yet.
-  void (*prefetch)(const StepParams& params, const StepTask& task);
   void (*run)(const StepParams& params, const StepTask& task, void* shared, StepWorker& worker);
 };
 

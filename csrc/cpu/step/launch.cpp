@@ -21,7 +21,7 @@ namespace selective_scan::cpu {
 namespace {
 
 /// Below so many bytes of weights, waking other threads costs more than they save.
-constexpr double kSerialBytes = 1 << 20;
+constexpr double kSerialBytes = 2 << 20;
 /// What a task reads at least, if its phase has as much, and tasks of a phase for each thread.
 constexpr double kTaskBytes = 32 * 1024;
 constexpr int64_t kTasksPerWorker = 4;

@@ -84,10 +84,6 @@ class StepPhases {
     });
   }
 
-  static void prefetch_task(const StepParams& params, const StepTask& task) {
-    (void)params, (void)task;
-  }
-
   static void run(const StepParams& params, const StepTask& task, void* base, StepWorker& worker) {
     const Shared shared(params, base);
     const Scratch scratch(params, worker.scratch);
@@ -435,7 +431,6 @@ const StepKernels StackStep<R>::kernels = {
     &StepPhases<R>::shared_bytes,
     &StepPhases<R>::scratch_bytes,
     &StepPhases<R>::begin,
-    &StepPhases<R>::prefetch_task,
     &StepPhases<R>::run,
 };
 
