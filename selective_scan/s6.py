@@ -191,8 +191,7 @@ class S6(nn.Module):
             refuse_other_cache(cache, "S6Cache")
         for layer, part in zip(self.layers, caches, strict=True):
             x = layer(x, cache=part, cu_seqlens=cu_seqlens)
-        x = self.norm_f(x)
-        return x if head is None else head(x)
+        return _called(head, self.norm_f(x))
 
     @classmethod
     def from_mamba(
@@ -282,6 +281,11 @@ class S6Layer(MambaMixer):
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
+
+
+@fx.wrap
+def _called(head: nn.Module | None, x: Tensor) -> Tensor:
+    return x if head is None else head(x)
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
