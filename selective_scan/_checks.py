@@ -121,18 +121,21 @@ class TensorList(TensorArgument):
     number: ``weights[3]``. The others of a table that is `measured_by` one have as many.
 
     Attributes:
-        optional: whether it may be empty.
+        optional: whether it may be None, or empty.
         same_dtype: the list whose first tensor has the dtype, if not this one.
     """
 
     same_dtype: str | None = None
 
-    def tensors(self, value: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {f"{self.name}[{i}]": tensor for i, tensor in enumerate(value)}
+    def tensors(self, value: Sequence[Tensor] | None) -> dict[str, Tensor]:
+        return {f"{self.name}[{i}]": tensor for i, tensor in enumerate(value or ())}
 
     def check_type(self, value: object) -> None:
+        if value is None and self.optional:
+            return
         if not isinstance(value, list | tuple):
-            _fail_on_type(self.name, "a list of Tensors", value)
+            wanted = "a list of Tensors" + (" or None" if self.optional else "")
+            _fail_on_type(self.name, wanted, value)
         for i, tensor in enumerate(value):
             if not isinstance(tensor, Tensor):
                 _fail_on_type(f"{self.name}[{i}]", "a Tensor", tensor)
@@ -322,7 +325,7 @@ class Table:
         for argument in self.tensors:
             if not isinstance(argument, TensorList):
                 continue
-            count = len(given[argument.name])
+            count = len(given[argument.name] or ())
             if count != wanted and not (count == 0 and argument.optional):
                 fail(
                     f"{argument.name} must have as many tensors as {self._counted_by}, {wanted}, "

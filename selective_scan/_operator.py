@@ -282,7 +282,8 @@ class Operator:
             tensor = arguments[place]
             if tensor is not None and tensor.requires_grad:
                 return True
-        return any(tensor.requires_grad for it in self._list_places for tensor in arguments[it])
+        lists = [arguments[place] or () for place in self._list_places]
+        return any(tensor.requires_grad for tensors in lists for tensor in tensors)
 
     def _check_types(self, values: tuple) -> None:
         self._function_arguments.check_types(values)

@@ -81,8 +81,9 @@ def step_in_one(
     columns = [list(column) for column in zip(*entries, strict=True)]
     for place in _BIASES:
         if {*map(type, columns[place])} == {type(None)}:
-            columns[place] = []
-    kinds = {type(hidden), *map(type, chain(outer, scales, *columns[:_TENSORS]))}
+            columns[place] = None
+    present = [column for column in columns[:_TENSORS] if column]
+    kinds = {type(hidden), *map(type, chain(outer, scales, *present))}
     if not _are_of_numbers(kinds):
         return None
 
@@ -99,7 +100,7 @@ def step_in_one(
         return None
     columns = columns[:_TENSORS]
     final, logits, *_ = *outer, None, None
-    call = (hidden, scales, *columns, final, logits, None, None, eps, softplus, method)
+    call = (hidden, scales or None, *columns, final, logits, None, None, eps, softplus, method)
     if torch.compiler.is_compiling() and not _are_alike(columns, hidden):
         return None
     try:
@@ -127,7 +128,7 @@ def _serves(hidden: Tensor) -> bool:
     )
 
 
-def _are_alike(columns: list[list[Tensor]], hidden: Tensor) -> bool:
+def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
     """Whether all layers have the dtypes and strides of the first, and all caches are for hidden:
     if not, the modules take the call, or refuse it in their words."""
     conv_states, states = columns[-2:]
@@ -135,7 +136,7 @@ def _are_alike(columns: list[list[Tensor]], hidden: Tensor) -> bool:
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
     return (
         {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
-        and all(len({tensor.dtype for tensor in columns[place]}) <= 1 for place in _OF_ANY_DTYPE)
+        and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
         and {state.shape for state in states} == {(batch, d_inner, dstate)}
         and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}
         and {state.device for state in (*states, *conv_states)} == {hidden.device}

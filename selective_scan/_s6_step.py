@@ -31,8 +31,8 @@ MAX_STATES = 64  # as in csrc/core/step_params.h
 
 
 class StackTensors(NamedTuple):
-    """What the layers of a stack have, each list with an entry for each layer, or empty where no
-    layer has such.
+    """What the layers of a stack have, each list with an entry for each layer; None, or an empty
+    list, where no layer has such.
 
     All matrices are of one dtype, and so are all tensors of any other list.
 
@@ -55,18 +55,18 @@ class StackTensors(NamedTuple):
         state: the scan's states, (slots, d_inner, dstate), likewise.
     """
 
-    norm: list[Tensor]
+    norm: list[Tensor] | None
     in_proj: list[Tensor]
-    in_proj_bias: list[Tensor]
+    in_proj_bias: list[Tensor] | None
     conv1d: list[Tensor]
-    conv1d_bias: list[Tensor]
+    conv1d_bias: list[Tensor] | None
     x_proj: list[Tensor]
     dt_proj: list[Tensor]
-    dt_proj_bias: list[Tensor]
+    dt_proj_bias: list[Tensor] | None
     A_log: list[Tensor]
     D: list[Tensor]
     out_proj: list[Tensor]
-    out_proj_bias: list[Tensor]
+    out_proj_bias: list[Tensor] | None
     conv_state: list[Tensor]
     state: list[Tensor]
 
@@ -197,7 +197,7 @@ def s6_step_ref(
         if beyond.numel() > 0:
             fail(f"state_batch_indices must be less than slots = {slots}, got {beyond[0].item()}")
 
-    def of(tensors: list[Tensor], layer: int) -> Tensor | None:
+    def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:
         return tensors[layer].to(dtype) if tensors else None
 
     def normalize(rows: Tensor, weight: Tensor) -> Tensor:

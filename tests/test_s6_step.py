@@ -63,12 +63,12 @@ def make(case: Case, device: str = "cpu") -> dict:
     def matrices(rows: int, columns: int) -> list:
         return of_layers(rows, columns, dtype=case.weights, scale=columns**-0.5)
 
-    def biases(name: str, rows: int, **options) -> list:
-        return of_layers(rows, **options) if name in case.biases else []
+    def biases(name: str, rows: int, **options) -> list | None:
+        return of_layers(rows, **options) if name in case.biases else None
 
     slots = case.slots or case.batch
     stack = StackTensors(
-        norm=of_layers(case.d_model, mean=1.0, scale=0.2) if case.has_norms else [],
+        norm=of_layers(case.d_model, mean=1.0, scale=0.2) if case.has_norms else None,
         in_proj=matrices(2 * inner, case.d_model),
         in_proj_bias=biases("in_proj", 2 * inner, scale=0.3),
         conv1d=of_layers(inner, 1, case.width, dtype=case.weights, scale=0.5),
@@ -115,7 +115,7 @@ def copy_of(arguments: dict) -> dict:
 
 def exact(arguments: dict) -> dict:
     """On the CPU in fp64."""
-    stack = StackTensors(*([in_float64(x) for x in tensors] for tensors in arguments["stack"]))
+    stack = StackTensors(*([in_float64(x) for x in part or ()] for part in arguments["stack"]))
     return {name: in_float64(value) for name, value in arguments.items()} | {"stack": stack}
 
 

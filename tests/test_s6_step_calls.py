@@ -31,7 +31,7 @@ def call_fake(**arguments) -> torch.Tensor:
         def faked(value: object) -> object:
             return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
-        stack = StackTensors(*([faked(x) for x in part] for part in arguments["stack"]))
+        stack = StackTensors(*([faked(x) for x in part or ()] for part in arguments["stack"]))
         others = {name: faked(value) for name, value in arguments.items() if name != "stack"}
         return call_op(**others, stack=stack)
 
@@ -162,6 +162,7 @@ def test_wrong_types(function, device):
         ({"stack": stack._replace(D=None)}, "D must be a list of Tensors, got NoneType"),
         ({"stack": stack._replace(D=stack.D[0])}, "D must be a list of Tensors, got Tensor"),
         ({"stack": stack._replace(D=[stack.D[0], 1])}, "D[1] must be a Tensor, got int"),
+        ({"stack": stack._replace(norm=1)}, "norm must be a list of Tensors or None, got int"),
         ({"delta_softplus": 1}, "delta_softplus must be a bool, got int"),
     ):
         assert_refused(function, arguments | change, message, TypeError)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 namespace selective_scan::op {
 
 using TensorList = std::vector<Tensor>;
+using OptionalTensors = std::optional<TensorList>;
 
 /// The tensors of a call in the order of the schema. Lists have an entry for each layer, or none.
 struct StepArguments {

@@ -36,23 +36,26 @@ void launch_step(const Backend& backend, const StepParams& params, const Tensor&
 }
 
 template <class Backend>
-Tensor s6_step(const Tensor& hidden, const TensorList& norm, const TensorList& in_proj,
-               const TensorList& in_proj_bias, const TensorList& conv1d,
-               const TensorList& conv1d_bias, const TensorList& x_proj, const TensorList& dt_proj,
-               const TensorList& dt_proj_bias, const TensorList& A_log, const TensorList& D,
-               const TensorList& out_proj, const TensorList& out_proj_bias,
-               const TensorList& conv_state, const TensorList& state, const OptionalTensor& norm_f,
-               const OptionalTensor& head, const OptionalTensor& state_batch_indices,
-               const OptionalTensor& workspace, double eps, bool delta_softplus,
-               const std::string& discretization_method) {
+Tensor s6_step(const Tensor& hidden, const OptionalTensors& norm, const TensorList& in_proj,
+               const OptionalTensors& in_proj_bias, const TensorList& conv1d,
+               const OptionalTensors& conv1d_bias, const TensorList& x_proj,
+               const TensorList& dt_proj, const OptionalTensors& dt_proj_bias,
+               const TensorList& A_log, const TensorList& D, const TensorList& out_proj,
+               const OptionalTensors& out_proj_bias, const TensorList& conv_state,
+               const TensorList& state, const OptionalTensor& norm_f, const OptionalTensor& head,
+               const OptionalTensor& state_batch_indices, const OptionalTensor& workspace,
+               double eps, bool delta_softplus, const std::string& discretization_method) {
   using Entries = std::span<const Tensor>;
   const auto one = [](const OptionalTensor& tensor) {
     return tensor ? Entries(&*tensor, 1) : Entries();
   };
+  const auto all = [](const OptionalTensors& tensors) {
+    return tensors ? Entries(*tensors) : Entries();
+  };
   const StepArguments args{
-      {Entries(&hidden, 1), norm, in_proj, in_proj_bias, conv1d, conv1d_bias, x_proj, dt_proj,
-       dt_proj_bias, A_log, D, out_proj, out_proj_bias, conv_state, state, one(norm_f), one(head),
-       one(state_batch_indices), one(workspace)},
+      {Entries(&hidden, 1), all(norm), in_proj, all(in_proj_bias), conv1d, all(conv1d_bias), x_proj,
+       dt_proj, all(dt_proj_bias), A_log, D, out_proj, all(out_proj_bias), conv_state, state,
+       one(norm_f), one(head), one(state_batch_indices), one(workspace)},
       eps,
       delta_softplus,
       parse_method(discretization_method)};

@@ -25,10 +25,11 @@ struct CpuBackend {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def(
-      "s6_step(Tensor hidden, Tensor[] norm, Tensor[] in_proj, Tensor[] in_proj_bias, "
-      "Tensor[] conv1d, Tensor[] conv1d_bias, Tensor[] x_proj, Tensor[] dt_proj, "
-      "Tensor[] dt_proj_bias, Tensor[] A_log, Tensor[] D, Tensor[] out_proj, "
-      "Tensor[] out_proj_bias, Tensor(a!)[] conv_state, Tensor(b!)[] state, Tensor? norm_f, "
+      // None rather than no tensors: AOTInductor takes no empty lists.
+      "s6_step(Tensor hidden, Tensor[]? norm, Tensor[] in_proj, Tensor[]? in_proj_bias, "
+      "Tensor[] conv1d, Tensor[]? conv1d_bias, Tensor[] x_proj, Tensor[] dt_proj, "
+      "Tensor[]? dt_proj_bias, Tensor[] A_log, Tensor[] D, Tensor[] out_proj, "
+      "Tensor[]? out_proj_bias, Tensor(a!)[] conv_state, Tensor(b!)[] state, Tensor? norm_f, "
       "Tensor? head, Tensor? state_batch_indices, Tensor(c!)? workspace, float eps, "
       "bool delta_softplus, str discretization_method) -> Tensor");
 }
