@@ -179,22 +179,22 @@ def _convolution_over_pool(random: _Random) -> Call:
 
 
 def _step(random: _Random) -> Call:
-    d_model, rank, layers = 6, 2, 2
+    d_model, d_inner, rank, layers = 16, 32, 2, 2
 
     def of_layers(*shape: int) -> list[torch.Tensor]:
         return [random.normal(*shape) for _ in range(layers)]
 
     lists = [
         of_layers(d_model),
-        of_layers(2 * DIM, d_model),
-        of_layers(DIM, 1, 4),
-        of_layers(rank + 2 * DSTATE, DIM),
-        of_layers(DIM, rank),
-        of_layers(DIM, DSTATE),
-        of_layers(DIM),
-        of_layers(d_model, DIM),
-        of_layers(BATCH, DIM, 3),
-        of_layers(BATCH, DIM, DSTATE),
+        of_layers(2 * d_inner, d_model),
+        of_layers(d_inner, 1, 4),
+        of_layers(rank + 2 * DSTATE, d_inner),
+        of_layers(d_inner, rank),
+        of_layers(d_inner, DSTATE),
+        of_layers(d_inner),
+        of_layers(d_model, d_inner),
+        of_layers(BATCH, d_inner, 3),
+        of_layers(BATCH, d_inner, DSTATE),
     ]
 
     def function(hidden, *tensors):
