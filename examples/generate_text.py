@@ -35,12 +35,12 @@ class ByteModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(BYTES + 1, d_model)
         self.s6 = S6(d_model, depth=depth)
-        self.head = nn.Linear(d_model, BYTES)
+        self.head = nn.Linear(d_model, BYTES, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor, **options) -> torch.Tensor:
         """tokens: (batch, seqlen), 0 to 256. Returns logits: (batch, seqlen, 256)."""
-        return self.head(self.s6(self.embedding(tokens), **options))
+        return self.s6(self.embedding(tokens), head=self.head, **options)
 
 
 # --- data -----------------------------------------------------------------------------------------
