@@ -2,20 +2,25 @@
 """Times what a user of a language model waits for: a prompt, and then each token.
 
 The model has an embedding, S6 layers and a head, by default of mamba-130m's sizes, with random
-weights. A token's time is set beside that of its linear layers alone, and beside that of reading
-every weight once at the speed of a large copy, which no decoder of batch 1 beats. On a GPU the
-token is a CUDA graph, on a CPU eager and, with --compile, compiled.
+weights. With --vocabulary 0 there are the layers alone, which a token goes through by one operator
+where there is one for the device. Its time is set beside that of the same layers where each part of
+them is called as a module, of the linear layers alone, and of reading every weight once, which no
+decoder of batch 1 beats: on a GPU at the speed of a large copy, on a CPU timed in turn with the
+rest. On a GPU the token is a CUDA graph, on a CPU eager and, with --compile, compiled.
 
 Example:
     python benchmarks/benchmark_decoding.py --device cpu --threads 2
+    python benchmarks/benchmark_decoding.py --device cpu --threads 1 --vocabulary 0 --d-model 128 \
+        --depth 3
     python benchmarks/benchmark_decoding.py --device cuda --dtype bfloat16 --json decoding.json
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +33,7 @@ from harness.models import LanguageModel
 def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
     """A token's matrix products alone, of operands that lie ready."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    weight = model.head.weight
+    weight = model.layers.norm_f.weight
     rows = {
         layer.in_features: torch.randn(
             batch, layer.in_features, device=weight.device, dtype=weight.dtype
@@ -38,13 +43,34 @@ def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
     return lambda: [layer(rows[layer.in_features]) for layer in linear]
 
 
+def called_by_parts(model: LanguageModel) -> LanguageModel:
+    """A model of the same weights in which each part of a layer is called."""
+    shared = {id(weight): weight for weight in model.parameters()}
+    twin = copy.deepcopy(model, shared)
+    for layer in twin.layers.layers:
+        for part in (layer.in_proj, layer.x_proj, layer.out_proj):
+            part.register_forward_hook(lambda *_: None)
+    return twin
+
+
+def reading(weights: Sequence[torch.Tensor]) -> Callable[[], object]:
+    """Reads every weight once and does next to nothing with it."""
+    integers = {2: torch.int16, 4: torch.int32}
+    views = [weight.detach().flatten().view(integers[weight.element_size()]) for weight in weights]
+    return lambda: [view.amax() for view in views]
+
+
 def measure(options: argparse.Namespace) -> list[records.Row]:
     device = options.device
     is_cuda = device.type == "cuda"
     dtype = getattr(torch, options.dtype)
     model = LanguageModel(options.vocabulary, options.d_model, options.depth, device, dtype).eval()
+    by_parts = called_by_parts(model)
     sizes = (options.batch, options.prompt)
-    prompt = torch.randint(options.vocabulary, sizes, device=device)
+    if options.vocabulary:
+        prompt = torch.randint(options.vocabulary, sizes, device=device)
+    else:
+        prompt = torch.randn(*sizes, options.d_model, device=device, dtype=dtype)
     token = prompt[:, -1:].clone()
     cache = model.layers.allocate_cache(options.batch)
     products = linear_layers(model, options.batch)
@@ -54,20 +80,30 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
         model(prompt, cache)
 
     read_prompt()
-    calls = {"prompt": read_prompt, "token": lambda: model(token, cache), "its products": products}
+    # A token reads one row of the embedding.
+    weights = list(model.layers.parameters()) + ([model.head.weight] if model.head else [])
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    calls = {
+        "prompt": read_prompt,
+        "token": lambda: model(token, cache),
+        "token, by parts": lambda: by_parts(token, cache),
+        "its products": products,
+    }
     if options.compile:
         compiled = torch.compile(model, fullgraph=True)
         calls["token, compiled"] = lambda: compiled(token, cache)
     if is_cuda:
-        calls["token, CUDA graph"] = timing.in_graph(calls["token"])
-        calls["its products, CUDA graph"] = timing.in_graph(products)
+        for name in ("token", "token, by parts", "its products"):
+            calls[f"{name}, CUDA graph"] = timing.in_graph(calls[name])
+    else:
+        calls["its weights, read"] = reading(weights)
     times = timing.measure(
         calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
     )
-    copy = ceilings.copy_bandwidth(device)
-    read_once = [*model.layers.parameters(), model.head.weight]  # and one row of the embedding
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in read_once)
-    floor_ms = weight_bytes / copy * 1e3
+    if is_cuda:
+        floor_ms = weight_bytes / ceilings.copy_bandwidth(device) * 1e3
+    else:
+        floor_ms = times["its weights, read"].median
     rows = []
     for name, time in times.items():
         beside = "its products" + (", CUDA graph" if name.endswith("CUDA graph") else "")
@@ -82,7 +118,10 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
                 "over_reading_weights": None if name == "prompt" else time.median / floor_ms,
             }
         )
-    print(f"weights: {weight_bytes / 2**20:.0f} MiB; copy bandwidth: {copy / 1e9:.0f} GB/s")
+    speed = weight_bytes / floor_ms / 1e6
+    print(
+        f"weights: {weight_bytes / 2**20:.1f} MiB, read once in {floor_ms:.3g} ms: {speed:.0f} GB/s"
+    )
     return rows
 
 
@@ -95,7 +134,7 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--prompt", type=positive, default=512, help="tokens of the prompt")
     add("--d-model", type=positive, default=768)
     add("--depth", type=positive, default=24)
-    add("--vocabulary", type=positive, default=50280)
+    add("--vocabulary", type=int, default=50280, help="0: neither embedding nor head")
     add("--threads", type=positive, default=torch.get_num_threads(), help="on a CPU")
     add("--compile", action="store_true", help="also time a token under torch.compile")
     add("--runs", type=positive, default=30)

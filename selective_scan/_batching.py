@@ -130,9 +130,11 @@ def _map_nothing(
 ) -> tuple[object, object]:
     """No call has zero entries, so there is one of zeros for the time of the call."""
 
-    def with_one(value: object, dim: int | None) -> object:
+    def with_one(value: object, dim: int | list | None) -> object:
         if dim is None:
             return value
+        if isinstance(dim, list | tuple):
+            return [with_one(*pair) for pair in zip(value, dim, strict=True)]
         shape = list(value.shape)
         shape[dim] = 1
         return torch.cat((value, value.new_zeros(shape)), dim)
@@ -174,7 +176,10 @@ def by_batch(dims: Dims) -> Dims:
     return tuple(_BATCH if dim == "sequences" else dim for dim in dims)
 
 
-def _entry(value: object, dim: int | None, index: int) -> object:
+def _entry(value: object, dim: int | list | None, index: int) -> object:
+    """Of a tensor, or of each in a list."""
+    if isinstance(dim, list | tuple):
+        return [_entry(*pair, index) for pair in zip(value, dim, strict=True)]
     return value if dim is None else value.select(dim, index)
 
 

@@ -93,22 +93,59 @@ class TensorArgument:
     def has_gradient(self) -> bool:
         return self.dtypes not in (INTEGER, BOOL)
 
+    def tensors(self, value: Tensor | None) -> dict[str, Tensor]:
+        """Those that an argument of this value has, by name."""
+        return {} if value is None else {self.name: value}
+
     def check_type(self, value: object) -> None:
         if isinstance(value, Tensor) or (value is None and self.optional):
             return
         _fail_on_type(self.name, "a Tensor or None" if self.optional else "a Tensor", value)
 
-    def check_dtype(self, tensor: Tensor, call: Call) -> None:
+    def check_dtype(self, name: str, tensor: Tensor, call: Call) -> None:
         allowed, remark = self.dtypes, ""
         if not isinstance(allowed, tuple):
             allowed, remark = allowed(tensor, call)
-        check_dtype(self.name, tensor, allowed, remark)
+        check_dtype(name, tensor, allowed, remark)
 
-    def check_shape(self, tensor: Tensor, call: Call) -> None:
+    def check_shape(self, name: str, tensor: Tensor, call: Call) -> None:
         if isinstance(self.shape, tuple):
-            check_dims(self.name, tensor, self.shape, call.sizes)
+            check_dims(name, tensor, self.shape, call.sizes)
         else:
-            self.shape(self.name, tensor, call)
+            self.shape(name, tensor, call)
+
+
+@dataclass(frozen=True)
+class TensorList(TensorArgument):
+    """An argument that is a list of tensors, all of one dtype and shape, whose names have their
+    number: ``weights[3]``. The others of a table that is `measured_by` one have as many.
+
+    Attributes:
+        optional: whether it may be None, or empty.
+        same_dtype: the list whose first tensor has the dtype, if not this one.
+    """
+
+    same_dtype: str | None = None
+
+    def tensors(self, value: Sequence[Tensor] | None) -> dict[str, Tensor]:
+        return {f"{self.name}[{i}]": tensor for i, tensor in enumerate(value or ())}
+
+    def check_type(self, value: object) -> None:
+        if value is None and self.optional:
+            return
+        if not isinstance(value, list | tuple):
+            wanted = "a list of Tensors" + (" or None" if self.optional else "")
+            _fail_on_type(self.name, wanted, value)
+        for i, tensor in enumerate(value):
+            if not isinstance(tensor, Tensor):
+                _fail_on_type(f"{self.name}[{i}]", "a Tensor", tensor)
+
+    def check_dtype(self, name: str, tensor: Tensor, call: Call) -> None:
+        first = f"{self.same_dtype or self.name}[0]"
+        if name == first:
+            super().check_dtype(name, tensor, call)
+        else:
+            check_dtype(name, tensor, (call[first].dtype,), f" (as {first})")
 
 
 @dataclass(frozen=True)
@@ -216,6 +253,8 @@ class Table:
         arguments: what they are.
         anchor: the tensor on whose device the others are.
         complex_by: the tensors of which any makes the state complex, if it is so itself.
+        counted_by: the list of tensors of which others have as many.
+        measured_by: the tensors whose shapes are looked at before those of the others.
         relations: fails where arguments, each right by itself, do not go together.
     """
 
@@ -224,6 +263,8 @@ class Table:
         *arguments: TensorArgument | Option | Number,
         anchor: str,
         complex_by: tuple[str, ...] = (),
+        counted_by: str | None = None,
+        measured_by: tuple[str, ...] = (),
         relations: Callable[[Call], None] = lambda call: None,
     ) -> None:
         self.arguments = arguments
@@ -233,9 +274,13 @@ class Table:
         self.defaults = tuple(getattr(argument, "default", None) for argument in arguments)
         self.anchor = anchor
         self._complex_by = complex_by
+        self._counted_by = counted_by
         self._relations = relations
         # Named dimensions first, by which the shapes of others may be measured.
-        self._by_shape = sorted(self.tensors, key=lambda a: isinstance(a.shape, BroadcastableTo))
+        self._by_shape = sorted(
+            self.tensors,
+            key=lambda a: (a.name not in measured_by, isinstance(a.shape, BroadcastableTo)),
+        )
 
     def check_types(self, values: Sequence[object]) -> None:
         """TypeError unless every tensor is one, and then every option what it must be."""
@@ -252,7 +297,9 @@ class Table:
         """RuntimeError unless values of the right types are right in all else, too."""
         for option in self.options:
             option.check_value(given[option.name])
-        present = {a.name: given[a.name] for a in self.tensors if given[a.name] is not None}
+        self._check_counts(given)
+        tensors = {a.name: a.tensors(given[a.name]) for a in self.tensors}
+        present = {name: tensor for some in tensors.values() for name, tensor in some.items()}
         for name, tensor in present.items():
             check_dense(name, tensor)
         for name, tensor in present.items():
@@ -260,16 +307,30 @@ class Table:
         call = Call(present, self.anchor, self._complex_by)
         call.options = {option.name: given[option.name] for option in self.options}
         for argument in self.tensors:
-            if argument.name in present:
-                argument.check_dtype(present[argument.name], call)
+            for name, tensor in tensors[argument.name].items():
+                argument.check_dtype(name, tensor, call)
         for argument in self._by_shape:
-            if argument.name in present:
-                argument.check_shape(present[argument.name], call)
+            for name, tensor in tensors[argument.name].items():
+                argument.check_shape(name, tensor, call)
         self._relations(call)
         for argument in self.tensors:
-            if argument.is_changed and argument.name in present:
-                check_changed(argument.name, present[argument.name])
+            for name, tensor in tensors[argument.name].items() if argument.is_changed else ():
+                check_changed(name, tensor)
         return call
+
+    def _check_counts(self, given: Mapping[str, object]) -> None:
+        wanted = None if self._counted_by is None else len(given[self._counted_by])
+        if wanted == 0:
+            fail(f"{self._counted_by} must have at least one tensor, got none")
+        for argument in self.tensors:
+            if not isinstance(argument, TensorList):
+                continue
+            count = len(given[argument.name] or ())
+            if count != wanted and not (count == 0 and argument.optional):
+                fail(
+                    f"{argument.name} must have as many tensors as {self._counted_by}, {wanted}, "
+                    f"got {count}"
+                )
 
 
 # --- dtypes and shapes that depend on other arguments ---------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
@@ -19,6 +20,7 @@ from ._checks import (
     Call,
     Option,
     Table,
+    TensorList,
     check_backend,
     check_dense,
     check_device,
@@ -79,7 +81,8 @@ class Operator:
 
     An op without a derivative, such as one that updates a state in place, has neither results that
     are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
-    that would need a gradient is refused. Tensors of INTEGER and BOOL dtypes have no gradient.
+    that would need a gradient is refused. Tensors of INTEGER and BOOL dtypes have no gradient. Such
+    an op may have lists of tensors, and no batching rules then.
 
     Args:
         name: the ops are ``selective_scan::{name}_fwd`` and ``selective_scan::{name}_bwd``, or
@@ -154,7 +157,14 @@ class Operator:
         differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
         self._gradients = [a for a in differentiable if a.name not in passed_gradients]
         self._anchor = arguments.names.index(arguments.anchor)
-        self._tensor_places = [arguments.names.index(argument.name) for argument in differentiable]
+        self._tensor_places, self._list_places = (
+            [
+                arguments.names.index(argument.name)
+                for argument in differentiable
+                if isinstance(argument, TensorList) == is_list
+            ]
+            for is_list in (False, True)
+        )
         self._changed_places = [
             arguments.names.index(argument.name)
             for argument in arguments.tensors
@@ -163,6 +173,7 @@ class Operator:
         given_results = {result.name for result in results} & set(arguments.names)
         self._out = arguments.names.index("out") if "out" in given_results else None
         self._seen_types: set[tuple[type, ...]] = set()
+        self._device_types: set[str] = set()
         if backward:
             self._derivative = Derivative(
                 arguments,
@@ -198,7 +209,7 @@ class Operator:
         types = tuple(map(type, values))
         if is_compiling:
             self._check_types(values)
-        elif types not in self._seen_types:
+        elif self._list_places or types not in self._seen_types:
             self._check_types(values)
             self._seen_types.add(types)  # takes less time than to check them again
         device, backend = values[self._anchor].device, values[-1]
@@ -211,6 +222,10 @@ class Operator:
             return True
         _library.handle_missing_kernels(type_of_device, backend)
         return False
+
+    def has_kernels_for(self, device_type: str) -> bool:
+        """Whether the library for devices of a type has this op."""
+        return device_type in self._device_types
 
     def __call__(self, *arguments):
         """The results of the forward op."""
@@ -267,7 +282,8 @@ class Operator:
             tensor = arguments[place]
             if tensor is not None and tensor.requires_grad:
                 return True
-        return False
+        lists = [arguments[place] or () for place in self._list_places]
+        return any(tensor.requires_grad for tensors in lists for tensor in tensors)
 
     def _check_types(self, values: tuple) -> None:
         self._function_arguments.check_types(values)
@@ -279,7 +295,8 @@ class Operator:
         """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
         if not _pytorch.may_have_tangents():
             return
-        for tensor in arguments:
+        lists = [argument for argument in arguments if isinstance(argument, list | tuple)]
+        for tensor in itertools.chain(arguments, *lists):
             if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
                 self._fail_on_tangents()
 
@@ -295,6 +312,11 @@ class Operator:
         """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""
         has_rules = self._has_batching_rules
         self._forward = self._op("_fwd" if self._backward_names else "")
+        self._device_types = {
+            device_type
+            for device_type, key in (("cpu", "CPU"), ("cuda", "CUDA"))
+            if _pytorch.has_kernel(self._forward.name(), key)
+        }
         has_traced = hasattr(torch.ops.selective_scan, f"{self.name}_fwd_traced")
         self._traced_forward = self._op("_fwd_traced") if has_traced else self._forward
         torch.library.register_fake(self._forward.name(), self._forward_fake)

@@ -60,6 +60,19 @@ def parameter(module: nn.Module, name: str) -> Tensor | None:
     return parameters[name] if name in parameters else getattr(module, name)
 
 
+def has_no_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module does what its class says, as far as the module itself can tell:
+    it has neither hooks nor a forward of its own."""
+    own = module.__dict__
+    return not (
+        own["_forward_pre_hooks"]
+        or own["_forward_hooks"]
+        or own["_backward_pre_hooks"]
+        or own["_backward_hooks"]
+        or "forward" in own  # accelerate replaces it where it moves weights
+    )
+
+
 def has_plain_weights(
     module: nn.Module, *kinds: type[nn.Module], can_be_called: bool = True
 ) -> bool:
@@ -73,11 +86,7 @@ def has_plain_weights(
     weights = own["_parameters"]
     return (
         type(module) in kinds
-        and "forward" not in own  # accelerate replaces it where it moves weights
-        and not own["_forward_pre_hooks"]
-        and not own["_forward_hooks"]
-        and not own["_backward_pre_hooks"]
-        and not own["_backward_hooks"]
+        and has_no_hooks(module)
         and not (can_be_called and _pytorch.may_have_process_wide_hooks())
         and (
             (

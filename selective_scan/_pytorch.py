@@ -23,8 +23,14 @@ def _not_known() -> bool:
     return True
 
 
+def _no_kernel(op: str, key: str) -> bool:
+    return False
+
+
 # Whether calls must suit the transforms of torch.func.
 are_transforms_active = _optional("_C._are_functorch_transforms_active") or _not_known
+# Whether an op, by its name, has a kernel of its own for a dispatch key.
+has_kernel = _optional("_C._dispatch_has_kernel_for_dispatch_key") or _no_kernel
 # How many modes see what is dispatched; where that is not known, there may be some.
 num_modes = _optional("_C._len_torch_dispatch_stack") or _not_known
 # Whether torch.jit.trace runs.

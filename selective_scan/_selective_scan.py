@@ -57,7 +57,7 @@ def _check_u(name: str, tensor: Tensor, call: Call) -> None:
 
 def _check_state(name: str, tensor: Tensor, call: Call) -> None:
     if "cu_seqlens" in call.tensors:  # which stands behind, and says how many there are
-        CU_SEQLENS.check_shape(call["cu_seqlens"], call)
+        CU_SEQLENS.check_shape(CU_SEQLENS.name, call[CU_SEQLENS.name], call)
     check_dims(name, tensor, _STATE, call.sizes)
 
 

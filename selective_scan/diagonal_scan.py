@@ -48,7 +48,7 @@ def _check_steps(name: str, tensor: Tensor, call: Call) -> None:
             shape = tuple(tensor.shape)
             fail(f"{name} must be (1, ..., seqlen) where cu_seqlens is given, got {shape}")
         call.sizes["batch"] = tensor.shape[0]
-        CU_SEQLENS.check_shape(call["cu_seqlens"], call)
+        CU_SEQLENS.check_shape(CU_SEQLENS.name, call[CU_SEQLENS.name], call)
 
 
 def _check_state(name: str, tensor: Tensor, call: Call) -> None:

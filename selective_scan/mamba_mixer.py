@@ -22,6 +22,7 @@ from ._module_arguments import (
     refuse,
 )
 from ._plain_mixer import has_plain_weights, run_in_one
+from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
     check_rows,
@@ -302,7 +303,12 @@ class MambaMixer(nn.Module):
         return add(residual, self.out_proj(y.transpose(1, 2)))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """Runs the layer from where the cache is; one step goes without a dimension for time."""
+        """Runs the layer from where the cache is."""
+        out = step_in_one((self,), hidden, (cache,))
+        return self._go_on_by_parts(hidden, cache) if out is None else out
+
+    def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
+        """The same; one step goes without a dimension for time."""
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)

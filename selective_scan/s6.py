@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from . import _mamba_weights
 from ._discretization import Method
 from ._module_arguments import check_count, refuse
+from ._plain_stack import step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import (
     DT_INIT_FLOOR,
@@ -138,9 +139,17 @@ class S6(nn.Module):
         return S6Cache(tuple(caches))
 
     def forward(
-        self, x: Tensor, *, cache: S6Cache | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        cache: S6Cache | None = None,
+        cu_seqlens: Tensor | None = None,
+        head: nn.Module | None = None,
     ) -> Tensor:
         """Runs all layers and the final norm.
+
+        A call with a cache, of up to 8 steps and few rows, is one operator where all layers are no
+        more than their weights, see docs/serving.md.
 
         Args:
             x: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype under
@@ -150,9 +159,12 @@ class S6(nn.Module):
             cu_seqlens: the boundaries of sequences that lie one behind the other, see
                 :func:`selective_scan_fn`; batch is then 1, and there is no cache. Each layer does
                 with every sequence what it does with it alone.
+            head: what is called with the result, such as a language model's ``nn.Linear`` without a
+                bias, which is part of the one operator.
 
         Returns:
-            (batch, seqlen, d_model). Empty where seqlen is 0.
+            (batch, seqlen, d_model), empty where seqlen is 0; what head gives of it, if there is
+            one.
 
         Raises:
             TypeError: x or cu_seqlens is not a tensor, or cache not a cache.
@@ -170,11 +182,16 @@ class S6(nn.Module):
             caches = cache.layers
             if len(caches) != self.depth:
                 refuse("cache", f"of depth = {self.depth} layers", len(caches))
+            if cu_seqlens is None:
+                layers = self.layers._modules.values()
+                out = step_in_one(layers, x, caches, S6Layer, self.norm_f, head)
+                if out is not None:
+                    return out
         else:
             refuse_other_cache(cache, "S6Cache")
         for layer, part in zip(self.layers, caches, strict=True):
             x = layer(x, cache=part, cu_seqlens=cu_seqlens)
-        return self.norm_f(x)
+        return _called(head, self.norm_f(x))
 
     @classmethod
     def from_mamba(
@@ -264,6 +281,11 @@ class S6Layer(MambaMixer):
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
+
+
+@fx.wrap
+def _called(head: nn.Module | None, x: Tensor) -> Tensor:
+    return x if head is None else head(x)
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:

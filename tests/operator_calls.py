@@ -15,6 +15,7 @@ from selective_scan import (
     selective_scan_prefill,
     selective_state_update,
 )
+from selective_scan._s6_step import StackTensors, s6_step
 
 Call = tuple[Callable, list[torch.Tensor]]
 BATCH, DIM, DSTATE, SEQLEN = 2, 4, 3, 70
@@ -177,6 +178,35 @@ def _convolution_over_pool(random: _Random) -> Call:
     return function, [x[None], weight, states, *_packed(random)]
 
 
+def _step(random: _Random) -> Call:
+    d_model, d_inner, rank, layers = 16, 32, 2, 2
+
+    def of_layers(*shape: int) -> list[torch.Tensor]:
+        return [random.normal(*shape) for _ in range(layers)]
+
+    lists = [
+        of_layers(d_model),
+        of_layers(2 * d_inner, d_model),
+        of_layers(d_inner, 1, 4),
+        of_layers(rank + 2 * DSTATE, d_inner),
+        of_layers(d_inner, rank),
+        of_layers(d_inner, DSTATE),
+        of_layers(d_inner),
+        of_layers(d_model, d_inner),
+        of_layers(BATCH, d_inner, 3),
+        of_layers(BATCH, d_inner, DSTATE),
+    ]
+
+    def function(hidden, *tensors):
+        norm, in_proj, conv1d, x_proj, dt_proj, A_log, D, out_proj, conv_state, state = (
+            list(tensors[i : i + layers]) for i in range(0, len(tensors), layers)
+        )
+        matrices = (norm, in_proj, None, conv1d, None, x_proj, dt_proj, None)
+        return s6_step(hidden, StackTensors(*matrices, A_log, D, out_proj, None, conv_state, state))
+
+    return function, [random.normal(BATCH, 1, d_model), *(x for entry in lists for x in entry)]
+
+
 def _packed(random: _Random) -> list[torch.Tensor]:
     """The boundaries of two sequences, and their slots."""
     numbers = ([0, 30, SEQLEN], [3, 1])
@@ -194,6 +224,7 @@ IN_PLACE: dict[str, Callable[[_Random], Call]] = {
     "prefill": lambda random: _prefill(random, []),
     "prefill into a tensor": lambda random: _prefill(random, [random.normal(DIM, SEQLEN)]),
     "convolution over a pool": _convolution_over_pool,
+    "step": _step,
 }
 
 

@@ -352,20 +352,23 @@ def test_benchmark_of_the_state_update(tmp_path):
     assert (tmp_path / "serving.png").stat().st_size > 0
 
 
-def test_benchmark_of_decoding(tmp_path):
+@pytest.mark.parametrize("vocabulary", ["50", "0"])
+def test_benchmark_of_decoding(vocabulary, tmp_path):
     run_program(
         "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",
-        "--vocabulary", "50", "--prompt", "9", "--runs", "2", "--threads", "1",
+        "--vocabulary", vocabulary, "--prompt", "9", "--runs", "2", "--threads", "1",
         "--json", tmp_path / "decoding.json",
     )  # fmt: skip
     rows = {
         row["what"]: row for row in json.loads((tmp_path / "decoding.json").read_text())["rows"]
     }
-    assert set(rows) == {"prompt", "token", "its products"}
+    own = {"its products", "its weights, read"}
+    assert set(rows) == {"prompt", "token", "token, by parts"} | own
     for row in rows.values():
         assert_is_timing(row["time"], 2)
     ratio = rows["token"]["time"]["median"] / rows["its products"]["time"]["median"]
     assert rows["token"]["over_products"] == pytest.approx(ratio)
+    assert rows["its weights, read"]["over_reading_weights"] == 1
     assert rows["prompt"]["tokens_per_s"] == pytest.approx(9e3 / rows["prompt"]["time"]["median"])
 
 

@@ -330,6 +330,22 @@ def test_steps_from_an_allocated_cache(compat_modules):
         mamba(x, inference_params=params)
 
 
+@pytest.mark.parametrize("d_conv", [1, 2, 4])
+def test_a_step_of_one_operator_leaves_the_states_of_its_parts(compat_modules, d_conv):
+    from mamba_ssm.modules.mamba_simple import Mamba
+
+    mamba = Mamba(16, d_conv=d_conv).requires_grad_(False)
+    by_parts = Mamba(16, d_conv=d_conv, use_fast_path=False, dtype=torch.float64)
+    by_parts.load_state_dict(mamba.state_dict())
+    states, wanted = (it.allocate_inference_cache(3, 1) for it in (mamba, by_parts))
+    for _ in range(d_conv + 2):
+        x = torch.randn(3, 1, 16)
+        out, *_ = mamba.step(x, *states)
+        expected, *_ = by_parts.step(x.double(), *wanted)
+        for actual, exact in zip((out, *states), (expected, *wanted), strict=True):
+            torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("through", ["step", "forward"])
 def test_a_step_in_grad_mode_warns_once(compat_modules, through, monkeypatch, caplog):
     """Its result has no graph, as that of mamba_ssm's has none."""

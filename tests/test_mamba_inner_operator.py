@@ -262,7 +262,8 @@ def test_compile(backend, device):
             actual = run(compiled, case, tensors)
         for name, value in actual.items():
             # Under autocast the products' parts may be rounded to bfloat16 in other places.
-            tolerances = {"rtol": 0, "atol": 2**-7 * expected[name].abs().max()} if autocast else {}
+            atol = 2**-7 * float(expected[name].abs().max())
+            tolerances = {"rtol": 0, "atol": atol} if autocast else {}
             torch.testing.assert_close(value, expected[name], **tolerances)
 
 

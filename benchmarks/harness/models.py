@@ -15,6 +15,8 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 class LanguageModel(nn.Module):
+    """S6 layers between an embedding and a head; without these for a vocabulary of 0."""
+
     def __init__(
         self,
         vocabulary: int,
@@ -24,13 +26,21 @@ class LanguageModel(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, d_model, device=device, dtype=dtype)
-        self.layers = S6(d_model, depth=depth, device=device, dtype=dtype)
-        self.head = nn.Linear(d_model, vocabulary, bias=False, device=device, dtype=dtype)
+        where = {"device": device, "dtype": dtype}
+        self.embedding, self.head = nn.Identity(), None
+        if vocabulary:
+            self.embedding = nn.Embedding(vocabulary, d_model, **where)
+        self.layers = S6(d_model, depth=depth, **where)
+        if vocabulary:
+            self.head = nn.Linear(d_model, vocabulary, bias=False, **where)
 
     def forward(self, tokens: Tensor, cache: object) -> Tensor:
         """Logits of the token behind the last one."""
-        return self.head(self.layers(self.embedding(tokens), cache=cache)[:, -1])
+        hidden = self.embedding(tokens)
+        if tokens.shape[1] == 1:
+            return self.layers(hidden, cache=cache, head=self.head)[:, -1]
+        out = self.layers(hidden, cache=cache)[:, -1]
+        return out if self.head is None else self.head(out)
 
 
 class Step:

@@ -5,6 +5,7 @@
 #include "diagonal/kernels.h"
 #include "matrix/kernels.h"
 #include "selective/kernels.h"
+#include "step/kernels.h"
 #include "unitary/kernels.h"
 #include "update/kernels.h"
 
@@ -19,6 +20,7 @@ struct Capability {
   ConvKernels conv[2];             // is_double
   UpdateKernels update[2][2];      // is_double, is_complex
   const MatrixKernels* matrix[2][2];
+  const StepKernels* step[2];  // is_double
 };
 
 extern const Capability kDefaultCapability;

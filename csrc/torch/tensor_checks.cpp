@@ -35,7 +35,7 @@ std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
   return text;
 }
 
-std::string dim_names(Dims dims) {
+std::string dim_names(std::span<const Dim> dims) {
   return tuple_text(dims, [](const Dim& dim) { return dim.name; });
 }
 
@@ -119,6 +119,10 @@ std::string shape_text(const Tensor& tensor) {
   return tuple_text(tensor.sizes());
 }
 
+std::string strides_text(const Tensor& tensor) {
+  return tuple_text(tensor.strides());
+}
+
 bool is_complex_dtype(ScalarType dtype) {
   return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble;
 }
@@ -127,22 +131,37 @@ bool is_double_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double || dtype == ScalarType::ComplexDouble;
 }
 
-void check_dense(const char* name, const Tensor& tensor) {
+bool is_dense(const Tensor& tensor) {
   int32_t layout;  // by the C interface: Tensor::layout() is younger than PyTorch 2.10
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
-  if (layout != aoti_torch_layout_strided()) {
-    fail(name, " must be a dense (strided) tensor, got another layout");
+  return layout == aoti_torch_layout_strided();
+}
+
+bool are_on_one_device(const Tensor& a, const Tensor& b) {
+  int32_t type, index, other_type, other_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(a.get(), &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(b.get(), &other_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(b.get(), &other_index));
+  return type == other_type && index == other_index;
+}
+
+bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
+  const auto sizes = tensor.sizes();
+  if (sizes.size() != dims.size()) return false;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i].size != Dim::kAny && dims[i].size != sizes[i]) return false;
   }
+  return true;
+}
+
+void check_dense(const char* name, const Tensor& tensor) {
+  if (!is_dense(tensor)) fail(name, " must be a dense (strided) tensor, got another layout");
 }
 
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other) {
-  int32_t type, index, other_type, other_index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(other.get(), &other_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(other.get(), &other_index));
-  if (type != other_type || index != other_index) {
+  if (!are_on_one_device(tensor, other)) {
     fail(name, " must be on the device of ", other_name, ", ", device_name(other), ", got ",
          device_name(tensor));
   }
@@ -157,15 +176,8 @@ void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<S
   }
 }
 
-void check_shape(const char* name, const Tensor& tensor, Dims dims) {
-  const auto sizes = tensor.sizes();
-  bool matches = sizes.size() == dims.size();
-  for (size_t i = 0; matches && i < dims.size(); ++i) {
-    const int64_t expected = dims.begin()[i].size;
-    matches = expected == Dim::kAny || expected == sizes[i];
-  }
-  if (matches) return;
-
+void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
+  if (has_shape(tensor, dims)) return;
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
   const std::string expected = tuple_text(
@@ -187,7 +199,7 @@ void check_changed(const char* name, const Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] < 2 || strides[i] != 0) continue;
-    fail(name, " must have no stride of 0, got strides ", tuple_text(strides));
+    fail(name, " must have no stride of 0, got strides ", strides_text(tensor));
   }
 }
 

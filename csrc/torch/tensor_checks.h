@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "joined_text.h"
@@ -31,6 +32,7 @@ ScalarType dtype_of(const Tensor& tensor);
 std::string dtype_name(ScalarType dtype);
 std::string device_name(const Tensor& tensor);
 std::string shape_text(const Tensor& tensor);
+std::string strides_text(const Tensor& tensor);
 
 /// One dimension that a shape must have: its name and size.
 struct Dim {
@@ -45,13 +47,21 @@ bool is_complex_dtype(ScalarType dtype);
 /// float64 or complex128
 bool is_double_dtype(ScalarType dtype);
 
+bool is_dense(const Tensor& tensor);
+bool are_on_one_device(const Tensor& a, const Tensor& b);
+/// Whether its sizes are these, as far as they are known.
+bool has_shape(const Tensor& tensor, std::span<const Dim> dims);
+
 void check_dense(const char* name, const Tensor& tensor);
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other);
 /// `remark` stands behind the list of allowed dtypes.
 void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
                  const char* remark = "");
-void check_shape(const char* name, const Tensor& tensor, Dims dims);
+void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
+inline void check_shape(const char* name, const Tensor& tensor, Dims dims) {
+  check_shape(name, tensor, std::span(dims.begin(), dims.size()));
+}
 /// That of `other`.
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other);

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _library, mamba_mixer
+from .._plain_stack import step_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
@@ -183,8 +184,20 @@ class Mamba(DirectedMixer):
                 "in grad mode too; no gradient reaches the parameters or the input"
             )
         with torch.no_grad():
-            out = self._go_on(hidden, MixerCache(conv_state, ssm_state))
+            out = self._step_in_one(hidden, conv_state, ssm_state)
+            if out is None:
+                out = self._go_on_by_parts(hidden, MixerCache(conv_state, ssm_state))
         return out, conv_state, ssm_state
+
+    def _step_in_one(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor | None:
+        """The step by one operator, which keeps one input less; None where it does not serve."""
+        if not self.use_fast_path or self.d_conv == 1:
+            return None
+        oldest = conv_state[..., 1].clone()
+        out = step_in_one((self,), hidden, (MixerCache(conv_state[..., 1:], ssm_state),))
+        if out is not None:
+            conv_state[..., 0] = oldest
+        return out
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object

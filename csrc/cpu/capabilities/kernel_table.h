@@ -10,6 +10,7 @@
 #include "../selective/backward.h"
 #include "../selective/forward.h"
 #include "../selective/segment_maps.h"
+#include "../step/kernels.h"
 #include "../unitary/scan.h"
 #include "../update/update.h"
 
@@ -54,7 +55,7 @@ constexpr UpdateKernels update_kernels_of() {
 
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}, {}, {}, {}};
+  Capability capability{name, {}, {}, {}, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -77,6 +78,8 @@ constexpr Capability make_capability(const char* name) {
   capability.matrix[0][1] = &MatrixScan<Complex<Single>>::kernels;
   capability.matrix[1][0] = &MatrixScan<Double>::kernels;
   capability.matrix[1][1] = &MatrixScan<Complex<Double>>::kernels;
+  capability.step[0] = &StackStep<Single>::kernels;
+  capability.step[1] = &StackStep<Double>::kernels;
   return capability;
 }
 

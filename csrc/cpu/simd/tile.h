@@ -80,13 +80,33 @@ struct Converter {
     } else if constexpr (sizeof(Element) == 2) {
       native_t<uint16_t, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));
-      return R::from(
-          __builtin_convertvector(widen(in_high_halves(packed), Element{}), typename R::Native));
+      return widen(packed);
     } else {
       native_t<Element, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));
       return R::from(__builtin_convertvector(packed, typename R::Native));
     }
+  }
+
+  /// The first `count` lanes; the others are 0.
+  static SELECTIVE_SCAN_HD R load_part(const Element* source, int64_t count) {
+    if (count >= kWidth) return load(source);
+    if constexpr (kLoadsParts<R, Element>) {
+      const auto packed = load_native_part<R>(source, count);
+      if constexpr (std::is_same_v<Element, T>) return R::from(packed);
+      if constexpr (sizeof(Element) == 2) return widen(packed);
+    } else {
+      Element part[kWidth] = {};
+      memcpy(part, source, count * sizeof(Element));
+      return load(part);
+    }
+  }
+
+  static SELECTIVE_SCAN_HD void store_part(R value, Element* target, int64_t count) {
+    if (count >= kWidth) return store(value, target);
+    Element part[kWidth];
+    store(value, part);
+    memcpy(target, part, count * sizeof(Element));
   }
 
   static SELECTIVE_SCAN_HD void store(R value, Element* target) {
@@ -140,6 +160,14 @@ struct Converter {
   using Integers = native_t<int32_t, kWidth>;
   using Floats = native_t<float, kWidth>;
 
+  static SELECTIVE_SCAN_HD R widen(native_t<uint16_t, kWidth> packed) {
+    if constexpr (kWidensHalves<R> && std::is_same_v<Element, Half>) {
+      return widen_halves<R>(packed);
+    } else {
+      return R::from(
+          __builtin_convertvector(widen(in_high_halves(packed), Element{}), typename R::Native));
+    }
+  }
   static SELECTIVE_SCAN_HD Words in_high_halves(native_t<uint16_t, kWidth> packed) {
     if constexpr (kSpreadsHalves<R>) {
       return bit_cast<Words>(spread_into_high_halves<R>(packed).native);

@@ -402,6 +402,39 @@ SELECTIVE_SCAN_HD R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves
 }
 #endif
 
+/// Whether one instruction makes numbers of binary16.
+template <class R>
+constexpr bool kWidensHalves = false;
+template <class R>
+R widen_halves(native_t<uint16_t, R::kWidth> halves);
+/// Whether one instruction loads a part of a vector of such elements.
+template <class R, class Element>
+constexpr bool kLoadsParts = false;
+template <class R, class Element>
+auto load_native_part(const Element* source, int64_t count);
+#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+template <>
+constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
+template <class Element>
+constexpr bool kLoadsParts<Vec<float, Avx512>, Element> = sizeof(Element) <= 4;
+
+template <class R>
+SELECTIVE_SCAN_HD R widen_halves(native_t<uint16_t, R::kWidth> halves) {
+  return R::from(_mm512_maskz_cvtph_ps(-1, bit_cast<__m256i>(halves)));
+}
+
+/// As the elements lie in memory, zeros behind the first `count` of them.
+template <class R, class Element>
+SELECTIVE_SCAN_HD auto load_native_part(const Element* source, int64_t count) {
+  const auto mask = static_cast<__mmask16>((1u << count) - 1);
+  if constexpr (sizeof(Element) == 4) {
+    return typename R::Native(_mm512_maskz_loadu_ps(mask, source));
+  } else {
+    return bit_cast<native_t<uint16_t, R::kWidth>>(_mm256_maskz_loadu_epi16(mask, source));
+  }
+}
+#endif
+
 template <class T, class K>
 SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
   return {x.native != 0};

@@ -1,0 +1,67 @@
+// From the arguments of s6_step to kernel parameters.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../core/step_params.h"
+#include "packed_sequences.h"
+#include "tensor_views.h"
+
+namespace selective_scan::op {
+
+using TensorList = std::vector<Tensor>;
+using OptionalTensors = std::optional<TensorList>;
+
+/// The tensors of a call in the order of the schema. Lists have an entry for each layer, or none.
+struct StepArguments {
+  enum Index {
+    kHidden,
+    kNorm,
+    kInProj,
+    kInProjBias,
+    kConv,
+    kConvBias,
+    kXProj,
+    kDtProj,
+    kDtProjBias,
+    kALog,
+    kD,
+    kOutProj,
+    kOutProjBias,
+    kConvState,
+    kState,
+    kNormF,
+    kHead,
+    kIndices,
+    kWorkspace,
+    kArguments
+  };
+
+  std::array<std::span<const Tensor>, kArguments> tensors;
+  double eps;
+  bool delta_softplus;
+  Method method;
+
+  const Tensor& hidden() const { return tensors[kHidden].front(); }
+  bool has(Index argument) const { return !tensors[argument].empty(); }
+};
+
+/// Parameters, and what they point to.
+struct StepCall {
+  StepParams params;
+  std::vector<StepLayer> layers;
+  std::vector<Tensor> copies;  // of weights that are not contiguous
+};
+
+/// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
+/// everything filled in but `out`.
+StepCall make_step_call(const StepArguments& args);
+
+/// Refuses indices of slots that there are not; reads them, so that they must be the host's.
+void check_slots(const StepParams& params);
+
+}  // namespace selective_scan::op

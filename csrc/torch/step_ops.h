@@ -1,0 +1,75 @@
+// s6_step on one backend.
+//
+// A Backend names where the kernels run. It has:
+//
+//   explicit Backend(const Tensor& hidden)
+//       Selects the device of hidden.
+//   void check_indices(const StepParams& params) const
+//       Refuses indices of slots that there are not, if the host can read them.
+//   int64_t workspace_bytes(const StepParams& params) const
+//       How much scratch memory a call takes.
+//   void launch(const StepParams& params, void* workspace) const
+//       Runs the layers; there is at least one value.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <string>
+
+#include "scan_arguments.h"
+#include "step_arguments.h"
+
+namespace selective_scan::op {
+
+/// Of a workspace that the caller keeps from call to call, or one for this call alone.
+template <class Backend>
+void launch_step(const Backend& backend, const StepParams& params, const Tensor& hidden,
+                 const OptionalTensor& workspace) {
+  const int64_t bytes = backend.workspace_bytes(params);
+  if (!workspace) return backend.launch(params, Workspace(hidden, bytes).data());
+  if (workspace->size(0) < bytes) {
+    fail("workspace must have at least ", bytes, " bytes, got ", workspace->size(0));
+  }
+  backend.launch(params, workspace->mutable_data_ptr());
+}
+
+template <class Backend>
+Tensor s6_step(const Tensor& hidden, const OptionalTensors& norm, const TensorList& in_proj,
+               const OptionalTensors& in_proj_bias, const TensorList& conv1d,
+               const OptionalTensors& conv1d_bias, const TensorList& x_proj,
+               const TensorList& dt_proj, const OptionalTensors& dt_proj_bias,
+               const TensorList& A_log, const TensorList& D, const TensorList& out_proj,
+               const OptionalTensors& out_proj_bias, const TensorList& conv_state,
+               const TensorList& state, const OptionalTensor& norm_f, const OptionalTensor& head,
+               const OptionalTensor& state_batch_indices, const OptionalTensor& workspace,
+               double eps, bool delta_softplus, const std::string& discretization_method) {
+  using Entries = std::span<const Tensor>;
+  const auto one = [](const OptionalTensor& tensor) {
+    return tensor ? Entries(&*tensor, 1) : Entries();
+  };
+  const auto all = [](const OptionalTensors& tensors) {
+    return tensors ? Entries(*tensors) : Entries();
+  };
+  const StepArguments args{
+      {Entries(&hidden, 1), all(norm), in_proj, all(in_proj_bias), conv1d, all(conv1d_bias), x_proj,
+       dt_proj, all(dt_proj_bias), A_log, D, out_proj, all(out_proj_bias), conv_state, state,
+       one(norm_f), one(head), one(state_batch_indices), one(workspace)},
+      eps,
+      delta_softplus,
+      parse_method(discretization_method)};
+  StepCall call = make_step_call(args);
+  StepParams& params = call.params;
+  const Backend backend(hidden);
+  backend.check_indices(params);
+  const std::array<int64_t, 3> sizes = {params.batch, params.steps,
+                                        head ? params.vocabulary : params.dim};
+  const Tensor out = allocate(hidden, sizes, dtype_of(head ? *head : hidden));
+  if (out.numel() == 0) return out;
+  params.out = view_of(out, &ArrayView::batch, &ArrayView::step, &ArrayView::channel);
+  launch_step(backend, params, hidden, workspace);
+  return out;
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,41 @@
+// Schema of s6_step, and its CPU backend.
+
+#include "../cpu/step/launch.h"
+#include "step_ops.h"
+#include "thread_pool.h"
+
+namespace selective_scan::op {
+namespace {
+
+struct CpuBackend {
+  explicit CpuBackend(const Tensor&) {}
+
+  void check_indices(const StepParams& params) const { check_slots(params); }
+  int64_t workspace_bytes(const StepParams& params) const {
+    return cpu::step_workspace_bytes(params, pool);
+  }
+  void launch(const StepParams& params, void* workspace) const {
+    cpu::step(params, workspace, pool);
+  }
+
+  cpu::ThreadPool pool = torch_thread_pool();
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+  m.def(
+      // None rather than no tensors: AOTInductor takes no empty lists.
+      "s6_step(Tensor hidden, Tensor[]? norm, Tensor[] in_proj, Tensor[]? in_proj_bias, "
+      "Tensor[] conv1d, Tensor[]? conv1d_bias, Tensor[] x_proj, Tensor[] dt_proj, "
+      "Tensor[]? dt_proj_bias, Tensor[] A_log, Tensor[] D, Tensor[] out_proj, "
+      "Tensor[]? out_proj_bias, Tensor(a!)[] conv_state, Tensor(b!)[] state, Tensor? norm_f, "
+      "Tensor? head, Tensor? state_batch_indices, Tensor(c!)? workspace, float eps, "
+      "bool delta_softplus, str discretization_method) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+  m.impl("s6_step", TORCH_BOX(&s6_step<CpuBackend>));
+}
+
+}  // namespace selective_scan::op

@@ -1,0 +1,202 @@
+"""Stacks of mixers that are no more than their weights: a few steps through them are one operator.
+
+Nothing is kept from one call to the next, so that whatever changes a module, a weight or its dtype
+is seen: a call looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from . import _pytorch
+from ._checks import MAX_WIDTH
+from ._plain_mixer import has_no_hooks
+from ._s6_step import MAX_STATES, S6_STEP
+from .cache import MixerCache
+from .mamba_inner import OPAQUE_TYPES
+from .step_projection import StepProjection
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
+
+# What calls take the operator: so many steps, and steps of all rows together, by type of device.
+MAX_STEPS = 8
+MAX_ROWS = {"cpu": 64, "cuda": 16}
+
+
+def step_in_one(
+    layers: Collection[MambaMixer],
+    hidden: Tensor,
+    caches: Sequence[MixerCache],
+    kind: type[MambaMixer] | None = None,
+    norm_f: nn.RMSNorm | None = None,
+    head: nn.Module | None = None,
+) -> Tensor | None:
+    """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
+
+    Args:
+        layers: those of a stack, or one mixer that is being called.
+        hidden: the input.
+        caches: where each layer goes on, changed in place.
+        kind: what the layers of a stack are, each with a norm and a residual.
+        norm_f: the stack's final norm.
+        head: what is called with the result, if anything is.
+
+    Returns:
+        The output; None where the operator does not compute what the modules do, or is not made for
+        such a call, or would not refuse it as the modules do. Nothing has changed then.
+    """
+    if not layers or not _serves(hidden):
+        return None
+    entries = [*map(_entry_of, layers, caches)]
+    if None in entries:
+        return None
+    norms, eps = [], 0.0
+    if norm_f is not None:
+        eps, norms = norm_f.eps, [norm_f, *[layer._modules["norm"] for layer in layers]]
+        if (
+            eps is None
+            or {*map(type, layers)} != {kind}
+            or {*map(type, norms)} != {nn.RMSNorm}
+            or {(norm.eps, norm.normalized_shape) for norm in norms} != {(eps, hidden.shape[2:])}
+            or not all(map(has_no_hooks, layers))
+            or not all(map(has_no_hooks, norms))
+        ):
+            return None
+    outer = [norm._parameters.get("weight") for norm in norms[:1]]
+    is_plain_head = (
+        type(head) is nn.Linear
+        and has_no_hooks(head)
+        and head._parameters.get("bias", head) is None
+        and type(head._parameters.get("weight")) in OPAQUE_TYPES
+    )
+    if is_plain_head:
+        outer.append(head._parameters.get("weight"))
+    scales = [norm._parameters.get("weight") for norm in norms[1:]]
+    columns = [list(column) for column in zip(*entries, strict=True)]
+    for place in _BIASES:
+        if {*map(type, columns[place])} == {type(None)}:
+            columns[place] = None
+    present = [column for column in columns[:_TENSORS] if column]
+    kinds = {type(hidden), *map(type, chain(outer, scales, *present))}
+    if not _are_of_numbers(kinds):
+        return None
+
+    options = {*zip(*columns[_TENSORS:], strict=True)}
+    (is_bidirectional, softplus, method), *others = options
+    dstate, width = columns[_A_LOG][0].shape[-1], columns[_CONV1D][0].shape[-1]
+    if (
+        others
+        or is_bidirectional
+        or width > MAX_WIDTH
+        or dstate > MAX_STATES
+        or {columns[0][0].dtype, *[weight.dtype for weight in outer]} != {hidden.dtype}
+    ):
+        return None
+    columns = columns[:_TENSORS]
+    final, logits, *_ = *outer, None, None
+    call = (hidden, scales or None, *columns, final, logits, None, None, eps, softplus, method)
+    if torch.compiler.is_compiling() and not _are_alike(columns, hidden):
+        return None
+    try:
+        out = S6_STEP(*call)
+    except RuntimeError:
+        # It refuses a call before it changes anything. To look for what it does not take costs more
+        # than the rest of this function.
+        if torch.compiler.is_compiling() or _are_alike(columns, hidden):
+            raise
+        return None
+    return out if head is None or is_plain_head else head(out)
+
+
+def _serves(hidden: Tensor) -> bool:
+    """Whether the operator is made for such an input, and nothing but the modules looks at it."""
+    batch, steps, _ = hidden.shape
+    device_type = hidden.device.type
+    return (
+        0 < steps <= MAX_STEPS
+        and 0 < batch * steps <= MAX_ROWS.get(device_type, 0)
+        and S6_STEP.has_kernels_for(device_type)
+        and not torch.is_autocast_enabled(device_type)
+        and not _pytorch.may_have_process_wide_hooks()
+        and (torch.compiler.is_compiling() or not _pytorch.are_transforms_active())
+    )
+
+
+def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
+    """Whether all layers have the dtypes and strides of the first, and all caches are for hidden:
+    if not, the modules take the call, or refuse it in their words."""
+    conv_states, states = columns[-2:]
+    d_inner, dstate = columns[_A_LOG][0].shape
+    batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
+    return (
+        {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
+        and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
+        and {state.shape for state in states} == {(batch, d_inner, dstate)}
+        and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}
+        and {state.device for state in (*states, *conv_states)} == {hidden.device}
+        and len({state.stride() for state in states}) == 1
+        and len({state.stride() for state in conv_states}) == 1
+    )
+
+
+# Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
+_CONV1D, _A_LOG, _TENSORS = 2, 7, 13
+_BIASES = (1, 3, 6, 10)
+_OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
+
+
+def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
+    """None for a layer that does more than its tensors and options tell.
+
+    A bias that stands elsewhere than among the parameters gives what is no tensor.
+    """
+    parts = layer._modules
+    in_proj, conv1d, x_proj = parts["in_proj"], parts["conv1d"], parts["x_proj"]
+    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
+    of_in, of_conv, of_x = in_proj._parameters, conv1d._parameters, x_proj._parameters
+    of_dt, of_out, own = dt_proj._parameters, out_proj._parameters, layer._parameters
+    if not (
+        type(in_proj) is type(x_proj) is type(out_proj) is nn.Linear
+        and type(conv1d) is nn.Conv1d
+        and type(dt_proj) in (StepProjection, nn.Linear)
+        and type(cache) is MixerCache
+        and has_no_hooks(in_proj)
+        and has_no_hooks(conv1d)
+        and has_no_hooks(x_proj)
+        and has_no_hooks(dt_proj)
+        and has_no_hooks(out_proj)
+        and of_x.get("bias", x_proj) is None
+    ):
+        return None
+    return (
+        of_in.get("weight"),
+        of_in.get("bias", in_proj),
+        of_conv.get("weight"),
+        of_conv.get("bias", conv1d),
+        of_x.get("weight"),
+        of_dt.get("weight"),
+        of_dt.get("bias", dt_proj),
+        own.get("A_log"),
+        own.get("D"),
+        of_out.get("weight"),
+        of_out.get("bias", out_proj),
+        cache.conv_state,
+        cache.state,
+        layer.bidirectional,
+        layer.dt_soft_plus,
+        layer.discretization_method,
+    )
+
+
+def _are_of_numbers(kinds: set[type]) -> bool:
+    """Whether tensors of these types are no more than their numbers, and none is absent."""
+    return type(None) not in kinds and (
+        kinds <= OPAQUE_TYPES
+        or all(kind in OPAQUE_TYPES or issubclass(kind, _pytorch.TRACED) for kind in kinds)
+    )

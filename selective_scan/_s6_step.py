@@ -1,0 +1,310 @@
+"""A few steps through a stack of plain layers as one operator: decoding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._checks import (
+    INTEGER,
+    REAL,
+    BackendName,
+    Call,
+    Number,
+    Option,
+    Table,
+    TensorArgument,
+    TensorList,
+    check_dims,
+    fail,
+)
+from ._discretization import METHODS, Method, poles
+from ._operator import Operator
+from ._result import Result
+from .causal_conv1d_update import causal_conv1d_update_ref
+from .selective_state_update import selective_state_update_ref
+
+MAX_STATES = 64  # as in csrc/core/step_params.h
+
+
+class StackTensors(NamedTuple):
+    """What the layers of a stack have, each list with an entry for each layer; None, or an empty
+    list, where no layer has such.
+
+    All matrices are of one dtype, and so are all tensors of any other list.
+
+    Attributes:
+        norm: weights of the RMSNorm in front of the mixer, (d_model,). Without, there is no
+            residual either.
+        in_proj: (2·d_inner, d_model): the rows of x, then those of z.
+        in_proj_bias: (2·d_inner,).
+        conv1d: taps of the causal convolution, (d_inner, 1, width), width 1 to 8.
+        conv1d_bias: (d_inner,).
+        x_proj: (dt_rank + 2·dstate, d_inner): the rows of dt, of B and of C.
+        dt_proj: (d_inner, dt_rank).
+        dt_proj_bias: (d_inner,).
+        A_log: A = −exp(A_log), (d_inner, dstate), dstate 1 to 64.
+        D: (d_inner,).
+        out_proj: (d_model, d_inner).
+        out_proj_bias: (d_model,).
+        conv_state: the convolution's inputs at the last steps, (slots, d_inner, width - 1), with
+            the same strides in all layers. Changed in place.
+        state: the scan's states, (slots, d_inner, dstate), likewise.
+    """
+
+    norm: list[Tensor] | None
+    in_proj: list[Tensor]
+    in_proj_bias: list[Tensor] | None
+    conv1d: list[Tensor]
+    conv1d_bias: list[Tensor] | None
+    x_proj: list[Tensor]
+    dt_proj: list[Tensor]
+    dt_proj_bias: list[Tensor] | None
+    A_log: list[Tensor]
+    D: list[Tensor]
+    out_proj: list[Tensor]
+    out_proj_bias: list[Tensor] | None
+    conv_state: list[Tensor]
+    state: list[Tensor]
+
+    @property
+    def matrices(self) -> tuple[list[Tensor], ...]:
+        return self.in_proj, self.conv1d, self.x_proj, self.dt_proj, self.out_proj
+
+
+def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
+    check_dims(name, tensor, ("d_inner", "dstate"), call.sizes)
+    rank, dstate = call.sizes["dt_rank"], call.sizes["dstate"]
+    if dstate > MAX_STATES:
+        fail(f"{name} must have dstate of 1 to {MAX_STATES}, got {tuple(tensor.shape)}")
+    # What the shapes of others follow from.
+    call.sizes["2*d_inner"] = 2 * call.sizes["d_inner"]
+    call.sizes["dt_rank+2*dstate"] = rank + 2 * dstate
+    call.sizes["width-1"] = call.sizes["width"] - 1
+
+
+def _check_states(name: str, tensor: Tensor, call: Call) -> None:
+    # Without indices every row has the slot of its own number.
+    slots = "slots" if "state_batch_indices" in call.tensors else "batch"
+    last = "width-1" if name.startswith("conv_state") else "dstate"
+    check_dims(name, tensor, (slots, "d_inner", last), call.sizes)
+
+
+def _check_relations(call: Call) -> None:
+    for name, tensor in call.tensors.items():
+        if not name.startswith(("conv_state", "state[")):
+            continue
+        first = name.partition("[")[0] + "[0]"
+        # Those of a dimension of size 1 do not matter.
+        pairs = zip(tensor.shape, call[first].stride(), tensor.stride(), strict=True)
+        if any(size > 1 and wanted != stride for size, wanted, stride in pairs):
+            wanted = f"the strides of {first}, {call[first].stride()}"
+            fail(f"{name} must have {wanted}, got {tensor.stride()}")
+    call.sizes["outputs"] = call.sizes["vocabulary" if "head" in call.tensors else "d_model"]
+
+
+def _flops(call: Call) -> tuple[int, int]:
+    """Two for each weight of a product and row, and what the scan takes for each state."""
+    rows = call.sizes["batch"] * call.sizes["steps"]
+    matrices = [name.partition("[")[0] for name in call.tensors]
+    weights = sum(
+        tensor.numel()
+        for matrix, tensor in zip(matrices, call.tensors.values(), strict=True)
+        if matrix in ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj", "head")
+    )
+    states = matrices.count("A_log") * call.sizes["d_inner"] * call.sizes["dstate"]
+    return rows * (2 * weights + 7 * states), 0
+
+
+S6_STEP = Operator(
+    "s6_step",
+    Table(
+        TensorArgument("hidden", REAL, ("batch", "steps", "d_model")),
+        TensorList("norm", REAL, ("d_model",), optional=True),
+        TensorList("in_proj", REAL, ("2*d_inner", "d_model")),
+        TensorList("in_proj_bias", REAL, ("2*d_inner",), optional=True),
+        TensorList("conv1d", REAL, ("d_inner", "1", "width"), same_dtype="in_proj"),
+        TensorList("conv1d_bias", REAL, ("d_inner",), optional=True),
+        TensorList("x_proj", REAL, ("dt_rank+2*dstate", "d_inner"), same_dtype="in_proj"),
+        TensorList("dt_proj", REAL, ("d_inner", "dt_rank"), same_dtype="in_proj"),
+        TensorList("dt_proj_bias", REAL, ("d_inner",), optional=True),
+        TensorList("A_log", REAL, _check_poles),
+        TensorList("D", REAL, ("d_inner",)),
+        TensorList("out_proj", REAL, ("d_model", "d_inner"), same_dtype="in_proj"),
+        TensorList("out_proj_bias", REAL, ("d_model",), optional=True),
+        TensorList("conv_state", REAL, _check_states, is_changed=True),
+        TensorList("state", REAL, _check_states, is_changed=True),
+        TensorArgument("norm_f", REAL, ("d_model",), optional=True),
+        TensorArgument(
+            "head",
+            lambda _, call: ((call["in_proj[0]"].dtype,), " (as in_proj[0])"),
+            ("vocabulary", "d_model"),
+            optional=True,
+        ),
+        TensorArgument("state_batch_indices", INTEGER, ("batch",), optional=True),
+        TensorArgument("workspace", (torch.uint8,), ("bytes",), optional=True, is_changed=True),
+        Number("eps", 1e-5),
+        Option("delta_softplus"),
+        Option("discretization_method", METHODS),
+        anchor="hidden",
+        counted_by="in_proj",
+        measured_by=("hidden", "conv1d", "dt_proj", "A_log"),
+        relations=_check_relations,
+    ),
+    results=[
+        Result(
+            "out",
+            ("batch", "steps", "outputs"),
+            lambda call: call["head" if "head" in call.tensors else "hidden"].dtype,
+        )
+    ],
+    flops=_flops,
+    has_batching_rules=False,
+)
+
+
+def s6_step_ref(
+    hidden: Tensor,
+    stack: StackTensors,
+    norm_f: Tensor | None = None,
+    head: Tensor | None = None,
+    state_batch_indices: Tensor | None = None,
+    workspace: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    delta_softplus: bool = True,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The step through the stack, layer by layer in plain PyTorch.
+
+    Arguments, result and errors are those of :func:`s6_step`; `backend` is checked as there, but
+    chooses nothing here, and the workspace stays as it is. It runs on any device, and refuses
+    indices of slots that there are not on any.
+    """
+    tensors = (norm_f, head, state_batch_indices, workspace)
+    options = (eps, delta_softplus, discretization_method, backend)
+    call = S6_STEP.check((hidden, *stack, *tensors, *options))
+    dtype, slots = call.compute_dtype, stack.state[0].shape[0]
+    out_dtype = hidden.dtype if head is None else head.dtype
+    is_live = torch.ones(hidden.shape[0], dtype=torch.bool, device=hidden.device)
+    if state_batch_indices is not None:
+        is_live = state_batch_indices >= 0
+        beyond = state_batch_indices[state_batch_indices >= slots]
+        if beyond.numel() > 0:
+            fail(f"state_batch_indices must be less than slots = {slots}, got {beyond[0].item()}")
+
+    def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:
+        return tensors[layer].to(dtype) if tensors else None
+
+    def normalize(rows: Tensor, weight: Tensor) -> Tensor:
+        mean = rows.square().mean(-1, keepdim=True)
+        return rows * (mean + eps).rsqrt() * weight
+
+    residual = hidden.to(dtype)
+    for layer in range(len(stack.in_proj)):
+        rows = normalize(residual, of(stack.norm, layer)) if stack.norm else residual
+        xz = F.linear(rows, of(stack.in_proj, layer), of(stack.in_proj_bias, layer))
+        x, z = xz.chunk(2, dim=-1)
+        x = causal_conv1d_update_ref(
+            x.transpose(1, 2),
+            stack.conv_state[layer],
+            of(stack.conv1d, layer).squeeze(1),
+            of(stack.conv1d_bias, layer),
+            "silu",
+            conv_state_indices=state_batch_indices,
+        ).transpose(1, 2)
+        sizes = [call.sizes[name] for name in ("dt_rank", "dstate", "dstate")]
+        dt, B, C = F.linear(x, of(stack.x_proj, layer)).split(sizes, dim=-1)
+        y = selective_state_update_ref(
+            stack.state[layer],
+            x,
+            F.linear(dt, of(stack.dt_proj, layer)),
+            poles(of(stack.A_log, layer)),
+            B,
+            C,
+            of(stack.D, layer),
+            z,
+            of(stack.dt_proj_bias, layer),
+            delta_softplus,
+            state_batch_indices,
+            discretization_method=discretization_method,
+        )
+        out = F.linear(y, of(stack.out_proj, layer), of(stack.out_proj_bias, layer))
+        residual = residual + out if stack.norm else out
+    if norm_f is not None:
+        residual = normalize(residual, norm_f.to(dtype))
+    if head is not None:
+        residual = F.linear(residual, head.to(dtype))
+    return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
+
+
+def s6_step(
+    hidden: Tensor,
+    stack: StackTensors,
+    norm_f: Tensor | None = None,
+    head: Tensor | None = None,
+    state_batch_indices: Tensor | None = None,
+    workspace: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    delta_softplus: bool = True,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """Takes one step through a stack of layers, or a few, and changes their states in place.
+
+    For each layer, with r = hidden in the beginning::
+
+        h        = r / sqrt(mean(r²) + eps) · norm
+        x, z     = in_proj·h + in_proj_bias
+        x        = silu(causal depthwise convolution of x)
+        dt, B, C = x_proj·x
+        Δ        = dt_proj·dt + dt_proj_bias, through softplus if `delta_softplus`
+        y        = the selective scan of x by Δ, A = −exp(A_log), B, C, D and z
+        r        = r + out_proj·y + out_proj_bias
+
+    The steps of a row go through convolution and scan one after another, as in
+    :func:`causal_conv1d_update` and :func:`selective_state_update`, whose pools and padding these
+    are. Arithmetic is float32, float64 if any tensor is float64, also under torch.autocast, and
+    what passes from one part to the next on a CPU is not rounded in between. A row's bits depend on
+    no other row. There is no derivative: a call that would need one is refused.
+
+    Args:
+        hidden: (batch, steps, d_model), float32, float16, bfloat16 or float64.
+        stack: weights and states of the layers.
+        norm_f: weights of a final RMSNorm, (d_model,).
+        head: (vocabulary, d_model), of the dtype of the layers' matrices.
+        state_batch_indices: the slot of each row, (batch,), int32 or int64; negative for padding,
+            whose out is 0. Without it there are as many slots as rows.
+        workspace: memory for kernels that keep some from one call to the next, (bytes,), uint8,
+            which calls that may run at the same time must not share. There is one for the call
+            alone without it.
+        eps: of all norms.
+        delta_softplus: whether Δ goes through softplus.
+        discretization_method: see :func:`selective_scan_fn`.
+        backend: see :func:`selective_state_update`.
+
+    Returns:
+        (batch, steps, d_model) of hidden's dtype; with a head (batch, steps, vocabulary) of its.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
+            the argument, what was expected and what came. Also a call that needs a gradient, and,
+            on a CPU, an index of a slot that there is not.
+    """
+    tensors = (norm_f, head, state_batch_indices, workspace)
+    options = (eps, delta_softplus, discretization_method)
+    arguments = (hidden, *stack, *tensors, *options)
+    if not S6_STEP.has_kernels((*arguments, backend)):
+        return s6_step_ref(
+            *(hidden, stack, *tensors),
+            eps=eps,
+            delta_softplus=delta_softplus,
+            discretization_method=discretization_method,
+        )
+    return S6_STEP(*arguments)

@@ -1,0 +1,368 @@
+"""Which calls with a cache are one operator: plain layers and few steps. All others go through the
+modules, and either way gives what a model in fp64 gives through its modules."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from selective_scan import S6, MambaMixer, S6Cache
+from selective_scan._discretization import METHODS
+from selective_scan.cache import MixerCache
+
+BATCH, DIM = 3, 16
+F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+BOUNDS = {F64: 1e-12, F32: 1e-5, BF16: 3e-2, HALF: 4e-3}
+
+
+def model_of(device: str = "cpu", **options: object) -> S6:
+    """A model whose states and layers count in its output."""
+    model = S6(DIM, **{"depth": 2, "d_state": 5, "dt_min": 0.1, "dt_max": 1.0} | options)
+    for layer in model.layers:
+        nn.init.normal_(layer.out_proj.weight, std=0.5)
+    return model.to(device).requires_grad_(False)
+
+
+def steps_of(model: nn.Module, batch: int, steps: int) -> torch.Tensor:
+    weight = next(model.parameters())
+    return torch.randn(batch, steps, DIM, dtype=weight.dtype, device=weight.device)
+
+
+class Ops(TorchDispatchMode):
+    """Counts the library's ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "selective_scan":
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+def ops_of(model: nn.Module, x: torch.Tensor, cache: object) -> list[str]:
+    with Ops() as ops:
+        model(x, cache=cache)
+    return ops.names
+
+
+def through_modules(model: nn.Module) -> nn.Module:
+    """A copy in fp64 in which every part is called."""
+    exact = copy.deepcopy(model).double()
+    for module in exact.modules():
+        if isinstance(module, nn.Linear | nn.RMSNorm):
+            module.register_forward_hook(lambda *_: None)
+    return exact
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
+    return cache._tensors()
+
+
+def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> None:
+    """Calls of so many steps are one operator each, or none is, and are right."""
+    exact = through_modules(model)
+    cache, exact_cache = model.allocate_cache(batch), exact.allocate_cache(batch)
+    for steps in lengths:
+        x = steps_of(model, batch, steps)
+        expected = exact(x.double(), cache=exact_cache)
+        with Ops() as ops:
+            out = model(x, cache=cache)
+        assert out.dtype == x.dtype
+        assert error(out, expected) < BOUNDS[x.dtype]
+        assert (ops.names == ["s6_step"]) == in_one, ops.names
+        if not in_one and isinstance(model, MambaMixer):
+            assert "s6_step" not in ops.names
+    for state, expected in zip(tensors_of(cache), tensors_of(exact_cache), strict=True):
+        assert state.numel() == 0 or error(state, expected) < BOUNDS[x.dtype]
+
+
+# --- one operator ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({"discretization_method": method} for method in METHODS[1:]),
+        *({"dtype": dtype} for dtype in BOUNDS if dtype != F32),
+        {"conv_bias": False, "bias": True, "expand": 1.5, "d_state": 64, "d_conv": 8},
+        {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1, "depth": 1},
+        {"dt_soft_plus": False, "d_conv": 1, "dt_rank": 3},
+    ],
+    ids=str,
+)
+def test_plain_layers_are_one_operator(options):
+    model = model_of(**options)
+    check(model, BATCH, [1, 1, 2, 8, 1], in_one=True)
+    check(model, 64, [1, 1], in_one=True)
+    check(model.layers[0], BATCH, [1, 3], in_one=True)
+
+
+def test_a_mixer_is_one_operator():
+    check(MambaMixer(DIM, bias=True).requires_grad_(False), BATCH, [1, 8, 2], in_one=True)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 9), (9, 8), (65, 1), (1, 0)])
+def test_many_steps_go_through_the_modules(batch, steps):
+    model = model_of()
+    x = steps_of(model, batch, steps)
+    assert "s6_step" not in ops_of(model, x, model.allocate_cache(batch))
+
+
+def test_a_head_is_part_of_it():
+    model, head = model_of(), nn.Linear(DIM, 40, bias=False).requires_grad_(False)
+    exact, exact_head = through_modules(model), copy.deepcopy(head).double()
+    cache, exact_cache = model.allocate_cache(BATCH), exact.allocate_cache(BATCH)
+
+    def outcome(steps: int) -> tuple[list[str], float]:
+        x = steps_of(model, BATCH, steps)
+        expected = exact(x.double(), cache=exact_cache, head=exact_head)
+        with Ops() as ops:
+            out = model(x, cache=cache, head=head)
+        return ops.names, error(out, expected)
+
+    for steps in (1, 3, 20, 1):
+        names, off = outcome(steps)
+        assert off < BOUNDS[F32]
+        assert (names == ["s6_step"]) == (steps < 9)
+    assert torch.equal(model(x := steps_of(model, BATCH, 5), head=head), head(model(x)))
+    for one in (head, exact_head):
+        one.register_forward_hook(lambda _module, _inputs, out: 2 * out)
+    names, off = outcome(1)
+    assert off < BOUNDS[F32]
+    assert names == ["s6_step"]
+
+
+def test_a_head_with_a_bias_is_called():
+    model, head = model_of(), nn.Linear(DIM, 40).requires_grad_(False)
+    cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
+    x = steps_of(model, BATCH, 1)
+    assert torch.equal(model(x, cache=cache, head=head), head(model(x, cache=other)))
+
+
+def test_it_sees_new_weights():
+    """Nothing is kept from one call to the next."""
+    model = model_of()
+    check(model, BATCH, [1], in_one=True)
+    layer = model.layers[1]
+    layer.x_proj.weight.mul_(2)
+    layer.out_proj.weight.data = torch.randn_like(layer.out_proj.weight)
+    layer.A_log = nn.Parameter(torch.rand_like(layer.A_log), requires_grad=False)
+    model.load_state_dict({name: 1.1 * it for name, it in model.state_dict().items()})
+    check(model, BATCH, [1], in_one=True)
+    check(model.to(BF16), BATCH, [1], in_one=True)
+    layer.in_proj.register_forward_hook(lambda *_: None)
+    check(model, BATCH, [1], in_one=False)
+
+
+def test_a_cache_that_was_made_elsewhere(device):
+    """In another dtype, and with other strides."""
+    model = model_of(device)
+    exact = through_modules(model)
+    for dtype in (F32, BF16):
+        cache = S6Cache(
+            tuple(
+                MixerCache(*(x.contiguous() for x in tensors_of(layer)))
+                for layer in model.allocate_cache(BATCH, dtype=dtype).layers
+            )
+        )
+        exact_cache = exact.allocate_cache(BATCH)
+        for _ in range(3):
+            x = steps_of(model, BATCH, 1)
+            assert error(model(x, cache=cache), exact(x.double(), cache=exact_cache)) < 1e-2
+
+
+# --- the modules ----------------------------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + 0.1 * x[..., :1]
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * nn.Linear.forward(self, x)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def adapted(model: S6) -> None:
+    model.layers[1].in_proj = Adapter(model.layers[1].in_proj)
+
+
+def of_another_type(model: S6) -> None:
+    model.layers[1].x_proj.__class__ = Scaled
+
+
+def hooked(part: str):
+    def change(model: S6) -> None:
+        model.get_submodule(part).register_forward_hook(lambda _module, _inputs, out: 1.5 * out)
+
+    change.__name__ = f"hooked {part}"
+    return change
+
+
+def parametrized(model: S6) -> None:
+    parametrize.register_parametrization(model.layers[0].out_proj, "weight", Doubled())
+    model.requires_grad_(False)
+
+
+def moved(model: S6) -> None:
+    """As accelerate does it."""
+    part = model.layers[1].out_proj
+    part.forward = functools.partial(Scaled.forward, part)
+
+
+def of_another_dtype(model: S6) -> None:
+    model.layers[1].A_log.data = model.layers[1].A_log.data.to(BF16)
+
+
+def biased(model: S6) -> None:
+    part = model.layers[1].out_proj
+    part.bias = nn.Parameter(torch.randn(DIM), requires_grad=False)
+
+
+def bias_that_is_no_parameter(model: S6) -> None:
+    part = model.layers[1].dt_proj
+    bias = part.bias.data + 1
+    del part.bias
+    part.register_buffer("bias", bias)
+
+
+def another_eps(model: S6) -> None:
+    model.layers[1].norm.eps = 0.1
+
+
+def no_weight(model: S6) -> None:
+    model.norm_f = nn.RMSNorm(DIM, eps=model.norm_f.eps, elementwise_affine=False)
+
+
+def another_method(model: S6) -> None:
+    model.layers[1].discretization_method = "foh"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(adapted, of_another_type, parametrized, moved, of_another_dtype, biased, another_eps),
+        *(bias_that_is_no_parameter, no_weight, another_method),
+        *(hooked(f"layers.1{part}") for part in ("", ".norm", ".in_proj", ".conv1d", ".dt_proj")),
+        hooked("norm_f"),
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_what_is_more_than_its_weights_goes_through_the_modules(change):
+    model = model_of()
+    change(model)
+    check(model, BATCH, [1, 2, 1], in_one=False)
+
+
+@pytest.mark.parametrize("options", [{"d_conv": 9}, {"d_state": 65}], ids=str)
+def test_what_the_operator_does_not_take_goes_through_the_modules(options):
+    model = model_of(**options)
+    check(model, BATCH, [1, 2], in_one=False)
+    check(model.layers[0], BATCH, [1, 2], in_one=False)
+
+
+def test_hooks_for_all_modules_see_every_part():
+    model, seen = model_of(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda it, *_: seen.append(it))
+    try:
+        model(steps_of(model, BATCH, 1), cache=model.allocate_cache(BATCH))
+    finally:
+        handle.remove()
+    assert model.layers[1].x_proj in seen
+
+
+def test_autocast_goes_through_the_modules():
+    model = model_of()
+    with torch.autocast("cpu", BF16):
+        x, cache = steps_of(model, BATCH, 1), model.allocate_cache(BATCH)
+        assert "s6_step" not in ops_of(model, x, cache)
+
+
+def test_one_layer_that_is_called_leaves_the_others_alone():
+    model = model_of(depth=3)
+    hooked("layers.1.in_proj")(model)
+    x = steps_of(model, BATCH, 1)
+    assert ops_of(model, x, model.allocate_cache(BATCH)).count("s6_step") == 2
+
+
+def test_an_input_of_another_dtype_is_refused_as_by_the_modules():
+    model = model_of()
+    x = steps_of(model, BATCH, 1).to(BF16)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(x, cache=model.allocate_cache(BATCH))
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
+def test_compiled_code_calls_the_operator(kind):
+    torch._dynamo.reset()
+    model = model_of()
+    model = model if kind == "S6" else model.layers[0]
+    targets = []
+
+    def watch(graph, _):
+        targets.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    compiled = torch.compile(model, fullgraph=True, backend=watch)
+    cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
+    for steps in (1, 1, 3, 8):
+        x = steps_of(model, BATCH, steps)
+        assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
+    assert torch.ops.selective_scan.s6_step.default in targets
+    torch._dynamo.reset()
+
+
+# --- many steps -----------------------------------------------------------------------------------
+
+
+def check_drift(steps: int) -> None:
+    """As near to fp64 after many steps as the modules are in fp32."""
+    model = model_of(depth=3)
+    exact, called = through_modules(model), copy.deepcopy(model)
+    for layer in called.layers:
+        layer.in_proj.register_forward_hook(lambda *_: None)
+    models = (model, called, exact)
+    caches = [it.allocate_cache(1) for it in models]
+    errors = [0.0, 0.0]
+    for step in range(steps):
+        x = steps_of(model, 1, 1)
+        inputs = (x, x, x.double())
+        outs = [it(y, cache=c) for it, y, c in zip(models, inputs, caches, strict=True)]
+        if step >= steps - 50:
+            errors = [max(e, error(out, outs[2])) for e, out in zip(errors, outs[:2], strict=True)]
+    assert errors[0] < 2 * errors[1] + 1e-6
+
+
+def test_many_steps_do_not_drift():
+    check_drift(1500)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_do_not_drift():
+    check_drift(100_000)

@@ -1,0 +1,300 @@
+"""A step through a stack of layers: against the reference in fp64, and what its bits depend on."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from cases import Axes
+from in_place import in_float64
+from problem import METHODS, Error, generator
+from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
+
+F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+# What arithmetic alone may differ by, relative in the Euclidean norm.
+ARITHMETIC = {F32: 5e-6, F64: 1e-13}
+# Between parts a GPU's kernels round activations to the dtype of the weights.
+ROUNDED = {BF16: 2e-2, HALF: 2e-3}
+
+
+@dataclass(frozen=True)
+class Case(Axes):
+    """One call; the defaults are the base case, and a test changes one axis at a time."""
+
+    batch: int = 2
+    steps: int = 1
+    layers: int = 2
+    d_model: int = 32
+    d_inner: int = 64
+    dstate: int = 16
+    rank: int = 2
+    width: int = 4
+    hidden: torch.dtype = F32
+    weights: torch.dtype = F32
+    vectors: torch.dtype = F32  # norms, biases, A_log and D
+    states: torch.dtype = F32
+    biases: tuple[str, ...] = ("conv1d", "dt_proj")
+    has_norms: bool = True
+    has_norm_f: bool = True
+    vocabulary: int = 0
+    slots: int = 0  # of a pool; 0: that of each row is its own
+    padding: int = 0  # rows
+    indices: torch.dtype = torch.int64
+    softplus: bool = True
+    method: str = "zoh"
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return F64 if F64 in (self.hidden, self.weights, self.vectors, self.states) else F32
+
+
+def make(case: Case, device: str = "cpu") -> dict:
+    """The arguments of a call, whose layers all count in its result."""
+    random = generator(str(case))
+    inner, projected = case.d_inner, case.rank + 2 * case.dstate
+
+    def normal(*shape: int, dtype: torch.dtype, scale: float = 1.0, mean: float = 0.0):
+        value = mean + scale * torch.randn(shape, generator=random, dtype=F64)
+        return value.to(device, dtype)
+
+    def of_layers(*shape: int, dtype: torch.dtype = case.vectors, **options) -> list:
+        return [normal(*shape, dtype=dtype, **options) for _ in range(case.layers)]
+
+    def matrices(rows: int, columns: int) -> list:
+        return of_layers(rows, columns, dtype=case.weights, scale=columns**-0.5)
+
+    def biases(name: str, rows: int, **options) -> list | None:
+        return of_layers(rows, **options) if name in case.biases else None
+
+    slots = case.slots or case.batch
+    stack = StackTensors(
+        norm=of_layers(case.d_model, mean=1.0, scale=0.2) if case.has_norms else None,
+        in_proj=matrices(2 * inner, case.d_model),
+        in_proj_bias=biases("in_proj", 2 * inner, scale=0.3),
+        conv1d=of_layers(inner, 1, case.width, dtype=case.weights, scale=0.5),
+        conv1d_bias=biases("conv1d", inner, scale=0.3),
+        x_proj=matrices(projected, inner),
+        dt_proj=matrices(inner, case.rank),
+        dt_proj_bias=biases("dt_proj", inner, mean=-1.0),
+        A_log=of_layers(inner, case.dstate, scale=0.5),
+        D=of_layers(inner),
+        out_proj=matrices(case.d_model, inner),
+        out_proj_bias=biases("out_proj", case.d_model, scale=0.3),
+        # As a cache has it: channels side by side.
+        conv_state=[
+            state.transpose(1, 2)
+            for state in of_layers(slots, case.width - 1, inner, dtype=case.states)
+        ],
+        state=of_layers(slots, inner, case.dstate, dtype=case.states),
+    )
+    indices = None
+    if case.slots:
+        indices = torch.randperm(slots, generator=random)[: case.batch]
+        indices[torch.randperm(case.batch, generator=random)[: case.padding]] = -1
+        indices = indices.to(device, case.indices)
+    head = normal(case.vocabulary, case.d_model, dtype=case.weights) if case.vocabulary else None
+    return {
+        "hidden": normal(case.batch, case.steps, case.d_model, dtype=case.hidden),
+        "stack": stack,
+        "norm_f": normal(case.d_model, dtype=case.vectors, mean=1.0) if case.has_norm_f else None,
+        "head": head,
+        "state_batch_indices": indices,
+        "delta_softplus": case.softplus,
+        "discretization_method": case.method,
+    }
+
+
+def copy_of(arguments: dict) -> dict:
+    """With states of its own."""
+    states = {
+        name: [tensor.clone() for tensor in getattr(arguments["stack"], name)]
+        for name in ("conv_state", "state")
+    }
+    return arguments | {"stack": arguments["stack"]._replace(**states)}
+
+
+def exact(arguments: dict) -> dict:
+    """On the CPU in fp64."""
+    stack = StackTensors(*([in_float64(x) for x in part or ()] for part in arguments["stack"]))
+    return {name: in_float64(value) for name, value in arguments.items()} | {"stack": stack}
+
+
+def states_of(arguments: dict) -> list[torch.Tensor]:
+    return [*arguments["stack"].conv_state, *arguments["stack"].state]
+
+
+def check(case: Case, device: str) -> None:
+    """Out and states are within the arithmetic and one rounding of the reference in fp64."""
+    arguments = make(case, device)
+    wanted = exact(arguments)
+    expected = s6_step_ref(**wanted)
+    before = [state.clone() for state in states_of(arguments)]
+    out = s6_step(**arguments)
+    assert out.dtype == (case.weights if case.vocabulary else case.hidden)
+    arithmetic = ARITHMETIC[case.compute_dtype] + (ROUNDED.get(case.weights, 0) * (device != "cpu"))
+    pairs = [(out, expected), *zip(states_of(arguments), states_of(wanted), strict=True)]
+    for i, (actual, exact_result) in enumerate(pairs):
+        assert actual.shape == exact_result.shape
+        if actual.numel() > 0:
+            error = Error.of(actual.cpu().to(F64), exact_result)
+            assert error.relative_l2 < arithmetic + torch.finfo(actual.dtype).eps, f"{i}: {error}"
+    if case.slots:
+        used = arguments["state_batch_indices"].cpu()
+        assert not out.cpu()[used < 0].any()
+        is_idle = torch.ones(case.slots, dtype=torch.bool)
+        is_idle[used[used >= 0].long()] = False
+        for actual, old in zip(states_of(arguments), before, strict=True):
+            assert torch.equal(actual.cpu()[is_idle], old.cpu()[is_idle])
+
+
+# --- against the reference ------------------------------------------------------------------------
+
+BASE = Case()
+CASES = [
+    BASE,
+    *(BASE.with_(method=method) for method in METHODS[1:]), BASE.with_(softplus=False),
+    *(BASE.with_(batch=batch, steps=steps) for batch, steps in ((1, 8), (3, 2), (7, 1), (16, 1))),
+    *(BASE.with_(hidden=t, weights=t, vectors=t) for t in (BF16, HALF)),
+    BASE.with_(hidden=BF16, weights=BF16, states=BF16),
+    BASE.with_(hidden=HALF, weights=HALF, vectors=BF16, states=HALF, steps=3),
+    BASE.with_(width=1), BASE.with_(width=2, steps=4), BASE.with_(width=8, steps=3),
+    BASE.with_(dstate=1), BASE.with_(dstate=5, rank=3), BASE.with_(dstate=64, rank=1),
+    BASE.with_(biases=()), BASE.with_(biases=("in_proj", "conv1d", "dt_proj", "out_proj")),
+    BASE.with_(layers=1, has_norms=False, has_norm_f=False), BASE.with_(has_norm_f=False),
+    BASE.with_(vocabulary=51), BASE.with_(vocabulary=300, has_norm_f=False, batch=3, steps=2),
+    BASE.with_(vocabulary=40, hidden=F32, weights=BF16),
+    BASE.with_(batch=5, slots=9, padding=2, indices=torch.int32, steps=2),
+    BASE.with_(batch=3, slots=4, padding=3, vocabulary=9),
+    BASE.with_(layers=5, d_model=96, d_inner=160),
+]  # fmt: skip
+# What the GPU's kernel leaves to the modules.
+CPU_CASES = [
+    *(BASE.with_(method=method, hidden=F64, weights=F64, vectors=F64, states=F64)
+      for method in METHODS),
+    BASE.with_(states=F64), BASE.with_(vectors=F64, weights=BF16), BASE.with_(hidden=F64),
+    BASE.with_(d_model=24, d_inner=40, dstate=5, rank=3, batch=3, width=3),
+    BASE.with_(d_model=7, d_inner=9, dstate=3, rank=1, batch=2, steps=3, vocabulary=5,
+               biases=("in_proj", "conv1d", "dt_proj", "out_proj"), weights=BF16),
+    BASE.with_(d_model=1, d_inner=1, dstate=1, rank=1, batch=1, weights=HALF),
+    BASE.with_(batch=64), BASE.with_(batch=8, steps=8, weights=BF16), BASE.with_(batch=9, steps=11),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_reference(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", CPU_CASES, ids=str)
+def test_on_a_cpu_any_sizes_against_the_reference(case):
+    check(case, "cpu")
+
+
+@pytest.mark.parametrize("case", [BASE.with_(batch=0), BASE.with_(steps=0)], ids=str)
+@pytest.mark.parametrize("function", [s6_step, s6_step_ref])
+def test_nothing_of_no_steps(function, case, device):
+    arguments = make(case, device)
+    before = copy_of(arguments)
+    assert function(**arguments).shape == (case.batch, case.steps, case.d_model)
+    for state, old in zip(states_of(arguments), states_of(before), strict=True):
+        assert torch.equal(state, old)
+
+
+def test_any_strides(device):
+    arguments = make(BASE.with_(batch=3, steps=2), device)
+    other = copy_of(arguments)
+    stack = other["stack"]
+    other["hidden"] = other["hidden"].transpose(0, 2).contiguous().transpose(0, 2)
+    other["stack"] = stack._replace(
+        in_proj=[weight.T.contiguous().T for weight in stack.in_proj],
+        D=[D.repeat_interleave(2)[::2] for D in stack.D],
+        conv_state=[state.contiguous() for state in stack.conv_state],
+        state=[state.transpose(0, 2).contiguous().transpose(0, 2) for state in stack.state],
+    )
+    assert torch.equal(s6_step(**other), s6_step(**arguments))
+    for state, expected in zip(states_of(other), states_of(arguments), strict=True):
+        assert torch.equal(state, expected)
+
+
+# --- what the bits depend on ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        BASE.with_(batch=7, steps=2, vocabulary=30),
+        BASE.with_(batch=13, weights=BF16, hidden=BF16),
+        BASE.with_(batch=3, steps=5, dstate=5, weights=HALF),
+    ],
+    ids=str,
+)
+def test_a_row_has_the_bits_that_it_has_alone(case, device):
+    arguments = make(case, device)
+    before = copy_of(arguments)
+    out = s6_step(**arguments)
+    for row in range(case.batch):
+        alone = {name: [t[row : row + 1] for t in getattr(before["stack"], name)]
+                 for name in ("conv_state", "state")}  # fmt: skip
+        alone = before | {
+            "hidden": before["hidden"][row : row + 1],
+            "stack": before["stack"]._replace(**alone),
+        }
+        assert torch.equal(s6_step(**alone), out[row : row + 1])
+    # They were changed in place.
+    for state, expected in zip(states_of(before), states_of(arguments), strict=True):
+        assert torch.equal(state, expected)
+
+
+def test_steps_together_have_the_bits_of_one_after_the_other(device):
+    arguments = make(BASE.with_(batch=2, steps=7), device)
+    other = copy_of(arguments)
+    out = s6_step(**arguments)
+    parts = [s6_step(**other | {"hidden": part}) for part in other["hidden"].split([1, 2, 1, 3], 1)]
+    assert torch.equal(torch.cat(parts, 1), out)
+    for state, expected in zip(states_of(other), states_of(arguments), strict=True):
+        assert torch.equal(state, expected)
+
+
+LARGE = BASE.with_(d_model=200, d_inner=400, layers=3, vocabulary=700, rank=13)
+
+
+@pytest.mark.parametrize("case", [LARGE, LARGE.with_(batch=5, steps=2, weights=BF16)], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
+    arguments = make(case)
+    results = []
+    for count in (1, 2, 3, 7):
+        set_threads(count)
+        own = copy_of(arguments)
+        results.append([s6_step(**own), *states_of(own)])
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            assert torch.equal(actual, expected)
+
+
+def test_runs_agree_bit_by_bit(device):
+    arguments = make(LARGE.with_(d_model=208, batch=3, steps=2), device)
+    first = s6_step(**copy_of(arguments))
+    for _ in range(4):
+        assert torch.equal(s6_step(**copy_of(arguments)), first)
+
+
+@pytest.mark.parametrize("neighbour", [float("nan"), float("inf"), 1e30])
+def test_what_another_row_holds_changes_no_bit(neighbour, device):
+    arguments = make(BASE.with_(batch=5), device)
+    other = copy_of(arguments)
+    other["hidden"] = other["hidden"].clone()
+    other["hidden"][2] = neighbour
+    for state in states_of(other):
+        state[2] = neighbour
+    rest = [0, 1, 3, 4]
+    assert torch.equal(s6_step(**other)[rest], s6_step(**arguments)[rest])
+    for state, expected in zip(states_of(other), states_of(arguments), strict=True):
+        assert torch.equal(state[rest], expected[rest])
+
+
+def test_a_workspace_changes_nothing():
+    arguments = make(LARGE)
+    workspace = torch.randint(256, (1 << 24,), dtype=torch.uint8)
+    expected = s6_step(**copy_of(arguments))
+    for _ in range(2):
+        assert torch.equal(s6_step(**copy_of(arguments), workspace=workspace), expected)
