@@ -187,6 +187,7 @@ class Mamba(DirectedMixer):
             out = self._step_in_one(hidden, conv_state, ssm_state)
             if out is None:
                 out = self._go_on_by_parts(hidden, MixerCache(conv_state, ssm_state))
+            out = self._scale(out)
         return out, conv_state, ssm_state
 
     def _step_in_one(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor | None:
