@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +29,37 @@ MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
 
 
+class Stack(NamedTuple):
+    """What is around the mixers of a stack.
+
+    Attributes:
+        modules: for each mixer the module, itself or another, that calls its part `norm` in front
+            of it and adds the residual.
+        norm_f: the norm behind the last one.
+        kind: what the modules are, for the operator to serve.
+        norm_kind: what the norms are.
+    """
+
+    modules: Collection[nn.Module]
+    norm_f: nn.Module
+    kind: type[nn.Module]
+    norm_kind: type[nn.Module]
+
+
 def step_in_one(
     layers: Collection[MambaMixer],
     hidden: Tensor,
     caches: Sequence[MixerCache],
-    kind: type[MambaMixer] | None = None,
-    norm_f: nn.RMSNorm | None = None,
+    stack: Stack | None = None,
     head: nn.Module | None = None,
 ) -> Tensor | None:
     """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
 
     Args:
-        layers: those of a stack, or one mixer that is being called.
+        layers: the mixers of a stack, or one that is being called.
         hidden: the input.
         caches: where each layer goes on, changed in place.
-        kind: what the layers of a stack are, each with a norm and a residual.
-        norm_f: the stack's final norm.
+        stack: what is around the mixers, if anything is.
         head: what is called with the result, if anything is.
 
     Returns:
@@ -53,21 +68,26 @@ def step_in_one(
     """
     if not layers or not _serves(hidden):
         return None
-    entries = [*map(_entry_of, layers, caches)]
-    if None in entries:
-        return None
     norms, eps = [], 0.0
-    if norm_f is not None:
-        eps, norms = norm_f.eps, [norm_f, *[layer._modules["norm"] for layer in layers]]
+    if stack is not None:
+        if {*map(type, stack.modules)} != {stack.kind}:
+            return None
+        norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
+        if {*map(type, norms)} != {stack.norm_kind}:
+            return None
+        eps = stack.norm_f.eps
+        shapes = {getattr(norm._parameters.get("weight"), "shape", None) for norm in norms}
         if (
             eps is None
-            or {*map(type, layers)} != {kind}
-            or {*map(type, norms)} != {nn.RMSNorm}
-            or {(norm.eps, norm.normalized_shape) for norm in norms} != {(eps, hidden.shape[2:])}
-            or not all(map(has_no_hooks, layers))
+            or {norm.eps for norm in norms} != {eps}
+            or shapes != {hidden.shape[2:]}
+            or not all(map(has_no_hooks, stack.modules))
             or not all(map(has_no_hooks, norms))
         ):
             return None
+    entries = [*map(_entry_of, layers, caches)]
+    if None in entries:
+        return None
     outer = [norm._parameters.get("weight") for norm in norms[:1]]
     is_plain_head = (
         type(head) is nn.Linear

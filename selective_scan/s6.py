@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from . import _mamba_weights
 from ._discretization import Method
 from ._module_arguments import check_count, refuse
-from ._plain_stack import step_in_one
+from ._plain_stack import Stack, step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import (
     DT_INIT_FLOOR,
@@ -184,7 +184,8 @@ class S6(nn.Module):
                 refuse("cache", f"of depth = {self.depth} layers", len(caches))
             if cu_seqlens is None:
                 layers = self.layers._modules.values()
-                out = step_in_one(layers, x, caches, S6Layer, self.norm_f, head)
+                stack = Stack(layers, self.norm_f, S6Layer, nn.RMSNorm)
+                out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
                     return out
         else:

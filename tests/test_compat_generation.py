@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from language_models import VOCAB, make_model, published_weights, reference_logits
+from test_plain_stack import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
 
@@ -49,6 +50,65 @@ def test_greedy_tokens_are_the_likeliest_of_the_whole(device, cg):
     torch.testing.assert_close(logits.cpu(), expected, rtol=1e-9, atol=1e-9)
     alone = [model.generate(prompt[None], LENGTH, cg=cg) for prompt in prompts]
     assert torch.equal(torch.cat(alone), out)
+
+
+@pytest.mark.parametrize("in_fp32", [False, True], ids=["", "residual_in_fp32"])
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused_add_norm"])
+def test_a_token_is_one_operator(fused, in_fp32):
+    weights = published_weights()
+    model = make_model(
+        "cpu", torch.float64, weights, fused_add_norm=fused, residual_in_fp32=in_fp32
+    )
+    prompts = torch.randint(VOCAB, (3, PROMPT))
+    with Ops() as ops:
+        out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True)
+    tokens = LENGTH - PROMPT - 1  # the first one comes of the prompt
+    assert ops.names[-tokens:] == tokens * ["s6_step"]
+    assert "s6_step" not in ops.names[:-tokens]
+    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
+    # Between its layers the operator keeps float64.
+    tolerance = 1e-5 if in_fp32 else 1e-9
+    scores = torch.stack(out.scores, dim=1)
+    torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)
+
+
+PARTS = {
+    "backbone": lambda model: model.backbone,
+    "embedding": lambda model: model.backbone.embedding,
+    "block": lambda model: model.backbone.layers[0],
+    "mixer": lambda model: model.backbone.layers[0].mixer,
+    "in_proj": lambda model: model.backbone.layers[0].mixer.in_proj,
+    "norm": lambda model: model.backbone.layers[0].norm,
+    "norm_f": lambda model: model.backbone.norm_f,
+    "lm_head": lambda model: model.lm_head,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_with_a_hook_is_called_for_every_token(part):
+    options = {"fused_add_norm": False, "residual_in_fp32": False}  # fused, a norm is not called
+    model = make_model("cpu", torch.float64, published_weights(), **options)
+    prompts = torch.randint(VOCAB, (3, PROMPT))
+    plain = model.generate(prompts, LENGTH)
+    calls = []
+    PARTS[part](model).register_forward_hook(lambda *_: calls.append(part))
+    assert torch.equal(model.generate(prompts, LENGTH), plain)
+    assert len(calls) == LENGTH - PROMPT
+
+
+@pytest.mark.parametrize("change", ["MLP", "layer norm", "scale", "slow path"])
+def test_what_the_operator_has_not_goes_through_the_modules(change):
+    options = {"MLP": {"d_intermediate": 24}, "layer norm": {"rms_norm": False}}.get(change, {})
+    model = make_model("cpu", torch.float64, **options)
+    for block in model.backbone.layers:
+        if change == "scale":
+            block.mixer.init_layer_scale = 0.5
+            block.mixer.gamma = torch.nn.Parameter(torch.rand(block.mixer.d_model))
+        block.mixer.use_fast_path = change != "slow path"
+    prompts = torch.randint(VOCAB, (2, PROMPT))
+    out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True)
+    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
+    torch.testing.assert_close(torch.stack(out.scores, dim=1), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

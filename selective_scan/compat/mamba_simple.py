@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _library, mamba_mixer
-from .._plain_stack import step_in_one
+from .._plain_stack import Stack, step_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
@@ -184,21 +184,11 @@ class Mamba(DirectedMixer):
                 "in grad mode too; no gradient reaches the parameters or the input"
             )
         with torch.no_grad():
-            out = self._step_in_one(hidden, conv_state, ssm_state)
+            out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
             if out is None:
                 out = self._go_on_by_parts(hidden, MixerCache(conv_state, ssm_state))
             out = self._scale(out)
         return out, conv_state, ssm_state
-
-    def _step_in_one(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor | None:
-        """The step by one operator, which keeps one input less; None where it does not serve."""
-        if not self.use_fast_path or self.d_conv == 1:
-            return None
-        oldest = conv_state[..., 1].clone()
-        out = step_in_one((self,), hidden, (MixerCache(conv_state[..., 1:], ssm_state),))
-        if out is not None:
-            conv_state[..., 0] = oldest
-        return out
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
@@ -234,6 +224,28 @@ class Mamba(DirectedMixer):
             for state in states[self.layer_idx]:
                 state.zero_()
         return states[self.layer_idx]
+
+
+def steps_in_one(
+    mixers: Sequence[Mamba],
+    hidden: Tensor,
+    states: Sequence[tuple[Tensor, Tensor]],
+    stack: Stack | None = None,
+    head: nn.Module | None = None,
+) -> Tensor | None:
+    """A step through one or several layers by one operator; None where it does not serve.
+
+    It keeps one input less than the states of mamba_ssm have room for.
+    """
+    if not all(mixer.use_fast_path and mixer.d_conv > 1 for mixer in mixers):
+        return None
+    oldest = [conv_state[..., 0] for conv_state, _ in states]
+    next_oldest = [conv_state[..., 1].clone() for conv_state, _ in states]
+    caches = [MixerCache(conv_state[..., 1:], ssm_state) for conv_state, ssm_state in states]
+    out = step_in_one(mixers, hidden, caches, stack, head)
+    if out is not None:
+        torch._foreach_copy_(oldest, next_oldest)
+    return out
 
 
 class Block(block.Block):

@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from .._module_arguments import check_choice, check_count, refuse
+from .._plain_mixer import has_no_hooks
+from .._plain_stack import Stack
+from .._s6_step import S6_STEP
+from ..cache import needs_gradient
 from .block import Block, add_norm
 from .config_mamba import MambaConfig
 from .generation import GenerationMixin
 from .hf import CONFIG_NAME, WEIGHTS_NAME, load_config_hf, load_state_dict_hf
 from .layer_norm import RMSNorm
-from .mamba_simple import InferenceParams, Mamba
+from .mamba_simple import InferenceParams, Mamba, steps_in_one
 from .mlp import GatedMLP
 
 # What names a layer's kind in ssm_cfg.
@@ -231,6 +235,10 @@ class MixerModel(nn.Module):
         Returns:
             (batch, seqlen, d_model).
         """
+        if inference_params is not None and not mixer_kwargs:
+            out = self._step_in_one(input_ids, inference_params)
+            if out is not None:
+                return out
         hidden, residual = self.embedding(input_ids), None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, inference_params, **mixer_kwargs)
@@ -238,6 +246,29 @@ class MixerModel(nn.Module):
             self.norm_f, hidden, residual, self.fused_add_norm, self.residual_in_fp32
         )
         return hidden
+
+    def _step_in_one(
+        self, input_ids: Tensor, params: InferenceParams, head: nn.Module | None = None
+    ) -> Tensor | None:
+        """A step through all blocks, and what `head` makes of the result, by one operator; None
+        where it does not serve."""
+        if (
+            params.seqlen_offset == 0
+            or input_ids.shape[1] != 1
+            or not S6_STEP.has_kernels_for(input_ids.device.type)
+            or not has_no_hooks(self.embedding)
+        ):
+            return None
+        hidden = self.embedding(input_ids)
+        blocks = self.layers._modules.values()
+        mixers = [block._modules.get("mixer") for block in blocks]
+        if {*map(type, mixers)} != {Mamba} or needs_gradient(self, hidden):
+            return None
+        states = [params.key_value_memory_dict.get(mixer.layer_idx) for mixer in mixers]
+        if None in states or not all(map(_is_mixer_and_norm, blocks, mixers)):
+            return None
+        stack = Stack(blocks, self.norm_f, Block, RMSNorm)
+        return steps_in_one(mixers, hidden, states, stack, head)
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
@@ -247,6 +278,16 @@ class MixerModel(nn.Module):
             index: layer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
             for index, layer in enumerate(self.layers)
         }
+
+
+def _is_mixer_and_norm(block: nn.Module, mixer: Mamba) -> bool:
+    """Whether a block has no MLP, and its mixer only what MambaMixer has, and no hooks."""
+    return (
+        block._modules.get("mlp") is None
+        and mixer.bimamba_type == "none"
+        and mixer.init_layer_scale is None
+        and has_no_hooks(mixer)
+    )
 
 
 def _initializer(
@@ -338,6 +379,10 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         Returns:
             A named tuple of the logits.
         """
+        if inference_params is not None and not mixer_kwargs and has_no_hooks(self.backbone):
+            logits = self.backbone._step_in_one(input_ids, inference_params, self.lm_head)
+            if logits is not None:
+                return CausalLMOutput(logits)
         hidden = self.backbone(input_ids, inference_params, **mixer_kwargs)
         return CausalLMOutput(self.lm_head(hidden[:, -num_last_tokens:]))
 
