@@ -167,6 +167,24 @@ def test_it_sees_new_weights():
     check(model, BATCH, [1], in_one=False)
 
 
+class Wrapper(nn.Module):
+    """As FSDP and others put one around a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = layer
+
+    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
+        return self.wrapped(*inputs, **options)
+
+
+def test_a_layer_in_a_wrapper_is_called():
+    model = model_of()
+    cache = model.allocate_cache(BATCH)
+    model.layers[0] = Wrapper(model.layers[0])
+    assert ops_of(model, steps_of(model, BATCH, 1), cache) == 2 * ["s6_step"]  # each layer's mixer
+
+
 def test_a_cache_that_was_made_elsewhere(device):
     """In another dtype, and with other strides."""
     model = model_of(device)
