@@ -219,6 +219,15 @@ def test_there_are_no_states(bimamba_type):
         layer.to_mamba()
 
 
+def test_division_as_vim_spelled_it_first():
+    layer = Mamba(12, bimamba_type="v2", if_devide_out=True)
+    assert layer.if_divide_out
+    other = Mamba(12, bimamba_type="v2")
+    other.load_state_dict(layer.state_dict())
+    hidden = torch.randn(2, 6, 12)
+    torch.testing.assert_close(layer(hidden), other(hidden) / 2)
+
+
 def test_a_scale_goes_with_states():
     layer, hidden = make("none", init_layer_scale=0.5), torch.randn(2, 6, 12)
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
@@ -240,6 +249,7 @@ def test_a_scale_goes_with_states():
         ({"bimamba_type": "v1", "bimamba": True}, "bimamba_type must be 'none' or 'v2' where"),
         ({"bimamba": 1}, "bimamba must be a bool, got 1"),
         ({"if_divide_out": 1}, "if_divide_out must be a bool, got 1"),
+        ({"if_devide_out": 1}, "if_devide_out must be a bool, got 1"),
         ({"init_layer_scale": "1"}, "init_layer_scale must be a finite number, got '1'"),
         ({"init_layer_scale": float("nan")}, "init_layer_scale must be a finite number, got nan"),
         ({"nslices": 0}, "nslices must be an integer of at least 1, got 0"),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _library, mamba_mixer
+from .._module_arguments import check_flag
 from .._plain_stack import Stack, step_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
@@ -47,6 +48,7 @@ class Mamba(DirectedMixer):
             is multiplied; None for no such parameter.
         nslices: number of slices of "v3", which must divide seqlen.
         bimamba: "v2" by another name, VideoMamba's.
+        if_devide_out: `if_divide_out` as Vim's first release spelled it.
 
     dt_proj_b and dt_proj_s start as any linear layer does, as in the forks: without Mamba's range
     of steps.
@@ -84,6 +86,7 @@ class Mamba(DirectedMixer):
         init_layer_scale: float | None = None,
         nslices: int = 5,
         bimamba: bool = False,
+        if_devide_out: bool = False,
     ) -> None:
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
         sizes = (d_model, d_state, d_conv, expand)
@@ -96,7 +99,9 @@ class Mamba(DirectedMixer):
         wide = mamba_mixer.at_least_single(self.A_log.dtype)
         self.A_log = nn.Parameter(self.A_log.to(wide))
         self.D = nn.Parameter(self.D.to(wide))
-        self._add_directions(bimamba_type, if_divide_out, init_layer_scale, nslices, bimamba)
+        check_flag("if_devide_out", if_devide_out)
+        is_halved = if_divide_out or if_devide_out
+        self._add_directions(bimamba_type, is_halved, init_layer_scale, nslices, bimamba)
         self._reset_poles()
 
     def forward(
