@@ -107,11 +107,24 @@ void pause() {
 #endif
 }
 
+/// Sleeps until a number is no longer what was seen. Not every C++ library can do that, GCC's for
+/// Windows' own threads cannot: there a thread goes on looking.
+void wait_for_change(const auto& number, int32_t seen) {
+  if constexpr (requires { number.wait(seen); }) {
+    number.wait(seen, std::memory_order_acquire);
+  } else {
+    pause();
+  }
+}
+void wake_all(auto& number) {
+  if constexpr (requires { number.notify_all(); }) number.notify_all();
+}
+
 /// Counts the tasks that are done, of all phases.
 class DoneTasks {
  public:
   void add_one(int64_t end_of_phase) {
-    if (count_.fetch_add(1, std::memory_order_acq_rel) + 1 == end_of_phase) count_.notify_all();
+    if (count_.fetch_add(1, std::memory_order_acq_rel) + 1 == end_of_phase) wake_all(count_);
   }
   void wait_for(int64_t wanted) const {
     for (int i = 0; i < kSpins; ++i) {
@@ -119,7 +132,7 @@ class DoneTasks {
       pause();
     }
     for (int32_t count; (count = count_.load(std::memory_order_acquire)) < wanted;) {
-      count_.wait(count, std::memory_order_acquire);
+      wait_for_change(count_, count);
     }
   }
 
