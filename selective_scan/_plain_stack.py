@@ -24,9 +24,9 @@ from .step_projection import StepProjection
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
-# What calls take the operator: so many steps, and steps of all rows together, by type of device.
+# What calls take the operator: so many steps, and steps of all rows together.
 MAX_STEPS = 8
-MAX_ROWS = {"cpu": 64, "cuda": 16}
+MAX_ROWS = 64
 
 
 class Stack(NamedTuple):
@@ -66,7 +66,7 @@ def step_in_one(
         The output; None where the operator does not compute what the modules do, or is not made for
         such a call, or would not refuse it as the modules do. Nothing has changed then.
     """
-    if not layers or not _serves(hidden):
+    if not layers or not serves(hidden):
         return None
     norms, eps = [], 0.0
     if stack is not None:
@@ -134,13 +134,13 @@ def step_in_one(
     return out if head is None or is_plain_head else head(out)
 
 
-def _serves(hidden: Tensor) -> bool:
+def serves(hidden: Tensor) -> bool:
     """Whether the operator is made for such an input, and nothing but the modules looks at it."""
     batch, steps, _ = hidden.shape
     device_type = hidden.device.type
     return (
         0 < steps <= MAX_STEPS
-        and 0 < batch * steps <= MAX_ROWS.get(device_type, 0)
+        and 0 < batch * steps <= MAX_ROWS
         and S6_STEP.has_kernels_for(device_type)
         and not torch.is_autocast_enabled(device_type)
         and not _pytorch.may_have_process_wide_hooks()

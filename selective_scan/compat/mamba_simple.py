@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import _library, mamba_mixer
 from .._module_arguments import check_flag
-from .._plain_stack import Stack, step_in_one
+from .._plain_stack import Stack, serves, step_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
@@ -242,7 +242,8 @@ def steps_in_one(
 
     It keeps one input less than the states of mamba_ssm have room for.
     """
-    if not all(mixer.use_fast_path and mixer.d_conv > 1 for mixer in mixers):
+    # Asked first, so that a call which goes through the modules copies no states.
+    if not serves(hidden) or not all(it.use_fast_path and it.d_conv > 1 for it in mixers):
         return None
     oldest = [conv_state[..., 0] for conv_state, _ in states]
     next_oldest = [conv_state[..., 1].clone() for conv_state, _ in states]

@@ -257,18 +257,18 @@ class MixerModel(nn.Module):
             or input_ids.shape[1] != 1
             or not S6_STEP.has_kernels_for(input_ids.device.type)
             or not has_no_hooks(self.embedding)
+            or needs_gradient(self, input_ids)
         ):
             return None
-        hidden = self.embedding(input_ids)
         blocks = self.layers._modules.values()
         mixers = [block._modules.get("mixer") for block in blocks]
-        if {*map(type, mixers)} != {Mamba} or needs_gradient(self, hidden):
+        if {*map(type, mixers)} != {Mamba}:
             return None
         states = [params.key_value_memory_dict.get(mixer.layer_idx) for mixer in mixers]
         if None in states or not all(map(_is_mixer_and_norm, blocks, mixers)):
             return None
         stack = Stack(blocks, self.norm_f, Block, RMSNorm)
-        return steps_in_one(mixers, hidden, states, stack, head)
+        return steps_in_one(mixers, self.embedding(input_ids), states, stack, head)
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
