@@ -457,7 +457,9 @@ def check_dtype(name: str, tensor: Tensor, allowed: Dtypes, remark: str = "") ->
         fail(f"{name} must have dtype {wanted}{remark}, got {got}")
 
 
-def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) -> None:
+def check_dims(
+    name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict, limits: Mapping = _LIMITS
+) -> None:
     """Compares the tensor's sizes with those of `sizes`, and puts the others there."""
     known = {dim: sizes[dim] for dim in dims if dim in sizes}
     actual = _sizes_by_dim(tuple(tensor.shape), dims)
@@ -467,12 +469,12 @@ def check_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) ->
             text += f" = {_tuple_text(known.get(dim, '*') for dim in dims)}"
         fail(f"{text}, got {tuple(tensor.shape)}")
     for dim, size in actual:
-        if dim not in _LIMITS:
+        if dim not in limits:
             continue
-        low, high = _LIMITS[dim]
+        low, high = limits[dim]
         if size < low or (high is not None and size > high):
-            limits = f"at least {low}" if high is None else f"{low} to {high}"
-            fail(f"{name} must have {dim} of {limits}, got {tuple(tensor.shape)}")
+            wanted = f"at least {low}" if high is None else f"{low} to {high}"
+            fail(f"{name} must have {dim} of {wanted}, got {tuple(tensor.shape)}")
 
 
 def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

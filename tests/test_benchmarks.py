@@ -337,6 +337,18 @@ def test_benchmark_of_packed_sequences(tmp_path):
     assert steps["packed"] <= steps["dense, as many steps"] < steps["padded to the longest"] == 200
 
 
+def test_benchmark_of_maps(tmp_path):
+    run_program(
+        "benchmark_cross_scan.py", "--device", "cpu", "--batch", "1", "--dim", "768",
+        "--dtype", "float32", "--runs", "2", "--json", tmp_path / "maps.json",
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "maps.json").read_text())["rows"]
+    assert [row["which"] for row in rows] == ["forward"] * 2 + ["train"] * 2
+    for row in rows:
+        assert_is_timing(row["time_ms"], 2)
+        assert (row["of_copies"] == 1) == (row["implementation"] != "cross_scan_fn")
+
+
 def test_benchmark_of_the_state_update(tmp_path):
     run_program(
         "benchmark_serving.py", "--device", "cpu", "--batch", "1", "3", "--dim", "8",

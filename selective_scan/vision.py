@@ -1,0 +1,245 @@
+"""Scans of maps: images and other data with rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ._checks import (
+    COMPLEX,
+    REAL,
+    SINGLE_OR_DOUBLE,
+    BackendName,
+    Call,
+    Option,
+    Table,
+    TensorArgument,
+    TensorList,
+    check_backend,
+    check_dims,
+    fail,
+    real_or_complex,
+)
+from ._discretization import METHODS, Method
+from .functional import selective_scan_fn
+from .reference import selective_scan_ref
+
+DIRECTIONS = 4
+"""Rows, columns, rows from the end, columns from the end."""
+
+Maps = Tensor | Sequence[Tensor]
+
+
+def cross_scan_fn(
+    x: Tensor,
+    delta: Maps,
+    A: Tensor,
+    B: Maps,
+    C: Maps,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """Scans a map in four directions and adds the results, as VMamba's blocks do.
+
+    The directions are, in this order: along the rows, the first row first; along the columns; the
+    same two from the last place to the first. Each has parameters of its own::
+
+        out = Σ_k selective_scan(x in the order of k, delta[k], A[k], B[k], C[k], D[k], …)
+
+    where every sequence is read as the map lies and every result is put back to its places. Rows
+    are scanned where they are and backwards where they are; of x one transposed copy is made, for
+    both directions along the columns. VMamba copies x four times and its results as often.
+
+    Everything is given by places of the map, not by steps of a sequence. What is dense in the order
+    of its direction is read without a copy: that of rows if it is contiguous, that of columns if it
+    is a transposed view of maps (…, width, height). The projections of a block are alike for all
+    places, so they can be made in the order that is wanted::
+
+        low = x_proj(x).chunk(4, 1)           # each (batch, rank + 2·dstate, height, width)
+        turned = low[1].mT.contiguous()       # of direction 1, few channels
+        delta = dt_proj[1](turned[:, :rank]).mT
+
+    The result can be differentiated once with respect to every tensor.
+
+    Args:
+        x: input, (batch, dim, height, width), of a real dtype, in any layout.
+        delta: step sizes, (batch, 4, dim, height, width), or four of (batch, dim, height, width).
+        A: poles, (4, dim, dstate), float32, float64, complex64 or complex128.
+        B: input projections, (batch, 4, dstate, height, width), or with groups of channels
+            (batch, 4, groups, dstate, height, width); or four without the second dimension. Complex
+            where A is.
+        C: output projections, like B.
+        D: skip connections, (4, dim).
+        delta_bias: added to delta, (4, dim).
+        delta_softplus: whether the step is softplus(delta + delta_bias).
+        discretization_method: as of :func:`selective_scan.selective_scan_fn`, where all that these
+            arguments have in common is told.
+        backend: likewise; "reference" takes :func:`cross_scan_ref`.
+
+    Returns:
+        out, (batch, dim, height, width) in x's dtype: each direction is rounded to it, then added.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: a wrong layout, device, dtype or shape, or an unknown method; the message
+            names the argument, what was expected and what came.
+
+    References:
+        Liu et al., "VMamba: Visual State Space Model", 2024, arXiv:2401.10166: SS2D, section 4.2.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.vision import cross_scan_fn
+        >>> batch, dim, dstate, height, width = 2, 8, 4, 5, 7
+        >>> x = torch.randn(batch, dim, height, width, requires_grad=True)
+        >>> delta = torch.randn(batch, 4, dim, height, width)
+        >>> B, C = torch.randn(2, batch, 4, dstate, height, width)
+        >>> out = cross_scan_fn(x, delta, -torch.rand(4, dim, dstate), B, C, delta_softplus=True)
+        >>> out.shape
+        torch.Size([2, 8, 5, 7])
+        >>> out.sum().backward()
+    """
+    if backend == "reference":
+        return cross_scan_ref(
+            *(x, delta, A, B, C, D, delta_bias, delta_softplus),
+            discretization_method=discretization_method,
+        )
+    parameters = (A, D, delta_bias, delta_softplus, discretization_method)
+    maps = _checked_maps(x, delta, B, C, *parameters)
+    check_backend(backend, x.device)
+    # One copy for both directions that read it, and one of the gradient that comes back.
+    rows, columns = _along_rows(x), _along_columns(x)
+
+    def scan(k: int) -> Tensor:
+        order = _along_columns if k % 2 else _along_rows
+        delta, B, C = (order(of_directions[k]) for of_directions in maps)
+        return selective_scan_fn(
+            columns if k % 2 else rows,
+            delta,
+            A[k],
+            B,
+            C,
+            None if D is None else D[k],
+            None,
+            None if delta_bias is None else delta_bias[k],
+            delta_softplus,
+            discretization_method=discretization_method,
+            reverse=k >= DIRECTIONS // 2,
+            backend=backend,
+        )
+
+    height, width = x.shape[-2:]
+    along_rows = (scan(0) + scan(2)).unflatten(-1, (height, width))
+    return along_rows + (scan(1) + scan(3)).unflatten(-1, (width, height)).mT
+
+
+def cross_scan_ref(
+    x: Tensor,
+    delta: Maps,
+    A: Tensor,
+    B: Maps,
+    C: Maps,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    discretization_method: Method = "zoh",
+) -> Tensor:
+    """:func:`cross_scan_fn` in plain PyTorch: each direction as a sequence of its own.
+
+    Arguments, result and what is raised are the same, but for `backend`.
+    """
+    parameters = (A, D, delta_bias, delta_softplus, discretization_method)
+    maps = _checked_maps(x, delta, B, C, *parameters)
+    places = torch.arange(x.shape[-2] * x.shape[-1], device=x.device).view(x.shape[-2:])
+    out = torch.zeros_like(x).flatten(-2)
+    for k, order in enumerate((places, places.T, places.flip(0, 1), places.T.flip(0, 1))):
+        order = order.flatten()
+        u, delta, B, C = (value.flatten(-2)[..., order] for value in (x, *(m[k] for m in maps)))
+        y = selective_scan_ref(
+            *(u, delta, A[k], B, C, None if D is None else D[k], None),
+            *(None if delta_bias is None else delta_bias[k], delta_softplus),
+            discretization_method=discretization_method,
+        )
+        out = out.index_add(-1, order, y)
+    return out.unflatten(-1, x.shape[-2:])
+
+
+def _along_rows(maps: Tensor) -> Tensor:
+    return maps.flatten(-2)
+
+
+def _along_columns(maps: Tensor) -> Tensor:
+    return maps.mT.flatten(-2)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _checked_maps(
+    x: Tensor,
+    delta: Maps,
+    B: Maps,
+    C: Maps,
+    A: Tensor,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    discretization_method: str,
+) -> tuple[Sequence[Tensor], ...]:
+    """Delta, B and C by directions, if they and the other arguments are right."""
+    maps = tuple(_by_directions(*pair) for pair in (("delta", delta), ("B", B), ("C", C)))
+    values = (x, maps[0], A, *maps[1:], D, delta_bias, delta_softplus, discretization_method)
+    _ARGUMENTS.check_types(values)
+    _ARGUMENTS.check_values(values)
+    return maps
+
+
+def _by_directions(name: str, maps: Maps) -> Maps:
+    """Gradients of what is unbound are stacked once; those of four slices would be added up."""
+    if not isinstance(maps, Tensor):
+        if isinstance(maps, list | tuple) and len(maps) != DIRECTIONS:
+            fail(f"{name} must have {DIRECTIONS} maps, one for each direction, got {len(maps)}")
+        return maps
+    if maps.dim() < 2 or maps.shape[1] != DIRECTIONS:
+        fail(f"{name} must be (batch, {DIRECTIONS}, ...), got {tuple(maps.shape)}")
+    return maps.unbind(1)
+
+
+def _of_directions(*dims: str) -> Callable[[str, Tensor, Call], None]:
+    def check(name: str, tensor: Tensor, call: Call) -> None:
+        check_dims(name, tensor, ("4", *dims), call.sizes | {"4": DIRECTIONS})
+
+    return check
+
+
+def _check_map(name: str, tensor: Tensor, call: Call, dims: tuple[str, ...] = ("dim",)) -> None:
+    wanted = ("batch", *dims, "height", "width")
+    check_dims(name, tensor, wanted, call.sizes, limits={})  # this width is no convolution's
+
+
+def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
+    _check_map(name, tensor, call, ("groups", "dstate") if tensor.dim() == 5 else ("dstate",))
+
+
+_ARGUMENTS = Table(
+    TensorArgument("x", REAL, _check_map),
+    TensorList("delta", REAL, _check_map),
+    TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _of_directions("dim", "dstate")),
+    TensorList("B", real_or_complex, _check_projection),
+    TensorList("C", real_or_complex, _check_projection),
+    TensorArgument("D", REAL, _of_directions("dim"), optional=True),
+    TensorArgument("delta_bias", REAL, _of_directions("dim"), optional=True),
+    Option("delta_softplus"),
+    Option("discretization_method", METHODS),
+    anchor="x",
+    complex_by=("A",),
+    counted_by="delta",
+)

@@ -1,0 +1,210 @@
+"""Maps scanned in four directions: against the reference in double precision, and that against a
+walk from place to place."""
+
+import pytest
+import torch
+
+from directed import assert_near, nudge
+from problem import METHODS
+from selective_scan.vision import cross_scan_fn, cross_scan_ref
+
+BATCH, DIM, DSTATE, HEIGHT, WIDTH = 2, 6, 3, 5, 7
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+NAMES = ("x", "delta", "A", "B", "C", "D", "delta_bias")
+
+
+def make(dtype, is_complex=False, groups=None, dstate=DSTATE, height=HEIGHT, width=WIDTH):
+    """x, delta, A, B, C, D and delta_bias."""
+    places, wide = (height, width), torch.promote_types(dtype, torch.float32)
+    kind = wide.to_complex() if is_complex else wide
+
+    def projection():
+        shape = (BATCH, 4, *(() if groups is None else (groups,)), dstate, *places)
+        return torch.randn(shape, dtype=kind if is_complex else dtype)
+
+    A = -torch.rand(4, DIM, dstate, dtype=wide) - 0.1
+    return (
+        torch.randn(BATCH, DIM, *places, dtype=dtype),
+        torch.randn(BATCH, 4, DIM, *places, dtype=dtype) - 1,
+        torch.complex(A, torch.randn_like(A)) if is_complex else A,
+        projection(),
+        projection(),
+        torch.randn(4, DIM, dtype=wide),
+        torch.rand(4, DIM, dtype=wide),
+    )
+
+
+def results(function, tensors, cotangent, **options):
+    """Out and every gradient, on the CPU."""
+    leaves = [t for value in tensors for t in (value if isinstance(value, list) else [value])]
+    out = function(*tensors, **options)
+    gradients = torch.autograd.grad(out, leaves, cotangent.to(out), materialize_grads=True)
+    return [value.detach().cpu() for value in (out, *gradients)]
+
+
+def check(tensors, device, dtype, **options):
+    cotangent = torch.randn(tensors[0].shape, dtype=dtype)
+
+    def solve(size):
+        exact = [nudge(tensor, size) for tensor in tensors]
+        return results(cross_scan_ref, exact, cotangent, **options)
+
+    given = [tensor.detach().to(device).requires_grad_() for tensor in tensors]
+    actual = results(cross_scan_fn, given, cotangent, **options)
+    assert [value.dtype for value in actual] == [dtype, *(t.dtype for t in tensors)]
+    assert_near(actual, solve, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_and_dtypes(method, is_complex, dtype, device):
+    options = {"delta_softplus": True, "discretization_method": method}
+    check(make(dtype, is_complex), device, dtype, **options)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"groups": 2},
+        {"dstate": 1},
+        {"dstate": 16, "height": 14, "width": 14},
+        {"height": 1, "width": 9},
+        {"height": 9, "width": 1},
+        {"height": 0, "width": 3},
+        {"dstate": 1, "height": 31, "width": 17},
+    ],
+    ids=str,
+)
+def test_sizes(sizes, device):
+    check(make(torch.float32, **sizes), device, torch.float32, delta_softplus=True)
+
+
+@pytest.mark.parametrize("left_out", [("D",), ("delta_bias",), ("D", "delta_bias")], ids=str)
+def test_without(left_out, device):
+    given = dict(zip(NAMES, make(torch.float64), strict=True))
+    given = {name: None if name in left_out else value for name, value in given.items()}
+    given["delta"] = given["delta"].exp()
+    placed = {name: None if v is None else v.to(device) for name, v in given.items()}
+    actual = cross_scan_fn(**placed)
+    torch.testing.assert_close(actual.cpu(), cross_scan_ref(**given))
+
+
+def test_layouts_and_lists(device):
+    """Maps of four directions by themselves, in any order of places; a map by channels."""
+    x, *others = (tensor.to(device) for tensor in make(torch.float64))
+    expected = cross_scan_ref(x, *others)
+
+    def lists(value):
+        return [
+            part.mT.contiguous().mT if k % 2 else part for k, part in enumerate(value.unbind(1))
+        ]
+
+    delta, A, B, C, D, bias = others
+    by_channels = x.to(memory_format=torch.channels_last)
+    out = cross_scan_fn(by_channels, lists(delta), A, lists(B), tuple(lists(C)), D, bias)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(cross_scan_ref(x, lists(delta), A, lists(B), C, D, bias), expected)
+    strided = torch.stack([x, x], -1)[..., 0]
+    torch.testing.assert_close(cross_scan_fn(strided, *others), expected)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_reference_walks_the_map(is_complex):
+    """Each direction place by place, h from one to the next: rows, columns, and both backwards."""
+    x, delta, A, B, C, D, bias = make(torch.float64, is_complex)
+    rows, columns = range(HEIGHT), range(WIDTH)
+    walks = [[(i, j) for i in rows for j in columns], [(i, j) for j in columns for i in rows]]
+    walks += [walk[::-1] for walk in walks]
+    out = torch.zeros_like(x)
+    for k, walk in enumerate(walks):
+        h = torch.zeros(BATCH, DIM, DSTATE, dtype=A.dtype)
+        for i, j in walk:
+            step = torch.nn.functional.softplus(delta[:, k, :, i, j] + bias[k])[..., None]
+            u = x[:, :, i, j, None]
+            h = torch.exp(step * A[k]) * h + step * B[:, k, None, :, i, j] * u
+            y = (C[:, k, None, :, i, j] * h).sum(-1)
+            out[..., i, j] += (2 * y.real if is_complex else y) + D[k] * u[..., 0]
+    actual = cross_scan_ref(x, delta, A, B, C, D, bias, True)
+    torch.testing.assert_close(actual, out)
+    torch.testing.assert_close(
+        cross_scan_fn(x, delta, A, B, C, D, bias, True, backend="reference"), actual, rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_gradcheck(is_complex, device):
+    tensors = [
+        tensor.to(device).requires_grad_()
+        for tensor in make(torch.float64, is_complex, dstate=2, height=2, width=3)
+    ]
+    torch.autograd.gradcheck(lambda *given: cross_scan_fn(*given, True), tensors)
+
+
+def test_compile(device):
+    tensors = [tensor.to(device).requires_grad_() for tensor in make(torch.float64)]
+    compiled = torch.compile(cross_scan_fn, fullgraph=True, backend="aot_eager", dynamic=True)
+    out = torch.randn(tensors[0].shape, dtype=torch.float64)
+    for actual, expected in zip(
+        results(compiled, tensors, out), results(cross_scan_fn, tensors, out), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"x": torch.ones(2, 6, 35)}, "x must be (batch, dim, height, width), got (2, 6, 35)"),
+        (
+            {"delta": torch.ones(2, 3, 6, 5, 7)},
+            "delta must be (batch, 4, ...), got (2, 3, 6, 5, 7)",
+        ),
+        (
+            {"delta": [torch.ones(2, 6, 5, 7)] * 3},
+            "delta must have 4 maps, one for each direction, got 3",
+        ),
+        (
+            {"delta": torch.ones(2, 4, 6, 7, 5)},
+            "delta[0] must be (batch, dim, height, width) = (2, 6, 5, 7), got (2, 6, 7, 5)",
+        ),
+        ({"A": -torch.ones(24, 3)}, "A must be (4, dim, dstate) = (4, 6, *), got (24, 3)"),
+        (
+            {"B": torch.ones(2, 4, 3, 7, 5)},
+            "B[0] must be (batch, dstate, height, width) = (2, *, 5, 7), got (2, 3, 7, 5)",
+        ),
+        (
+            {"C": torch.ones(2, 4, 1, 4, 5, 7)},
+            (
+                "C[0] must be (batch, groups, dstate, height, width) = (2, *, 3, 5, 7), "
+                "got (2, 1, 4, 5, 7)"
+            ),
+        ),
+        ({"D": torch.ones(6)}, "D must be (4, dim) = (4, 6), got (6,)"),
+        (
+            {"B": torch.ones(2, 4, 3, 5, 7, dtype=torch.complex64)},
+            "B[0] must have dtype float32, float16, bfloat16 or float64, got complex64",
+        ),
+        (
+            {"discretization_method": "euler"},
+            (
+                "discretization_method must be one of zoh, foh, bilinear, poly, highorder, rk4, "
+                "got 'euler'"
+            ),
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refusals(changes, complaint):
+    given = dict(zip(NAMES, make(torch.float32), strict=True)) | changes
+    for function in (cross_scan_fn, cross_scan_ref):
+        with pytest.raises(RuntimeError) as error:
+            function(**given)
+        assert str(error.value).splitlines()[0] == f"selective_scan: {complaint}"
+
+
+def test_types_and_backends_are_refused():
+    given = dict(zip(NAMES, make(torch.float32), strict=True))
+    with pytest.raises(TypeError, match="delta must be a list of Tensors, got"):
+        cross_scan_fn(**given | {"delta": 3})
+    with pytest.raises(ValueError, match="backend 'cuda' needs tensors on cuda, got cpu"):
+        cross_scan_fn(**given, backend="cuda")
