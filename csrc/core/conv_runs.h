@@ -1,4 +1,4 @@
-// Where the sequences of a batch entry begin and end.
+// Finds where the sequences of a batch entry begin and end.
 #pragma once
 
 #include <cstdint>

@@ -55,7 +55,7 @@ struct DiagonalScanParams {
 
   PackedSequences packed;  // of each row, where present, in the order of the pass
 
-  /// Where `array` has the first step of a row, in components from its data.
+  /// Returns where `array` has the first step of a row, in components from its data.
   SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array, int64_t row) const {
     int64_t offset = 0;
     for (int dim = row_dims - 1; dim > 0; --dim) {

@@ -49,7 +49,7 @@ struct PackedSequences {
     return reversed ? total - first(sequence) : last(sequence);
   }
 
-  /// Where the first and the last sequence in the order of the scan begin and end.
+  /// These are where the first and the last sequence in the order of the scan begin and end.
   SELECTIVE_SCAN_HD int64_t first_begin() const {
     return count == 0 ? total : begin(reversed ? count - 1 : 0);
   }

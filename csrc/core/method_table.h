@@ -44,7 +44,7 @@ constexpr MethodTable<Entry> make_method_table(const Make& make) {
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 
-/// The same of kernels that take a series' coefficients at run time.
+/// This does the same for kernels that take a series' coefficients at run time.
 template <class Entry, class Make>
 constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
   return make_method_table<Entry>([&]<Method kMethod>() -> Entry {

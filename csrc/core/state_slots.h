@@ -41,7 +41,7 @@ struct StateSlots {
     return indices.present() ? slot_of(indices.at(sequence)) : sequence;
   }
 
-  /// Where a sequence begins, kNone for 0.
+  /// Returns the slot where a sequence begins; kNone means that it begins with 0.
   SELECTIVE_SCAN_HD int64_t source(int64_t sequence) const {
     return has_state.at(sequence) ? of(sequence) : kNone;
   }

@@ -24,8 +24,8 @@
 
 namespace selective_scan {
 
-/// Of one layer. Matrices are contiguous, of StepParams::weight_dtype; vectors and A_log are
-/// contiguous, of the types in StepParams. Null: absent, as it is in all layers then.
+/// This is one layer. Matrices are contiguous, of StepParams::weight_dtype; vectors and A_log are
+/// contiguous, of the types in StepParams. A null pointer is absent, as it is in all layers then.
 struct StepLayer {
   const void* norm;       // (dim)
   const void* in_proj;    // (2·inner, dim): rows of x, then those of z

@@ -64,7 +64,7 @@ struct UpdateParams {
   SELECTIVE_SCAN_HD int64_t source(int64_t row) const {
     return sources.present() ? slot_of(sources.at(row, 0)) : row;
   }
-  /// Where the state after a step goes, of a row whose source is `source`.
+  /// Returns where the state after a step goes, of a row whose source is `source`.
   SELECTIVE_SCAN_HD int64_t destination(int64_t row, int64_t step, int64_t source) const {
     if (!destination_by_step && step + 1 < steps) return kNoSlot;
     return destinations.present() ? slot_of(destinations.at(row, step)) : source;

@@ -8,8 +8,8 @@
 namespace selective_scan::cpu {
 
 /// The sequences in segments of equal length, the last perhaps shorter; see selective/segments.h.
-/// Of each segment the affine map that it applies to a state, and the states between the segments,
-/// as the kernels know them: of the compute type, complex interleaved.
+/// This has for each segment the affine map that it applies to a state, and the states between the
+/// segments, as the kernels know them: of the compute type, complex interleaved.
 struct Segmentation {
   int64_t steps = 0;  // of a segment, whole chunks; 0: sequences are not segmented
   int64_t count = 0;

@@ -85,7 +85,7 @@ struct ExactHold : StepForms<ExactHold> {
     return {pole.A * value.abar, delta * value.abar, value.abar, bbar_by_A(delta, pole, value)};
   }
 
-  /// The same for φ1' = (a − φ1)/x.
+  /// Returns a' = a and φ1' = (a − φ1)/x.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
     const T x = delta * A;
@@ -95,7 +95,7 @@ struct ExactHold : StepForms<ExactHold> {
     return {hold.a, select(square < constant<T>(1), near, away)};
   }
 
-  /// Of a policy that has exact_hold_constants(A) and exact_hold_step(Δ, constants), and may have
+  /// The policy has exact_hold_constants(A) and exact_hold_step(Δ, constants), and may have
   /// exact_hold_step(Δ, Δ·u, constants).
   template <class Math, class T>
   using Constants = decltype(Math::exact_hold_constants(T{}));

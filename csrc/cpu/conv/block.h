@@ -69,7 +69,7 @@ class ConvBlock {
   static constexpr int64_t kMaxHistory = kMaxConvWidth - 1;
   /// Rows of `pitch` lanes, those of the steps before a tile's first one among them.
   using Tile = T[kTileElements + kMaxHistory * kMaxLanes];
-  /// Of every tap, or of every step of a state, a row.
+  /// It holds a row for every tap, or for every step of a state.
   using Taps = T[kMaxConvWidth * kMaxLanes];
 
   SELECTIVE_SCAN_HD ConvBlock(const ConvParams& params, const ConvSplit& split, int64_t block)

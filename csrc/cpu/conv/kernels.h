@@ -32,7 +32,7 @@ struct ConvKernels {
   void (*forward)(const ConvForwardParams& params, const ConvSplit& split, const ConvTask& task);
   void (*backward)(const ConvBackwardParams& params, const ConvSplit& split, const ConvTask& task,
                    void* parts);
-  /// Of one sequence: the final states, or what it leaves of dfinal_states if it has no steps.
+  /// Writes one sequence's final states, or what it leaves of dfinal_states if it has no steps.
   void (*end_forward)(const ConvForwardParams& params, const ConvSplit& split, int64_t sequence,
                       int64_t block);
   void (*end_backward)(const ConvBackwardParams& params, const ConvSplit& split, int64_t sequence,

@@ -95,7 +95,7 @@ void advance(RowArray& array, int64_t index) {
   array.data = static_cast<char*>(array.data) + index * array.step * element_size(array.dtype);
 }
 
-/// Where each of packed sequences has its steps, and its states.
+/// Finds where each of packed sequences has its steps, and its states.
 template <class Params>
 Params params_of(const Params& packed, int64_t sequence,
                  std::type_identity_t<std::initializer_list<RowArray Params::*>> steps,

@@ -184,7 +184,7 @@ struct MatrixBackward {
     }
   }
 
-  /// Of Σ C·h before its real part is taken.
+  /// Returns the gradient of Σ C·h before its real part is taken.
   static SELECTIVE_SCAN_HD R output_gradient(const Scratch& scratch, int64_t t) {
     return constant<R>(kOutputScale<State>) * scratch.steps.dy[t];
   }

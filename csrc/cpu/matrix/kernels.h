@@ -29,7 +29,7 @@ struct MatrixKernels {
                  const void* dH, void* scratch);
 };
 
-/// Of one type of states. They are compiled apart, as the sweeps of the selective scan are.
+/// These are for one type of states. They are compiled apart, as the selective scan's sweeps are.
 template <class State>
 struct MatrixScan {
   static const MatrixKernels kernels;

@@ -92,7 +92,7 @@ void store_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t 
   }
 }
 
-/// Of a (batch, channel, state) array what belongs to a vector of channels.
+/// This is what belongs to a vector of channels of a (batch, channel, state) array.
 template <class State>
 void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
                          int64_t dstate, State* states) {

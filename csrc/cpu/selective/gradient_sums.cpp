@@ -11,7 +11,7 @@ int64_t element_bytes(const ScanParams& params) {
   return params.is_double ? 8 : 4;
 }
 
-/// Of a row of states.
+/// Returns how many values a row of states has.
 int64_t state_values(const ScanParams& params) {
   return params.dim * params.dstate * (params.is_complex ? 2 : 1);
 }

@@ -37,8 +37,8 @@ struct Kernels {
   int64_t (*map_scratch_bytes)(const ScanParams& params, const Block& block);
   void (*forward_maps)(const ForwardParams& params, const Block& block, void* scratch);
   void (*backward_maps)(const BackwardParams& params, const Block& block, void* scratch);
-  /// The same where nothing else is wanted, from the end that remembers the other one's states
-  /// least: what is forgotten on the way is left out.
+  /// Finds the maps where nothing else is wanted, from the end that remembers the other one's
+  /// states least: what is forgotten on the way is left out.
   void (*forward_maps_alone)(const ForwardParams& params, const Block& block, void* scratch);
   void (*backward_maps_alone)(const BackwardParams& params, const Block& block, void* scratch);
 };

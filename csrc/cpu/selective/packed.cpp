@@ -47,7 +47,7 @@ void clear_steps(const ArrayView& view, int64_t begin, int64_t end) {
   }
 }
 
-/// Of an array (outer, inner, step), complex where `imag` is not 0.
+/// Clears an array (outer, inner, step), complex where `imag` is not 0, at steps of no sequence.
 void clear_padding(const PackedSequences& packed, ArrayView view, int64_t outers,
                    int64_t outer_stride, int64_t inners, int64_t inner_stride) {
   if (!view.present()) return;

@@ -29,12 +29,12 @@ bool lanes_are_groups(const ScanParams& params, int64_t lanes);
 /// Takes the memory for its arrays.
 void take_arrays(Segmentation& segmentation, const ScanParams& params, Arena& arena);
 
-/// Of one channel: the states behind segments `begin` to `end` - 1, from their maps and the state
-/// before them.
+/// Finds the states of one channel behind segments `begin` to `end` - 1, from their maps and the
+/// state before them.
 void join_segments(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
                    int64_t channel, int64_t begin, int64_t end);
 
-/// Of one channel: the factor of all its steps' map, from those of the segments.
+/// Stores the factor of the map of all steps of one channel, from those of the segments.
 void store_map_factor(const ForwardParams& params, const Segmentation& segmentation, int64_t batch,
                       int64_t channel);
 

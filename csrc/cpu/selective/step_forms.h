@@ -20,7 +20,7 @@ struct CachedStep {
   State second;
 };
 
-/// Where the gradients at a step go; the last three are sums.
+/// This is where the gradients at a step go; the last three are sums.
 template <class State>
 struct StepGradients {
   State before;  // of h[t-1]
@@ -80,7 +80,7 @@ struct ByFactors {
   }
 };
 
-/// Of methods that hold the input exactly, bbar = (abar - 1)/A: the derivative of h[t] by Δ is
+/// Methods that hold the input exactly have bbar = (abar - 1)/A, so the derivative of h[t] by Δ is
 /// abar·(A·h[t-1] + B·u).
 template <Method kMethod, class State>
 struct ByExactHold {

@@ -88,7 +88,7 @@ class LaneRows {
   State own_[kStates * kStateChunk];
 };
 
-/// Of numbers that all lanes share.
+/// These are numbers that all lanes share.
 template <class State, int kStates>
 class SharedRows {
   using R = real_t<State>;

@@ -38,7 +38,7 @@ struct Projection {
   int64_t step_stride = 0;
 };
 
-/// Where the gradient of B or C goes.
+/// This is where the gradient of B or C goes.
 template <class State>
 struct ProjectionGradient {
   scalar_t<State>* tile = nullptr;          // if variable, else null

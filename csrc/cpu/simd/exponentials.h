@@ -167,7 +167,7 @@ struct ReducedExp2 {
   }
 
   SELECTIVE_SCAN_HD R value() const { return (R(1) + f * slope) * power; }
-  /// Of 2^y.
+  /// Returns 2^y and 2^y - 1.
   SELECTIVE_SCAN_HD ExpAndGrowth<R> exp_and_growth() const {
     const R part = kept_apart((f * power) * slope);
     const ExpAndGrowth<R> result{part + power, part + (power - R(1))};
@@ -229,7 +229,7 @@ struct PowerByTable {
     take(y + R(kRound));
     f = y - n;
   }
-  /// Of exp(x)·2^kShift: y = log2(e)·x, as if not rounded.
+  /// This stands for exp(x)·2^kShift: y = log2(e)·x, as if not rounded.
   template <int kShift = 0>
   static SELECTIVE_SCAN_HD PowerByTable of_exp(R x) {
     PowerByTable result;
@@ -243,8 +243,8 @@ struct PowerByTable {
   SELECTIVE_SCAN_HD R value() const {
     return power + (power * f) * polynomial(f, Table::kPolynomial);
   }
-  /// Of 2^y. Where n = 0 nothing cancels in 2^y - 1; elsewhere what the rounded power lacks would
-  /// show.
+  /// Returns 2^y and 2^y - 1. Where n = 0 nothing cancels in 2^y - 1; elsewhere what the rounded
+  /// power lacks would show.
   SELECTIVE_SCAN_HD ExpAndGrowth<R> exp_and_growth() const {
     const R exact = f + as_number(look_up(Table::kLacking, low));
     const R part = kept_apart((power * exact) * polynomial(exact, Table::kGrowthPolynomial));

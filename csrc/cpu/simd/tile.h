@@ -183,7 +183,7 @@ struct Converter {
       return a < b ? a : b;
     }
   }
-  /// Of elements in the words' high halves.
+  /// Widens the elements in the words' high halves.
   static SELECTIVE_SCAN_HD Floats widen(Words high, BFloat16) { return bit_cast<Floats>(high); }
   static SELECTIVE_SCAN_HD Floats widen(Words high, Half) {
     // Signed integers are compared in fewer instructions.

@@ -484,7 +484,7 @@ SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
 template <class T, class K>
 constexpr bool kInterleaves = sizeof(T) == 4 && Vec<T, K>::kWidth >= 4;
 
-/// Of every 128 bits the halves of a and b, lane by lane: (a0 b0 a1 b1 ...) and (a2 b2 a3 b3 ...).
+/// Interleaves the halves of every 128 bits of a and b: (a0 b0 a1 b1 ...) and (a2 b2 a3 b3 ...).
 template <class T, class K>
 SELECTIVE_SCAN_HD void interleave(Vec<T, K>& a, Vec<T, K>& b) {
   constexpr int kWidth = Vec<T, K>::kWidth;

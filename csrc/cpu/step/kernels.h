@@ -16,7 +16,7 @@ enum class StepPhase : int8_t {
   kLast,         // the final norm, and the head; items are its rows, or those of hidden without one
 };
 constexpr int kStepPhases = 5;
-/// Of a layer.
+/// A layer has so many phases.
 constexpr int kLayerPhases = 4;
 
 /// Some items of a phase. They lie next to each other, and begin with a whole vector of items.
@@ -47,7 +47,7 @@ struct StepKernels {
   void (*run)(const StepParams& params, const StepTask& task, void* shared, StepWorker& worker);
 };
 
-/// Of one type of vectors. They are compiled apart, as the sweeps of the selective scan are.
+/// These are for one type of vectors. They are compiled apart, as the selective scan's sweeps are.
 template <class R>
 struct StackStep {
   static const StepKernels kernels;

@@ -46,7 +46,7 @@ class Product {
   int64_t rows = 0;
   bool adds = false;  // to what is in `out`
 
-  /// Of outputs [first, first + count), which are the columns of `out` from `column` on.
+  /// Computes outputs [first, first + count), which are the columns of `out` from `column` on.
   void run(int64_t first, int64_t count, int64_t column) const {
     visit_dtype(matrix.dtype, [&](auto* element) {
       using Element = std::remove_pointer_t<decltype(element)>;

@@ -37,7 +37,7 @@ class StepPhases {
     }
   };
 
-  /// Of all threads.
+  /// This memory belongs to all threads.
   struct Shared : Memory {
     Activations<T> residual;  // (row, channel of dim)
     Activations<T> x;         // (row, channel of inner): before and after the convolution, then y
@@ -52,7 +52,8 @@ class StepPhases {
     }
   };
 
-  /// Of one thread. Rows of states are whole vectors, with zeros behind what there is.
+  /// This memory belongs to one thread. Rows of states are whole vectors, with zeros behind what
+  /// there is.
   struct Scratch : Memory {
     Activations<T> normalized;  // (row, channel of dim)
     Activations<T> B;           // (row, state), and so is C

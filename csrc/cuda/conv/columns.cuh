@@ -59,7 +59,7 @@ struct Scalars {
   }
 };
 
-/// Where a thread stands.
+/// This says where a thread stands.
 template <class Storage>
 struct ColumnPlace {
   static constexpr int kChannels = Storage::kChannels;

@@ -27,10 +27,10 @@ struct Column {
   }
 };
 
-/// Where the state has x of a step; of a ring the places come round again.
+/// This finds where the state has x of a step; of a ring the places come round again.
 class StateSteps {
  public:
-  /// Of the first of the call's steps.
+  /// Begins at the first of the call's steps.
   __device__ StateSteps(const ConvUpdateParams& params, int64_t row)
       : length_(params.state_len), is_ring_(params.cache_seqlens.present()) {
     if (!is_ring_ || length_ == 0) return;
@@ -38,7 +38,7 @@ class StateSteps {
     if (first_ < 0) first_ += length_;
   }
 
-  /// Of one of the at most state_len steps before it.
+  /// Returns the place of one of the at most state_len steps before it.
   __device__ int64_t before(int64_t distance) const {
     const int64_t place = (is_ring_ ? first_ : length_) - distance;
     return place < 0 ? place + length_ : place;

@@ -30,7 +30,7 @@ struct Cursor {
   int64_t step;
   int64_t imag;
 
-  /// Of the first row.
+  /// Points at the first row.
   __device__ explicit Cursor(const RowArray& array)
       : data(static_cast<char*>(array.data)),
         dtype(array.dtype),
@@ -92,7 +92,7 @@ struct Access<T, Stored<Element, kReversed>> {
   /// A step as it lies in memory, if that is one word: nobody waits for it before it is looked at.
   using Raw = std::conditional_t<is_complex_v<Element>, T, Real>;
 
-  /// Of a component.
+  /// Returns the bytes of a component.
   static __device__ unsigned bytes(const Cursor&) { return sizeof(Real); }
 
   /// The steps [position, position + n) of a contiguous, aligned array.

@@ -66,8 +66,8 @@ class Chain {
   __device__ T start() const { return Step::kBackward ? T{} : load_initial_state(); }
 
  protected:
-  /// Where the chain begins and ends, given how many steps before the row its first tile begins,
-  /// and that tiles begin at every so many steps.
+  /// Finds where the chain begins and ends, given how many steps before the row its first tile
+  /// begins, and that tiles begin at every so many steps.
   __device__ void place(const Segmentation& split, int shift, int items) {
     if (params_.packed.present()) {
       begin_ = params_.packed.begin(segment_);
@@ -112,7 +112,7 @@ class Chain {
   int64_t row_end_;  // or the sequence's
 
  private:
-  /// Of a row, which states are there for.
+  /// Returns the place of the chain's states: its sequence, or 0 where the row is one.
   __device__ int64_t sequence() const { return params_.packed.present() ? segment_ : 0; }
 
   /// An array without steps.

@@ -138,7 +138,7 @@ class BackwardTile {
   __device__ Window window(int slot, int chunk) const {
     return {tile_.channels - first_channel(slot), seqlen_ - chunk * kChunk, lane_};
   }
-  /// Of the lane in a window, from the beginning of the batch.
+  /// Returns the lane's offset in a window, from the beginning of the batch.
   __device__ int64_t offset(int slot, int chunk) const {
     return lane_offset_ + (first_channel(slot) * static_cast<int>(args_.strides.channel) +
                            chunk * kChunk * args_.strides.step);

@@ -24,7 +24,7 @@
 
 namespace selective_scan::cuda::general {
 
-/// The same work item, of which the compiler does not know that: it keeps nothing it made of it.
+/// Returns the same work item. The compiler does not know that, so it keeps nothing it made of it.
 /// Registers suffice for the scan alone, so what is known of arrays is found anew wherever a chunk
 /// is moved.
 __device__ __forceinline__ WorkItem found_anew(WorkItem item) {

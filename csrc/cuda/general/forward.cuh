@@ -51,7 +51,7 @@ __device__ __forceinline__ void scan_piece(const real_t<T>* delta_row, const rea
   }
 }
 
-/// The same without y, for the summary of a segment: `factor` collects the product of abar.
+/// Scans without y, for the summary of a segment: `factor` collects the product of abar.
 template <Method kMethod, class T, int kStates>
 __device__ __forceinline__ void summarize_piece(const real_t<T>* delta_row, const real_t<T>* u_row,
                                                 ProjectionRows B_rows, int steps,

@@ -45,7 +45,7 @@ struct StepQuad {
       step = g % kBlocksPerChunk * kBlockSteps;
     }
   }
-  /// Where the group lies in [channel][step] rows of the compute type.
+  /// Returns where the group lies in [channel][step] rows of the compute type.
   __device__ __forceinline__ int at() const { return channel * kRowStride + step; }
 };
 

@@ -1,4 +1,4 @@
-// Where a block and a lane stand in a launch of that geometry.
+// Tells a block and a lane where they stand in a launch of that geometry.
 #pragma once
 
 #include "../../core/params.h"
@@ -80,7 +80,7 @@ __device__ __forceinline__ int part_bit_mask(int bit, int lane_bits) {
   return 1 << (bit > 0 && (1 << lane_bits) < kWarpSize ? bit + 1 : bit);
 }
 
-/// Where a thread stands in its block.
+/// This says where a thread stands in its block.
 struct ThreadRole {
   int lane;
   int channel_warp;  // which warp_channels() channels of the tile

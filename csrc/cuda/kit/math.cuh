@@ -167,7 +167,7 @@ template <class R>
 __device__ __forceinline__ R step_size(R biased, bool has_softplus) {
   return finite_step(has_softplus ? device_softplus(biased) : biased);
 }
-/// The same in place, of several: one branch for all of them.
+/// Makes several in place, with one branch for all of them.
 template <class R, int kCount>
 __device__ __forceinline__ void make_steps(R (&values)[kCount], bool has_softplus) {
   if (has_softplus) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ void make_steps(R (&values)[kCount], bool has_softplu
 #pragma unroll
   for (R& value : values) value = finite_step(value);
 }
-/// The same, with the derivatives.
+/// Makes several, with the derivatives.
 template <int kCount>
 __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus,
                                            float (&slopes)[kCount]) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void make_steps(Values& values, bool has_softplus) {
   for (float& value : values.v) value = finite_step(value);
 }
 
-/// The same, with the derivatives. To be called by all lanes of a warp together.
+/// Makes several, with the derivatives. All lanes of a warp call it together.
 template <int kSize, class Values>
 __device__ __forceinline__ void make_steps(Values& values, bool has_softplus, Values& slopes) {
   constexpr int kCount = sizeof(values.v) / sizeof(float);
@@ -244,8 +244,8 @@ __device__ __forceinline__ float sigmoid_for(float z) {
   return reciprocal(1.0f + exp_for<kSize>(-z));
 }
 
-/// Of the compute type. In fp32 the product's rounding moves the result by 1e-7 of it where |x| is
-/// 4, less where that matters.
+/// It has the digits of the compute type. In fp32 the product's rounding moves the result by 1e-7
+/// of it where |x| is 4, less where that matters.
 __device__ __forceinline__ float device_sigmoid(float x) {
   return sigmoid_for<2>(x);
 }

@@ -9,7 +9,7 @@ constexpr int kThreads = 1024;
 
 static_assert(kMostPackedSegments <= kThreads);
 
-/// Of kThreads threads, which have written the chunks: cuts them, a thread a segment.
+/// Cuts the chunks, a thread a segment, once kThreads threads have written them.
 __device__ void write_segments(const PackedSequences& packed, const PackedCuts& cuts,
                                const PackedChunk* chunks, int count, PackedSegment* segments) {
   __shared__ int lengths[kThreads];

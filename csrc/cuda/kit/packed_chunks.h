@@ -32,11 +32,11 @@ struct alignas(16) PackedSegment {
   int summarized = 0;  // the place of the one that summaries have here
 };
 
-/// Where packed sequences are cut into segments. A cut between two sequences is free: nothing has
-/// to be known of what comes before it. So the k-th segment begins with the sequence that has chunk
-/// k · segment_chunks. Only one that is longer than `uncut_chunks` is cut itself, into pieces of
-/// segment_chunks and one that is the longer for it: the last one, or the first one if `backwards`,
-/// which is the piece that no other one has to wait for.
+/// This says where packed sequences are cut into segments. A cut between two sequences is free:
+/// nothing has to be known of what comes before it. So the k-th segment begins with the sequence
+/// that has chunk k · segment_chunks. Only one that is longer than `uncut_chunks` is cut itself,
+/// into pieces of segment_chunks and one that is the longer for it: the last one, or the first one
+/// if `backwards`, which is the piece that no other one has to wait for.
 struct PackedCuts {
   int64_t segments = 1;
   int64_t segment_chunks = 0;
@@ -84,8 +84,8 @@ inline int64_t most_packed_chunks(const PackedSequences& packed) {
   return chunks < packed.total ? chunks : packed.total;
 }
 
-/// Of the chunks in memory, which a header of the same size tells the number of, and of the
-/// segments behind them.
+/// Returns the bytes of the chunks in memory, behind a header of the same size that tells their
+/// number, and of the segments behind them.
 inline int64_t packed_chunk_bytes(const PackedSequences& packed, int64_t segments) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(PackedChunk));
   static_assert(sizeof(PackedSegment) == kBytes);

@@ -29,7 +29,7 @@ struct TileWalk {
   int64_t line;    // from one of its elements to the next
   int count;       // of its elements that exist; they are the first ones
 
-  /// Of the tile `channels` and `steps` are there, and more behind it.
+  /// The tile has `channels` and `steps` that are there, and more behind them.
   __device__ __forceinline__ TileWalk(const ArrayView& view, int64_t batch, int64_t first_channel,
                                       int64_t first_step, int64_t channels, int64_t steps) {
     const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };

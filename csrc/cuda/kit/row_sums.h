@@ -9,7 +9,7 @@
 
 namespace selective_scan::cuda {
 
-/// Of arrays of 4 bytes an element at the most.
+/// Sums rows of arrays of 4 bytes an element at the most.
 cudaError_t sum_rows(const std::vector<RowSum>& sums, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -8,11 +8,11 @@
 
 namespace selective_scan::cuda {
 
-/// Where a long sequence is cut into segments that run at the same time. A summary run finds, for
-/// every segment but the last of its direction, how it maps what enters it to what leaves it, x →
+/// A long sequence is cut into segments that run at the same time. A summary run finds, for every
+/// segment but the last of its direction, how it maps what enters it to what leaves it, x →
 /// factor·x + offset; combining these gives what enters each segment, and the full run starts from
-/// there. Arrays (segment, batch, channel, padded state) of the states' type; null where there is
-/// one segment, but for what a tile's parts hand on: see streamed/block_order.cuh.
+/// there. Arrays are (segment, batch, channel, padded state) of the states' type; null where there
+/// is one segment, but for what a tile's parts hand on: see streamed/block_order.cuh.
 struct SegmentStates {
   void* factors = nullptr;
   void* offsets = nullptr;  // after combining: what enters the segment

@@ -67,7 +67,8 @@ struct ScanMathFor : DeviceMath {
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
     }
   };
-  /// Of exp(Δ·A). Polynomials by Remez, to 3e-9 and 5e-8, the latter vanishing with the angle.
+  /// Turns by the angle of exp(Δ·A). The polynomials are Remez's, to 3e-9 and 5e-8, the latter
+  /// vanishing with the angle.
   static __device__ __forceinline__ HalfAngle turn_at(float delta, const ComplexRate& rate) {
     HalfAngle turn;
     turn.half_turns = fmaf(delta, rate.angle, HalfAngle::kShift);

@@ -13,7 +13,8 @@ namespace selective_scan::cuda::matrix {
 constexpr int kWarps = 3;
 constexpr int kThreads = kWarps * kWarpSize;
 
-/// Of the block. Taken from a lane, so that the compiler knows that lanes branch alike on it.
+/// Returns the warp's index in the block. It comes from a lane, so that the compiler knows that
+/// lanes branch alike on it.
 __device__ inline int warp_index() {
   return shuffle<kWarpSize>(static_cast<int>(threadIdx.x) / kWarpSize, 0);
 }

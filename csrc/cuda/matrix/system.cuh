@@ -108,7 +108,7 @@ __device__ void for_all(int first, int end, const Visit& visit) {
     for (int n = first > begin ? first : begin; n < stop; ++n) visit(i, n - begin, n);
   }
 }
-/// The same, from the last to the first.
+/// Visits them from the last to the first.
 template <int kOwn, class Visit>
 __device__ void for_all_reversed(int first, int end, const Visit& visit) {
 #pragma unroll
@@ -153,7 +153,7 @@ class System {
   using Vector = Entries<T, kOwn>;
 
  public:
-  /// Of a matrix in shared memory that the block has filled or is to fill.
+  /// Takes a matrix in shared memory that the block has filled or is to fill.
   __device__ System(int order, T* H) : order_(order), pitch_(pitch_of(order)), H_(H) {}
 
   /// Factors of I − s·H by elimination with exchanges of neighbouring rows. All lanes agree on

@@ -59,7 +59,7 @@ inline bool has_step_vectors(const ScanParams& params, const ArrayView& view, in
   return is_aligned(params, view, lowest, std::min<int64_t>(items * size, 16), true);
 }
 
-/// The same of `items` consecutive channels of a group.
+/// Tells the same of `items` consecutive channels of a group.
 inline bool has_channel_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
   return view.channel == 1 && view.step != -1 && params.dim / params.groups % items == 0 &&
          is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data),

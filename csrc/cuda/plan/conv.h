@@ -13,8 +13,8 @@ namespace selective_scan::cuda::conv {
 struct Tuning {
   int channels[2];   // of a thread of conv/columns.cuh: for elements of 2 bytes, and of 4
   int rounds_ahead;  // that a lane of conv/rows.cuh has on their way
-  // Of a segment of a row. More and shorter warps leave less of the last wave empty, but a warp's
-  // taps and sums are some work, too.
+  // A segment of a row has so many. More and shorter warps leave less of the last wave empty, but a
+  // warp's taps and sums are some work, too.
   int most_rounds;
 };
 constexpr Tuning tuning(bool is_backward) {
@@ -91,7 +91,7 @@ struct RowSplit {
 
 // --- the choice ---
 
-/// Of the kernels that run a width; see first_tap().
+/// Returns the taps of the kernels that run a width; see first_tap().
 constexpr int taps_of(int64_t width) {
   return static_cast<int>(width >= 2 && width <= 4 ? width : kMaxConvWidth);
 }

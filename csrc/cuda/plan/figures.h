@@ -36,7 +36,7 @@ struct Figures {
     /// relay's tiles may leave so many numbers to be summed to dB and dC.
     int64_t relay_sums = int64_t{1} << 22;
 
-    /// Of no more elements, streamed pads one state to sixteen where others keep few warps busy.
+    /// Up to so many elements, streamed pads one state to sixteen where others keep few warps busy.
     int64_t padding_elements = int64_t{1} << 22;
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
     /// it has so many warps a multiprocessor.
@@ -79,8 +79,8 @@ struct Figures {
     int64_t many_steps = 16384;
   } relay;
 
-  /// Of the estimate by which streamed_forward.cpp takes the number of warps and of segments. Times
-  /// are in that which a warp's share of a busy multiprocessor takes for one chunk.
+  /// By this estimate streamed_forward.cpp takes the number of warps and of segments. The unit of
+  /// its times is what a warp's share of a busy multiprocessor takes for one chunk.
   struct StreamedForward {
     /// The first warps wait so long, and each warp hides this part of it.
     double wait = 4.4;
@@ -109,7 +109,7 @@ struct Figures {
     int64_t segment_chunks = 8;
   } streamed_forward;
 
-  /// Of the choice of warps and tiles in streamed_backward.cpp.
+  /// With these streamed_backward.cpp chooses warps and tiles.
   struct StreamedBackward {
     /// So many warps have a multiprocessor issue at half of its rate.
     int half_rate_warps = 6;
@@ -117,7 +117,7 @@ struct Figures {
     int fewest_warps = 8;
     /// Tiles of fewer steps are done too soon for a block to wait for another one.
     int64_t ordered_steps = 256;
-    /// Where whole tiles keep this part of the multiprocessors busy, to split some does not pay.
+    /// To split some tiles does not pay where whole ones keep so many multiprocessors busy.
     double good_balance = 0.92;
     /// Split tiles take so many times the time, for more blocks begin and end.
     double split_cost = 1.05;

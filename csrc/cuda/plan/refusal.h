@@ -13,10 +13,10 @@ struct Refusal {
   explicit operator bool() const { return reason != nullptr; }
 };
 
-/// Of a path that has no kernels for the gradient of the initial state alone.
+/// A path says this that has no kernels for the gradient of the initial state alone.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
 
-/// Of a path that has no kernels for the map of all steps alone.
+/// A path says this that has no kernels for the map of all steps alone.
 constexpr Refusal kNotMapAlone{"out or states must be wanted"};
 
 }  // namespace selective_scan::cuda

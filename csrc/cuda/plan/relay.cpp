@@ -38,7 +38,7 @@ int vector_size(const Params& params) {
   const auto is_vector = [&](const ArrayView& view) {
     return view.dtype == dtype && has_step_vectors(params, view, S::kItems);
   };
-  // Of kernels that read B and C themselves.
+  // These kernels read B and C themselves.
   const auto is_projection = [&](const ArrayView& view) {
     return S::kStepMajor || (view.dtype == dtype && has_step_vectors(params, view, 16 / size));
   };

@@ -1,4 +1,4 @@
-// Where the arrays of a call lie in its scratch memory.
+// Lays out the arrays of a call in its scratch memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace selective_scan::cuda {
 /// kernel allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 
-/// Where an array lies.
+/// This says where an array lies.
 class ScratchArray {
  public:
   constexpr ScratchArray() = default;  // there is no such array

@@ -109,8 +109,8 @@ int even_shared_bytes(const Device& device, int64_t blocks, int resident, int by
   return std::max(bytes, round_up(too_many + 1, kUnit));
 }
 
-/// Of packed sequences' steps the part that is summarized, if the sequences' lengths, which the
-/// host does not know, are distributed exponentially: what they have beyond what stays whole.
+/// Returns the part of packed sequences' steps that is summarized: those beyond what stays whole,
+/// if the lengths, which the host does not know, are distributed exponentially.
 double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
   const auto uncut = static_cast<double>(cuts.uncut_chunks * kChunk);
   return std::exp(-uncut * static_cast<double>(packed.count) / static_cast<double>(packed.total));
@@ -210,7 +210,7 @@ ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& d
   return geometry;
 }
 
-/// Of rows that do not all lie along steps.
+/// Chooses the map for rows that do not all lie along steps.
 LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4>& rows) {
   const bool may_be_pairs =
       !params.packed.present() || has_packed(LaneMap::kStepPairs, element_size(params.u.dtype));

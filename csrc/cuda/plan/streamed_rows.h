@@ -10,8 +10,8 @@ namespace selective_scan::cuda::streamed {
 
 constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
 
-/// Of the kernels that move chunks of `items` channels. False where an array is beyond what they
-/// can address.
+/// Finds how kernels that move chunks of `items` channels take the arrays. Returns false where one
+/// of them is beyond what they can address.
 template <size_t kCount>
 bool plan_rows(const ScanParams& params, int items,
                const std::array<const ArrayView*, kCount>& views, LaneMap& map,

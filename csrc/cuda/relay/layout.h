@@ -23,7 +23,7 @@ struct Shape {
   static constexpr int kChannels = kWarpSize / kLanes;
   static_assert(kLanes == 1 << kLaneBits);
 
-  /// Of an array (channel, step) a lane moves kItems consecutive steps of channel lane / kLanes.
+  /// A lane moves kItems consecutive steps of channel lane / kLanes of an array (channel, step).
   static constexpr int kItems = kSteps / kLanes;
 
   /// Distance between rows along time; rows stay aligned to 16 bytes, columns spread over banks.
@@ -124,7 +124,7 @@ constexpr int kBackwardBlockBytes =
 
 constexpr int kBandWarps = 4;                            // warps
 constexpr int kMostBands = kMaxRelayWarps / kBandWarps;  // of a block
-/// Of channels that a block has, and blocks of a cluster.
+/// A block has at most so many channels, and a cluster so many blocks.
 constexpr int kMostPairs = 2;
 
 /// What the warps of a block share: RoundMaps.
@@ -138,12 +138,12 @@ struct RoundsLayout {
   static constexpr int kItemsBytes = kWarpSize * S::kItems * kSize;
   static constexpr int kPlaneBytes = S::kRow * 4;
 
-  /// Of a slot, for all warps that have its chunk: raw B and C, of as many rounds as there are
+  /// A slot has raw B and C for all warps that have its chunk, of as many rounds as there are
   /// buffers.
   static constexpr int kProjectionBytes = kPaddedStates * kRowBytes;
   static constexpr int kProjections = 2 * kProjectionBytes;
 
-  /// Of a warp: parts of y, [channel][part][step]. Those of the second channel begin half the banks
+  /// A warp has parts of y, [channel][part][step]. Those of the second channel begin half the banks
   /// away.
   static constexpr int kShift = 64;
   static constexpr int kChannelPlanes = kPaddedStates * kPlaneBytes + kShift;

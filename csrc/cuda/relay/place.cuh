@@ -16,7 +16,7 @@
 
 namespace selective_scan::cuda::relay {
 
-/// Where a thread stands.
+/// This says where a thread stands.
 template <class S>
 struct Place {
   int lane;
@@ -45,7 +45,7 @@ struct Place {
   __device__ bool exists() const { return role.channel < channels; }
   __device__ int64_t channel() const { return first_channel + role.channel; }
   __device__ int first_state() const { return role.part * S::kStates; }
-  /// Where its states lie in a (batch, channel, state) array.
+  /// Returns where its states lie in a (batch, channel, state) array.
   __device__ int64_t state_base(const ArrayView& view) const {
     return batch * view.batch + channel() * view.channel;
   }

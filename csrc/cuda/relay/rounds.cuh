@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   constexpr bool kHeldInput = !Formula<kMethod>::kBbarDependsOnA;  // Δ·u
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  // Where the warp stands: its pair of channels, its chunk within the block and within a round.
+  // The warp stands at its pair of channels, its chunk within the block and within a round.
   const int pairs = args.pairs;
   const int shift = pairs - 1;
   const int pair = warp & shift;

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   auto ring = work.ring(args, layout, kVariable);
   if constexpr (kVariable) {
-    // Of what is read here the kernel in front of this one writes B and C alone; those before it
+    // The kernel in front of this one writes B and C alone of what is read here; those before it
     // are complete.
     if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
     ring.start();

@@ -25,7 +25,7 @@ struct BackwardArgs {
   int* done;                // flags of blocks that others wait for; null where there are none
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
-  /// Of packed sequences.
+  /// Returns the chunks of packed sequences.
   SELECTIVE_SCAN_HD PackedChunks packed_chunks() const {
     return PackedChunks(projections + params.groups * sequence_bytes);
   }
@@ -54,7 +54,7 @@ struct StreamedSummary {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-/// The same of real states that kWarps warps share (team_backward.cuh), with variable B and C.
+/// These are for real states that kWarps warps share (team_backward.cuh), with variable B and C.
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 struct TeamBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);

@@ -100,7 +100,7 @@ class WarpRows {
     }
   }
 
-  /// The same from one packed chunk to another: of what is fetched, what is stored, and the states.
+  /// Goes from one packed chunk to another, in what is fetched, what is stored, and the states.
   __device__ __forceinline__ void step_back(int fetched_steps, int stored_steps, int saved_rows) {
     static_assert(kPacked);
     if (lane_ < kRowArrays) {
@@ -154,7 +154,7 @@ class WarpRows {
     }
     commit_copies();
   }
-  /// The same for what has no room in the stage before the end of a chunk, or waits in registers.
+  /// Fetches what has no room in the stage before the end of a chunk, or waits in registers.
   __device__ __forceinline__ void fetch_late(int steps) {
     if constexpr (Copies::kHasElements) {
       for_elements([&](Row which, Raw& raw) {
@@ -350,7 +350,7 @@ class WarpRows {
       for (int i = 0; i < 3; ++i) words[i] = Cursor::to_words(slice, values[i]);
     });
   }
-  /// Of a channel's saved states.
+  /// Returns the bytes of a channel's saved states.
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * (16 / Shape::kStates);
   }
@@ -384,10 +384,11 @@ class WarpRows {
       for (int i = 0; i < kUsed; ++i) words[i] = __byte_perm(words[i], 0, 0x1032);
     }
   }
-  /// Of the warp's first channel at the first step of a chunk, in every array and, behind these, in
-  /// the saved states. They are kept where all lanes find them: in registers they would crowd out
-  /// the sweeps' values. They are those of the first chunk, from where all arrays are as far, or,
-  /// where arrays have steps of their own, of the present one: one lane each moves them on.
+  /// Returns the address of the warp's first channel at the first step of a chunk, in every array
+  /// and, behind these, in the saved states. Addresses are kept where all lanes find them: in
+  /// registers they would crowd out the sweeps' values. They are those of the first chunk, from
+  /// where all arrays are as far, or, where arrays have steps of their own, of the present one: one
+  /// lane each moves them on.
   __device__ __forceinline__ char*& address_at(int array) const {
     const int at =
         Shape::kAddressPair == 16 ? array * 8 : array / 2 * Shape::kAddressPair + array % 2 * 8;
@@ -401,8 +402,8 @@ class WarpRows {
   __device__ __forceinline__ char* address(Row which) const {
     return address(static_cast<int>(which));
   }
-  /// Of the lane's slice of a chunk. What is added to a warp's address fits 32 bits, see fits_lanes
-  /// in streamed_backward.cpp.
+  /// Returns the address of the lane's slice of a chunk. What is added to a warp's address fits 32
+  /// bits, see fits_lanes in streamed_backward.cpp.
   __device__ __forceinline__ char* cursor(Row which) const {
     static_assert(kAlongSteps);
     const int step = slice_.step - steps_back_;
@@ -410,7 +411,7 @@ class WarpRows {
                        (slice_.is_backward ? -(step + kItems - 1) : step) * kSize;
     return address(which) + offset;
   }
-  /// Where an array lies in the stage.
+  /// Returns where an array lies in the stage.
   __device__ __forceinline__ int stage(Row which) const {
     if (kHasLate && which == Row::kU) return shared_ + Shape::kLateStage;
     return shared_ + Shape::kStage + (static_cast<int>(which) + 3) % 4 * Copies::kStageBytes;

@@ -77,10 +77,10 @@ struct BackwardShape {
   static constexpr int kLateStage = kPlanes;
 };
 
-/// Of real A and constant B and C: see constant_sweeps.cuh. There are no sums over warps. What the
-/// way forward keeps lies in records, one for each group: abar of the steps of its first block,
-/// then the states before its blocks. That of the last group lies in place of planes, since it is
-/// read before the first parts come there.
+/// This is the shape for real A and constant B and C: see constant_sweeps.cuh. There are no sums
+/// over warps. What the way forward keeps lies in records, one for each group: abar of the steps of
+/// its first block, then the states before its blocks. That of the last group lies in place of
+/// planes, since it is read before the first parts come there.
 template <class T, int kLaneBits>
 struct ConstantShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;
@@ -106,9 +106,9 @@ template <class T, int kLaneBits, bool kVariable>
 using StreamedShape =
     std::conditional_t<kVariable, BackwardShape<T, kLaneBits>, ConstantShape<T, kLaneBits>>;
 
-/// Of real states that kWarps warps share, a team: see team_backward.cuh. They have the rows of Δ,
-/// inputs and dy in common; what else there is of a (channel, step) belongs to the lane that moves
-/// it.
+/// This is the shape for real states that kWarps warps share, a team: see team_backward.cuh. They
+/// have the rows of Δ, inputs and dy in common; what else there is of a (channel, step) belongs to
+/// the lane that moves it.
 template <int kTeamWarps>
 struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kWarps = kTeamWarps;
@@ -172,14 +172,14 @@ constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
 template <class T>
 constexpr bool kSharesSeries = !is_complex_v<T>;
 
-/// Of the slots through which warps hand their sums to the one that adds them.
+/// These guard the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;
   BarrierState full[kMostSlots];
   BarrierState empty[kMostSlots];
 };
 
-/// Of a team, a phase per chunk each.
+/// These guard what a team shares, with a phase per chunk each.
 struct TeamBarriers {
   BarrierState filled;  // rows
   BarrierState swept;   // the chunk: nobody reads its rows any more, all sums over lanes are there
@@ -204,7 +204,7 @@ struct BackwardLayout {
   }
 };
 
-/// The same of a block of teams; every slice of the states has its own sums.
+/// This is the memory of a block of teams; every slice of the states has its own sums.
 template <class Shape>
 struct TeamLayout {
   int sum_barriers;

@@ -18,15 +18,15 @@ __device__ __forceinline__ void shared_store(int at, const Pack<T, kCount>& valu
   store_pack(reinterpret_cast<T*>(shared_memory() + at), values);
 }
 
-/// Where the poles' exponents in units of exp2 are all that the formulas need, the lanes hold A in
-/// these units alone, else as keep() takes it.
+/// The lanes hold A in units of exp2 alone where the poles' exponents in these units are all that
+/// the formulas need, else as keep() takes it.
 template <Method kMethod, class T>
 constexpr float pole_scale =
     is_complex_v<T> || Formula<kMethod>::kBbarDependsOnA || !Formula<kMethod>::kAbarIsExponential
         ? static_cast<float>(Formula<kMethod>::kPoleScale)
         : static_cast<float>(kLog2e);
 
-/// The same number. The compiler does not know that, so it keeps nothing that is made from it.
+/// Returns the same number. The compiler does not know that, so it keeps nothing made from it.
 __device__ __forceinline__ float made_anew(float x) {
   asm volatile("" : "+f"(x));
   return x;
@@ -67,14 +67,15 @@ struct LaneSums {
   Pack<T, kStates> dC{};
 };
 
-/// Where a lane stands in shared memory, as byte offsets: in its channel's rows and in B's rows.
+/// This says where a lane stands in shared memory, as byte offsets: in its channel's rows and in
+/// B's rows.
 struct LaneRows {
   int row;         // of Δ, see BackwardShape
   int projection;  // B of step 0 of the chunk
   int checkpoint;  // the state before block 0
 };
 
-/// Where the input lies by which a step's B is multiplied: Δ·u, for increments u.
+/// This finds the input by which a step's B is multiplied: Δ·u, for increments u.
 template <class Shape, Method kMethod>
 constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 

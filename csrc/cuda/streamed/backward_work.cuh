@@ -137,7 +137,7 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
   return result;
 }
 
-/// The same of the states before a chunk of packed sequences, which may be their initial ones.
+/// Loads the states before a chunk of packed sequences, which may be their initial ones.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
@@ -198,7 +198,7 @@ __device__ __forceinline__ void finish_constant_sums(
   }
 }
 
-/// Of a segment.
+/// Stores how a segment maps the gradient that enters it.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_summary(const BackwardArgs& args,
                                               const LaneWork<Shape, T, kSize, kMethod>& work,

@@ -93,7 +93,7 @@ class BlockOrder {
   __device__ __forceinline__ int tiles_of_round() const {
     return static_cast<int>(args_.geometry.work_items);
   }
-  /// Of all rounds.
+  /// Returns the tiles of all rounds.
   __device__ __forceinline__ int tiles() const {
     return static_cast<int>(args_.geometry.tiles_per_sum) * tiles_of_round();
   }
@@ -101,13 +101,13 @@ class BlockOrder {
   __device__ __forceinline__ bool is_rest() const {
     return static_cast<int>(blockIdx.x) >= tiles();
   }
-  /// Where a split tile is cut.
+  /// Returns where a split tile is cut.
   __device__ __forceinline__ int64_t cut_of(int tile) const {
     const int64_t chunks = ceil_div(args_.params.seqlen, kChunk);
     return (chunks - chunks * tile / args_.split_tiles) * kChunk;
   }
-  /// Of a rest: the last round with a tile that has the same partial sum. Of other blocks: their
-  /// own. If that is round 0, nobody adds to the sum before the block does.
+  /// Returns, for a rest, the last round with a tile that has the same partial sum; for other
+  /// blocks, their own. If that is round 0, nobody adds to the sum before the block does.
   __device__ __forceinline__ int last_round(const WorkItem& item) const {
     const auto sums = static_cast<int>(args_.geometry.sums_per_group);
     const auto last =

@@ -119,7 +119,7 @@ class ChannelSums {
   /// weighted.
   struct Block {
     float sums[2][kWeighted ? 2 : 1][4] = {};
-    // Of what is cut off: an mma would wait long for the one before it to add to its sums.
+    // These have what is cut off: an mma would wait long for the one before it to add to its sums.
     float rests[2][4] = {};
     // If weighted: of the step behind, which goes through the same mma.
     Pack<float, 4> states[2];
@@ -270,7 +270,7 @@ class ChannelSums {
     }
   }
 
-  /// Of the group with this number.
+  /// Returns the barrier of the group with this number.
   __device__ __forceinline__ SharedBarrier full_of(unsigned group) const {
     return SharedBarrier(full_ + group % kSlots * static_cast<uint32_t>(sizeof(BarrierState)));
   }
@@ -297,7 +297,7 @@ class ChannelSums {
     turns_to_wait_ -= kGroupTurns;
   }
 
-  /// Of one vector of each of kTurnBlocks blocks.
+  /// They belong to one vector of each of kTurnBlocks blocks.
   struct TurnSums {
     Pack<float, 4> blocks[kTurnBlocks] = {};
   };

@@ -25,8 +25,8 @@ namespace selective_scan::cuda::streamed {
 
 /// In place of a constant B that is smaller: sweeps divide by it, and h keeps its digits.
 constexpr float kLeastB = 1e-18f;
-/// The same of C where there is a gradient of the last state. Of both together the inverse squares
-/// must be numbers.
+/// C may be no less than this where there is a gradient of the last state. The inverse squares of
+/// both together must be numbers.
 constexpr float kLeastC = 1e-15f;
 
 /// Constant B and C, as the sweeps take them.

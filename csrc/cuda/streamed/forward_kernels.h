@@ -20,7 +20,7 @@ struct ForwardArgs : ForwardGeometry {
   const char* projections = nullptr;  // see PackedBC; null where B and C are constant
   bool is_dependent = false;          // launched behind the kernel that writes the projections
 
-  /// Of packed sequences; a chunk of B and C takes `chunk_bytes`.
+  /// Returns the chunks of packed sequences; a chunk of B and C takes `chunk_bytes`.
   SELECTIVE_SCAN_HD PackedChunks packed_chunks(int chunk_bytes) const {
     return PackedChunks(projections + params.groups * chunks * chunk_bytes);
   }
@@ -62,7 +62,7 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
   return item;
 }
 
-/// The same where blocks take a segment of packed sequences.
+/// Places a block that takes a segment of packed sequences.
 __device__ __forceinline__ BlockItem in_segment(BlockItem item, const PackedSegment& segment) {
   item.segment = segment.number;
   item.first_chunk = segment.first_chunk;

@@ -6,8 +6,8 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring lanes have
-/// their quads of steps in another order, which spreads them over the banks.
+/// This says where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring
+/// lanes have their quads of steps in another order, which spreads them over the banks.
 template <class Shape>
 struct GroupPlanes {
   static constexpr int kSwizzle = 4;  // lanes

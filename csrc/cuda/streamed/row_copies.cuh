@@ -31,7 +31,7 @@ __device__ __forceinline__ void copy_async(int target, const char* source) {
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Of the thread's own. What it loads meanwhile is not waited for.
+/// Waits for the thread's own copies. What it loads meanwhile is not waited for.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
@@ -254,8 +254,8 @@ struct RowCopies {
         : step(lane / kParts), byte(lane % kParts * kAccess) {}
   };
 
-  /// Of arrays without vectors, whose channels' strides are unsigned. In 32 bits a product and the
-  /// sum with an address are one instruction.
+  /// Finds a channel in arrays without vectors, whose channels' strides are unsigned. In 32 bits a
+  /// product and the sum with an address are one instruction.
   static __device__ __forceinline__ uint64_t channel_offset(const RowArray& array, int channel) {
     return static_cast<uint64_t>(static_cast<uint32_t>(array.channel)) *
            static_cast<uint32_t>(channel);
@@ -274,7 +274,7 @@ struct RowCopies {
   static __device__ __forceinline__ void load_tile(int stage, const LaneSlice& slice, int lane,
                                                    Raw& raw) {
     if constexpr (kTransposes) {
-      // Of matrix i, whose words the lane gets from its channel, this lane points at a step.
+      // This lane points at a step of matrix i, whose words the lane gets from its channel.
       const int step = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
       const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory())) + stage +
                         tile_offset(step, 0);

@@ -65,7 +65,7 @@ struct Slice {
   float v[kItems];
 };
 
-/// Where a lane stands in an array: the lowest address of its slice of the current chunk.
+/// This says where a lane stands in an array: the lowest address of its slice of the chunk.
 template <int kItems, int kSize>
 class RowCursor {
  public:
@@ -100,7 +100,7 @@ class RowCursor {
     fetch_into(rows, slice, steps, raw);
     return raw;
   }
-  /// The same, but what does not exist stays as it is.
+  /// Fetches into values that stay as they are where nothing exists.
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice& slice,
                                              int steps, RawSlice<kItems>& raw) const {
     if (!slice.exists(steps)) return;
@@ -147,7 +147,7 @@ class RowCursor {
     }
   }
 
-  /// The same where the slice lies together.
+  /// Prefetches a slice that lies together.
   __device__ __forceinline__ void prefetch_here() const {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address_));
   }

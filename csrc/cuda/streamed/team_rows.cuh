@@ -7,9 +7,9 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Where the sums over a warp's lanes of a group's parts lie: of channel c and steps 2·p and
-/// 2·p + 1, at 64·p bytes; the channels of the later steps in another order, which spreads what a
-/// task reads over the banks.
+/// This says where the sums over a warp's lanes of a group's parts lie: of channel c and steps 2·p
+/// and 2·p + 1, at 64·p bytes; the channels of the later steps in another order, which spreads what
+/// a task reads over the banks.
 template <class Shape>
 __device__ __forceinline__ int group_part(int channel, int step) {
   const int pair = step / 2 % (kSweepSteps / 2);
@@ -256,11 +256,11 @@ class TeamRows {
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * static_cast<int64_t>(sizeof(float));
   }
-  /// Of the warp's rows that of a lane's i-th value.
+  /// Returns which of the warp's rows a lane's i-th value belongs to.
   __device__ __forceinline__ int channel_of(int i) const {
     return kAlongSteps ? slice_.channel : i;
   }
-  /// Of the warp's first row at the first step of a chunk, as in WarpRows.
+  /// Returns the addresses of the warp's first row at the first step of a chunk, as WarpRows does.
   __device__ __forceinline__ char** addresses() const {
     return reinterpret_cast<char**>(shared_memory() + own_ + Shape::kAddresses);
   }
@@ -323,7 +323,7 @@ class TeamRows {
     return bit_cast<Values>(
         shared_load<float, kItems>(own_ + Shape::kKept + at + lane_ * kItems * 4));
   }
-  /// Of du's parts (kind 0), ddelta's (1) or y's (2).
+  /// Adds du's parts (kind 0), ddelta's (1) or y's (2).
   __device__ __forceinline__ Values sum_over_warps(int kind) const {
     constexpr int kHeld = kAlongSteps ? 2 : 1;  // values that lie together
     Values sum{};

@@ -115,7 +115,7 @@ struct ProjectionItem {
     states = static_cast<int>(work.states) - first_state;
   }
 
-  /// Where the (batch, group, state) of the item begins.
+  /// Returns where the (batch, group, state) of the item begins.
   __device__ int64_t target(const ArrayView& view) const {
     return sequence / work.groups * view.batch + sequence % work.groups * view.group +
            first_state * view.state;

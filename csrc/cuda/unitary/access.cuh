@@ -40,7 +40,8 @@ constexpr int kOwned = kSteps<T> > kLanes ? kSteps<T> / kLanes : 1;
 template <class T, int kLanes>
 constexpr int kOwners = kLanes > kSteps<T> ? kLanes / kSteps<T> : 1;
 
-/// Where a thread works. Threads beyond the last channel take part in shuffles and barriers alone.
+/// This says where a thread works. Threads beyond the last channel take part in shuffles and
+/// barriers alone.
 template <class T, int kLanes>
 struct Place {
   static constexpr int kChannels = kWarpSize / kLanes;

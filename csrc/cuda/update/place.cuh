@@ -1,4 +1,4 @@
-// Where the threads of the state update stand, and a step of theirs.
+// Says where the threads of the state update stand, and has a step of theirs.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -7,7 +7,7 @@
 
 namespace selective_scan::cuda::update {
 
-/// Where a lane stands.
+/// This says where a lane stands.
 struct Place {
   int64_t head;
   int64_t channel;
@@ -26,7 +26,7 @@ struct Place {
     group = params.groups == 1 ? 0 : params.group_of(head);
   }
 
-  /// Of an array of channels, at row and step 0.
+  /// Returns the offset of an array of channels, at row and step 0.
   __device__ __forceinline__ int64_t offset(const ArrayView& view) const {
     return head * view.group + channel * view.channel;
   }
