@@ -45,11 +45,13 @@ class BatchingRule:
     def of_forward(
         cls, table: Table, results: Sequence[Result], op: torch._ops.OpOverload
     ) -> BatchingRule:
-        saves_states = any(result.chunk for result in results)
+        saves_states = not all(result.is_differentiable for result in results)
         return cls(
             names=(*table.names, *["save_states"] * saves_states),
             table=table,
-            results=[None if result.chunk else by_batch(result.dims) for result in results],
+            results=[
+                by_batch(result.dims) if result.is_differentiable else None for result in results
+            ],
             written=[argument.name for argument in op._schema.arguments if argument.is_write],
         )
 

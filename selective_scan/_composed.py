@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,18 +22,6 @@ _SCHEMA_TYPES = {
 
 
 _MOST_KINDS = 1024  # of calls, whose checks are not repeated
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A tensor that a forward op returns for the backward pass; None where none is to follow."""
-
-    name: str
-    is_differentiable = False
-    is_optional = True
-    stands_for = None
-    chunk = None
-    recomputed = True
 
 
 class ComposedOperator(Operator):
@@ -57,7 +44,7 @@ class ComposedOperator(Operator):
         self,
         name: str,
         arguments: Table,
-        results: Sequence[Result | Kept],
+        results: Sequence[Result],
         backward: str,
         *,
         forward_kernel: Callable[..., tuple[Tensor | None, ...]],

@@ -25,7 +25,6 @@ class Derivative:
         backward: the names of the backward op's arguments, in its order.
         derived: see Operator.
         gradients: the arguments whose gradients the backward op returns.
-        passed: the results whose gradients are those of arguments, by the arguments' names.
 
     Attributes:
         op: the backward op.
@@ -43,11 +42,9 @@ class Derivative:
         backward: Sequence[str],
         derived: Mapping[str, Callable[[Sequence], object]],
         gradients: Sequence[str],
-        passed: Mapping[str, str],
     ) -> None:
         self._defaults = defaults
         self._derived = derived
-        self._passes_gradients = bool(passed)
         # The forward op's arguments and results in a row are what the backward op can be given.
         arguments = [*table.names, *["save_states"] * (len(defaults) - len(table.names))]
         row = [*arguments, *(result.name for result in results)]
@@ -61,26 +58,15 @@ class Derivative:
         self._pick_saved = _picker([row.index(name) for name in saved])
         self._pick_options = _picker([row.index(name) for name in options])
         order = [kept.index(name) for name in given]
-        self._stand_ins = [
-            (row.index(result.stands_for), row.index(result.name))
-            for result in results
-            if result.stands_for is not None
-        ]
-        # The gradients that the op returns, then the cotangents that it is given, then None.
-        row = [*gradients, *(result.name for result in results[: self.num_cotangents])]
-        places = [
-            row.index(it) if (it := passed.get(name, name)) in row else -1 for name in arguments
-        ]
+        # The gradients that the op returns, then None.
+        places = [gradients.index(name) if name in gradients else -1 for name in arguments]
         self._pickers = _picker(order), _picker(places)
         self._traced_pickers = _traced_picker(order), _traced_picker(places)
 
     def save(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
         results = (output,) if isinstance(output, Tensor) else output
-        row = [*inputs, *self._defaults[len(inputs) :], *results]
-        for place, stand_in in self._stand_ins:
-            if row[stand_in] is not None:
-                row[place] = row[stand_in]
+        row = self._arguments_and_results(inputs, results)
         ctx.save_for_backward(*self._pick_saved(row))
         ctx.options = self._pick_options(row)
         if self._derived:
@@ -88,6 +74,10 @@ class Derivative:
         states = results[self.num_cotangents :]
         ctx.mark_non_differentiable(*[tensor for tensor in states if tensor is not None])
         ctx.set_materialize_grads(False)
+
+    def _arguments_and_results(self, inputs: tuple, results: tuple) -> list:
+        """Those of the forward op, as the backward op is to be given them."""
+        return [*inputs, *self._defaults[len(inputs) :], *results]
 
     def found_by(self, run: Callable[..., Gradients]) -> Callable[..., Gradients]:
         """What autograd calls for the gradients, which `run` finds as the backward op does.
@@ -126,11 +116,7 @@ class Derivative:
         except RuntimeError as error:
             _memory.raise_own(error)
             raise
-        picked = pick_gradients((*gradients, *cotangents, None))[:num_inputs]
-        if self._passes_gradients:  # there is a cotangent also where the argument is absent
-            is_needed = zip(picked, ctx.needs_input_grad, strict=True)
-            picked = tuple(gradient if needed else None for gradient, needed in is_needed)
-        return picked
+        return pick_gradients((*gradients, None))[:num_inputs]
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:

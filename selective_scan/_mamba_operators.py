@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from . import _mamba_inner
+from . import _mamba_inner, _pytorch
 from ._checks import (
     COMPLEX,
     CU_SEQLENS,
@@ -23,10 +24,11 @@ from ._checks import (
     check_dims,
     fail,
 )
-from ._composed import ComposedOperator, Kept
+from ._composed import ComposedOperator
+from ._derivative import Derivative
 from ._discretization import METHODS
 from ._operator import Operator
-from ._result import Result
+from ._result import Kept, Result
 from ._selective_scan import projection_dtypes
 
 
@@ -187,13 +189,56 @@ def _is_projected(call: Call) -> bool:
     return "in_proj_weight" in call.tensors
 
 
+class _PlainDerivative(Derivative):
+    """That of a plain layer, whose backward op is given the layer's input as it was cast, in place
+    of xz, and leaves to autograd what is as simple as the residual's gradient: that of out."""
+
+    def _arguments_and_results(self, inputs: tuple, results: tuple) -> list:
+        row = super()._arguments_and_results(inputs, results)
+        input = results[1]
+        if input is not None:
+            row[0] = input
+        return row
+
+    def _differentiate(self, run: Callable, ctx, dout: Tensor | None, *others) -> tuple:
+        gradients = super()._differentiate(run, ctx, dout, *others)
+        if not any(ctx.needs_input_grad[_RESIDUAL_PLACE : _RESIDUAL_PLACE + 1]):
+            return gradients
+        return *gradients[:_RESIDUAL_PLACE], dout, *gradients[_RESIDUAL_PLACE + 1 :]
+
+
+class _PlainOperator(Operator):
+    """That of a plain layer. Its callers let go of y, so that the last pass of a graph is run by
+    the op ``plain_mamba_inner_bwd_over``, which is given y once more, to write over its memory."""
+
+    _derivative_type = _PlainDerivative
+
+    def _register_backward(self) -> None:
+        super()._register_backward()
+        self._y = self._backward_names.index("y")
+        self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
+        function = self._make_function(self._forward, self._run_backward_of_call)
+        self._apply = _pytorch.apply_outside_transforms(function)
+
+    def _run_backward_of_call(self, *arguments):
+        y = arguments[self._y]
+        if y is None or not _pytorch.is_last_use(y, arguments[0]):
+            return self._run_backward(*arguments)
+        increment_version(y)  # who reads it all the same is to be told
+        return self._run_backward_over(*arguments, y)
+
+    def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
+        # The residual, which decides about out, is not among the backward op's arguments.
+        return REAL if result.name == "out" else super()._gradient_dtypes(result, call)
+
+
 def _kept(
     name: str,
     dims: tuple[str, ...],
     dtype: Callable[[Call], torch.dtype] = _products_dtype,
     **options: object,
-) -> Result:
-    return Result(name, dims, dtype, is_kept=True, recomputed=True, **options)
+) -> Kept:
+    return Kept(name, dims, dtype, **options)
 
 
 def _allocate_dxz(given: dict) -> Tensor:
@@ -204,18 +249,20 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
-_RESIDUAL = TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
+_ARGUMENTS = _plain_arguments(
+    TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
+)
+_RESIDUAL_PLACE = _ARGUMENTS.names.index("residual")
 # The same as MAMBA_INNER in C++, since a small layer waits for the host. With in_proj_weight, xz
 # is the layer's input, (batch, seqlen, d_input), and A is A_log. The residual is added to out.
-PLAIN_MAMBA_INNER = Operator(
+PLAIN_MAMBA_INNER = _PlainOperator(
     "plain_mamba_inner",
-    _plain_arguments(_RESIDUAL),
+    _ARGUMENTS,
     results=[
-        Result("out", _ROWS_OUT, _out_dtype, gradient_dtypes=REAL),
+        Result("out", _ROWS_OUT, _out_dtype),
         _kept(
             "input",
             ("batch", "seqlen", "d_input"),
-            stands_for="xz",
             is_asked=lambda call: _is_projected(call) and call["xz"].dtype != _products_dtype(call),
         ),
         _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
@@ -229,7 +276,7 @@ PLAIN_MAMBA_INNER = Operator(
         _kept("y", _ROWS),
         _kept("u", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
         _kept("steps", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
-        Result("states", ("saved values",), _states_dtype, chunk="state_chunk", recomputed=True),
+        Kept("states", ("saved values",), _states_dtype, chunk="state_chunk"),
     ],
     backward=(
         f"dout {' '.join(_plain_arguments().names)} xz_rows poles x_dbl y u steps states xz_dtype"
@@ -237,8 +284,6 @@ PLAIN_MAMBA_INNER = Operator(
     derived={"xz_dtype": lambda inputs: inputs[0].dtype},
     gradient_like={"xz": _allocate_dxz},
     backward_arguments=_plain_arguments(),
-    passed_gradients={"residual": "out"},
-    donated="y",
     has_batching_rules=False,
     reference="mamba_inner_ref",
 )

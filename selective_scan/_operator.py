@@ -18,6 +18,7 @@ from ._batching import BatchingRule, map_one_by_one
 from ._checks import (
     BACKEND,
     Call,
+    Dtypes,
     Option,
     Table,
     TensorList,
@@ -93,8 +94,8 @@ class Operator:
             first.
         backward: the names of the backward op's arguments, in its order: the gradient of each
             differentiable result, ``d`` and its name, then arguments and results of the forward op
-            and values of `derived`. It returns the gradient of every tensor argument, in their
-            order; None for an absent one.
+            and values of `derived`. It returns the gradient of every tensor argument that is in
+            `backward_arguments` or `gradient_like`, in their order; None for an absent one.
         derived: values that the backward op wants beside, by name, each from the forward op's
             arguments.
         function_arguments: those of the function and the reference, where not `arguments`.
@@ -108,14 +109,11 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
             wider rows, that it is given by keyword; it returns the others. What it is given must
             share no memory with anything else.
-        passed_gradients: the results whose gradients, as they are, are those of arguments, by the
-            arguments' names; the backward op does not return these.
-        donated: the name of a result that is kept, and that callers of the operator let go of. In
-            the last pass of a graph ``selective_scan::{name}_bwd_over`` is called, which is given
-            it once more, behind all others, and may write over its memory.
         has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, they are
             called for each entry.
     """
+
+    _derivative_type = Derivative
 
     def __init__(
         self,
@@ -131,8 +129,6 @@ class Operator:
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
-        passed_gradients: Mapping[str, str] | None = None,
-        donated: str | None = None,
         has_batching_rules: bool = True,
     ) -> None:
         self.name = name
@@ -140,22 +136,19 @@ class Operator:
         self.arguments = arguments
         self.results = results
         self._backward_names = tuple(backward.split())
-        self._donated = None if donated is None else self._backward_names.index(donated)
         self._function_arguments = function_arguments or arguments
         self._backward_arguments = backward_arguments or arguments
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
         self._has_batching_rules = has_batching_rules
-        saved = [result for result in results if not result.is_differentiable]
-        self._saves_states = bool(saved)
-        self._recomputes_states = all(result.recomputed for result in saved)
+        self._saves_states = not all(result.is_differentiable for result in results)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
-        passed_gradients = passed_gradients or {}
         differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
-        self._gradients = [a for a in differentiable if a.name not in passed_gradients]
+        found = {*self._backward_arguments.names, *self._gradient_like}
+        self._gradients = [argument for argument in differentiable if argument.name in found]
         self._anchor = arguments.names.index(arguments.anchor)
         self._tensor_places, self._list_places = (
             [
@@ -175,14 +168,13 @@ class Operator:
         self._seen_types: set[tuple[type, ...]] = set()
         self._device_types: set[str] = set()
         if backward:
-            self._derivative = Derivative(
+            self._derivative = self._derivative_type(
                 arguments,
                 self._defaults,
                 results,
                 self._backward_names,
                 derived or {},
                 [argument.name for argument in self._gradients],
-                passed_gradients,
             )
         if "cpu" in _library.devices:
             self._register()
@@ -239,8 +231,7 @@ class Operator:
         is_tracing = not is_compiling and _pytorch.is_tracing()
         if self._saves_states:
             # A trace serves calls with and without gradients; backward computes states again.
-            is_saved = needs_gradient and not (is_tracing and self._recomputes_states)
-            arguments = (*arguments, is_saved)
+            arguments = (*arguments, needs_gradient and not is_tracing)
         if is_compiling and are_distributed(arguments):
             return call_sharded(self, arguments[: len(self.arguments.names)])
         if is_compiling:
@@ -358,11 +349,7 @@ class Operator:
         self._function = self._make_function(
             self._forward, self._run_backward, map_over=self._map_forward if has_rules else None
         )
-        own_function = self._function
-        if self._donated is not None:  # who calls the op has what it keeps
-            self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
-            own_function = self._make_function(self._forward, self._run_backward_of_call)
-        self._apply = _pytorch.apply_outside_transforms(own_function)
+        self._apply = _pytorch.apply_outside_transforms(self._function)
         functions = [self._function, gradient]
         if self._traced_forward is not self._forward:
             functions.append(self._make_function(self._traced_forward, self._run_backward))
@@ -461,18 +448,22 @@ class Operator:
         """Checks the gradient of a result, or the saved states."""
         name = f"d{result.name}" if result.is_differentiable else result.name
         tensor = given.get(name)
-        if tensor is None or (result.recomputed and tensor.numel() == 0):
+        if tensor is None or (not result.is_differentiable and tensor.numel() == 0):
             return
         check_dense(name, tensor)
         check_device(name, tensor, call.anchor, call[call.anchor])
         twin = given.get(result.name)  # a result that the backward op is given beside its gradient
         if twin is tensor or twin is None:
-            check_dtype(name, tensor, result.gradient_dtypes or (result.dtype(call),))
+            check_dtype(name, tensor, self._gradient_dtypes(result, call))
             sizes = dict(zip(result.dims, result.sizes(call), strict=True))
             check_dims(name, tensor, result.dims, sizes)
             return
         check_dtype(name, tensor, (twin.dtype,))
         check_shape_of(name, tensor, result.name, twin)
+
+    def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
+        """Those that what the backward op is given of a result may have."""
+        return (result.dtype(call),)
 
     def _allocate_gradient(self, name: str, given: dict) -> Tensor | None:
         if name in self._gradient_like:
@@ -487,12 +478,3 @@ class Operator:
     def _backward_flops(self, *arguments, out_val: object, **_given_gradients: Tensor) -> int:
         given = dict(zip(self._backward_names, arguments, strict=True))
         return self._flops(self._backward_arguments.check(given))[1]
-
-    # --- the derivative ---------------------------------------------------------------------------
-
-    def _run_backward_of_call(self, *arguments):
-        kept = arguments[self._donated]
-        if kept is None or not _pytorch.is_last_use(kept, arguments[0]):
-            return self._run_backward(*arguments)
-        increment_version(kept)  # who reads it all the same is to be told
-        return self._run_backward_over(*arguments, kept)

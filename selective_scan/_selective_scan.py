@@ -23,7 +23,7 @@ from ._checks import (
 )
 from ._discretization import METHODS
 from ._operator import Operator
-from ._result import Result
+from ._result import Kept, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("sequences", "dim", "dstate")
@@ -109,13 +109,7 @@ def scan_operator(
         results=[
             Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
             Result("last_state", _STATE, lambda call: call.state_dtype),
-            Result(
-                "states",
-                ("saved values",),
-                lambda call: call.state_dtype,
-                chunk="state_chunk",
-                recomputed=True,
-            ),
+            Kept("states", ("saved values",), lambda call: call.state_dtype, chunk="state_chunk"),
         ],
         backward=(
             "dout dlast_state u delta A B C D z delta_bias delta_softplus discretization_method "

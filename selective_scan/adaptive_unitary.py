@@ -20,7 +20,7 @@ from ._checks import (
     state_dtypes,
 )
 from ._operator import Operator
-from ._result import Result
+from ._result import Kept, Result
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("batch", "dim", "dstate")
@@ -57,12 +57,8 @@ _ADAPTIVE_UNITARY_SCAN = Operator(
     results=[
         Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
         Result("last_state", _STATE, lambda call: call.state_dtype),
-        Result(
-            "states",
-            ("saved values",),
-            lambda call: call.state_dtype,
-            chunk="unitary_state_chunk",
-            recomputed=True,
+        Kept(
+            "states", ("saved values",), lambda call: call.state_dtype, chunk="unitary_state_chunk"
         ),
     ],
     backward="dout dlast_state u dt x x_bias b c D z initial_state states",

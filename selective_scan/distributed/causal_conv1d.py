@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks import REAL, Option, Table, TensorArgument
-from .._composed import Kept
-from .._result import Result
+from .._result import Kept, Result
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from .._checks import Option, TensorArgument
-from .._composed import Kept
 from .._discretization import METHODS, Method
 from .._operator import RETURN_LAST_STATE
-from .._result import Result
+from .._result import Kept, Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
