@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import _library, mamba_mixer
+from .. import mamba_mixer
 from .._module_arguments import check_flag
 from .._plain_stack import Stack, serves, step_in_one
 from ..cache import MixerCache, needs_gradient
@@ -17,6 +17,7 @@ from ..functional import selective_scan_fn
 from ..mamba_inner import poles
 from . import block
 from .directions import DirectedMixer
+from .steps import warn_without_graph
 
 
 class InferenceParams(Protocol):
@@ -182,12 +183,10 @@ class Mamba(DirectedMixer):
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
-        # torch.compile cannot trace logging.
-        if not torch.compiler.is_compiling() and needs_gradient(self, hidden):
-            _library.warn_once(
-                "Mamba.step, by which a call with states goes on, gives a result without a graph "
-                "in grad mode too; no gradient reaches the parameters or the input"
-            )
+        warn_without_graph(
+            "Mamba.step, by which a call with states goes on,",
+            lambda: needs_gradient(self, hidden),
+        )
         with torch.no_grad():
             out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
             if out is None:

@@ -16,21 +16,27 @@ from ..selective_state_update import selective_state_update as _scan
 Arguments = ParamSpec("Arguments")
 
 
+def warn_without_graph(name: str, needs_gradient: Callable[[], bool]) -> None:
+    """Logs a warning at the first call of a step that would have needed a gradient, unless
+    torch.compile traces it, which cannot trace logging."""
+    if not torch.compiler.is_compiling() and needs_gradient():
+        _library.warn_once(
+            "%s gives a result without a graph in grad mode too; no gradient goes through it", name
+        )
+
+
 def _without_gradient(function: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
-    """The function, which refuses to be differentiated, under torch.no_grad; the first call that
-    would have needed a gradient logs a warning, unless torch.compile traces it."""
+    """The function, which refuses to be differentiated, under torch.no_grad."""
 
     @functools.wraps(function)
     def step(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
-        # torch.compile cannot trace logging.
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        def needs_gradient() -> bool:
             values = (*arguments, *options.values())
-            if any(isinstance(value, Tensor) and value.requires_grad for value in values):
-                _library.warn_once(
-                    "%s gives a result without a graph in grad mode too; no gradient reaches its "
-                    "arguments",
-                    function.__name__,
-                )
+            return torch.is_grad_enabled() and any(
+                isinstance(value, Tensor) and value.requires_grad for value in values
+            )
+
+        warn_without_graph(function.__name__, needs_gradient)
         with torch.no_grad():
             return function(*arguments, **options)
 
