@@ -25,10 +25,9 @@ from .cache import MixerCache, S6Cache
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
-from .functional import selective_scan_fn
+from .functional import selective_scan_fn, selective_scan_ref
 from .mamba_inner import mamba_inner_fn, mamba_inner_ref
 from .mamba_mixer import MambaMixer
-from .reference import selective_scan_ref
 from .s6 import S6
 from .selective_scan_prefill import selective_scan_prefill, selective_scan_prefill_ref
 from .selective_state_update import selective_state_update, selective_state_update_ref

@@ -13,9 +13,8 @@ from ._mamba_inner import Layer, backward_rows, forward_rows
 from ._mamba_operators import AUTOCAST_DTYPE, MAMBA_INNER, check_x_proj_weight
 from ._result import Kept, Result
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
-from .functional import selective_scan_fn
+from .functional import selective_scan_fn, selective_scan_ref
 from .mamba_inner import autocast_dtype_of, project_rows
-from .reference import selective_scan_ref
 
 _NAMES = (
     *("xz", "conv1d_weight", "conv1d_bias", "x_proj_weight", "delta_proj_weight", "A", "A_b"),

@@ -233,7 +233,7 @@ class Operator:
             # A trace serves calls with and without gradients; backward computes states again.
             arguments = (*arguments, needs_gradient and not is_tracing)
         if is_compiling and are_distributed(arguments):
-            return call_sharded(self, arguments[: len(self.arguments.names)])
+            return self._call_sharded(arguments)
         if is_compiling:
             return self._call_in_graph(*arguments)
         if is_tracing:
@@ -247,7 +247,7 @@ class Operator:
                 results = self._run_forward(*arguments)
         except NotImplementedError:  # no kernels for such tensors; the checks say why
             if are_distributed(arguments):
-                return call_sharded(self, arguments[: len(self.arguments.names)])
+                return self._call_sharded(arguments)
             self.arguments.check_values(arguments)
             raise
         except RuntimeError as error:
@@ -257,6 +257,10 @@ class Operator:
             if arguments[place] is not None:  # a graph that has saved it must see the change
                 increment_version(arguments[place])
         return results
+
+    def _call_sharded(self, arguments: tuple):
+        given = arguments[: len(self.arguments.names)]
+        return call_sharded(self, self.name, self.arguments, self.results, given)
 
     def _call_in_graph(self, *arguments):
         """What torch.compile and torch.export see. Where there is a tensor to write the result to,

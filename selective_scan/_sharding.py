@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ._batching import by_batch
-from ._checks import Projection, TensorArgument
+from ._checks import Projection, Table, TensorArgument
 from ._module_arguments import refuse
+from ._result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
-
-    from ._operator import Operator
 
 
 def are_distributed(arguments: Sequence) -> bool:
@@ -28,25 +27,27 @@ def are_distributed(arguments: Sequence) -> bool:
     return module is not None and any(isinstance(it, module.DTensor) for it in arguments)
 
 
-def call_sharded(operator: Operator, arguments: Sequence) -> tuple | DTensor:
-    """The results of the forward op, sharded as its anchor is; saved states are the rank's own.
+def call_sharded(
+    operator: Callable, name: str, table: Table, declared: Sequence[Result], arguments: Sequence
+) -> tuple | DTensor:
+    """The results of an operator of this name, table and results, sharded as its anchor is; saved
+    states are the rank's own.
 
     A tensor that has no such dimension is the same on all ranks, and its gradient the sum of what
     they find. Results need no communication, and of the others none that lies as it must.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    table = operator.arguments
     call = table.check_values(arguments)
     anchor = call[table.anchor]
-    for name, tensor in call.tensors.items():
+    for argument, tensor in call.tensors.items():
         if not isinstance(tensor, DTensor):
-            refuse(name, f"a DTensor as other arguments of {operator.name} are", type(tensor))
+            refuse(argument, f"a DTensor as other arguments of {name} are", type(tensor))
     mesh = anchor.device_mesh
     kinds = {argument.name: argument for argument in table.tensors}
     anchor_dims = _dims(kinds[table.anchor], anchor)
     if not {"batch", "dim"} <= set(anchor_dims):
-        raise NotImplementedError(f"selective_scan: {operator.name} takes no DTensors")
+        raise NotImplementedError(f"selective_scan: {name} takes no DTensors")
     split = _split_dims(table.anchor, anchor_dims, anchor)
     groups = {f"groups of {name}": size for name, size in call.groups.items() if size > 1}
     for dim, others in (("batch", {}), ("dim", groups)):
@@ -77,7 +78,7 @@ def call_sharded(operator: Operator, arguments: Sequence) -> tuple | DTensor:
         DTensor.from_local(it, mesh, placements(by_batch(result.dims), Replicate()))
         if isinstance(it, Tensor) and result.is_differentiable
         else it
-        for it, result in zip((results,) if alone else results, operator.results, strict=True)
+        for it, result in zip((results,) if alone else results, declared, strict=True)
     ]
     return whole[0] if alone else tuple(whole)
 

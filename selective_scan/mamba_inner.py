@@ -14,8 +14,7 @@ from ._discretization import Method, poles
 from ._mamba_inner import rms_norm
 from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
-from .functional import selective_scan_fn
-from .reference import selective_scan_ref
+from .functional import selective_scan_fn, selective_scan_ref
 
 # Behind which there is no other tensor that would see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}

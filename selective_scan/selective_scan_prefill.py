@@ -28,7 +28,7 @@ from ._operator import Operator
 from ._result import Result
 from ._selective_scan import projection_dtypes, scan_flops
 from ._state_slots import SLOTS, boundaries_of, check_pool, first_states, slot_of, slots_of
-from .reference import selective_scan_ref
+from .functional import selective_scan_ref
 
 _SEQUENCE = ("dim", "total")
 _POLES = ("dim", "dstate")
