@@ -63,6 +63,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 instantiations = load_module(ROOT / "csrc" / "cuda" / "instantiations.py")
+argument_tables = load_module(ROOT / "csrc" / "torch" / "argument_tables.py")
 cuda = load_module(ROOT / "csrc" / "cuda" / "toolkit.py")
 
 
@@ -292,6 +293,9 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 stop(f"csrc/{name[1:]} holds no sources; the source tree is incomplete.")
             version = define_string("SELECTIVE_SCAN_VERSION", self.distribution.get_version())
             ext.extra_compile_args["cxx"].append(version)
+            # Of both libraries, and found by csrc/torch's sources.
+            tables = argument_tables.write(Path(self.build_temp, "argument_tables"))
+            ext.include_dirs.append(str(tables.resolve()))
             shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
             try:
                 if name == "_cuda":

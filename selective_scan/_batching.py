@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._checks import Projection, Table, TensorArgument, fail
+from ._checks import fail
+from ._table import Table, TensorArgument
 
 if TYPE_CHECKING:
     from ._result import Result
@@ -166,10 +167,7 @@ def _each(
 
 def _batch_axis(argument: TensorArgument, tensor: Tensor) -> int | None:
     """Which dimension of one entry's tensor is the batch, None if it has none."""
-    kind = argument.shape
-    if isinstance(kind, Projection):
-        return None if tensor.dim() == len(kind.constant) else 0
-    dims = by_batch(kind if isinstance(kind, tuple) else argument.dims)
+    dims = by_batch(argument.dims_of(tensor))
     return dims.index(_BATCH) if _BATCH in dims else None
 
 

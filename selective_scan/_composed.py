@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from . import _pytorch
-from ._checks import Number, Option, Table, TensorArgument, check_dims
+from ._checks import check_dims
 from ._operator import Operator
 from ._result import Result
+from ._table import Number, Option, Table, TensorArgument
 
 _SCHEMA_TYPES = {
     bool: "bool",

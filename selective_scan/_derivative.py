@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import _memory, _pytorch
-from ._checks import Table
 from ._result import Result
+from ._table import Table
 
 Gradients = tuple[Tensor | None, ...]
 

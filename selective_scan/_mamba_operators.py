@@ -9,34 +9,24 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import _mamba_inner, _pytorch
-from ._checks import (
-    COMPLEX,
-    CU_SEQLENS,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    Call,
-    Dtypes,
-    Number,
-    Option,
-    Projection,
-    Table,
-    TensorArgument,
-    check_dims,
-    fail,
-)
+from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
 from ._composed import ComposedOperator
 from ._derivative import Derivative
 from ._discretization import METHODS
 from ._operator import Operator
 from ._result import Kept, Result
-from ._selective_scan import projection_dtypes
-
-
-def _check_xz(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("batch", "2*dim", "seqlen"), call.sizes)
-    if tensor.shape[1] % 2 != 0:
-        fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
-    call.sizes["dim"] = tensor.shape[1] // 2
+from ._selective_scan import PROJECTION
+from ._table import (
+    CU_SEQLENS,
+    PROJECTION_DTYPES,
+    Case,
+    Cases,
+    Number,
+    Option,
+    Shape,
+    Table,
+    TensorArgument,
+)
 
 
 def check_x_proj_weight(call: Call) -> None:
@@ -47,17 +37,14 @@ def check_x_proj_weight(call: Call) -> None:
     check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
 
 
-class _ProjectedStates:
-    """What belongs to B or C, (dstate,), or, with both components of complex ones, (2*dstate,)."""
+def _projected_states(projection: str) -> Shape:
+    """What belongs to B or C, with both components of complex ones."""
 
-    def __init__(self, projection: str) -> None:
-        self._projection = projection
+    def refuse_beside(name: str, _tensor: Tensor, call: Call) -> None:
+        if projection in call.tensors:
+            fail(f"{name} must be None where {projection} is given")
 
-    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
-        if self._projection in call.tensors:
-            fail(f"{name} must be None where {self._projection} is given")
-        dim = _states(call)
-        check_dims(name, tensor, (dim,), call.sizes | {dim: _size(dim, call.sizes)})
+    return Shape((("dstate",),), two_of="dstate", before=refuse_beside)
 
 
 def _states(call: Call) -> str:
@@ -72,28 +59,30 @@ _CHANNELS = ("dim",)
 _POLES = ("dim", "dstate")
 _ROWS = ("batch", "seqlen", "dim")
 _ROWS_OUT = ("batch", "seqlen", "d_model")
+_XZ = ("batch", "2*dim", "seqlen")
+_POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
 
 
 def _arguments(*own: Option) -> Table:
     return Table(
-        TensorArgument("xz", REAL, _check_xz),
+        TensorArgument("xz", REAL, _XZ),
         TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
         TensorArgument("conv1d_bias", REAL, _CHANNELS, optional=True),
         TensorArgument("x_proj_weight", REAL, ("projected", "dim")),
         TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
         TensorArgument("out_proj_weight", REAL, ("d_model", "dim")),
         TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", projection_dtypes, Projection(_POLES), optional=True),
-        TensorArgument("C", projection_dtypes, Projection(_POLES), optional=True),
+        TensorArgument("A", _POLE_DTYPES, _POLES),
+        TensorArgument("B", PROJECTION_DTYPES, PROJECTION, optional=True),
+        TensorArgument("C", PROJECTION_DTYPES, PROJECTION, optional=True),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
-        TensorArgument("B_proj_bias", REAL, _ProjectedStates("B"), optional=True),
-        TensorArgument("C_proj_bias", REAL, _ProjectedStates("C"), optional=True),
+        TensorArgument("B_proj_bias", REAL, _projected_states("B"), optional=True),
+        TensorArgument("C_proj_bias", REAL, _projected_states("C"), optional=True),
         Option("delta_softplus"),
         Option("checkpoint_lvl", (1, 0)),
-        TensorArgument("b_rms_weight", REAL, _ProjectedStates("B"), optional=True),
-        TensorArgument("c_rms_weight", REAL, _ProjectedStates("C"), optional=True),
+        TensorArgument("b_rms_weight", REAL, _projected_states("B"), optional=True),
+        TensorArgument("c_rms_weight", REAL, _projected_states("C"), optional=True),
         TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
         Number("b_c_dt_rms_eps", 1e-6, low=0),
         Option("discretization_method", METHODS),
@@ -134,26 +123,21 @@ _ABSENT_FROM_PLAIN = (
 )
 
 
-def _check_plain_xz(name: str, tensor: Tensor, call: Call) -> None:
-    if "in_proj_weight" not in call.tensors:
-        return _check_xz(name, tensor, call)
-    check_dims(name, tensor, ("batch", "seqlen", "d_input"), call.sizes)
-
-
-def _check_in_proj_weight(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("2*dim", "d_input"), call.sizes)
-    if tensor.shape[0] % 2 != 0:
-        fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
-    call.sizes["dim"] = tensor.shape[0] // 2
+_INPUT = ("batch", "seqlen", "d_input")
+_LOGARITHM_OR_A = TensorArgument(
+    "A", Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES))), _POLES
+)
 
 
 def _plain_arguments(*own: TensorArgument) -> Table:
-    _, *others = (
-        a for a in _arguments(AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
+    others = (
+        _LOGARITHM_OR_A if argument.name == "A" else argument
+        for argument in _arguments(AUTOCAST_DTYPE).arguments[1:]
+        if argument.name not in _ABSENT_FROM_PLAIN
     )
     return Table(
-        TensorArgument("xz", REAL, _check_plain_xz),
-        TensorArgument("in_proj_weight", REAL, _check_in_proj_weight, optional=True),
+        TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
+        TensorArgument("in_proj_weight", REAL, ("2*dim", "d_input"), optional=True),
         TensorArgument("in_proj_bias", REAL, ("2*dim",), optional=True),
         *others,
         *own,
@@ -262,7 +246,7 @@ PLAIN_MAMBA_INNER = _PlainOperator(
         Result("out", _ROWS_OUT, _out_dtype),
         _kept(
             "input",
-            ("batch", "seqlen", "d_input"),
+            _INPUT,
             is_asked=lambda call: _is_projected(call) and call["xz"].dtype != _products_dtype(call),
         ),
         _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),

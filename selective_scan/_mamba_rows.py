@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from . import _pytorch
-from ._checks import COMPLEX, SINGLE_OR_DOUBLE, Call, Dtypes, Option, Table, TensorArgument, fail
+from ._checks import COMPLEX, SINGLE_OR_DOUBLE, Call, Dtypes, fail
 from ._composed import ComposedOperator
 from ._mamba_inner import Layer, backward_rows, forward_rows
 from ._mamba_operators import AUTOCAST_DTYPE, MAMBA_INNER, check_x_proj_weight
 from ._result import Kept, Result
+from ._table import Option, Table, TensorArgument
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
 from .mamba_inner import autocast_dtype_of, project_rows

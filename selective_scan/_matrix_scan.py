@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 from torch import Tensor
 
-from ._checks import INTEGER, Call, TensorArgument, fail
+from ._checks import Call, fail
 from ._operator import Operator
 from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
+from ._table import CU_SEQLENS, TensorArgument
 
 
 def _flops(call: Call) -> tuple[int, int]:
@@ -34,7 +36,7 @@ MATRIX_SCAN = scan_operator(
     TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
     ("bilinear",),
     _flops,
-    TensorArgument("cu_seqlens", INTEGER, _refuse_cu_seqlens, optional=True, dims=("sequences+1",)),
+    replace(CU_SEQLENS, shape=replace(CU_SEQLENS.shape, before=_refuse_cu_seqlens)),
 )
 
 

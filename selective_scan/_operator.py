@@ -16,13 +16,8 @@ from torch.autograd.graph import increment_version
 from . import _flops, _library, _memory, _pytorch
 from ._batching import BatchingRule, map_one_by_one
 from ._checks import (
-    BACKEND,
     Call,
     Dtypes,
-    Option,
-    Table,
-    TensorList,
-    check_backend,
     check_dense,
     check_device,
     check_dims,
@@ -34,6 +29,7 @@ from ._derivative import Derivative
 from ._function import make_function, refuse_double_backward, save_nothing
 from ._result import Result
 from ._sharding import are_distributed, call_sharded
+from ._table import BACKEND, Option, Table, TensorList, check_backend
 
 _type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".

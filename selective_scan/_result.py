@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._checks import Call
+from ._checks import Call, size_of
 
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
 
@@ -38,7 +38,7 @@ class Result:
         return not self.is_differentiable or self.is_asked is not None
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
-        return [dim if isinstance(dim, int) else call.sizes[dim] for dim in self.dims]
+        return [dim if isinstance(dim, int) else size_of(dim, call.sizes) for dim in self.dims]
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
         if not (self.is_differentiable or is_saved):

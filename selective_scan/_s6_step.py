@@ -8,22 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import (
-    INTEGER,
-    REAL,
-    BackendName,
-    Call,
-    Number,
-    Option,
-    Table,
-    TensorArgument,
-    TensorList,
-    check_dims,
-    fail,
-)
+from ._checks import INTEGER, REAL, Call, check_dims, fail
 from ._discretization import METHODS, Method, poles
 from ._operator import Operator
 from ._result import Result
+from ._table import BackendName, DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
 from .causal_conv1d_update import causal_conv1d_update_ref
 from .selective_state_update import selective_state_update_ref
 
@@ -77,20 +66,13 @@ class StackTensors(NamedTuple):
 
 def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
     check_dims(name, tensor, ("d_inner", "dstate"), call.sizes)
-    rank, dstate = call.sizes["dt_rank"], call.sizes["dstate"]
-    if dstate > MAX_STATES:
+    if call.sizes["dstate"] > MAX_STATES:
         fail(f"{name} must have dstate of 1 to {MAX_STATES}, got {tuple(tensor.shape)}")
-    # What the shapes of others follow from.
-    call.sizes["2*d_inner"] = 2 * call.sizes["d_inner"]
-    call.sizes["dt_rank+2*dstate"] = rank + 2 * dstate
-    call.sizes["width-1"] = call.sizes["width"] - 1
 
 
-def _check_states(name: str, tensor: Tensor, call: Call) -> None:
-    # Without indices every row has the slot of its own number.
-    slots = "slots" if "state_batch_indices" in call.tensors else "batch"
-    last = "width-1" if name.startswith("conv_state") else "dstate"
-    check_dims(name, tensor, (slots, "d_inner", last), call.sizes)
+def _states_of(*dims: str) -> Shape:
+    """Without indices every row has the slot of its own number."""
+    return Shape((("slots", *dims),), where="state_batch_indices", otherwise=(("batch", *dims),))
 
 
 def _check_relations(call: Call) -> None:
@@ -135,12 +117,12 @@ S6_STEP = Operator(
         TensorList("D", REAL, ("d_inner",)),
         TensorList("out_proj", REAL, ("d_model", "d_inner"), same_dtype="in_proj"),
         TensorList("out_proj_bias", REAL, ("d_model",), optional=True),
-        TensorList("conv_state", REAL, _check_states, is_changed=True),
-        TensorList("state", REAL, _check_states, is_changed=True),
+        TensorList("conv_state", REAL, _states_of("d_inner", "width-1"), is_changed=True),
+        TensorList("state", REAL, _states_of("d_inner", "dstate"), is_changed=True),
         TensorArgument("norm_f", REAL, ("d_model",), optional=True),
         TensorArgument(
             "head",
-            lambda _, call: ((call["in_proj[0]"].dtype,), " (as in_proj[0])"),
+            DtypeOf("in_proj[0]", " (as in_proj[0])"),
             ("vocabulary", "d_model"),
             optional=True,
         ),

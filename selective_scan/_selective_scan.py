@@ -6,37 +6,27 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    CU_SEQLENS,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    Call,
-    Dtypes,
-    Option,
-    Projection,
-    Table,
-    TensorArgument,
-    check_dims,
-    fail,
-    state_dtypes,
-)
+from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, fail
 from ._discretization import METHODS
 from ._operator import Operator
 from ._result import Kept, Result
+from ._table import (
+    CU_SEQLENS,
+    PROJECTION_DTYPES,
+    PROJECTIONS,
+    STATE_DTYPES,
+    DtypeOf,
+    Option,
+    Shape,
+    Table,
+    TensorArgument,
+)
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("sequences", "dim", "dstate")
 POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
-
-
-def projection_dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    if not call.is_complex:
-        return REAL, ""
-    if tensor.dim() == len(POLES):
-        return COMPLEX, " (complex A, constant B and C)"
-    return (*COMPLEX, *REAL), ""
+PROJECTION = Shape((POLES, *PROJECTIONS), two_of="seqlen", divided=("dim",))
 
 
 def scan_flops(call: Call) -> tuple[int, int]:
@@ -50,23 +40,11 @@ def scan_flops(call: Call) -> tuple[int, int]:
     return 7 * states, 22 * states
 
 
-def _check_u(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, _SEQUENCE, call.sizes)
-    call.sizes["sequences"] = call.sizes["batch"]
-
-
-def _check_state(name: str, tensor: Tensor, call: Call) -> None:
-    if "cu_seqlens" in call.tensors:  # which stands behind, and says how many there are
-        CU_SEQLENS.check_shape(CU_SEQLENS.name, call[CU_SEQLENS.name], call)
-    check_dims(name, tensor, _STATE, call.sizes)
-
-
-def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
+def _refuse_matrices(name: str, tensor: Tensor, call: Call) -> None:
     method = call.options["discretization_method"]
     if tensor.dim() == 3 and method != "bilinear":
         shape = tuple(tensor.shape)
         fail(f"{name} of shape {shape} needs discretization_method bilinear, got '{method}'")
-    check_dims(name, tensor, POLES, call.sizes)
 
 
 def scan_arguments(
@@ -76,17 +54,17 @@ def scan_arguments(
 ) -> Table:
     """The table of the scan's arguments, with others behind them."""
     return Table(
-        TensorArgument("u", REAL, _check_u, dims=_SEQUENCE),
+        TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("delta", REAL, _SEQUENCE),
         A,
-        TensorArgument("B", projection_dtypes, Projection(POLES)),
-        TensorArgument("C", projection_dtypes, Projection(POLES)),
+        TensorArgument("B", PROJECTION_DTYPES, PROJECTION),
+        TensorArgument("C", PROJECTION_DTYPES, PROJECTION),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("z", REAL, _SEQUENCE, optional=True),
         TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
         Option("delta_softplus"),
         Option("discretization_method", methods),
-        TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_STATE),
+        TensorArgument("initial_state", STATE_DTYPES, _STATE, optional=True),
         Option("reverse"),
         *others,
         anchor="u",
@@ -122,7 +100,7 @@ def scan_operator(
 
 
 POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
-_POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, _check_poles, dims=POLES)
+_POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, Shape((POLES,), before=_refuse_matrices))
 SELECTIVE_SCAN = scan_operator(
     "selective_scan", _POLES_OF_METHODS, METHODS, scan_flops, given_gradients="u delta B C z"
 )
@@ -138,7 +116,7 @@ STATE_GRADIENT = Operator(
     scan_arguments(
         _POLES_OF_METHODS,
         METHODS,
-        TensorArgument("dout", lambda _, call: ((call["u"].dtype,), ""), _SEQUENCE),
+        TensorArgument("dout", DtypeOf("u"), _SEQUENCE),
     ),
     results=[Result("dinitial_state", _STATE, lambda call: call.state_dtype)],
 )

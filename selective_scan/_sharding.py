@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ._batching import by_batch
-from ._checks import Projection, Table, TensorArgument
 from ._module_arguments import refuse
 from ._result import Result
+from ._table import Table, TensorArgument
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -102,10 +102,7 @@ def _split_dims(name: str, dims: Sequence[str], anchor: DTensor) -> list[str | N
 
 def _dims(argument: TensorArgument, tensor: Tensor) -> tuple[str, ...]:
     """The names of a tensor's dimensions; groups of channels are split as these are."""
-    kind = argument.shape
-    if not isinstance(kind, Projection):
-        return by_batch(kind if isinstance(kind, tuple) else argument.dims)
-    if tensor.dim() == len(kind.constant):
-        return kind.constant
-    groups = ("dim",) if tensor.dim() == 4 and tensor.shape[1] > 1 else ("groups",)
-    return ("batch", *groups[: tensor.dim() - 3], "dstate", "seqlen")
+    dims = by_batch(argument.dims_of(tensor))
+    if "groups" in dims and tensor.shape[dims.index("groups")] > 1:
+        return tuple("dim" if dim == "groups" else dim for dim in dims)
+    return dims

@@ -7,7 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from ._checks import BOOL, INTEGER, Call, Number, TensorArgument, check_cu_seqlens, check_dims, fail
+from ._checks import BOOL, INTEGER, Call, fail
+from ._table import Number, Shape, TensorArgument
 
 # How an operator's table names the slots of its sequences.
 SLOTS = (
@@ -17,11 +18,9 @@ SLOTS = (
 )
 
 
-def check_pool(name: str, tensor: Tensor, call: Call, dims: tuple[str, ...]) -> None:
+def pool_of(*dims: str) -> Shape:
     """`dims` are those of a slot. Without indices every sequence has the slot of its own number."""
-    check_cu_seqlens("cu_seqlens", call["cu_seqlens"], call)
-    slots = "slots" if "cache_indices" in call.tensors else "sequences"
-    check_dims(name, tensor, (slots, *dims), call.sizes)
+    return Shape((("slots", *dims),), where="cache_indices", otherwise=(("sequences", *dims),))
 
 
 def slot_of(name: str, index: int, slots: int, pad_slot_id: int) -> int | None:

@@ -8,36 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    REAL,
-    BackendName,
-    Blocks,
-    Call,
-    Projection,
-    Table,
-    TensorArgument,
-    state_dtypes,
-)
+from ._checks import COMPLEX, REAL, Call
 from ._operator import Operator
 from ._result import Kept, Result
+from ._table import PROJECTIONS, STATE_DTYPES, BackendName, Shape, Table, TensorArgument
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("batch", "dim", "dstate")
+_PROJECTION = Shape((("dstate",), *PROJECTIONS), divided=("dim",))
 
 
-def _arguments(B: str, C: str, x: tuple[str, ...] | Blocks) -> Table:
+def _arguments(B: str, C: str, x: tuple[str, ...] | Shape) -> Table:
     """With B and C under these names: the ops take b and c, their polar forms."""
     return Table(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("dt", REAL, _SEQUENCE),
         TensorArgument("x", REAL, x),
         TensorArgument("x_bias", REAL, ("dim", "dstate")),
-        TensorArgument(B, COMPLEX, Projection(("dstate",))),
-        TensorArgument(C, COMPLEX, Projection(("dstate",))),
+        TensorArgument(B, COMPLEX, _PROJECTION),
+        TensorArgument(C, COMPLEX, _PROJECTION),
         TensorArgument("D", REAL, ("dim",)),
         TensorArgument("z", REAL, _SEQUENCE, optional=True),
-        TensorArgument("initial_state", state_dtypes, _STATE, optional=True),
+        TensorArgument("initial_state", STATE_DTYPES, _STATE, optional=True),
         anchor="u",
         complex_by=(B, C),
     )
@@ -50,10 +42,13 @@ def _flops(call: Call) -> tuple[int, int]:
     return product, 3 * product
 
 
-_FUNCTION_ARGUMENTS = _arguments("B", "C", ("dim", "dstate", "dim"))
+_MATRICES = ("dim", "dstate", "dim")
+# The op also takes the blocks on the diagonal of one matrix, which are what a mapped x is.
+_BLOCKS = Shape((("dim", "dstate", "block"),), block_of="dim", otherwise=(_MATRICES,))
+_FUNCTION_ARGUMENTS = _arguments("B", "C", _MATRICES)
 _ADAPTIVE_UNITARY_SCAN = Operator(
     "adaptive_unitary_scan",
-    _arguments("b", "c", Blocks(("dim", "dstate", "block"), "dim")),
+    _arguments("b", "c", _BLOCKS),
     results=[
         Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
         Result("last_state", _STATE, lambda call: call.state_dtype),

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
 
-from ._checks import (
-    CU_SEQLENS,
-    INTEGER,
-    REAL,
-    BackendName,
-    Call,
-    Option,
-    Table,
-    TensorArgument,
-    check_cu_seqlens,
-    check_dims,
-    fail,
-)
+from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
 from ._result import Result
-from ._state_slots import SLOTS, boundaries_of, check_pool, first_states, slots_of
+from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_of
+from ._table import CU_SEQLENS, BackendName, Option, Table, TensorArgument
 from ._typing import typed_as
 
 Activation = Literal["silu", "swish"]
 _STATES = ("sequences", "dim", "width-1")
-
-
-def _check_weight(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("dim", "width"), call.sizes)
-    call.sizes["width-1"] = history = call.sizes["width"] - 1
-    call.sizes["sequences"] = call.sizes["batch"]
-    if "state_len" in call.sizes and call.sizes["state_len"] < history:
-        shape = tuple(call["conv_state"].shape)
-        fail(f"conv_state must have state_len of at least width-1 = {history}, got {shape}")
 
 
 def _check_relations(call: Call) -> None:
@@ -50,7 +31,7 @@ def _check_relations(call: Call) -> None:
 
 
 _X = TensorArgument("x", REAL, ("batch", "dim", "seqlen"))
-WEIGHT = TensorArgument("weight", REAL, _check_weight, dims=("dim", "width"))
+WEIGHT = TensorArgument("weight", REAL, ("dim", "width"))
 BIAS = TensorArgument("bias", REAL, ("dim",), optional=True)
 _SEQ_IDX = TensorArgument("seq_idx", INTEGER, ("batch", "seqlen"), optional=True)
 _INITIAL_STATES = TensorArgument("initial_states", REAL, _STATES, optional=True)
@@ -90,19 +71,15 @@ _CAUSAL_CONV1D = Operator(
 )
 
 
-def _check_pool(name: str, tensor: Tensor, call: Call) -> None:
-    check_pool(name, tensor, call, ("dim", "width-1"))
-
-
 _PREFILL = Operator(
     "causal_conv1d_prefill",
     Table(
         _X,
         WEIGHT,
-        TensorArgument("conv_states", REAL, _check_pool, is_changed=True),
+        TensorArgument("conv_states", REAL, pool_of("dim", "width-1"), is_changed=True),
         BIAS,
         ACTIVATION,
-        TensorArgument("cu_seqlens", INTEGER, check_cu_seqlens),
+        replace(CU_SEQLENS, optional=False),
         *SLOTS,
         anchor="x",
     ),
@@ -212,7 +189,7 @@ def causal_conv1d_ref(
             *(return_final_states, activation, final_states_out, backend),
         )
     )
-    dtype, history = call.compute_dtype, call.sizes["width-1"]
+    dtype, history = call.compute_dtype, call.sizes["width"] - 1
     (batch, dim, seqlen), sequences = x.shape, call.sizes["sequences"]
     states = x.new_zeros(sequences, dim, history) if initial_states is None else initial_states
     # One more, of zeros, for steps of no sequence.

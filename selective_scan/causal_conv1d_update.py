@@ -5,43 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import (
-    INTEGER,
-    REAL,
-    BackendName,
-    Call,
-    Number,
-    Table,
-    TensorArgument,
-    check_dims,
-    fail,
-)
+from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
 from ._result import Result
+from ._table import BackendName, DtypeOf, Number, Shape, Table, TensorArgument
 from .causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 
 
-def _check_steps(name: str, tensor: Tensor, call: Call) -> None:
-    if tensor.dim() not in (2, 3):
-        fail(f"{name} must be (batch, dim) or (batch, dim, steps), got {tuple(tensor.shape)}")
-    check_dims(name, tensor, ("batch", "dim", "steps")[: tensor.dim()], call.sizes)
-
-
-def _check_conv_state(name: str, tensor: Tensor, call: Call) -> None:
-    # Without indices every row has the slot of its own number.
-    rows = "slots" if "conv_state_indices" in call.tensors else "batch"
-    check_dims(name, tensor, (rows, "dim", "state_len"), call.sizes)
-
-
-def _check_out(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("batch", "dim", "steps")[: call["x"].dim()], call.sizes)
+def _check_history(call: Call) -> None:
+    history, state = call.sizes["width"] - 1, call["conv_state"]
+    if call.sizes["state_len"] < history:
+        wanted = f"at least width-1 = {history}"
+        fail(f"conv_state must have state_len of {wanted}, got {tuple(state.shape)}")
 
 
 _CAUSAL_CONV1D_UPDATE = Operator(
     "causal_conv1d_update",
     Table(
-        TensorArgument("x", REAL, _check_steps),
-        TensorArgument("conv_state", REAL, _check_conv_state, is_changed=True),
+        TensorArgument("x", REAL, Shape((("batch", "dim"), ("batch", "dim", "steps")))),
+        TensorArgument(
+            "conv_state",
+            REAL,
+            # Without indices every row has the slot of its own number.
+            Shape(
+                (("slots", "dim", "state_len"),),
+                where="conv_state_indices",
+                otherwise=(("batch", "dim", "state_len"),),
+            ),
+            is_changed=True,
+        ),
         WEIGHT,
         BIAS,
         ACTIVATION,
@@ -49,13 +41,10 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         TensorArgument("conv_state_indices", INTEGER, ("batch",), optional=True),
         Number("pad_slot_id", -1),
         TensorArgument(
-            "out",
-            lambda _, call: ((call["x"].dtype,), ""),
-            _check_out,
-            optional=True,
-            is_changed=True,
+            "out", DtypeOf("x"), ("batch", "dim", "steps?"), optional=True, is_changed=True
         ),
         anchor="x",
+        relations=_check_history,
     ),
     results=[
         Result(
@@ -100,7 +89,7 @@ def causal_conv1d_update_ref(
     """
     options = (activation, cache_seqlens, conv_state_indices, pad_slot_id, out)
     call = _CAUSAL_CONV1D_UPDATE.check((x, conv_state, weight, bias, *options, backend))
-    dtype, history = call.compute_dtype, call.sizes["width-1"]
+    dtype, history = call.compute_dtype, call.sizes["width"] - 1
     slots, _, state_len = conv_state.shape
     new = x.unsqueeze(-1) if x.dim() == 2 else x
     batch, dim, steps = new.shape

@@ -7,27 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    CU_SEQLENS,
-    ELLIPSIS,
-    HALF,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    BackendName,
-    BroadcastableTo,
-    Call,
-    Dtypes,
-    Option,
-    Table,
-    TensorArgument,
-    check_dims,
-    fail,
-    state_dtypes,
-)
+from ._checks import COMPLEX, ELLIPSIS, HALF, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
 from ._operator import Operator
 from ._packed import PackedSequences
 from ._result import Result
+from ._table import (
+    CU_SEQLENS,
+    STATE_DTYPES,
+    BackendName,
+    BroadcastableTo,
+    Option,
+    Table,
+    TensorArgument,
+)
 
 
 def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:
@@ -67,7 +59,7 @@ def _arguments(b: str, *options: Option) -> Table:
     return Table(
         TensorArgument("a", _dtypes_beside(b), BroadcastableTo(b)),
         TensorArgument(b, _dtypes_beside("a"), _check_steps, dims=_SEQUENCE),
-        TensorArgument("initial_state", state_dtypes, _check_state, True, dims=_ROWS),
+        TensorArgument("initial_state", STATE_DTYPES, _check_state, True, dims=_ROWS),
         *options,
         CU_SEQLENS,
         anchor=b,

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import BackendName
 from ._discretization import DISCRETIZATIONS, Method, step_size
 from ._matrix_scan import operator_for
 from ._packed import PackedSequences
 from ._pytorch import are_transforms_active
+from ._table import BackendName
 from ._typing import typed_as
 
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _library, _pytorch
-from ._checks import BackendName
 from ._discretization import Method, poles
 from ._mamba_inner import rms_norm
 from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
+from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    INTEGER,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    BackendName,
-    Call,
-    Number,
-    Option,
-    Table,
-    TensorArgument,
-    check_cu_seqlens,
-    check_dims,
-    check_groups,
-    dtype_of_anchor,
-    fail,
-    real_or_complex,
-)
+from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE, Call, fail
 from ._discretization import METHODS, Method
 from ._operator import Operator
 from ._result import Result
-from ._selective_scan import projection_dtypes, scan_flops
-from ._state_slots import SLOTS, boundaries_of, check_pool, first_states, slot_of, slots_of
+from ._selective_scan import scan_flops
+from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slot_of, slots_of
+from ._table import (
+    PROJECTION_DTYPES,
+    REAL_OR_COMPLEX,
+    BackendName,
+    DtypeOf,
+    Number,
+    Option,
+    Shape,
+    Table,
+    TensorArgument,
+)
 from .functional import selective_scan_ref
 
 _SEQUENCE = ("dim", "total")
@@ -35,27 +29,7 @@ _POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
 
-def _check_u(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, _SEQUENCE, call.sizes)
-    call.sizes["batch"] = 1  # of packed sequences
-
-
-def _check_states(name: str, tensor: Tensor, call: Call) -> None:
-    check_pool(name, tensor, call, _POLES)
-
-
-def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
-    sizes = call.sizes.copy()
-    if tensor.dim() == len(_POLES):
-        return check_dims(name, tensor, _POLES, sizes)
-    if tensor.dim() != 3:
-        fail(f"{name} must be (dim, dstate) or (groups, dstate, total), got {tuple(tensor.shape)}")
-    steps = "total"
-    if call.is_complex and not tensor.is_complex():
-        steps = "2*total"
-        sizes[steps] = 2 * sizes["total"]
-    check_dims(name, tensor, ("groups", "dstate", steps), sizes)
-    check_groups(name, tensor.shape[0], "dim", call)
+_PROJECTION = Shape((_POLES, ("groups", "dstate", "total")), two_of="total", divided=("dim",))
 
 
 def _check_checkpoints(call: Call) -> None:
@@ -69,22 +43,22 @@ def _check_checkpoints(call: Call) -> None:
 _PREFILL = Operator(
     "selective_scan_prefill",
     Table(
-        TensorArgument("u", REAL, _check_u),
-        TensorArgument("states", real_or_complex, _check_states, is_changed=True),
+        TensorArgument("u", REAL, _SEQUENCE),
+        TensorArgument("states", REAL_OR_COMPLEX, pool_of(*_POLES), is_changed=True),
         TensorArgument("delta", REAL, _SEQUENCE),
         TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
-        TensorArgument("B", projection_dtypes, _check_projection),
-        TensorArgument("C", projection_dtypes, _check_projection),
+        TensorArgument("B", PROJECTION_DTYPES, _PROJECTION),
+        TensorArgument("C", PROJECTION_DTYPES, _PROJECTION),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("z", REAL, _SEQUENCE, optional=True),
         TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
         Option("delta_softplus"),
-        TensorArgument("cu_seqlens", INTEGER, check_cu_seqlens),
+        TensorArgument("cu_seqlens", INTEGER, ("sequences+1",)),
         *SLOTS,
         Number("checkpoint_every", 0, low=0),
         TensorArgument("first_position", INTEGER, ("sequences",), optional=True),
         TensorArgument("checkpoint_slots", INTEGER, ("sequences", "checkpoints"), optional=True),
-        TensorArgument("out", dtype_of_anchor, _SEQUENCE, optional=True, is_changed=True),
+        TensorArgument("out", DtypeOf("u"), _SEQUENCE, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
         anchor="u",
         complex_by=("A",),

@@ -2,103 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    INTEGER,
-    REAL,
-    SINGLE_OR_DOUBLE,
-    BackendName,
-    Call,
-    Dtypes,
-    Number,
-    Option,
-    Table,
-    TensorArgument,
-    check_dims,
-    check_groups,
-    dtype_of_anchor,
-    fail,
-    real_or_complex,
-)
+from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE, fail
 from ._discretization import DISCRETIZATIONS, METHODS, Method, poles, step_size
 from ._operator import Operator
 from ._result import Result
 from ._selective_scan import scan_flops
+from ._table import (
+    REAL_OR_COMPLEX,
+    BackendName,
+    Case,
+    Cases,
+    DtypeOf,
+    Number,
+    Option,
+    Shape,
+    Table,
+    TensorArgument,
+)
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """These dimensions, but for heads and steps that the call does not have."""
-
-    dims: tuple[str, ...]
-
-    def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
-        check_dims(name, tensor, _present(self.dims, call), call.sizes)
-
-
-def _present(dims: tuple[str, ...], call: Call) -> tuple[str, ...]:
-    return tuple(dim for dim in dims if dim not in ("heads", "steps") or dim in call.sizes)
-
-
-def _text(dims: tuple[str, ...]) -> str:
-    return f"({', '.join(dims)})"
-
-
-_ROWS = _Shape(("batch", "steps", "heads", "dim"))
-_CHANNELS = _Shape(("heads", "dim"))
-_POLES = _Shape(("heads", "dim", "dstate"))
-
-
-def _check_state(name: str, tensor: Tensor, call: Call) -> None:
-    plain, of_heads = ("slots", "dim", "dstate"), ("slots", "heads", "dim", "dstate")
-    if tensor.dim() not in (3, 4):
-        fail(f"{name} must be {_text(plain)} or {_text(of_heads)}, got {tuple(tensor.shape)}")
-    check_dims(name, tensor, plain if tensor.dim() == 3 else of_heads, call.sizes)
-
-
-def _check_x(name: str, tensor: Tensor, call: Call) -> None:
-    of_steps = tuple(dim for dim in _ROWS.dims if dim != "heads" or dim in call.sizes)
-    of_one = tuple(dim for dim in of_steps if dim != "steps")
-    if tensor.dim() not in (len(of_one), len(of_steps)):
-        fail(f"{name} must be {_text(of_one)} or {_text(of_steps)}, got {tuple(tensor.shape)}")
-    if "state_batch_indices" not in call.tensors:
-        # Every row has the slot of its own number.
-        call.sizes["batch"] = call.sizes["slots"]
-    check_dims(name, tensor, of_one if tensor.dim() == len(of_one) else of_steps, call.sizes)
-
-
-def _check_projection(name: str, tensor: Tensor, call: Call) -> None:
-    of_all = _present(("batch", "steps", "dstate"), call)
-    of_groups = (*of_all[:-1], "groups", "dstate")
-    sizes = call.sizes.copy()
-    if tensor.dim() == len(of_all):
-        groups = 1
-        check_dims(name, tensor, of_all, sizes)
-    elif tensor.dim() == len(of_groups):
-        groups = tensor.shape[-2]
-        check_dims(name, tensor, of_groups, sizes)
-    else:
-        fail(f"{name} must be {_text(of_all)} or {_text(of_groups)}, got {tuple(tensor.shape)}")
-    check_groups(name, groups, "heads" if "heads" in sizes else "dim", call)
-
-
-def _check_destinations(name: str, tensor: Tensor, call: Call) -> None:
-    if tensor.dim() not in (1, 2):
-        fail(f"{name} must be (batch,) or (batch, steps), got {tuple(tensor.shape)}")
-    sizes = {"steps": 1, **call.sizes}  # a call without steps has one
-    check_dims(name, tensor, ("batch", "steps")[: tensor.dim()], sizes)
-
-
-def _pole_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    return (REAL if call.options.get("A_is_log") else (*SINGLE_OR_DOUBLE, *COMPLEX)), ""
+_ROWS = Shape((("batch", "steps?", "heads?", "dim"),))
+_CHANNELS = Shape((("heads?", "dim"),))
+_POLES = Shape((("heads?", "dim", "dstate"),))
+_PROJECTION = Shape(
+    (("batch", "steps?", "dstate"), ("batch", "steps?", "groups", "dstate")),
+    divided=("heads", "dim"),
+)
+_STATE = Shape((("slots", "dim", "dstate"), ("slots", "heads", "dim", "dstate")))
+_X = Shape((("batch", "heads?", "dim"), ("batch", "steps", "heads?", "dim")))
+_DESTINATIONS = Shape((("batch",), ("batch", "steps")), one="steps")
+_POLE_DTYPES = Cases((Case(REAL, given="A_is_log"), Case((*SINGLE_OR_DOUBLE, *COMPLEX))))
 
 
 # --- the operator ---------------------------------------------------------------------------------
@@ -106,24 +45,26 @@ def _pole_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
 
 def _arguments(*more: Option) -> Table:
     return Table(
-        TensorArgument("state", real_or_complex, _check_state, is_changed=True),
-        TensorArgument("x", REAL, _check_x),
+        TensorArgument("state", REAL_OR_COMPLEX, _STATE, is_changed=True),
+        TensorArgument("x", REAL, _X),
         TensorArgument("dt", REAL, _ROWS),
-        TensorArgument("A", _pole_dtypes, _POLES),
-        TensorArgument("B", real_or_complex, _check_projection),
-        TensorArgument("C", real_or_complex, _check_projection),
+        TensorArgument("A", _POLE_DTYPES, _POLES),
+        TensorArgument("B", REAL_OR_COMPLEX, _PROJECTION),
+        TensorArgument("C", REAL_OR_COMPLEX, _PROJECTION),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
         TensorArgument("z", REAL, _ROWS, optional=True),
         TensorArgument("dt_bias", REAL, _CHANNELS, optional=True),
         Option("dt_softplus"),
         TensorArgument("state_batch_indices", INTEGER, ("batch",), optional=True),
-        TensorArgument("dst_state_batch_indices", INTEGER, _check_destinations, optional=True),
+        TensorArgument("dst_state_batch_indices", INTEGER, _DESTINATIONS, optional=True),
         Number("pad_slot_id", -1),
-        TensorArgument("out", dtype_of_anchor, _ROWS, optional=True, is_changed=True),
+        TensorArgument("out", DtypeOf("x"), _ROWS, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
         *more,
         anchor="x",
         complex_by=("A",),
+        # Every row has the slot of its own number.
+        equal_sizes={"state_batch_indices": ("batch", "slots")},
     )
 
 

@@ -7,24 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ._checks import (
-    COMPLEX,
-    REAL,
-    SINGLE_OR_DOUBLE,
+from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, check_dims, fail
+from ._discretization import METHODS, Method
+from ._table import (
+    REAL_OR_COMPLEX,
     BackendName,
-    Call,
     Option,
     Table,
     TensorArgument,
     TensorList,
     check_backend,
-    check_dims,
-    fail,
-    real_or_complex,
 )
-from ._discretization import METHODS, Method
-from .functional import selective_scan_fn
-from .reference import selective_scan_ref
+from .functional import selective_scan_fn, selective_scan_ref
 
 DIRECTIONS = 4
 """Rows, columns, rows from the end, columns from the end."""
@@ -233,8 +227,8 @@ _ARGUMENTS = Table(
     TensorArgument("x", REAL, _check_map),
     TensorList("delta", REAL, _check_map),
     TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _of_directions("dim", "dstate")),
-    TensorList("B", real_or_complex, _check_projection),
-    TensorList("C", real_or_complex, _check_projection),
+    TensorList("B", REAL_OR_COMPLEX, _check_projection),
+    TensorList("C", REAL_OR_COMPLEX, _check_projection),
     TensorArgument("D", REAL, _of_directions("dim"), optional=True),
     TensorArgument("delta_bias", REAL, _of_directions("dim"), optional=True),
     Option("delta_softplus"),

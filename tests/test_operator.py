@@ -10,10 +10,11 @@ import problem
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 from selective_scan import _pytorch
-from selective_scan._checks import INTEGER, REAL, Option, Table, TensorArgument
+from selective_scan._checks import INTEGER, REAL
 from selective_scan._operator import Operator
 from selective_scan._result import Result
 from selective_scan._selective_scan import SELECTIVE_SCAN
+from selective_scan._table import Option, Table, TensorArgument
 from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
 from selective_scan.diagonal_scan import _DIAGONAL_SCAN
 

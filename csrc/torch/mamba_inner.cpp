@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "argument_tables.h"
 #include "dispatcher.h"
 
 namespace selective_scan::op {
@@ -72,43 +73,6 @@ ScalarType at_least_single(ScalarType dtype) {
 
 // --- arguments --------------------------------------------------------------------------------
 
-/// Calls visit(name, tensor) for every tensor that is there, in schema order.
-template <class Visit>
-void for_each_tensor(const LayerArguments& args, const Visit& visit) {
-  const auto visit_optional = [&](const char* name, const OptionalTensor& tensor) {
-    if (tensor) visit(name, *tensor);
-  };
-  visit("xz", args.xz);
-  visit_optional("in_proj_weight", args.in_proj_weight);
-  visit_optional("in_proj_bias", args.in_proj_bias);
-  visit("conv1d_weight", args.conv1d_weight);
-  visit_optional("conv1d_bias", args.conv1d_bias);
-  visit("x_proj_weight", args.x_proj_weight);
-  visit("delta_proj_weight", args.delta_proj_weight);
-  visit("out_proj_weight", args.out_proj_weight);
-  visit_optional("out_proj_bias", args.out_proj_bias);
-  visit("A", args.A);
-  visit_optional("D", args.D);
-  visit_optional("delta_bias", args.delta_bias);
-  visit_optional("cu_seqlens", args.cu_seqlens);
-  visit_optional("residual", args.residual);
-}
-
-void check_dtypes(const LayerArguments& args) {
-  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    if (&tensor == &args.A && !args.in_proj_weight) {
-      check_dtype(name, tensor,
-                  {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat,
-                   ScalarType::ComplexDouble});
-      if (is_complex_dtype(dtype_of(tensor))) fail("A must be real in a plain layer");
-    } else if (args.cu_seqlens && &tensor == &*args.cu_seqlens) {
-      check_dtype(name, tensor, kIndexDtypes);
-    } else {
-      check_dtype(name, tensor, kRealDtypes);
-    }
-  });
-}
-
 /// Weights and biases as the matrix products take them.
 struct ProductWeights {
   OptionalTensor in_proj, in_proj_bias;
@@ -132,12 +96,7 @@ struct Layer {
   /// What is in `kept` is not made again.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
     check_options();
-    for_each_tensor(args, check_dense);
-    for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-      check_same_device(name, tensor, "xz", args.xz);
-    });
-    check_dtypes(args);
-    check_shapes();
+    check_tensors();
     const ScalarType given = dtype_of(args.xz);
     dtype = given == ScalarType::Double ? given : args.autocast_dtype.value_or(given);
     if (args.residual) check_residual(*args.residual);
@@ -234,57 +193,32 @@ struct Layer {
     }
   }
 
-  void check_shapes() {
-    check_input();
-    const Dim channels{"dim", dim};
-    check_shape("conv1d_weight", args.conv1d_weight, {channels, {"1", 1}, {"width"}});
-    if (const int64_t width = args.conv1d_weight.size(2); width < 1 || width > kMaxConvWidth) {
-      fail("conv1d_weight must have width of 1 to ", kMaxConvWidth, ", got ",
-           shape_text(args.conv1d_weight));
-    }
-    if (args.conv1d_bias) check_shape("conv1d_bias", *args.conv1d_bias, {channels});
-    check_shape("x_proj_weight", args.x_proj_weight, {{"projected"}, channels});
-    check_shape("delta_proj_weight", args.delta_proj_weight, {channels, {"dt_rank"}});
-    rank = args.delta_proj_weight.size(1);
-    check_shape("out_proj_weight", args.out_proj_weight, {{"d_model"}, channels});
-    d_model = args.out_proj_weight.size(0);
-    if (args.out_proj_bias) {
-      check_shape("out_proj_bias", *args.out_proj_bias, {{"d_model", d_model}});
-    }
-    check_shape("A", args.A, {channels, {"dstate"}});
-    dstate = args.A.size(1);
-    if (dstate < 1) fail("A must have dstate of at least 1, got ", shape_text(args.A));
-    if (args.D) check_shape("D", *args.D, {channels});
-    if (args.delta_bias) check_shape("delta_bias", *args.delta_bias, {channels});
-    if (args.cu_seqlens) packed_sequences(*args.cu_seqlens, "xz", args.xz);
+  void check_tensors() {
+    CheckedCall call(tables::kPlainMambaInner, {.is_given = args.in_proj_weight.has_value()},
+                     args.xz, args.in_proj_weight, args.in_proj_bias, args.conv1d_weight,
+                     args.conv1d_bias, args.x_proj_weight, args.delta_proj_weight,
+                     args.out_proj_weight, args.out_proj_bias, args.A, args.D, args.delta_bias,
+                     args.cu_seqlens, args.residual);
+    call.check_shapes([&](const Tensor& tensor) {
+      if (&tensor == &args.A && is_complex_dtype(dtype_of(tensor))) {
+        fail("A must be real in a plain layer");
+      }
+    });
+    batch = call[tables::kBatch];
+    seqlen = call[tables::kSeqlen];
+    dim = call[tables::kDim];
+    dstate = call[tables::kDstate];
+    rank = call[tables::kDtRank];
+    d_model = call[tables::kDModel];
     check_shape("x_proj_weight", args.x_proj_weight,
-                {{"dt_rank+dstate+dstate", projected()}, channels});
-  }
-
-  void check_input() {
-    const Tensor& xz = args.xz;
-    const OptionalTensor& weight = args.in_proj_weight;
-    if (weight) {
-      check_shape("xz", xz, {{"batch"}, {"seqlen"}, {"d_input"}});
-      check_shape("in_proj_weight", *weight, {{"2*dim"}, {"d_input", xz.size(2)}});
-    } else {
-      check_shape("xz", xz, {{"batch"}, {"2*dim"}, {"seqlen"}});
-    }
-    const int64_t channels = weight ? weight->size(0) : xz.size(1);
-    if (channels % 2 != 0) {
-      fail(weight ? "in_proj_weight" : "xz", " must have an even number of channels, got ",
-           shape_text(weight ? *weight : xz));
-    }
-    if (args.in_proj_bias) check_shape("in_proj_bias", *args.in_proj_bias, {{"2*dim", channels}});
-    batch = xz.size(0);
-    seqlen = xz.size(weight ? 1 : 2);
-    dim = channels / 2;
+                {{"dt_rank+dstate+dstate", projected()}, {"dim", dim}});
   }
 
   void check_out_shape(const char* name, const Tensor& tensor) const {
     check_shape(name, tensor, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
   }
 
+  /// It must not be less precise than out would be without it.
   void check_residual(const Tensor& residual) const {
     const ScalarType single = at_least_single(dtype);
     if (dtype == single) {
@@ -292,7 +226,6 @@ struct Layer {
     } else {
       check_dtype("residual", residual, {dtype, single});
     }
-    check_out_shape("residual", residual);
   }
 
   /// Rows that the backward pass is given.

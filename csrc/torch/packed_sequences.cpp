@@ -13,20 +13,18 @@ IndexArray index_view(const Tensor& tensor) {
 }
 
 PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total) {
-  check_shape("cu_seqlens", cu_seqlens, {{"sequences+1"}});
-  const int64_t count = cu_seqlens.size(0) - 1;
-  if (count < 0) {
-    fail("cu_seqlens must have sequences+1 of at least 1, got ", shape_text(cu_seqlens));
-  }
-  return {index_view(cu_seqlens), count, total};
+  return {index_view(cu_seqlens), cu_seqlens.size(0) - 1, total};
 }
 
 PackedSequences packed_sequences(const Tensor& cu_seqlens, const char* name, const Tensor& packed) {
-  const PackedSequences sequences = packed_sequences(cu_seqlens, packed.size(packed.dim() - 1));
+  check_shape("cu_seqlens", cu_seqlens, {{"sequences+1"}});
+  if (cu_seqlens.size(0) == 0) {
+    fail("cu_seqlens must have sequences+1 of at least 1, got ", shape_text(cu_seqlens));
+  }
   if (packed.size(0) != 1) {
     fail(name, " must have batch of 1 where cu_seqlens is given, got ", shape_text(packed));
   }
-  return sequences;
+  return packed_sequences(cu_seqlens, packed.size(packed.dim() - 1));
 }
 
 void check_boundaries(const PackedSequences& packed) {

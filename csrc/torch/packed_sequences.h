@@ -11,9 +11,9 @@ constexpr std::initializer_list<ScalarType> kIndexDtypes = {ScalarType::Int, Sca
 /// (batch, seqlen), or an index for each sequence
 IndexArray index_view(const Tensor& tensor);
 
-/// Checks the shape of cu_seqlens, the boundaries of sequences in `total` steps.
+/// The sequences in `total` steps whose boundaries are cu_seqlens, which were checked.
 PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total);
-/// The same, where `packed`, called `name`, is (batch, dim, seqlen).
+/// The same of those in `packed`, called `name`, (batch, ..., seqlen); checks their shapes.
 PackedSequences packed_sequences(const Tensor& cu_seqlens, const char* name, const Tensor& packed);
 
 /// Refuses boundaries that do not rise; they must be the host's to read.

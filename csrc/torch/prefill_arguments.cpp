@@ -1,111 +1,10 @@
 #include "prefill_arguments.h"
 
-#include "scan_arguments.h"
+#include "argument_tables.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
 namespace {
-
-/// Calls visit(name, tensor) for every tensor that is there, in schema order.
-template <class Visit>
-void for_each_tensor(const PrefillArguments& args, const Visit& visit) {
-  visit("u", args.u);
-  visit("states", args.states);
-  visit("delta", args.delta);
-  visit("A", args.A);
-  visit("B", args.B);
-  visit("C", args.C);
-  if (args.D) visit("D", *args.D);
-  if (args.z) visit("z", *args.z);
-  if (args.delta_bias) visit("delta_bias", *args.delta_bias);
-  visit("cu_seqlens", args.cu_seqlens);
-  if (args.cache_indices) visit("cache_indices", *args.cache_indices);
-  if (args.has_initial_state) visit("has_initial_state", *args.has_initial_state);
-  if (args.first_position) visit("first_position", *args.first_position);
-  if (args.checkpoint_slots) visit("checkpoint_slots", *args.checkpoint_slots);
-  if (args.out) visit("out", *args.out);
-}
-
-void check_dtypes(const PrefillArguments& args, bool is_complex) {
-  check_dtype("u", args.u, kRealDtypes);
-  if (is_complex) {
-    check_dtype("states", args.states, {ScalarType::ComplexFloat, ScalarType::ComplexDouble},
-                " (complex A)");
-  } else {
-    check_dtype("states", args.states, kRealDtypes);
-  }
-  check_dtype("delta", args.delta, kRealDtypes);
-  check_dtype(
-      "A", args.A,
-      {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble});
-  check_projection_dtype("B", args.B, is_complex);
-  check_projection_dtype("C", args.C, is_complex);
-  if (args.D) check_dtype("D", *args.D, kRealDtypes);
-  if (args.z) check_dtype("z", *args.z, kRealDtypes);
-  if (args.delta_bias) check_dtype("delta_bias", *args.delta_bias, kRealDtypes);
-  check_dtype("cu_seqlens", args.cu_seqlens, kIndexDtypes);
-  check_slot_dtypes(args.cache_indices, args.has_initial_state);
-  if (args.first_position) check_dtype("first_position", *args.first_position, kIndexDtypes);
-  if (args.checkpoint_slots) check_dtype("checkpoint_slots", *args.checkpoint_slots, kIndexDtypes);
-  if (args.out) check_dtype("out", *args.out, {dtype_of(args.u)});
-}
-
-/// The number of groups, 0 for a constant B or C.
-int64_t groups_of(const char* name, const Tensor& tensor, const PrefillParams& params) {
-  const Dim dim{"dim", params.dim}, dstate{"dstate", params.dstate};
-  if (tensor.dim() == 2) {
-    check_shape(name, tensor, {dim, dstate});
-    return 0;
-  }
-  if (tensor.dim() != 3) {
-    fail(name, " must be (dim, dstate) or (groups, dstate, total), got ", shape_text(tensor));
-  }
-  const bool is_interleaved = params.is_complex && !is_complex_dtype(dtype_of(tensor));
-  const Dim steps =
-      is_interleaved ? Dim{"2*total", 2 * params.seqlen} : Dim{"total", params.seqlen};
-  check_shape(name, tensor, {{"groups"}, dstate, steps});
-  check_groups(name, tensor.size(0), dim);
-  return tensor.size(0);
-}
-
-void check_shapes(const PrefillArguments& args, PrefillParams& params, int64_t max_dstate) {
-  check_shape("u", args.u, {{"dim"}, {"total"}});
-  params.batch = 1;
-  params.dim = args.u.size(0);
-  params.seqlen = args.u.size(1);
-  params.packed = packed_sequences(args.cu_seqlens, params.seqlen);
-  const Dim dim{"dim", params.dim}, sequences{"sequences", params.packed.count};
-  const auto check_sequence = [&](const char* name, const Tensor& tensor) {
-    check_shape(name, tensor, {dim, {"total", params.seqlen}});
-  };
-
-  check_shape("states", args.states,
-              {args.cache_indices ? Dim{"slots"} : sequences, dim, {"dstate"}});
-  params.dstate = args.states.size(2);
-  if (params.dstate == 0)
-    fail("states must have dstate of at least 1, got ", shape_text(args.states));
-  if (max_dstate > 0 && params.dstate > max_dstate) {
-    fail("states must have dstate of at most ", max_dstate, " on ", device_name(args.states),
-         ", got ", shape_text(args.states));
-  }
-  check_sequence("delta", args.delta);
-  check_shape("A", args.A, {dim, {"dstate", params.dstate}});
-  const int64_t groups_of_B = groups_of("B", args.B, params);
-  const int64_t groups_of_C = groups_of("C", args.C, params);
-  params.variable_B = groups_of_B > 0;
-  params.variable_C = groups_of_C > 0;
-  params.groups = common_groups("B", groups_of_B, "C", groups_of_C);
-  if (args.D) check_shape("D", *args.D, {dim});
-  if (args.z) check_sequence("z", *args.z);
-  if (args.delta_bias) check_shape("delta_bias", *args.delta_bias, {dim});
-  check_slot_shapes(sequences, args.cache_indices, args.has_initial_state);
-  if (args.first_position) check_shape("first_position", *args.first_position, {sequences});
-  if (args.checkpoint_slots) {
-    check_shape("checkpoint_slots", *args.checkpoint_slots, {sequences, {"checkpoints"}});
-    params.columns = args.checkpoint_slots->size(1);
-  }
-  if (args.out) check_sequence("out", *args.out);
-}
 
 void check_options(const PrefillArguments& args) {
   const int64_t every = args.checkpoint_every;
@@ -153,17 +52,23 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
   params.method = args.method;
   params.delta_softplus = args.delta_softplus;
 
-  for_each_tensor(args, check_dense);
-  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    check_same_device(name, tensor, "u", args.u);
-    params.is_double = params.is_double || is_double_dtype(dtype_of(tensor));
-  });
-  params.is_complex = is_complex_dtype(dtype_of(args.A));
-  check_dtypes(args, params.is_complex);
-  check_shapes(args, params, max_dstate);
+  CheckedCall call(tables::kSelectiveScanPrefill, {max_dstate}, args.u, args.states, args.delta,
+                   args.A, args.B, args.C, args.D, args.z, args.delta_bias, args.cu_seqlens,
+                   args.cache_indices, args.has_initial_state, args.first_position,
+                   args.checkpoint_slots, args.out);
+  call.check_shapes();
   check_options(args);
-  check_changed("states", args.states);
-  if (args.out) check_changed("out", *args.out);
+  params.is_double = call.is_double();
+  params.is_complex = call.is_complex();
+  params.batch = 1;
+  params.dim = call[tables::kDim];
+  params.seqlen = call[tables::kTotal];
+  params.dstate = call[tables::kDstate];
+  params.groups = call.groups();
+  params.variable_B = args.B.dim() > 2;
+  params.variable_C = args.C.dim() > 2;
+  params.packed = packed_sequences(args.cu_seqlens, params.seqlen);
+  if (args.checkpoint_slots) params.columns = call[tables::kCheckpoints];
 
   params.u = prefill_view(args.u);
   params.delta = prefill_view(args.delta);

@@ -1,108 +1,24 @@
 #include "scan_arguments.h"
 
 #include "../core/method_table.h"
-#include "tensor_views.h"
+#include "argument_tables.h"
 
 namespace selective_scan::op {
 namespace {
-
-/// Calls visit(name, tensor) for every tensor that is there, in schema order.
-template <class Visit>
-void for_each_tensor(const ScanArguments& args, const Visit& visit) {
-  visit("u", args.u);
-  visit("delta", args.delta);
-  visit("A", args.A);
-  visit("B", args.B);
-  visit("C", args.C);
-  if (args.D) visit("D", *args.D);
-  if (args.z) visit("z", *args.z);
-  if (args.delta_bias) visit("delta_bias", *args.delta_bias);
-  if (args.initial_state) visit("initial_state", *args.initial_state);
-  if (args.cu_seqlens) visit("cu_seqlens", *args.cu_seqlens);
-}
 
 bool is_variable(const Tensor& projection) {
   return projection.dim() != 2;
 }
 
-void check_dtypes(const ScanArguments& args, bool is_complex) {
-  check_dtype("u", args.u, kRealDtypes);
-  check_dtype("delta", args.delta, kRealDtypes);
-  check_dtype(
-      "A", args.A,
-      {ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble});
-  check_projection_dtype("B", args.B, is_complex);
-  check_projection_dtype("C", args.C, is_complex);
-  if (args.D) check_dtype("D", *args.D, kRealDtypes);
-  if (args.z) check_dtype("z", *args.z, kRealDtypes);
-  if (args.delta_bias) check_dtype("delta_bias", *args.delta_bias, kRealDtypes);
-  if (args.initial_state && is_complex) {
-    check_dtype("initial_state", *args.initial_state,
-                {ScalarType::ComplexFloat, ScalarType::ComplexDouble});
-  } else if (args.initial_state) {
-    check_dtype("initial_state", *args.initial_state, {ScalarType::Float, ScalarType::Double});
+/// What the tables do not say: what goes with a matrix A, and with no other.
+void check_matrices(const ScanArguments& args, const Tensor& tensor) {
+  if (args.is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
+    fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
   }
-  if (args.cu_seqlens) check_dtype("cu_seqlens", *args.cu_seqlens, kIndexDtypes);
-}
-
-void check_A(const ScanArguments& args, const ScanParams& params) {
-  const Tensor& A = args.A;
-  if (!args.is_matrix_A) {
-    if (A.dim() == 3 && args.method != Method::kBilinear) {
-      fail("A of shape ", shape_text(A), " needs discretization_method bilinear, got '",
-           kMethodNames[static_cast<int>(args.method)], "'");
-    }
-    check_shape("A", A, {{"dim", params.dim}, {"dstate"}});
-    return;
-  }
-  check_shape("A", A, {{"dim", params.dim}, {"dstate"}, {"dstate"}});
-  if (A.size(1) != A.size(2)) {
-    fail("A must be (dim, dstate, dstate) = (", params.dim, ", *, *), got ", shape_text(A));
-  }
-}
-
-void check_shapes(const ScanArguments& args, ScanParams& params, int64_t max_dstate) {
-  check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
-  params.batch = args.u.size(0);
-  params.dim = args.u.size(1);
-  params.seqlen = args.u.size(2);
-  const auto check_sequence = [&](const char* name, const Tensor& tensor) {
-    check_shape(name, tensor,
-                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
-  };
-  const auto check_channels = [&](const char* name, const Tensor& tensor) {
-    check_shape(name, tensor, {{"dim", params.dim}});
-  };
-
-  check_sequence("delta", args.delta);
-  check_A(args, params);
-  params.dstate = args.A.size(1);
-  if (params.dstate == 0) fail("A must have dstate of at least 1, got ", shape_text(args.A));
-  if (max_dstate > 0 && params.dstate > max_dstate) {
-    fail("A must have dstate of at most ", max_dstate, " on ", device_name(args.A), ", got ",
-         shape_text(args.A));
-  }
-  const auto groups_of = [&](const char* name, const Tensor& tensor) {
-    const bool packed = params.is_complex && !is_complex_dtype(dtype_of(tensor));
-    const Dim steps = packed ? Dim{"2*seqlen", 2 * params.seqlen} : Dim{"seqlen", params.seqlen};
-    const Dim dim{"dim", params.dim}, dstate{"dstate", params.dstate};
-    return check_projection_shape(name, tensor, {dim, dstate}, {"batch", params.batch}, dim, dstate,
-                                  steps);
-  };
-  const int64_t groups_of_B = groups_of("B", args.B);
-  const int64_t groups_of_C = groups_of("C", args.C);
-  params.variable_B = groups_of_B > 0;
-  params.variable_C = groups_of_C > 0;
-  params.groups = common_groups("B", groups_of_B, "C", groups_of_C);
-  if (args.D) check_channels("D", *args.D);
-  if (args.z) check_sequence("z", *args.z);
-  if (args.delta_bias) check_channels("delta_bias", *args.delta_bias);
-  if (args.cu_seqlens) {
-    if (args.is_matrix_A) fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
-    params.packed = packed_sequences(*args.cu_seqlens, "u", args.u);
-    params.packed.reversed = args.reverse;
-  }
-  if (args.initial_state) check_state_shape("initial_state", *args.initial_state, params);
+  if (args.is_matrix_A || &tensor != &args.A || tensor.dim() != 3) return;
+  if (args.method == Method::kBilinear) return;
+  fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
+       kMethodNames[static_cast<int>(args.method)], "'");
 }
 
 /// A view whose strides count components: `stride(i)` is the tensor's i-th.
@@ -158,19 +74,6 @@ Method parse_method(const std::string& name) {
   }
   const std::string names = method_names([](Method) { return true; }, ", ");
   fail("discretization_method must be one of ", names, ", got '", name, "'");
-}
-
-void check_projection_dtype(const char* name, const Tensor& tensor, bool is_complex) {
-  if (!is_complex) {
-    check_dtype(name, tensor, kRealDtypes);
-  } else if (is_variable(tensor)) {
-    check_dtype(name, tensor,
-                {ScalarType::ComplexFloat, ScalarType::ComplexDouble, ScalarType::Float,
-                 ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
-  } else {
-    check_dtype(name, tensor, {ScalarType::ComplexFloat, ScalarType::ComplexDouble},
-                " (complex A, constant B and C)");
-  }
 }
 
 void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
@@ -242,14 +145,23 @@ ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
   params.method = args.method;
   params.delta_softplus = args.delta_softplus;
 
-  for_each_tensor(args, check_dense);
-  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    check_same_device(name, tensor, "u", args.u);
-    params.is_double = params.is_double || is_double_dtype(dtype_of(tensor));
-  });
-  params.is_complex = is_complex_dtype(dtype_of(args.A));
-  check_dtypes(args, params.is_complex);
-  check_shapes(args, params, max_dstate);
+  CheckedCall call(args.is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
+                   args.u, args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
+                   args.initial_state, args.cu_seqlens);
+  call.check_shapes([&](const Tensor& tensor) { check_matrices(args, tensor); });
+  params.is_double = call.is_double();
+  params.is_complex = call.is_complex();
+  params.batch = call[tables::kBatch];
+  params.dim = call[tables::kDim];
+  params.seqlen = call[tables::kSeqlen];
+  params.dstate = call[tables::kDstate];
+  params.groups = call.groups();
+  params.variable_B = is_variable(args.B);
+  params.variable_C = is_variable(args.C);
+  if (args.cu_seqlens) {
+    params.packed = packed_sequences(*args.cu_seqlens, params.seqlen);
+    params.packed.reversed = args.reverse;
+  }
 
   params.u = sequence_view(args.u, args.reverse);
   params.delta = sequence_view(args.delta, args.reverse);

@@ -40,9 +40,6 @@ Method parse_matrix_method(const std::string& name);
 /// `max_dstate` is the backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
 
-/// Checks the dtype of B or C, which are constant where they have two dimensions.
-void check_projection_dtype(const char* name, const Tensor& tensor, bool is_complex);
-
 /// Checks a tensor of one state for each sequence.
 void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params);
 

@@ -2,18 +2,6 @@
 
 namespace selective_scan::op {
 
-void check_slot_dtypes(const OptionalTensor& cache_indices,
-                       const OptionalTensor& has_initial_state) {
-  if (cache_indices) check_dtype("cache_indices", *cache_indices, kIndexDtypes);
-  if (has_initial_state) check_dtype("has_initial_state", *has_initial_state, {ScalarType::Bool});
-}
-
-void check_slot_shapes(Dim sequences, const OptionalTensor& cache_indices,
-                       const OptionalTensor& has_initial_state) {
-  if (cache_indices) check_shape("cache_indices", *cache_indices, {sequences});
-  if (has_initial_state) check_shape("has_initial_state", *has_initial_state, {sequences});
-}
-
 StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
   StateSlots slots;

@@ -7,11 +7,6 @@
 
 namespace selective_scan::op {
 
-void check_slot_dtypes(const OptionalTensor& cache_indices,
-                       const OptionalTensor& has_initial_state);
-void check_slot_shapes(Dim sequences, const OptionalTensor& cache_indices,
-                       const OptionalTensor& has_initial_state);
-
 /// With what these arguments say; the pool is still to be filled in.
 StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id);

@@ -224,7 +224,7 @@ StepCall make_step_call(const StepArguments& args) {
     if (!is_dense(tensor)) check_dense(entry_name(argument, entry).c_str(), tensor);
   });
   for_each_tensor(args, [&](size_t argument, size_t entry, const Tensor& tensor) {
-    if (are_on_one_device(tensor, args.hidden())) return;
+    if (place_of(tensor) == place_of(args.hidden())) return;
     check_same_device(entry_name(argument, entry).c_str(), tensor, "hidden", args.hidden());
   });
   check_dtypes(args);

@@ -24,7 +24,7 @@ std::string tuple_text(torch::headeronly::IntHeaderOnlyArrayRef entries) {
 }
 
 /// "a, b or c"
-std::string alternatives_text(std::initializer_list<ScalarType> dtypes) {
+std::string alternatives_text(std::span<const ScalarType> dtypes) {
   std::string text;
   size_t index = 0;
   for (ScalarType dtype : dtypes) {
@@ -137,13 +137,11 @@ bool is_dense(const Tensor& tensor) {
   return layout == aoti_torch_layout_strided();
 }
 
-bool are_on_one_device(const Tensor& a, const Tensor& b) {
-  int32_t type, index, other_type, other_index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(a.get(), &index));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(b.get(), &other_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(b.get(), &other_index));
-  return type == other_type && index == other_index;
+Place place_of(const Tensor& tensor) {
+  Place place;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &place.index));
+  return place;
 }
 
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
@@ -161,13 +159,13 @@ void check_dense(const char* name, const Tensor& tensor) {
 
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other) {
-  if (!are_on_one_device(tensor, other)) {
+  if (place_of(tensor) != place_of(other)) {
     fail(name, " must be on the device of ", other_name, ", ", device_name(other), ", got ",
          device_name(tensor));
   }
 }
 
-void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
+void check_dtype(const char* name, const Tensor& tensor, std::span<const ScalarType> allowed,
                  const char* remark) {
   const ScalarType dtype = dtype_of(tensor);
   if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
@@ -177,7 +175,10 @@ void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<S
 }
 
 void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
-  if (has_shape(tensor, dims)) return;
+  if (!has_shape(tensor, dims)) fail_on_shape(name, tensor, dims);
+}
+
+void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
   const std::string expected = tuple_text(
@@ -212,40 +213,11 @@ void check_given_gradient(const char* name, const Tensor& gradient, const char* 
   check_changed(name, gradient);
 }
 
-int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
-                               Dim dim, Dim dstate, Dim steps) {
-  const int64_t rank = tensor.dim();
-  if (rank == static_cast<int64_t>(constant.size())) {
-    check_shape(name, tensor, constant);
-    return 0;
-  }
-  if (rank == 3) {
-    check_shape(name, tensor, {batch, dstate, steps});
-    return 1;
-  }
-  if (rank != 4) {
-    fail(name, " must be ", dim_names(constant),
-         ", (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got ", shape_text(tensor));
-  }
-  check_shape(name, tensor, {batch, {"groups"}, dstate, steps});
-  check_groups(name, tensor.size(1), dim);
-  return tensor.size(1);
-}
-
 void check_groups(const char* name, int64_t groups, Dim divided) {
   if (groups == 0 || divided.size % groups != 0) {
     fail(name, " must have a number of groups that divides ", divided.name, " = ", divided.size,
          ", got ", groups);
   }
-}
-
-int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,
-                      int64_t groups_of_C) {
-  if (groups_of_B > 0 && groups_of_C > 0 && groups_of_B != groups_of_C) {
-    fail(name_of_C, " must have as many groups as ", name_of_B, ", ", groups_of_B, ", got ",
-         groups_of_C);
-  }
-  return groups_of_B > 0 ? groups_of_B : groups_of_C > 0 ? groups_of_C : 1;
 }
 
 }  // namespace selective_scan::op

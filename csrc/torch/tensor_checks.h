@@ -48,7 +48,12 @@ bool is_complex_dtype(ScalarType dtype);
 bool is_double_dtype(ScalarType dtype);
 
 bool is_dense(const Tensor& tensor);
-bool are_on_one_device(const Tensor& a, const Tensor& b);
+/// The device of a tensor.
+struct Place {
+  int32_t type, index;
+  bool operator==(const Place&) const = default;
+};
+Place place_of(const Tensor& tensor);
 /// Whether its sizes are these, as far as they are known.
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims);
 
@@ -56,8 +61,13 @@ void check_dense(const char* name, const Tensor& tensor);
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other);
 /// `remark` stands behind the list of allowed dtypes.
-void check_dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> allowed,
+void check_dtype(const char* name, const Tensor& tensor, std::span<const ScalarType> allowed,
                  const char* remark = "");
+inline void check_dtype(const char* name, const Tensor& tensor,
+                        std::initializer_list<ScalarType> allowed, const char* remark = "") {
+  check_dtype(name, tensor, std::span(allowed.begin(), allowed.size()), remark);
+}
+[[noreturn]] void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
 void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
 inline void check_shape(const char* name, const Tensor& tensor, Dims dims) {
   check_shape(name, tensor, std::span(dims.begin(), dims.size()));
@@ -71,15 +81,8 @@ void check_changed(const char* name, const Tensor& tensor);
 void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
                           const Tensor& input);
 
-/// Checks B or C: constant of shape `constant`, or with `steps`, (batch, dstate, steps) for all of
-/// dim or (batch, groups, dstate, steps). Returns the number of groups, 0 for a constant one.
-int64_t check_projection_shape(const char* name, const Tensor& tensor, Dims constant, Dim batch,
-                               Dim dim, Dim dstate, Dim steps);
 /// The groups of B or C share the dimension `divided`.
 void check_groups(const char* name, int64_t groups, Dim divided);
-/// The number of groups of two such, 1 where both are constant.
-int64_t common_groups(const char* name_of_B, int64_t groups_of_B, const char* name_of_C,
-                      int64_t groups_of_C);
 
 constexpr std::initializer_list<ScalarType> kRealDtypes = {
     ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double};

@@ -1,67 +1,9 @@
 #include "unitary_arguments.h"
 
+#include "argument_tables.h"
+
 namespace selective_scan::op {
 namespace {
-
-constexpr std::initializer_list<ScalarType> kComplexDtypes = {ScalarType::ComplexFloat,
-                                                              ScalarType::ComplexDouble};
-
-/// Calls visit(name, tensor) for every tensor that is there, in schema order.
-template <class Visit>
-void for_each_tensor(const UnitaryArguments& args, const Visit& visit) {
-  visit("u", args.u);
-  visit("dt", args.dt);
-  visit("x", args.x);
-  visit("x_bias", args.x_bias);
-  visit("b", args.b);
-  visit("c", args.c);
-  visit("D", args.D);
-  if (args.z) visit("z", *args.z);
-  if (args.initial_state) visit("initial_state", *args.initial_state);
-}
-
-void check_dtypes(const UnitaryArguments& args) {
-  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    const bool is_complex = &tensor == &args.b || &tensor == &args.c ||
-                            (args.initial_state && &tensor == &*args.initial_state);
-    check_dtype(name, tensor, is_complex ? kComplexDtypes : kRealDtypes);
-  });
-}
-
-void check_shapes(const UnitaryArguments& args, UnitaryScanParams& params, int64_t max_dstate) {
-  check_shape("u", args.u, {{"batch"}, {"dim"}, {"seqlen"}});
-  params.batch = args.u.size(0);
-  params.dim = args.u.size(1);
-  params.seqlen = args.u.size(2);
-  const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, steps{"seqlen", params.seqlen};
-
-  check_shape("dt", args.dt, {batch, dim, steps});
-  // The op also takes the blocks of a block-diagonal x, which are what a mapped x is.
-  const int64_t block = args.x.dim() == 3 ? args.x.size(2) : 0;
-  const bool is_in_blocks = block > 0 && params.dim % block == 0;
-  check_shape("x", args.x, {dim, {"dstate"}, is_in_blocks ? Dim{"block"} : dim});
-  params.dstate = args.x.size(1);
-  if (params.dstate == 0) fail("x must have dstate of at least 1, got ", shape_text(args.x));
-  if (max_dstate > 0 && params.dstate > max_dstate) {
-    fail("x must have dstate of at most ", max_dstate, " on ", device_name(args.x), ", got ",
-         shape_text(args.x));
-  }
-  const Dim dstate{"dstate", params.dstate};
-  check_shape("x_bias", args.x_bias, {dim, dstate});
-  const auto groups_of = [&](const char* name, const Tensor& tensor) {
-    return check_projection_shape(name, tensor, {dstate}, batch, dim, dstate, steps);
-  };
-  const int64_t groups_of_b = groups_of("b", args.b);
-  const int64_t groups_of_c = groups_of("c", args.c);
-  params.variable_b = groups_of_b > 0;
-  params.variable_c = groups_of_c > 0;
-  params.groups = common_groups("b", groups_of_b, "c", groups_of_c);
-  check_shape("D", args.D, {dim});
-  if (args.z) check_shape("z", *args.z, {batch, dim, steps});
-  if (args.initial_state) {
-    check_shape("initial_state", *args.initial_state, {batch, dim, dstate});
-  }
-}
 
 ArrayView view_of(const Tensor& tensor) {
   ArrayView view;
@@ -107,13 +49,17 @@ ArrayView unitary_state_view(const Tensor& tensor) {
 
 UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
   UnitaryScanParams params;
-  for_each_tensor(args, check_dense);
-  for_each_tensor(args, [&](const char* name, const Tensor& tensor) {
-    check_same_device(name, tensor, "u", args.u);
-    params.is_double = params.is_double || is_double_dtype(tensor.scalar_type());
-  });
-  check_dtypes(args);
-  check_shapes(args, params, max_dstate);
+  CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.u, args.dt, args.x, args.x_bias,
+                   args.b, args.c, args.D, args.z, args.initial_state);
+  call.check_shapes();
+  params.is_double = call.is_double();
+  params.batch = call[tables::kBatch];
+  params.dim = call[tables::kDim];
+  params.seqlen = call[tables::kSeqlen];
+  params.dstate = call[tables::kDstate];
+  params.groups = call.groups();
+  params.variable_b = args.b.dim() > 1;
+  params.variable_c = args.c.dim() > 1;
 
   params.u = unitary_sequence_view(args.u);
   params.dt = unitary_sequence_view(args.dt);

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import REAL, Option, Table, TensorArgument
+from .._checks import REAL
 from .._result import Kept, Result
+from .._table import Option, Table, TensorArgument
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
 

@@ -7,11 +7,11 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .._checks import Option, TensorArgument
 from .._discretization import METHODS, Method
 from .._operator import RETURN_LAST_STATE
 from .._result import Kept, Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
+from .._table import Option, TensorArgument
 from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
 from ._groups import DistributedOperator, Group, GroupName, name_of

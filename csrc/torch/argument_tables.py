@@ -1,0 +1,204 @@
+"""Writes the tables of operators' arguments in selective_scan/ as the header of C++'s checks.
+
+As a program, argument_tables.py PACKAGE HEADER: PACKAGE is a copy of selective_scan/ without
+libraries, since those that were built before may not have today's operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Constants in C++, by the modules of the operators and their names there.
+TABLES = {
+    "kSelectiveScan": ("_selective_scan", "SELECTIVE_SCAN"),
+    "kMatrixScan": ("_matrix_scan", "MATRIX_SCAN"),
+    "kSelectiveScanPrefill": ("selective_scan_prefill", "_PREFILL"),
+    "kSelectiveStateUpdate": ("selective_state_update", "_STATE_UPDATE"),
+    "kAdaptiveUnitaryScan": ("adaptive_unitary", "_ADAPTIVE_UNITARY_SCAN"),
+    "kPlainMambaInner": ("_mamba_operators", "PLAIN_MAMBA_INNER"),
+    "kCausalConv1d": ("causal_conv1d", "_CAUSAL_CONV1D"),
+    "kCausalConv1dPrefill": ("causal_conv1d", "_PREFILL"),
+    "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),
+}
+_SCALAR_TYPES = {
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+    "uint8": "Byte",
+}
+_MOST_SIZES = 24  # as in argument_table.h
+
+
+def write(folder: Path) -> Path:
+    """The folder to look for headers in."""
+    package = folder / "package" / "selective_scan"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "selective_scan", package, ignore=_ignore_all_but_sources)
+    header = folder / "argument_tables.h"
+    command = [sys.executable, __file__, str(package.parent), str(header)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def _ignore_all_but_sources(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not (name.endswith(".py") or Path(folder, name).is_dir())]
+
+
+class _Header:
+    """Sizes, dimensions and tables, as they are met."""
+
+    def __init__(self, checks, table) -> None:
+        self._checks, self._table = checks, table
+        self.sizes: dict[str, int] = {}
+        self.dims: dict[str, int] = {}
+        self._dim_rows: list[str] = []
+        self.tables: list[str] = []
+        self.dim("batch")
+        self.dim("dstate")
+        self.dim("groups")
+
+    def size(self, name: str) -> int:
+        return self.sizes.setdefault(name, len(self.sizes))
+
+    def dim(self, text: str | None) -> int:
+        if text is None:
+            return -1
+        if text not in self.dims:
+            name = text.rstrip("?")
+            terms, constant = self._checks.Expression.of(name)
+            pairs = [f"{{{self.size(size)}, {factor}}}" for size, factor in terms.items()]
+            pairs += ["{0, 0}"] * (2 - len(pairs))
+            least, most = (
+                -1 if it is None else it for it in self._checks.LIMITS.get(name, (-1, -1))
+            )
+            self.dims[text] = len(self.dims)
+            self._dim_rows.append(
+                f'{{"{name}", {{{{{", ".join(pairs)}}}}}, {constant}, {least}, {most}, '
+                f"{_flag(text != name)}}}"
+            )
+        return self.dims[text]
+
+    def add(self, constant: str, table) -> None:
+        places = {argument.name: place for place, argument in enumerate(table.tensors)}
+        rows = [self._argument(argument, places) for argument in table.tensors]
+        order = [places[argument.name] for argument in table.by_shape]
+        used = {dim for argument in table.tensors for dim in argument.dim_names}
+        equal = [
+            f"{{{places.get(without, -1)}, {self.size(size)}, {self.size(other)}}}"
+            for without, (size, other) in table.equal_sizes.items()
+            if size in used
+        ]
+        complex_by = sum(1 << places[name] for name in table.complex_by)
+        own = f"{constant}Rows", f"{constant}Order", f"{constant}Equal"
+        self.tables.append(
+            f"inline constexpr Argument {own[0]}[] = {{\n    {f',{chr(10)}    '.join(rows)}}};\n"
+            f"inline constexpr Index {own[1]}[] = {{{', '.join(map(str, order))}}};\n"
+            f"inline constexpr std::array<EqualSizes, {len(equal)}> {own[2]} = "
+            f"{{{'{' if equal else ''}{', '.join(equal)}{'}' if equal else ''}}};\n"
+            f"inline constexpr ArgumentTable {constant} = "
+            f"{{{', '.join(own)}, {places[table.anchor]}, {complex_by}u}};\n"
+        )
+
+    def _argument(self, argument, places: dict[str, int]) -> str:
+        dtypes, dtype_of, cases = argument.dtypes, -1, ()
+        if isinstance(dtypes, self._table.DtypeOf):
+            dtype_of = places[dtypes.other]
+        elif isinstance(dtypes, self._table.Cases):
+            cases = dtypes.cases
+        elif isinstance(dtypes, tuple):
+            cases = (self._table.Case(dtypes),)
+        text = ", ".join(map(self._case, cases)) or '{{{}}, -1, -1, -1, false, ""}'
+        return (
+            f'{{"{argument.name}", {{{{{text}}}}}, {dtype_of}, '
+            f"{self._shape(argument.shape, places)}, {_flag(argument.is_changed)}}}"
+        )
+
+    def _case(self, case) -> str:
+        names = [_SCALAR_TYPES[str(dtype).removeprefix("torch.")] for dtype in case.dtypes]
+        types = ", ".join(f"ScalarType::{name}" for name in names)
+        is_complex = -1 if case.is_complex is None else int(case.is_complex)
+        rank = -1 if case.rank is None else case.rank
+        return (
+            f"{{{{{{{types}}}}}, {len(names)}, {is_complex}, {rank}, "
+            f'{_flag(case.given is not None)}, "{case.remark}"}}'
+        )
+
+    def _shape(self, shape, places: dict[str, int]) -> str:
+        where = -1 if shape.where is None else places[shape.where]
+        block_of, one = (-1 if it is None else self.size(it) for it in (shape.block_of, shape.one))
+        doubled = None if shape.two_of is None else f"2*{shape.two_of}"
+        divided = [self.size(size) for size in shape.divided] + [-1, -1]
+        parts = [
+            f"{{{{{', '.join(map(self._alternative, shape.alternatives))}}}}}",
+            f"{{{{{', '.join(map(self._alternative, shape.otherwise))}}}}}",
+            *map(str, (len(shape.alternatives), where, block_of)),
+            *map(str, (self.dim(shape.two_of), self.dim(doubled))),
+            f"{{{{{divided[0]}, {divided[1]}}}}}",
+            _flag(shape.is_packed),
+            str(one),
+        ]
+        return f"{{{', '.join(parts)}}}"
+
+    def _alternative(self, dims: tuple[str, ...]) -> str:
+        return f"{{{{{{{', '.join(str(self.dim(dim)) for dim in dims)}}}}}, {len(dims)}}}"
+
+    def text(self) -> str:
+        assert len(self.sizes) <= _MOST_SIZES
+        constants = [
+            f"inline constexpr Index {_constant(name)} = {i};" for name, i in self.sizes.items()
+        ]
+        names = ", ".join(f'"{name}"' for name in self.sizes)
+        return "\n".join(
+            [
+                "// Written by csrc/torch/argument_tables.py.",
+                "#pragma once",
+                '#include "torch/argument_table.h"',
+                "namespace selective_scan::op {",
+                "namespace tables {",
+                *constants,
+                f"inline constexpr const char* kSizeNames[] = {{{names}}};",
+                f"inline constexpr Index kDimensionBatch = {self.dims['batch']};",
+                f"inline constexpr Index kDimensionGroups = {self.dims['groups']};",
+                "inline constexpr Dimension kDimensions[] = {\n    "
+                + ",\n    ".join(self._dim_rows)
+                + "};",
+                *self.tables,
+                "}  // namespace tables",
+                "}  // namespace selective_scan::op\n",
+            ]
+        )
+
+
+def _constant(size: str) -> str:
+    return "k" + "".join(word.capitalize() for word in size.split("_"))
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def main(package: str, header: str) -> None:
+    sys.path.insert(0, package)
+    modules = (importlib.import_module(f"selective_scan.{name}") for name in ("_checks", "_table"))
+    made = _Header(*modules)
+    for constant, (module, name) in TABLES.items():
+        operator = getattr(importlib.import_module(f"selective_scan.{module}"), name)
+        made.add(constant, operator.arguments)
+    target = Path(header)
+    if not target.exists() or target.read_text() != made.text():
+        target.write_text(made.text())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
