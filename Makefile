@@ -25,7 +25,9 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 # ninja, the linters and pytest of the environment come first, also for what they start themselves.
 export PATH := $(BIN):$(PATH)
 
-SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.py')
+# Modules with tables of arguments, which are compiled into the libraries.
+SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_table import' selective_scan/*.py)
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 

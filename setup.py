@@ -284,6 +284,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 self.build_temp = os.path.join("build", f"temp.{tag}")
             check_compiler()
             self._report()
+            self._write_argument_tables()
             self._forget_libraries_left_out()
             super().run()
 
@@ -293,9 +294,6 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 stop(f"csrc/{name[1:]} holds no sources; the source tree is incomplete.")
             version = define_string("SELECTIVE_SCAN_VERSION", self.distribution.get_version())
             ext.extra_compile_args["cxx"].append(version)
-            # Of both libraries, and found by csrc/torch's sources.
-            tables = argument_tables.write(Path(self.build_temp, "argument_tables"))
-            ext.include_dirs.append(str(tables.resolve()))
             shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
             try:
                 if name == "_cuda":
@@ -304,6 +302,12 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 super().build_extension(ext)
             finally:
                 self.build_temp = shared
+
+        def _write_argument_tables(self) -> None:
+            header = argument_tables.write(Path(self.build_temp, "argument_tables")).resolve()
+            for ext in self.extensions:
+                ext.include_dirs.append(str(header.parent))
+                ext.depends.append(str(header))
 
         def _write_instantiations(self) -> list[str]:
             folder = Path(self.build_temp, "instantiations")

@@ -46,7 +46,7 @@ class Expression(NamedTuple):
             if size.isdigit():
                 constant += int(sign + size)
             else:
-                terms[size] = terms.get(size, 0) + int(factor or 1)
+                terms[size] = terms.get(size, 0) + int(sign + (factor or "1"))
         return cls(terms, constant)
 
 

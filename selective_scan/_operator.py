@@ -49,7 +49,7 @@ class Operator:
             Table(
                 TensorArgument("a", REAL, ("batch", "dim", "seqlen")),
                 TensorArgument("b", REAL, ("batch", "dim", "seqlen")),
-                TensorArgument("initial_state", state_dtypes, ("batch", "dim"), optional=True),
+                TensorArgument("initial_state", STATE_DTYPES, ("batch", "dim"), optional=True),
                 Option("reverse"),
                 anchor="a",
             ),

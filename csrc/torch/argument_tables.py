@@ -41,14 +41,14 @@ _MOST_SIZES = 24  # as in argument_table.h
 
 
 def write(folder: Path) -> Path:
-    """The folder to look for headers in."""
+    """The header, which is left alone where it would not change."""
     package = folder / "package" / "selective_scan"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(ROOT / "selective_scan", package, ignore=_ignore_all_but_sources)
     header = folder / "argument_tables.h"
     command = [sys.executable, __file__, str(package.parent), str(header)]
     subprocess.run(command, check=True)
-    return folder
+    return header
 
 
 def _ignore_all_but_sources(folder: str, names: list[str]) -> list[str]:
