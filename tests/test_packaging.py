@@ -306,6 +306,15 @@ def test_instantiations_are_written_where_they_changed(setup, tmp_path):
     assert {path.stat().st_mtime_ns for path in others} == {0}
 
 
+def test_tables_of_arguments_are_written_where_they_changed(setup, tmp_path):
+    header = setup.argument_tables.write(tmp_path)
+    assert all(name in header.read_text() for name in setup.argument_tables.TABLES)
+    before = header.stat().st_mtime_ns
+    assert setup.argument_tables.write(tmp_path).stat().st_mtime_ns == before
+    header.write_text("")
+    assert "kSelectiveScan" in setup.argument_tables.write(tmp_path).read_text()
+
+
 def test_the_methods_that_share_kernels_are_those_of_the_launchers(setup):
     header = (ROOT / "csrc/core/discretization/method.h").read_text(encoding="utf-8")
     function = header[header.index("constexpr Method kernel_method") :]

@@ -77,6 +77,10 @@ struct ArgumentTable {
   uint32_t complex_by;  // a bit for each argument
 };
 
+/// One of so many arguments: a call must have as many.
+template <size_t kCount>
+struct TableOf : ArgumentTable {};
+
 /// The arguments of a call as they are checked, and what follows from them.
 class CheckedCall {
  public:
@@ -87,7 +91,8 @@ class CheckedCall {
 
   /// Checks layouts, devices and dtypes of the tensors, which are those of the table, in its order.
   template <class... Tensors>
-  CheckedCall(const ArgumentTable& table, const Limits& limits, const Tensors&... tensors)
+  CheckedCall(const TableOf<sizeof...(Tensors)>& table, const Limits& limits,
+              const Tensors&... tensors)
       : table_(table), limits_(limits), tensors_{pointer_to(tensors)...} {
     static_assert(sizeof...(Tensors) <= kMost);
     check_kinds();

@@ -106,8 +106,8 @@ class _Header:
             f"inline constexpr Index {own[1]}[] = {{{', '.join(map(str, order))}}};\n"
             f"inline constexpr std::array<EqualSizes, {len(equal)}> {own[2]} = "
             f"{{{'{' if equal else ''}{', '.join(equal)}{'}' if equal else ''}}};\n"
-            f"inline constexpr ArgumentTable {constant} = "
-            f"{{{', '.join(own)}, {places[table.anchor]}, {complex_by}u}};\n"
+            f"inline constexpr TableOf<{len(rows)}> {constant} = "
+            f"{{{{{', '.join(own)}, {places[table.anchor]}, {complex_by}u}}}};\n"
         )
 
     def _argument(self, argument, places: dict[str, int]) -> str:
