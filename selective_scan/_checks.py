@@ -1,7 +1,7 @@
 """What is checked of one tensor of a call, and what follows from all of them.
 
 csrc/torch checks the same in the same order, with the same sentences: tensor_checks.cpp one tensor,
-argument_table.cpp what tables say. These serve where that does not run: in the references and in
+checked_call.cpp what tables say. These serve where that does not run: in the references and in
 the fake kernels of torch.compile, and for what only Python can see.
 
 Sizes may be symbolic: they are compared, and turned into text only for an error.

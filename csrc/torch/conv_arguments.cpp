@@ -1,6 +1,6 @@
 #include "conv_arguments.h"
 
-#include "argument_tables.h"
+#include "checked_call.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
@@ -27,15 +27,6 @@ ArrayView view_of(const Tensor& tensor) {
   view.data = const_cast<void*>(tensor.const_data_ptr());
   view.dtype = component_dtype(tensor);
   return view;
-}
-
-template <class Params>
-void set_sizes(Params& params, const CheckedCall& call) {
-  params.is_double = call.is_double();
-  params.batch = call[tables::kBatch];
-  params.dim = call[tables::kDim];
-  params.seqlen = call[tables::kSeqlen];
-  params.width = call[tables::kWidth];
 }
 
 void check_sequences(const ConvArguments& args, bool uses_states) {

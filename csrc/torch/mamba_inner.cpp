@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "argument_tables.h"
+#include "checked_call.h"
 #include "dispatcher.h"
 
 namespace selective_scan::op {

@@ -1,6 +1,6 @@
 #include "prefill_arguments.h"
 
-#include "argument_tables.h"
+#include "checked_call.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
@@ -58,13 +58,9 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
                    args.checkpoint_slots, args.out);
   call.check_shapes();
   check_options(args);
-  params.is_double = call.is_double();
-  params.is_complex = call.is_complex();
+  set_sizes(params, call);
   params.batch = 1;
-  params.dim = call[tables::kDim];
   params.seqlen = call[tables::kTotal];
-  params.dstate = call[tables::kDstate];
-  params.groups = call.groups();
   params.variable_B = args.B.dim() > 2;
   params.variable_C = args.C.dim() > 2;
   params.packed = packed_sequences(args.cu_seqlens, params.seqlen);

@@ -1,7 +1,7 @@
 #include "scan_arguments.h"
 
 #include "../core/method_table.h"
-#include "argument_tables.h"
+#include "checked_call.h"
 
 namespace selective_scan::op {
 namespace {
@@ -149,13 +149,7 @@ ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
                    args.u, args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
                    args.initial_state, args.cu_seqlens);
   call.check_shapes([&](const Tensor& tensor) { check_matrices(args, tensor); });
-  params.is_double = call.is_double();
-  params.is_complex = call.is_complex();
-  params.batch = call[tables::kBatch];
-  params.dim = call[tables::kDim];
-  params.seqlen = call[tables::kSeqlen];
-  params.dstate = call[tables::kDstate];
-  params.groups = call.groups();
+  set_sizes(params, call);
   params.variable_B = is_variable(args.B);
   params.variable_C = is_variable(args.C);
   if (args.cu_seqlens) {

@@ -1,6 +1,6 @@
 #include "unitary_arguments.h"
 
-#include "argument_tables.h"
+#include "checked_call.h"
 
 namespace selective_scan::op {
 namespace {
@@ -52,12 +52,7 @@ UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_
   CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.u, args.dt, args.x, args.x_bias,
                    args.b, args.c, args.D, args.z, args.initial_state);
   call.check_shapes();
-  params.is_double = call.is_double();
-  params.batch = call[tables::kBatch];
-  params.dim = call[tables::kDim];
-  params.seqlen = call[tables::kSeqlen];
-  params.dstate = call[tables::kDstate];
-  params.groups = call.groups();
+  set_sizes(params, call);
   params.variable_b = args.b.dim() > 1;
   params.variable_c = args.c.dim() > 1;
 

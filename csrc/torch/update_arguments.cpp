@@ -1,6 +1,6 @@
 #include "update_arguments.h"
 
-#include "argument_tables.h"
+#include "checked_call.h"
 
 namespace selective_scan::op {
 namespace {

@@ -1,8 +1,6 @@
-#include "argument_table.h"
+#include "checked_call.h"
 
 #include <algorithm>
-
-#include "argument_tables.h"
 
 namespace selective_scan::op {
 using namespace tables;
