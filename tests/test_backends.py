@@ -129,7 +129,7 @@ def test_a_failing_self_check_is_reported(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "module",
     [
-        *("functional", "reference", "_library", "s6", "diagonal_scan", "adaptive_unitary"),
+        *("functional", "_library", "s6", "diagonal_scan", "adaptive_unitary"),
         *("distributed.selective_scan", "distributed.causal_conv1d", "distributed.parallel"),
     ],
 )

@@ -82,6 +82,14 @@ def test_opcheck_of_a_plain_layer(autocast_dtype, of_layer, device):
         )
 
 
+def test_opcheck_of_a_plain_layer_with_a_logarithm_of_a_half_type(device):
+    case = BASE.with_(dtype=torch.bfloat16)
+    changes = input_of_a_layer(case, device)
+    assert changes["A"].dtype == torch.bfloat16
+    arguments = op_arguments(case, device, True, PLAIN_MAMBA_INNER, **changes)
+    opcheck_forward(torch.ops.selective_scan.plain_mamba_inner_fwd, arguments, QUICK)
+
+
 class _SeeParts(TorchDispatchMode):
     """With it a layer is made of its parts, in Python."""
 
