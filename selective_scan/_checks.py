@@ -124,14 +124,18 @@ def check_dims(
     name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict, limits: Mapping = LIMITS
 ) -> None:
     """Compares the tensor's sizes with those of `sizes`, and puts the others there."""
-    wanted = [(dim, size_of(dim, sizes)) for dim in dims]
-    known = {dim: size for dim, size in wanted if size is not None}
     actual = _sizes_by_dim(tuple(tensor.shape), dims)
-    if actual is None or not all(_agrees(name, tensor, dim, size, sizes) for dim, size in actual):
-        text = f"{name} must be {tuple_text(dims)}"
-        if known:
-            text += f" = {tuple_text(known.get(dim, '*') for dim in dims)}"
-        fail(f"{text}, got {tuple(tensor.shape)}")
+    fits, before = actual is not None, sizes
+    for dim, size in actual or ():
+        if dim in sizes:
+            fits = sizes[dim] == size
+        else:
+            before = sizes.copy() if before is sizes else before
+            fits = _agrees(name, tensor, dim, size, sizes)
+        if not fits:
+            break
+    if not fits:
+        _fail_on_dims(name, tensor, dims, before)
     for dim, size in actual:
         if dim not in limits:
             continue
@@ -139,6 +143,14 @@ def check_dims(
         if size < low or (high is not None and size > high):
             wanted = f"at least {low}" if high is None else f"{low} to {high}"
             fail(f"{name} must have {dim} of {wanted}, got {tuple(tensor.shape)}")
+
+
+def _fail_on_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict) -> NoReturn:
+    wanted = [size_of(dim, sizes) for dim in dims]
+    text = f"{name} must be {tuple_text(dims)}"
+    if any(size is not None for size in wanted):
+        text += f" = {tuple_text('*' if size is None else size for size in wanted)}"
+    fail(f"{text}, got {tuple(tensor.shape)}")
 
 
 def size_of(dim: str, sizes: dict) -> int | torch.SymInt | tuple | None:

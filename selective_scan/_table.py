@@ -373,12 +373,21 @@ class Shape:
         for dim in (*self.names, f"2*{self.two_of}"):
             if not dim.rstrip("?").isidentifier() and dim != ELLIPSIS:
                 EXPRESSIONS[dim] = Expression.of(dim)
+        # Most are no more than names, and take less time to check.
+        has_optional = "?" in "".join(self.names)
+        conditions = (self.where, self.block_of, self.two_of, self.one, self.before)
+        is_plain = len(self.alternatives) == 1 and all(it is None for it in conditions)
+        is_plain = is_plain and not (self.divided or self.is_packed or has_optional)
+        object.__setattr__(self, "_has_optional", has_optional)
+        object.__setattr__(self, "_is_plain", is_plain)
 
     @property
     def names(self) -> set[str]:
         return {dim for dims in (*self.alternatives, *self.otherwise) for dim in dims}
 
     def __call__(self, name: str, tensor: Tensor, call: Call) -> None:
+        if self._is_plain:
+            return call.check_dims(name, tensor, self.alternatives[0])
         if self.before is not None:
             self.before(name, tensor, call)
         holds = self.where is None or self.where in call.tensors
@@ -386,12 +395,17 @@ class Shape:
             block = tensor.shape[-1] if tensor.dim() == len(self.alternatives[0]) else 0
             holds = block > 0 and call.sizes[self.block_of] % block == 0
         of_call = self.alternatives if holds else self.otherwise
-        of_call = [_present(dims, call.sizes) for dims in of_call]
-        of_rank = [dims for dims in of_call if len(dims) == tensor.dim()]
-        if not of_rank and len(of_call) > 1:
-            *others, last = map(tuple_text, of_call)
-            fail(f"{name} must be {', '.join(others)} or {last}, got {tuple(tensor.shape)}")
-        dims = (of_rank or of_call)[0]
+        if self._has_optional:
+            of_call = [_present(dims, call.sizes) for dims in of_call]
+        rank = tensor.dim()
+        dims = of_call[0]
+        for dims in of_call:
+            if len(dims) == rank:
+                break
+        else:
+            if len(of_call) > 1:
+                *others, last = map(tuple_text, of_call)
+                fail(f"{name} must be {', '.join(others)} or {last}, got {tuple(tensor.shape)}")
         if dims[-1] == self.two_of and call.is_complex and not tensor.is_complex():
             dims = (*dims[:-1], f"2*{self.two_of}")
         if self.one is not None and self.one not in call.sizes:

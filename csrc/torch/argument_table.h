@@ -1,6 +1,5 @@
-// What is in a table of the arguments of an operator. setup.py writes the tables,
-// argument_tables.h, from those of selective_scan/, by argument_tables.py; selective_scan/_table.py
-// explains more.
+// What is in a table of the arguments of an operator. setup.py has argument_tables.py write the
+// tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more.
 #pragma once
 
 #include <array>
