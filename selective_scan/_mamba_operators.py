@@ -126,10 +126,11 @@ MAMBA_INNER = ComposedOperator(
 # --- a plain layer --------------------------------------------------------------------------------
 
 # What a layer lacks that goes one way, is real and takes B and C from x as they are.
-_ABSENT_FROM_PLAIN = (
-    *("B", "C", "B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
-    *("b_c_dt_rms_eps", "bidirectional"),
-)
+ABSENT_FROM_PLAIN = {
+    **dict.fromkeys(("B", "C", "B_proj_bias", "C_proj_bias")),
+    **dict.fromkeys(("b_rms_weight", "c_rms_weight", "dt_rms_weight")),
+    **{"b_c_dt_rms_eps": 0.0, "bidirectional": False},
+}
 
 
 def _check_plain_xz(name: str, tensor: Tensor, call: Call) -> None:
@@ -147,7 +148,7 @@ def _check_in_proj_weight(name: str, tensor: Tensor, call: Call) -> None:
 
 def _plain_arguments(*own: TensorArgument) -> Table:
     _, *others = (
-        a for a in _arguments(AUTOCAST_DTYPE).arguments if a.name not in _ABSENT_FROM_PLAIN
+        a for a in _arguments(AUTOCAST_DTYPE).arguments if a.name not in ABSENT_FROM_PLAIN
     )
     return Table(
         TensorArgument("xz", REAL, _check_plain_xz),

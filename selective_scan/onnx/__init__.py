@@ -1,0 +1,3 @@
+from ._export import export
+from ._program import decompose
+__all__=["export","decompose"]

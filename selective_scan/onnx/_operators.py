@@ -1,0 +1,206 @@
+"""The library's operators, composed of what ONNX has.
+
+Each has the arguments of the function in whose place it stands, so that what is made of a scan and
+a convolution, such as a layer, is made of these here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._checks import fail
+from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
+from .._mamba_operators import ABSENT_FROM_PLAIN
+from .._selective_scan import SELECTIVE_SCAN
+from ..causal_conv1d import CAUSAL_CONV1D, Activation
+from ..mamba_inner import add, compose
+from ._pair import Pair
+from ._recurrence import (
+    NEWEST_OPSET,
+    Inputs,
+    State,
+    convolve_plainly,
+    convolve_statefully,
+    parts_of,
+    take_step,
+    take_steps,
+)
+
+
+def refuse(name: str, value: object) -> None:
+    """RuntimeError for an argument that is there, and has no form in ONNX."""
+    if value is not None and value is not False:
+        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        fail(f"{name} must be {False if value is True else None} for ONNX, got {got}")
+
+
+def state_of(tensor: Tensor, dtype: torch.dtype) -> State:
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor).to(dtype)
+        return Pair(parts[..., 0], parts[..., 1])
+    return tensor.to(dtype)
+
+
+def tensor_of(state: State) -> Tensor:
+    return torch.complex(state.re, state.im) if isinstance(state, Pair) else state
+
+
+def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -> State:
+    """B or C, (dim, dstate), or with steps (batch, seqlen, dim or 1, dstate)."""
+    if given.dim() == 2:
+        return state_of(given, dtype)
+    if is_complex and not given.is_complex():  # (re, im) interleaved along time
+        pairs = given.to(dtype).unflatten(-1, (-1, 2))
+        projection = Pair(pairs[..., 0], pairs[..., 1])
+    else:
+        projection = state_of(given, dtype)
+
+    def spread(part: Tensor) -> Tensor:
+        part = part[:, None] if part.dim() == 3 else part
+        part = part.permute(0, 3, 1, 2)
+        groups = part.shape[2]
+        if groups in (1, dim):
+            return part
+        sizes = (*part.shape[:3], dim // groups, part.shape[3])
+        return part[:, :, :, None].expand(sizes).flatten(2, 3)
+
+    parts = [spread(part) for part in parts_of(projection)]
+    return Pair(*parts) if len(parts) == 2 else parts[0]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators for an opset."""
+
+    opset: int
+
+    def _is_served(self, dtype: torch.dtype) -> bool:
+        """Whether there are operators of the newest opset, which runtimes have in float32."""
+        return self.opset >= NEWEST_OPSET and dtype == torch.float32
+
+    def scan(
+        self,
+        u: Tensor,
+        delta: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        *,
+        discretization_method: Method = "zoh",
+        initial_state: Tensor | None = None,
+        reverse: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """selective_scan_fn."""
+        refuse("cu_seqlens", cu_seqlens)
+        options = (delta_softplus, discretization_method, initial_state, reverse, None)
+        call = SELECTIVE_SCAN.arguments.check_values((u, delta, A, B, C, D, z, delta_bias, *options))
+        dtype, (batch, dim, _) = call.compute_dtype, u.shape
+        if initial_state is None:
+            initial_state = A.new_zeros(batch, *A.shape)
+        x = u.to(dtype)
+        bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+        inputs = Inputs(
+            x.transpose(1, 2),
+            step_size(delta.to(dtype), bias, delta_softplus).transpose(1, 2),
+            *(_projection(given, dim, dtype, call.is_complex) for given in (B, C)),
+            state_of(A, dtype),
+            DISCRETIZATIONS[discretization_method],
+            discretization_method in EXPONENTIAL,
+        )
+        y, h = self._run(inputs, state_of(initial_state, dtype), reverse)
+        y = y.transpose(1, 2)
+        if D is not None:
+            y = y + D.to(dtype)[:, None] * x
+        if z is not None:
+            y = y * F.silu(z.to(dtype))
+        out = y.to(u.dtype)
+        return (out, tensor_of(h)) if return_last_state else out
+
+    def _run(self, inputs: Inputs, h: State, reverse: bool) -> tuple[Tensor, State]:
+        """y, (batch, seqlen, dim), and the state behind the last step."""
+        if reverse:
+            inputs = inputs.of_steps(lambda steps: steps.flip(1))
+        if self._is_served(inputs.u.dtype) and isinstance(h, Tensor):
+            h, y = take_steps(h, inputs)
+        else:
+            h, y = inputs.of_steps(lambda steps: steps.transpose(0, 1)).walk(take_step, h)
+            y = y.transpose(0, 1)
+        return (y.flip(1) if reverse else y), h
+
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        initial_states: Tensor | None = None,
+        return_final_states: bool = False,
+        activation: Activation | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """causal_conv1d_fn."""
+        refuse("seq_idx", seq_idx)
+        refuse("cu_seqlens", cu_seqlens)
+        arguments = (x, weight, bias, None, None, initial_states, return_final_states, activation)
+        dtype = CAUSAL_CONV1D.arguments.check_values(arguments).compute_dtype
+        tensors = (x, weight, bias, initial_states)
+        tensors = [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+        is_served = self._is_served(dtype) and weight.shape[1] > 1
+        convolve = convolve_statefully if is_served else convolve_plainly
+        out, last = (result.to(x.dtype) for result in convolve(*tensors, activation))
+        return (out, last) if return_final_states else out
+
+    # --- the ops that a program calls, by their names, with the arguments of their schemas --------
+
+    def forms(self) -> dict[str, Callable]:
+        """What stands in the place of each op."""
+        return {
+            "selective_scan_fwd": self._scan_op,
+            "causal_conv1d_fwd": self._convolution_op,
+            "plain_mamba_inner_fwd": self._plain_layer_op,
+            "mamba_inner_fwd": self._layer_op,
+        }
+
+    def _scan_op(self, save_states: bool, **given) -> tuple[Tensor, Tensor]:
+        return self.scan(**given, return_last_state=True)
+
+    def _convolution_op(self, return_final_states: bool, **given) -> tuple[Tensor, Tensor]:
+        return self.convolve(**given, return_final_states=True)
+
+    def _layer_op(self, xz: Tensor, autocast_dtype: torch.dtype | None, save_states: bool, **given):
+        return (compose(self.scan, self.convolve, _cast(xz, autocast_dtype), **given),)
+
+    def _plain_layer_op(
+        self,
+        xz: Tensor,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        A: Tensor,
+        autocast_dtype: torch.dtype | None,
+        residual: Tensor | None,
+        save_states: bool,
+        **given,
+    ) -> tuple[Tensor]:
+        xz = _cast(xz, autocast_dtype)
+        if in_proj_weight is not None:  # then xz is the layer's input, and A is A_log
+            bias = None if in_proj_bias is None else in_proj_bias.to(xz.dtype)
+            xz, A = F.linear(xz, in_proj_weight.to(xz.dtype), bias).transpose(1, 2), poles(A)
+        out = compose(self.scan, self.convolve, xz, A=A, **ABSENT_FROM_PLAIN, **given)
+        return (add(residual, out),)
+
+
+def _cast(xz: Tensor, autocast_dtype: torch.dtype | None) -> Tensor:
+    """In the dtype of a layer's products."""
+    return xz if autocast_dtype is None or xz.dtype == torch.float64 else xz.to(autocast_dtype)
