@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +19,9 @@ from .._checks import fail
 from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
 from .._mamba_operators import ABSENT_FROM_PLAIN
 from .._selective_scan import SELECTIVE_SCAN
+from .._s6_step import S6_STEP, StackTensors, compose_step
 from ..causal_conv1d import CAUSAL_CONV1D, Activation
+from ..diagonal_scan import DIAGONAL_SCAN
 from ..mamba_inner import add, compose
 from ._pair import Pair
 from ._recurrence import (
@@ -162,15 +166,124 @@ class Operators:
         out, last = (result.to(x.dtype) for result in convolve(*tensors, activation))
         return (out, last) if return_final_states else out
 
-    # --- the ops that a program calls, by their names, with the arguments of their schemas --------
+    def scan_diagonally(
+        self,
+        a: Tensor,
+        b: Tensor,
+        initial_state: Tensor | None = None,
+        reverse: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """diagonal_scan_fn: the scan of b, with C = B = 1 and abar = a."""
+        refuse("cu_seqlens", cu_seqlens)
+        for name, tensor in (("a", a), ("b", b)):
+            if tensor.is_complex():
+                fail(f"{name} must be real for ONNX, got {tensor.dtype}")
+        call = DIAGONAL_SCAN.arguments.check_values((a, b, initial_state, reverse, None))
+        dtype, (*rows, seqlen) = call.compute_dtype, b.shape
+        shape = (rows[0] if rows else 1, math.prod(rows[1:]))
+        one = b.new_ones(shape[1], 1, dtype=dtype)
+        state = b.new_zeros(rows) if initial_state is None else initial_state
+        inputs = Inputs(
+            *(t.to(dtype).expand(b.shape).reshape(*shape, seqlen).transpose(1, 2) for t in (b, a)),
+            *(one, one, one),
+            lambda a, _: (a, 1.0),
+            has_exponential_decay=False,
+        )
+        h, _ = self._run(inputs, state.to(dtype).reshape(*shape, 1), reverse)
+        return h.transpose(1, 2).reshape(b.shape).to(b.dtype)
+
+    def convolve_on(
+        self,
+        x: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: Activation | None = None,
+        cache_seqlens: Tensor | None = None,
+        conv_state_indices: Tensor | None = None,
+        pad_slot_id: int = -1,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """causal_conv1d_update, of rows that have the states of their number; pad_slot_id marks
+        none of those."""
+        refuse("cache_seqlens", cache_seqlens)
+        refuse("conv_state_indices", conv_state_indices)
+        refuse("out", out)
+        new = x if x.dim() == 3 else x[..., None]
+        history = conv_state[..., conv_state.shape[2] - (weight.shape[1] - 1) :]
+        result = self.convolve(new, weight, bias, None, history, activation=activation)
+        seen = torch.cat([conv_state, new.to(conv_state.dtype)], -1)
+        conv_state.copy_(seen[..., new.shape[2] :])
+        return result.view(x.shape)
+
+    def update(
+        self,
+        state: Tensor,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        state_batch_indices: Tensor | None = None,
+        dst_state_batch_indices: Tensor | None = None,
+        pad_slot_id: int = -1,
+        out: Tensor | None = None,
+        discretization_method: Method = "zoh",
+        A_is_log: bool = False,
+    ) -> Tensor:
+        """selective_state_update, of rows that have the states of their number: a scan of their
+        steps, of which heads are channels."""
+        refuse("state_batch_indices", state_batch_indices)
+        refuse("dst_state_batch_indices", dst_state_batch_indices)
+        refuse("out", out)
+        has_heads, has_steps = state.dim() == 4, x.dim() == state.dim()
+
+        def sequence(tensor: Tensor) -> Tensor:
+            """(batch, channels, steps)."""
+            tensor = tensor if has_steps else tensor[:, None]
+            return tensor.flatten(2).transpose(1, 2)
+
+        def of_channels(tensor: Tensor | None) -> Tensor | None:
+            return tensor if tensor is None or not has_heads else tensor.flatten(0, 1)
+
+        def projection(tensor: Tensor) -> Tensor:
+            """(batch, groups, dstate, steps)."""
+            tensor = tensor if has_steps else tensor[:, None]
+            return (tensor[:, :, None] if tensor.dim() == 3 else tensor).movedim(1, -1)
+
+        y, last = self.scan(
+            *(sequence(tensor) for tensor in (x, dt)),
+            of_channels(poles(A) if A_is_log else A),
+            *(projection(tensor) for tensor in (B, C)),
+            of_channels(D),
+            None if z is None else sequence(z),
+            of_channels(dt_bias),
+            dt_softplus,
+            True,
+            discretization_method=discretization_method,
+            initial_state=state.flatten(1, -2).to(torch.promote_types(state.dtype, torch.float32)),
+        )
+        state.copy_(last.view(state.shape))
+        return y.transpose(1, 2).reshape(x.shape)
+
+    # --- the ops that a program calls, with the arguments of their schemas ------------------------
 
     def forms(self) -> dict[str, Callable]:
-        """What stands in the place of each op."""
+        """What stands in the place of each op, by its name."""
         return {
             "selective_scan_fwd": self._scan_op,
+            "diagonal_scan_fwd": self.scan_diagonally,
             "causal_conv1d_fwd": self._convolution_op,
+            "causal_conv1d_update": self.convolve_on,
+            "selective_state_update": self.update,
             "plain_mamba_inner_fwd": self._plain_layer_op,
             "mamba_inner_fwd": self._layer_op,
+            "s6_step": self._step_op,
         }
 
     def _scan_op(self, save_states: bool, **given) -> tuple[Tensor, Tensor]:
@@ -199,6 +312,13 @@ class Operators:
             xz, A = F.linear(xz, in_proj_weight.to(xz.dtype), bias).transpose(1, 2), poles(A)
         out = compose(self.scan, self.convolve, xz, A=A, **ABSENT_FROM_PLAIN, **given)
         return (add(residual, out),)
+
+    def _step_op(self, hidden: Tensor, workspace: Tensor | None, **given) -> Tensor:
+        refuse("state_batch_indices", given["state_batch_indices"])
+        dtype = S6_STEP.arguments.check({"hidden": hidden, "workspace": None} | given).compute_dtype
+        stack = StackTensors(*(given.pop(name) for name in StackTensors._fields))
+        out = compose_step(self.convolve_on, self.update, hidden.to(dtype), stack, **given)
+        return out.to(hidden.dtype if given["head"] is None else given["head"].dtype)
 
 
 def _cast(xz: Tensor, autocast_dtype: torch.dtype | None) -> Tensor:

@@ -54,6 +54,7 @@ def _replace(module: fx.GraphModule, node: fx.Node, form: Callable) -> None:
 
     with torch.no_grad():
         made = make_fx(call, pre_dispatch=True)(*(value.meta["val"] for value in inputs))
+    made.graph.eliminate_dead_code()
     env = dict(zip(made.graph.find_nodes(op="placeholder"), inputs, strict=True))
     with module.graph.inserting_before(node):
         for new in made.graph.nodes:
