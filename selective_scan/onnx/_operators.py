@@ -110,9 +110,12 @@ class Operators:
         options = (delta_softplus, discretization_method, initial_state, reverse, None)
         call = SELECTIVE_SCAN.arguments.check_values((u, delta, A, B, C, D, z, delta_bias, *options))
         dtype, (batch, dim, _) = call.compute_dtype, u.shape
-        if initial_state is None:
-            initial_state = A.new_zeros(batch, *A.shape)
         x = u.to(dtype)
+        if initial_state is None:
+            zeros = x.new_zeros(batch, *A.shape)
+            h = Pair(zeros, zeros) if call.is_complex else zeros
+        else:
+            h = state_of(initial_state, dtype)
         bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
         inputs = Inputs(
             x.transpose(1, 2),
@@ -122,7 +125,7 @@ class Operators:
             DISCRETIZATIONS[discretization_method],
             discretization_method in EXPONENTIAL,
         )
-        y, h = self._run(inputs, state_of(initial_state, dtype), reverse)
+        y, h = self._run(inputs, h, reverse)
         y = y.transpose(1, 2)
         if D is not None:
             y = y + D.to(dtype)[:, None] * x
@@ -133,6 +136,10 @@ class Operators:
 
     def _run(self, inputs: Inputs, h: State, reverse: bool) -> tuple[Tensor, State]:
         """y, (batch, seqlen, dim), and the state behind the last step."""
+        seqlen = inputs.u.shape[1]
+        if isinstance(seqlen, int) and seqlen == 1:
+            h, y = take_step(h, inputs.of_steps(lambda steps: steps[:, 0]))
+            return y[:, None], h
         if reverse:
             inputs = inputs.of_steps(lambda steps: steps.flip(1))
         if self._is_served(inputs.u.dtype) and isinstance(h, Tensor):

@@ -71,7 +71,7 @@ class Inputs:
         alone = replace(self, **{n: _changed(getattr(self, n), torch.clone) for n in shared})
         alone = alone.of_steps(torch.clone)
         given = {name: parts_of(getattr(alone, name)) for name in (*varying, *shared)}
-        counts, states = {name: len(parts) for name, parts in given.items()}, parts_of(h)
+        counts, states = {name: len(parts) for name, parts in given.items()}, [*map(torch.clone, parts_of(h))]
 
         def body(*values: Tensor) -> list[Tensor]:
             remaining = iter(values)
