@@ -129,7 +129,8 @@ MAMBA_INNER = ComposedOperator(
 ABSENT_FROM_PLAIN = {
     **dict.fromkeys(("B", "C", "B_proj_bias", "C_proj_bias")),
     **dict.fromkeys(("b_rms_weight", "c_rms_weight", "dt_rms_weight")),
-    **{"b_c_dt_rms_eps": 0.0, "bidirectional": False},
+    "b_c_dt_rms_eps": 0.0,
+    "bidirectional": False,
 }
 
 

@@ -6,10 +6,10 @@ a convolution, such as a layer, is made of these here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import math
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,8 @@ from torch import Tensor
 from .._checks import fail
 from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
 from .._mamba_operators import ABSENT_FROM_PLAIN
-from .._selective_scan import SELECTIVE_SCAN
 from .._s6_step import S6_STEP, StackTensors, compose_step
+from .._selective_scan import SELECTIVE_SCAN
 from ..causal_conv1d import CAUSAL_CONV1D, Activation
 from ..diagonal_scan import DIAGONAL_SCAN
 from ..mamba_inner import add, compose
@@ -31,16 +31,15 @@ from ._recurrence import (
     convolve_plainly,
     convolve_statefully,
     parts_of,
+    take_chunks,
     take_step,
-    take_steps,
 )
 
 
-def refuse(name: str, value: object) -> None:
+def refuse(name: str, value: Tensor | None) -> None:
     """RuntimeError for an argument that is there, and has no form in ONNX."""
-    if value is not None and value is not False:
-        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        fail(f"{name} must be {False if value is True else None} for ONNX, got {got}")
+    if value is not None:
+        fail(f"{name} must be None for ONNX, got a tensor {tuple(value.shape)}")
 
 
 def state_of(tensor: Tensor, dtype: torch.dtype) -> State:
@@ -77,6 +76,54 @@ def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -
     return Pair(*parts) if len(parts) == 2 else parts[0]
 
 
+class Slot:
+    """The slot of a pool that the one sequence of a call has.
+
+    Args:
+        pool: (slots, ...), changed in place.
+        cu_seqlens: (2,), the sequence's boundaries.
+        cache_indices, has_initial_state, pad_slot_id: see selective_scan_prefill.
+    """
+
+    def __init__(
+        self,
+        pool: Tensor,
+        cu_seqlens: Tensor,
+        cache_indices: Tensor | None,
+        has_initial_state: Tensor | None,
+        pad_slot_id: int,
+    ) -> None:
+        if cu_seqlens.shape[0] != 2:
+            shape = tuple(cu_seqlens.shape)
+            fail(f"cu_seqlens must be of one sequence, (2,), for ONNX, got {shape}")
+        self._pool, self._bounds, self._has_state = pool, cu_seqlens.long(), has_initial_state
+        zero = cu_seqlens.new_zeros(1, dtype=torch.long)
+        index = zero if cache_indices is None else cache_indices.long()
+        self.is_live = (index >= 0) & (index != pad_slot_id)
+        self._index = torch.where(self.is_live, index, zero)
+        self._old = pool.index_select(0, self._index)
+
+    def bounds(self, total: int | torch.SymInt) -> tuple[Tensor, Tensor]:
+        """Where the sequence begins and ends."""
+        begin, end = self._bounds.clamp(0, total).split(1)
+        return begin, torch.maximum(begin, end)
+
+    def first_state(self) -> Tensor:
+        """(1, ...)."""
+        zeros = torch.zeros_like(self._old)
+        if self._has_state is None:
+            return zeros
+        return torch.where(_like(self._has_state, zeros), self._old, zeros)
+
+    def keep(self, state: Tensor) -> None:
+        new = torch.where(_like(self.is_live, state), state.to(self._old.dtype), self._old)
+        self._pool.index_copy_(0, self._index, new)
+
+
+def _like(flags: Tensor, tensor: Tensor) -> Tensor:
+    return flags.view(-1, *(1,) * (tensor.dim() - 1))
+
+
 @dataclass(frozen=True)
 class Operators:
     """The operators for an opset."""
@@ -104,11 +151,15 @@ class Operators:
         initial_state: Tensor | None = None,
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
+        is_inside: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """selective_scan_fn."""
+        """selective_scan_fn, of the steps that is_inside, (seqlen,), says: for the others Δ is 0,
+        which changes no state."""
         refuse("cu_seqlens", cu_seqlens)
         options = (delta_softplus, discretization_method, initial_state, reverse, None)
-        call = SELECTIVE_SCAN.arguments.check_values((u, delta, A, B, C, D, z, delta_bias, *options))
+        call = SELECTIVE_SCAN.arguments.check_values(
+            (u, delta, A, B, C, D, z, delta_bias, *options)
+        )
         dtype, (batch, dim, _) = call.compute_dtype, u.shape
         x = u.to(dtype)
         if initial_state is None:
@@ -117,9 +168,12 @@ class Operators:
         else:
             h = state_of(initial_state, dtype)
         bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+        steps = step_size(delta.to(dtype), bias, delta_softplus)
+        if is_inside is not None:
+            steps = torch.where(is_inside, steps, 0)
         inputs = Inputs(
             x.transpose(1, 2),
-            step_size(delta.to(dtype), bias, delta_softplus).transpose(1, 2),
+            steps.transpose(1, 2),
             *(_projection(given, dim, dtype, call.is_complex) for given in (B, C)),
             state_of(A, dtype),
             DISCRETIZATIONS[discretization_method],
@@ -143,7 +197,7 @@ class Operators:
         if reverse:
             inputs = inputs.of_steps(lambda steps: steps.flip(1))
         if self._is_served(inputs.u.dtype) and isinstance(h, Tensor):
-            h, y = take_steps(h, inputs)
+            h, y = take_chunks(h, inputs)
         else:
             h, y = inputs.of_steps(lambda steps: steps.transpose(0, 1)).walk(take_step, h)
             y = y.transpose(0, 1)
@@ -196,6 +250,7 @@ class Operators:
             *(one, one, one),
             lambda a, _: (a, 1.0),
             has_exponential_decay=False,
+            still=1.0,
         )
         h, _ = self._run(inputs, state.to(dtype).reshape(*shape, 1), reverse)
         return h.transpose(1, 2).reshape(b.shape).to(b.dtype)
@@ -278,15 +333,92 @@ class Operators:
         state.copy_(last.view(state.shape))
         return y.transpose(1, 2).reshape(x.shape)
 
+    def prefill(
+        self,
+        u: Tensor,
+        states: Tensor,
+        delta: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None,
+        z: Tensor | None,
+        delta_bias: Tensor | None,
+        delta_softplus: bool,
+        cu_seqlens: Tensor,
+        cache_indices: Tensor | None = None,
+        has_initial_state: Tensor | None = None,
+        pad_slot_id: int = -1,
+        checkpoint_every: int = 0,
+        first_position: Tensor | None = None,
+        checkpoint_slots: Tensor | None = None,
+        out: Tensor | None = None,
+        discretization_method: Method = "zoh",
+    ) -> Tensor:
+        """selective_scan_prefill of one sequence."""
+        refuse("checkpoint_slots", checkpoint_slots)
+        refuse("out", out)
+        slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
+        begin, end = slot.bounds(u.shape[1])
+        step = torch.arange(u.shape[1], device=u.device)
+        is_inside = (step >= begin) & (step < end)
+        first = slot.first_state()
+        y, last = self.scan(
+            u[None],
+            delta[None],
+            A,
+            *(tensor if tensor.dim() == 2 else tensor[None] for tensor in (B, C)),
+            D,
+            None if z is None else z[None],
+            delta_bias,
+            delta_softplus,
+            True,
+            discretization_method=discretization_method,
+            initial_state=first.to(torch.promote_types(first.dtype, torch.float32)),
+            is_inside=is_inside,
+        )
+        slot.keep(last)
+        return torch.where(is_inside & slot.is_live, y[0], 0)
+
+    def convolve_prefill(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        conv_states: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None,
+        cu_seqlens: Tensor,
+        cache_indices: Tensor | None = None,
+        has_initial_state: Tensor | None = None,
+        pad_slot_id: int = -1,
+    ) -> Tensor:
+        """causal_conv1d_fn over a pool, of one sequence, which is moved to the row's begin."""
+        slot = Slot(conv_states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
+        total = x.shape[2]
+        begin, end = slot.bounds(total)
+        step = torch.arange(total, device=x.device)
+        moved = x.index_select(2, (step + begin).clamp(max=total - 1))
+        first = slot.first_state().to(x.dtype)
+        out = self.convolve(moved, weight, bias, None, first, activation=activation)
+        seen = torch.cat([first, moved], -1)
+        history = torch.arange(first.shape[2], device=x.device)
+        slot.keep(seen.index_select(2, end - begin + history))
+        is_inside = (step >= begin) & (step < end)
+        out = out.index_select(2, (step - begin).clamp(min=0))
+        return torch.where(is_inside & slot.is_live, out, 0)
+
     # --- the ops that a program calls, with the arguments of their schemas ------------------------
 
     def forms(self) -> dict[str, Callable]:
         """What stands in the place of each op, by its name."""
         return {
             "selective_scan_fwd": self._scan_op,
+            "selective_scan_prefill": self.prefill,
+            "matrix_scan_fwd": self._refuse_matrix,
             "diagonal_scan_fwd": self.scan_diagonally,
             "causal_conv1d_fwd": self._convolution_op,
             "causal_conv1d_update": self.convolve_on,
+            "causal_conv1d_prefill": self.convolve_prefill,
             "selective_state_update": self.update,
             "plain_mamba_inner_fwd": self._plain_layer_op,
             "mamba_inner_fwd": self._layer_op,
@@ -295,6 +427,9 @@ class Operators:
 
     def _scan_op(self, save_states: bool, **given) -> tuple[Tensor, Tensor]:
         return self.scan(**given, return_last_state=True)
+
+    def _refuse_matrix(self, A: Tensor, **given) -> NoReturn:
+        fail(f"A must be (dim, dstate) for ONNX, got {tuple(A.shape)}")
 
     def _convolution_op(self, return_final_states: bool, **given) -> tuple[Tensor, Tensor]:
         return self.convolve(**given, return_final_states=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
-
 import torch
 from torch import Tensor
 

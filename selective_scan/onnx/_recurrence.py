@@ -18,6 +18,7 @@ from ._pair import Pair
 # begins with an older one, and the converter refuses what that does not have.
 DOMAIN = "selective_scan"
 OLDEST_OPSET, NEWEST_OPSET = 18, 27
+CHUNK = 256  # steps
 
 
 State = Tensor | Pair
@@ -34,6 +35,7 @@ class Inputs:
         A: (dim, dstate).
         discretize: from Δ and Δ·A to abar and bbar.
         has_exponential_decay: whether abar = exp(Δ·A).
+        still: the Δ of a step that changes no state, where u is 0.
     """
 
     u: Tensor
@@ -43,6 +45,7 @@ class Inputs:
     A: State
     discretize: Callable[[Tensor, State], tuple[State, State]]
     has_exponential_decay: bool
+    still: float = 0.0
 
     def _names(self) -> tuple[list[str], list[str]]:
         """Of what differs from step to step, and of what is shared."""
@@ -67,11 +70,11 @@ class Inputs:
             h behind the last step, and y of all entries.
         """
         varying, shared = self._names()
-        # Two that are the same, or share memory, PyTorch refuses.
-        alone = replace(self, **{n: _changed(getattr(self, n), torch.clone) for n in shared})
-        alone = alone.of_steps(torch.clone)
+        alone = replace(self, **{name: _changed(getattr(self, name), _alone) for name in shared})
+        alone = alone.of_steps(_alone)
         given = {name: parts_of(getattr(alone, name)) for name in (*varying, *shared)}
-        counts, states = {name: len(parts) for name, parts in given.items()}, [*map(torch.clone, parts_of(h))]
+        counts = {name: len(parts) for name, parts in given.items()}
+        states = [*map(_alone, parts_of(h))]
 
         def body(*values: Tensor) -> list[Tensor]:
             remaining = iter(values)
@@ -97,6 +100,11 @@ def _changed(value: State, change: Callable[[Tensor], Tensor]) -> State:
     return whole_of([change(part) for part in parts_of(value)])
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    """Of the inputs of a loop PyTorch refuses any two that share memory; none needs a gradient."""
+    return tensor.detach().clone()
+
+
 def take_step(h: State, inputs: Inputs) -> tuple[State, Tensor]:
     """One step, and y, (batch, dim)."""
     delta, u = inputs.delta[..., None], inputs.u[..., None]
@@ -113,6 +121,25 @@ def take_steps(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     abar, bbar = inputs.discretize(delta, x)
     log_decay, sign = (x, None) if inputs.has_exponential_decay else split_sign(abar)
     return attend(log_decay, sign, bbar * inputs.B, inputs.u, inputs.C.expand(x.shape), h)
+
+
+def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The same for chunks, by Scan: what LinearAttention takes has dstate times the size of the
+    inputs, and is there for one chunk only."""
+    seqlen = inputs.u.shape[1]
+    if isinstance(seqlen, int) and seqlen <= CHUNK:
+        return take_steps(h, inputs)
+    chunk = torch.sym_min(seqlen, CHUNK)
+    count = (seqlen + chunk - 1) // chunk
+
+    def pad(steps: Tensor, value: float = 0.0) -> Tensor:
+        sides = (0, 0) * (steps.dim() - 2) + (0, count * chunk - seqlen)
+        return F.pad(steps, sides, value=value)
+
+    padded = replace(inputs.of_steps(pad), delta=pad(inputs.delta, inputs.still))
+    chunks = padded.of_steps(lambda steps: steps.unflatten(1, (count, chunk)).transpose(0, 1))
+    h, y = chunks.walk(take_steps, h)
+    return h, y.transpose(0, 1).flatten(1, 2)[:, :seqlen]
 
 
 def attend(
