@@ -189,7 +189,7 @@ def test_convolution(width, normal, check):
     def function(backend, x, weight, bias, states):
         plain = causal_conv1d_fn(x, weight, backend=backend)
         options = {"return_final_states": True, "activation": "silu", "backend": backend}
-        return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)[: width]
+        return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)[:width]
 
     states = normal(BATCH, DIM, width - 1)
     given = (normal(BATCH, DIM, SEQLEN), normal(DIM, width), normal(DIM), states)
@@ -254,8 +254,7 @@ def test_state_update(heads, steps, normal, check):
     check(function, state, x, dt, poles, B, C, normal(*channels), z, normal(*channels))
 
 
-@pytest.mark.parametrize("slot", [1, -1])
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(("slot", "goes_on"), [(1, True), (2, False), (-1, True)])
 def test_prefill_of_one_sequence(slot, goes_on, normal, check):
     total, slots = 11, 3
 
@@ -326,20 +325,26 @@ def refused_calls():
     def prefill(u, A, B, bounds, states):
         return selective_scan_prefill(u, states, u, A, B, B, cu_seqlens=bounds)
 
-    yield "cu_seqlens", lambda u, A, B, c: selective_scan_fn(u, u, A, B, B, cu_seqlens=c), (
-        *(u, A, B, bounds),
+    yield (
+        "cu_seqlens",
+        lambda u, A, B, c: selective_scan_fn(u, u, A, B, B, cu_seqlens=c),
+        (*(u, A, B, bounds),),
     )
     yield "cu_seqlens", lambda x, w, c: causal_conv1d_fn(x, w, cu_seqlens=c), (u, A, bounds)
-    yield "seq_idx", lambda x, w, s: causal_conv1d_fn(x, w, seq_idx=s), (
-        *(u, A, torch.zeros(1, 8, dtype=torch.int32)),
+    yield (
+        "seq_idx",
+        lambda x, w, s: causal_conv1d_fn(x, w, seq_idx=s),
+        (*(u, A, torch.zeros(1, 8, dtype=torch.int32)),),
     )
     yield "cu_seqlens", lambda a, c: diagonal_scan_fn(a, a, cu_seqlens=c), (u, bounds)
     yield "a", lambda a, b: diagonal_scan_fn(torch.complex(a, b), b), (u, u)
     yield "state_batch_indices", update, (*step, slots)
     yield "cu_seqlens", prefill, (u[0], A, B, bounds, state)
-    yield "A", lambda u, A, B: selective_scan_fn(
-        u, u, A, B, B, discretization_method="bilinear"
-    ), (u, torch.randn(4, 3, 3), B)
+    yield (
+        "A",
+        lambda u, A, B: selective_scan_fn(u, u, A, B, B, discretization_method="bilinear"),
+        (u, torch.randn(4, 3, 3), B),
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ ROWS = ((2, 9), (3, 1), (1, 40))
 @pytest.mark.parametrize("method", METHODS)
 def test_s6(method, tmp_path):
     model = S6(D_MODEL, d_state=4, depth=1, discretization_method=method)
-    check(model, rows(*ROWS), tmp_path / "model.onnx")
+    if method == "zoh":
+        check(model, rows(*ROWS), tmp_path / "model.onnx")
+    else:  # of one size, which takes less time
+        check(model, rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
 
 
 @opsets
@@ -52,15 +55,14 @@ def test_mamba_of_compat(bimamba_type, tmp_path):
     check(model, rows(*ROWS), tmp_path / "model.onnx")
 
 
-@opsets
 @pytest.mark.parametrize("name", ["Vim", "MambaVision", "VMamba"])
-def test_vision(name, opset, tmp_path):
+def test_vision(name, tmp_path):
     """A block as published; images of any number and height."""
     function = mamba_inner_fn if name == "Vim" else selective_scan_fn
     model = getattr(published_calls, name)(function)
     images = [(torch.randn(n, published_calls.DIM, height, 3),) for n, height in ((2, 4), (3, 5))]
     dynamic = ({0: BATCH, 2: torch.export.Dim("height")},)
-    check(model, images, tmp_path / "model.onnx", opset, dynamic)
+    check(model, images, tmp_path / "model.onnx", dynamic=dynamic)
 
 
 @opsets
