@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a folder for the two programs")
     options = parser.parse_args()
 
+    torch.manual_seed(0)
     if options.model is not None:
         model = MambaLMHeadModel.from_pretrained(options.model)
     else:
