@@ -33,6 +33,7 @@ from ._recurrence import (
     parts_of,
     take_chunks,
     take_step,
+    whole_of,
 )
 
 
@@ -72,8 +73,7 @@ def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -
         sizes = (*part.shape[:3], dim // groups, part.shape[3])
         return part[:, :, :, None].expand(sizes).flatten(2, 3)
 
-    parts = [spread(part) for part in parts_of(projection)]
-    return Pair(*parts) if len(parts) == 2 else parts[0]
+    return whole_of([spread(part) for part in parts_of(projection)])
 
 
 class Slot:
@@ -434,7 +434,9 @@ class Operators:
     def _convolution_op(self, return_final_states: bool, **given) -> tuple[Tensor, Tensor]:
         return self.convolve(**given, return_final_states=True)
 
-    def _layer_op(self, xz: Tensor, autocast_dtype: torch.dtype | None, save_states: bool, **given):
+    def _layer_op(
+        self, xz: Tensor, autocast_dtype: torch.dtype | None, save_states: bool, **given
+    ) -> tuple[Tensor]:
         return (compose(self.scan, self.convolve, _cast(xz, autocast_dtype), **given),)
 
     def _plain_layer_op(

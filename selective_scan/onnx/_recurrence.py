@@ -20,7 +20,6 @@ DOMAIN = "selective_scan"
 OLDEST_OPSET, NEWEST_OPSET = 18, 27
 CHUNK = 256  # steps
 
-
 State = Tensor | Pair
 
 
@@ -119,8 +118,12 @@ def take_steps(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     delta = inputs.delta[..., None]
     x = delta * inputs.A
     abar, bbar = inputs.discretize(delta, x)
-    log_decay, sign = (x, None) if inputs.has_exponential_decay else split_sign(abar)
-    return attend(log_decay, sign, bbar * inputs.B, inputs.u, inputs.C.expand(x.shape), h)
+    if inputs.has_exponential_decay:
+        log_decay, flips = x, None
+    else:
+        size = abar.abs().clamp(min=torch.finfo(abar.dtype).tiny)  # of which there is a logarithm
+        log_decay, flips = size.log(), abar < 0
+    return attend(log_decay, flips, bbar * inputs.B, inputs.u, inputs.C.expand(x.shape), h)
 
 
 def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -143,24 +146,23 @@ def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def attend(
-    log_decay: Tensor, sign: Tensor | None, k: Tensor, v: Tensor, q: Tensor, state: Tensor
+    log_decay: Tensor, flips: Tensor | None, k: Tensor, v: Tensor, q: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """h[t] = sign[t]·exp(log_decay[t])·h[t-1] + k[t]·v[t] and y[t] = Σ_n q[t,n] h[t,n], by one
-    operator, of which every channel is a head.
+    """h[t] = ±exp(log_decay[t])·h[t-1] + k[t]·v[t] and y[t] = Σ_n q[t,n] h[t,n], by one operator,
+    of which every channel is a head.
 
     Args:
         log_decay, k, q: (batch, seqlen, dim, dstate).
-        sign: 1 or −1, likewise; None where it is always 1.
+        flips: where the sign is −1, likewise; None where it never is.
         v: (batch, seqlen, dim).
         state: h before the first step, (batch, dim, dstate).
 
     Returns:
         h behind the last step, and y, (batch, seqlen, dim).
     """
-    if sign is not None:
+    if flips is not None:
         # With s[t] the product of all signs up to t, s·h has decays without a sign.
-        flips = (sign < 0).long()
-        signs = (1 - 2 * (flips.cumsum(1) % 2)).to(k.dtype)
+        signs = _sign(flips.long().cumsum(1), k.dtype)
         k, q = k * signs, q * signs
     dim = v.shape[2]
     y, last = torch.onnx.ops.symbolic_multi_out(
@@ -172,15 +174,14 @@ def attend(
         version=1,
     )
     last = last[..., 0]
-    if sign is not None:
-        last = last * (1 - 2 * (flips.sum(1) % 2)).to(k.dtype)
+    if flips is not None:
+        last = last * _sign(flips.long().sum(1), k.dtype)
     return last, y
 
 
-def split_sign(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of the size, and the sign; the size is at least the smallest normal number."""
-    size = factor.abs().clamp(min=torch.finfo(factor.dtype).tiny)
-    return size.log(), torch.where(factor < 0, -1.0, 1.0)
+def _sign(count: Tensor, dtype: torch.dtype) -> Tensor:
+    """That of a product of so many numbers below 0."""
+    return (1 - 2 * (count % 2)).to(dtype)
 
 
 def convolve_statefully(
