@@ -20,6 +20,7 @@ from selective_scan import (
 )
 from selective_scan._s6_step import StackTensors, s6_step
 from selective_scan.onnx import decompose, export
+from selective_scan.vision import cross_scan_fn
 
 BATCH, DIM, DSTATE, SEQLEN = 2, 6, 3, 9
 
@@ -225,6 +226,18 @@ def test_layer(bidirectional, normal, check):
     weights = [normal(*shape) / shape[-1] ** 0.5 for shape in shapes]
     A = -normal(DIM, DSTATE).exp()
     check(function, normal(BATCH, 2 * DIM, SEQLEN), *weights, A, normal(DIM), normal(DIM))
+
+
+def test_cross_scan(normal, check):
+    height, width = 2, 5
+
+    def function(backend, x, delta, A, B, C, D):
+        return cross_scan_fn(x, delta, A, B, C, D, delta_softplus=True, backend=backend)
+
+    x, delta = normal(BATCH, DIM, height, width), normal(BATCH, 4, DIM, height, width)
+    A, D = -normal(4, DIM, DSTATE).exp(), normal(4, DIM)
+    B, C = normal(2, BATCH, 4, DSTATE, height, width)
+    check(function, x, delta, A, B, C, D)
 
 
 @pytest.mark.parametrize("steps", [None, 3])
