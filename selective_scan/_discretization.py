@@ -55,4 +55,7 @@ DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
     "rk4": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6 + x**3 / 24)),
 }
 
+# Where abar = exp(x).
+EXPONENTIAL = {"zoh", "foh", "poly", "highorder", "rk4"}
+
 METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h

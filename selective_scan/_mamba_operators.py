@@ -117,10 +117,12 @@ MAMBA_INNER = ComposedOperator(
 # --- a plain layer --------------------------------------------------------------------------------
 
 # What a layer lacks that goes one way, is real and takes B and C from x as they are.
-_ABSENT_FROM_PLAIN = (
-    *("B", "C", "B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
-    *("b_c_dt_rms_eps", "bidirectional"),
-)
+ABSENT_FROM_PLAIN = {
+    **dict.fromkeys(("B", "C", "B_proj_bias", "C_proj_bias")),
+    **dict.fromkeys(("b_rms_weight", "c_rms_weight", "dt_rms_weight")),
+    "b_c_dt_rms_eps": 0.0,
+    "bidirectional": False,
+}
 
 
 _INPUT = ("batch", "seqlen", "d_input")
@@ -133,7 +135,7 @@ def _plain_arguments(*own: TensorArgument) -> Table:
     others = (
         _LOGARITHM_OR_A if argument.name == "A" else argument
         for argument in _arguments(AUTOCAST_DTYPE).arguments[1:]
-        if argument.name not in _ABSENT_FROM_PLAIN
+        if argument.name not in ABSENT_FROM_PLAIN
     )
     return Table(
         TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),

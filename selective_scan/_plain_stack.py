@@ -138,6 +138,8 @@ def serves(hidden: Tensor) -> bool:
     """Whether the operator is made for such an input, and nothing but the modules looks at it."""
     batch, steps, _ = hidden.shape
     device_type = hidden.device.type
+    if torch.compiler.is_exporting() and isinstance(batch * steps, torch.SymInt):
+        return False  # an exported program is for all sizes, and not bound to its example's
     return (
         0 < steps <= MAX_STEPS
         and 0 < batch * steps <= MAX_ROWS

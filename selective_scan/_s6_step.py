@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -148,6 +149,67 @@ S6_STEP = Operator(
 )
 
 
+def compose_step(
+    convolve: Callable[..., Tensor],
+    update: Callable[..., Tensor],
+    hidden: Tensor,
+    stack: StackTensors,
+    norm_f: Tensor | None,
+    head: Tensor | None,
+    state_batch_indices: Tensor | None,
+    eps: float,
+    delta_softplus: bool,
+    discretization_method: Method,
+) -> Tensor:
+    """What s6_step computes, in hidden's dtype, of a step of the convolution, one of the scan, and
+    PyTorch."""
+    dtype = hidden.dtype
+
+    def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:
+        return tensors[layer].to(dtype) if tensors else None
+
+    def normalize(rows: Tensor, weight: Tensor) -> Tensor:
+        mean = rows.square().mean(-1, keepdim=True)
+        return rows * (mean + eps).rsqrt() * weight
+
+    residual = hidden
+    for layer in range(len(stack.in_proj)):
+        rows = normalize(residual, of(stack.norm, layer)) if stack.norm else residual
+        xz = F.linear(rows, of(stack.in_proj, layer), of(stack.in_proj_bias, layer))
+        x, z = xz.chunk(2, dim=-1)
+        x = convolve(
+            x.transpose(1, 2),
+            stack.conv_state[layer],
+            of(stack.conv1d, layer).squeeze(1),
+            of(stack.conv1d_bias, layer),
+            "silu",
+            conv_state_indices=state_batch_indices,
+        ).transpose(1, 2)
+        rank, dstate = stack.dt_proj[layer].shape[1], stack.A_log[layer].shape[1]
+        dt, B, C = F.linear(x, of(stack.x_proj, layer)).split([rank, dstate, dstate], dim=-1)
+        y = update(
+            stack.state[layer],
+            x,
+            F.linear(dt, of(stack.dt_proj, layer)),
+            poles(of(stack.A_log, layer)),
+            B,
+            C,
+            of(stack.D, layer),
+            z,
+            of(stack.dt_proj_bias, layer),
+            delta_softplus,
+            state_batch_indices,
+            discretization_method=discretization_method,
+        )
+        out = F.linear(y, of(stack.out_proj, layer), of(stack.out_proj_bias, layer))
+        residual = residual + out if stack.norm else out
+    if norm_f is not None:
+        residual = normalize(residual, norm_f.to(dtype))
+    if head is not None:
+        residual = F.linear(residual, head.to(dtype))
+    return residual
+
+
 def s6_step_ref(
     hidden: Tensor,
     stack: StackTensors,
@@ -179,48 +241,18 @@ def s6_step_ref(
         if beyond.numel() > 0:
             fail(f"state_batch_indices must be less than slots = {slots}, got {beyond[0].item()}")
 
-    def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:
-        return tensors[layer].to(dtype) if tensors else None
-
-    def normalize(rows: Tensor, weight: Tensor) -> Tensor:
-        mean = rows.square().mean(-1, keepdim=True)
-        return rows * (mean + eps).rsqrt() * weight
-
-    residual = hidden.to(dtype)
-    for layer in range(len(stack.in_proj)):
-        rows = normalize(residual, of(stack.norm, layer)) if stack.norm else residual
-        xz = F.linear(rows, of(stack.in_proj, layer), of(stack.in_proj_bias, layer))
-        x, z = xz.chunk(2, dim=-1)
-        x = causal_conv1d_update_ref(
-            x.transpose(1, 2),
-            stack.conv_state[layer],
-            of(stack.conv1d, layer).squeeze(1),
-            of(stack.conv1d_bias, layer),
-            "silu",
-            conv_state_indices=state_batch_indices,
-        ).transpose(1, 2)
-        sizes = [call.sizes[name] for name in ("dt_rank", "dstate", "dstate")]
-        dt, B, C = F.linear(x, of(stack.x_proj, layer)).split(sizes, dim=-1)
-        y = selective_state_update_ref(
-            stack.state[layer],
-            x,
-            F.linear(dt, of(stack.dt_proj, layer)),
-            poles(of(stack.A_log, layer)),
-            B,
-            C,
-            of(stack.D, layer),
-            z,
-            of(stack.dt_proj_bias, layer),
-            delta_softplus,
-            state_batch_indices,
-            discretization_method=discretization_method,
-        )
-        out = F.linear(y, of(stack.out_proj, layer), of(stack.out_proj_bias, layer))
-        residual = residual + out if stack.norm else out
-    if norm_f is not None:
-        residual = normalize(residual, norm_f.to(dtype))
-    if head is not None:
-        residual = F.linear(residual, head.to(dtype))
+    residual = compose_step(
+        causal_conv1d_update_ref,
+        selective_state_update_ref,
+        hidden.to(dtype),
+        stack,
+        norm_f,
+        head,
+        state_batch_indices,
+        eps,
+        delta_softplus,
+        discretization_method,
+    )
     return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
 
 

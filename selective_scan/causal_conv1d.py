@@ -51,7 +51,7 @@ def _flops(call: Call) -> tuple[int, int]:
 
 
 _TENSORS = (_X, WEIGHT, BIAS, _SEQ_IDX, CU_SEQLENS, _INITIAL_STATES)
-_CAUSAL_CONV1D = Operator(
+CAUSAL_CONV1D = Operator(
     "causal_conv1d",
     _arguments(*_TENSORS, _RETURN_FINAL_STATES, ACTIVATION),
     results=[
@@ -183,7 +183,7 @@ def causal_conv1d_ref(
         slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
         values = (x, weight, conv_states, bias, activation, *slot_arguments, backend)
         return _convolve_over_pool(values)
-    call = _CAUSAL_CONV1D.check(
+    call = CAUSAL_CONV1D.check(
         (
             *(x, weight, bias, seq_idx, cu_seqlens, initial_states),
             *(return_final_states, activation, final_states_out, backend),
@@ -397,7 +397,7 @@ def causal_conv1d_fn(
         )
     arguments = (x, weight, bias, seq_idx, cu_seqlens, initial_states, return_final_states)
     values = (*arguments, activation, final_states_out, backend)
-    if not _CAUSAL_CONV1D.has_kernels(values):
+    if not CAUSAL_CONV1D.has_kernels(values):
         return causal_conv1d_ref(
             *(x, weight, bias, seq_idx, initial_states),
             *(return_final_states, final_states_out, activation),
@@ -405,8 +405,8 @@ def causal_conv1d_fn(
             backend=backend,
         )
     if final_states_out is not None:
-        _CAUSAL_CONV1D.check(values)  # the op is not given it
-    out, final_states = _CAUSAL_CONV1D(*arguments, activation)
+        CAUSAL_CONV1D.check(values)  # the op is not given it
+    out, final_states = CAUSAL_CONV1D(*arguments, activation)
     if not return_final_states:
         return out
     if final_states_out is not None:

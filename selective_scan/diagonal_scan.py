@@ -83,7 +83,7 @@ def _flops(call: Call) -> tuple[int, int]:
     return 2 * steps, 3 * steps
 
 
-_DIAGONAL_SCAN = Operator(
+DIAGONAL_SCAN = Operator(
     "diagonal_scan",
     _arguments("b", Option("reverse")),
     results=[Result("h", _SEQUENCE, _result_dtype, like="b")],
@@ -114,7 +114,7 @@ def diagonal_scan_ref(
         >>> diagonal_scan_ref(torch.tensor([0.5]), torch.ones(4))
         tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    call = _DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, "auto"))
+    call = DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, "auto"))
     dtype, seqlen = call.state_dtype, b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)
@@ -217,8 +217,8 @@ def diagonal_scan_fn(
         torch.Size([64])
     """
     arguments = (a, b, initial_state, reverse, cu_seqlens)
-    if not _DIAGONAL_SCAN.has_kernels((*arguments, backend)):
+    if not DIAGONAL_SCAN.has_kernels((*arguments, backend)):
         return diagonal_scan_ref(
             a, b, initial_state=initial_state, reverse=reverse, cu_seqlens=cu_seqlens
         )
-    return _DIAGONAL_SCAN(*arguments)
+    return DIAGONAL_SCAN(*arguments)

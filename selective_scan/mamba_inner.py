@@ -27,7 +27,7 @@ def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def _compose(
+def compose(
     scan: Callable[..., Tensor],
     convolve: Callable[..., Tensor],
     xz: Tensor,
@@ -45,7 +45,7 @@ def _compose(
     B_proj_bias: Tensor | None,
     C_proj_bias: Tensor | None,
     delta_softplus: bool,
-    _checkpoint_lvl: int,
+    checkpoint_lvl: int,
     b_rms_weight: Tensor | None,
     c_rms_weight: Tensor | None,
     dt_rms_weight: Tensor | None,
@@ -54,7 +54,8 @@ def _compose(
     bidirectional: bool,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch."""
+    """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch;
+    checkpoint_lvl is of no use for that."""
     dtype = xz.dtype
     if dtype != torch.float64:
         dtype = autocast_dtype_of(xz.device) or dtype
@@ -172,7 +173,7 @@ def mamba_inner_ref(
         *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
     )
     MAMBA_INNER.check((*arguments, backend))
-    return _compose(selective_scan_ref, causal_conv1d_ref, *arguments)
+    return compose(selective_scan_ref, causal_conv1d_ref, *arguments)
 
 
 def mamba_inner_fn(
@@ -315,7 +316,7 @@ def mamba_inner_fn(
     if not is_compiling and _pytorch.are_transforms_active():
         # The parts have batching rules, which their composition as one operator can not have.
         MAMBA_INNER.refuse_tangents(arguments)
-        return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
+        return compose(selective_scan_fn, causal_conv1d_fn, *arguments)
     autocast_dtype = autocast_dtype_of(xz.device)
     is_plain = (
         B is None
@@ -336,7 +337,7 @@ def mamba_inner_fn(
             options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
             return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype, None)[0]
     if is_compiling and torch.compiler.is_exporting():  # without Python there are the parts alone
-        return _compose(selective_scan_fn, causal_conv1d_fn, *arguments)
+        return compose(selective_scan_fn, causal_conv1d_fn, *arguments)
     return MAMBA_INNER(*arguments, autocast_dtype)[0]
 
 

@@ -99,6 +99,20 @@ def test_text_is_learned_and_written(tmp_path):
     assert "bits per byte" in result.stderr  # the progress bar
 
 
+@pytest.mark.parametrize("opset", ["27", "18"])
+def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
+    small = ["--d-model", "16", "--layers", "2", "--vocabulary", "50", "--length", "7"]
+    few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]
+    result = run(*small, *few, script=EXAMPLES / "onnx_language_model.py")
+    assert result.returncode == 0, result.stderr
+    ours, theirs, verdict, _, _, *times = [line.split() for line in result.stdout.splitlines()]
+    assert len(ours) == len(theirs) == 9
+    assert ours[1:] == theirs[1:]
+    assert " ".join(verdict) == "the same tokens"
+    assert all(float(number) > 0 for row in times for number in row[1:])
+    assert {"prompt.onnx", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_packing_of_text():
     example = runpy.run_path(str(EXAMPLES / "language_model.py"))
     inputs, targets, boundaries = example["pack"]([b"ab", b"c", b"def"])

@@ -16,9 +16,9 @@ from selective_scan._result import Result
 from selective_scan._selective_scan import SELECTIVE_SCAN
 from selective_scan._table import Option, Table, TensorArgument
 from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
-from selective_scan.diagonal_scan import _DIAGONAL_SCAN
+from selective_scan.diagonal_scan import DIAGONAL_SCAN
 
-OPERATORS = (SELECTIVE_SCAN, _DIAGONAL_SCAN, _ADAPTIVE_UNITARY_SCAN)
+OPERATORS = (SELECTIVE_SCAN, DIAGONAL_SCAN, _ADAPTIVE_UNITARY_SCAN)
 MINIMAL = problem.Case(
     dim=4,
     seqlen=70,
@@ -199,7 +199,7 @@ def required(operator, device):
     """The tensors that the op must be given, requiring gradients."""
     if operator is SELECTIVE_SCAN:
         inputs = problem.inputs_on(MINIMAL, device)
-    elif operator is _DIAGONAL_SCAN:
+    elif operator is DIAGONAL_SCAN:
         inputs = diagonal.make(diagonal.Case(initial_state=None), device)
     else:
         inputs = unitary.make(unitary.Case(z=False, initial_state=False), device)
@@ -211,7 +211,7 @@ def test_as_many_gradients_as_inputs(operator, device):
     """PyTorch 2.15 does not count optional arguments that a call leaves out."""
     tensors = required(operator, device)
     values = (*tensors, *operator.arguments.defaults[len(tensors) :])
-    if operator is not _DIAGONAL_SCAN:
+    if operator is not DIAGONAL_SCAN:
         values = (*values, True)  # save_states
     results = getattr(torch.ops.selective_scan, f"{operator.name}_fwd")(*values)
     results = (results,) if isinstance(results, torch.Tensor) else results

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..causal_conv1d import _CAUSAL_CONV1D, Activation, causal_conv1d_fn, causal_conv1d_ref
+from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn, causal_conv1d_ref
 from ..causal_conv1d_update import causal_conv1d_update
 from ..mamba_mixer import refuse
 
@@ -56,7 +56,7 @@ def causal_conv1d_bwd_function(
     activation = _activation(silu_activation)
     inputs = (x, weight, bias, seq_idx, None, initial_states)
     differentiate = _by_reference
-    if _CAUSAL_CONV1D.has_kernels((*inputs, False, activation, None, "auto")):
+    if CAUSAL_CONV1D.has_kernels((*inputs, False, activation, None, "auto")):
         differentiate = torch.ops.selective_scan.causal_conv1d_bwd_out
     dweight, dbias, dinitial_states = differentiate(dout, dfinal_states, *inputs, activation, dx=dx)
     if not return_dinitial_states:

@@ -1,0 +1,6 @@
+"""Models as ONNX, which run without PyTorch and without this package: see docs/deployment.md."""
+
+from ._export import export
+from ._program import decompose
+
+__all__ = ["decompose", "export"]

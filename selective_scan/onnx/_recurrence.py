@@ -1,0 +1,212 @@
+"""The recurrence by operators that ONNX has, written in PyTorch: by LinearAttention of opset 27, or
+by Scan, which every opset has, with the step as its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+
+from ._pair import Pair
+
+# Operators of the newest opset stand in this domain until the program has that opset: the exporter
+# begins with an older one, and the converter refuses what that does not have.
+DOMAIN = "selective_scan"
+OLDEST_OPSET, NEWEST_OPSET = 18, 27
+CHUNK = 256  # steps
+
+State = Tensor | Pair
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a scan takes: h[t] = abar·h[t-1] + bbar·B·u, y[t] = Σ_n C h[t].
+
+    Attributes:
+        u, delta: (batch, seqlen, dim), or (batch, dim) for one step.
+        B, C: (batch, seqlen, dim or 1, dstate), or without seqlen; (dim, dstate) where all steps
+            share one.
+        A: (dim, dstate).
+        discretize: from Δ and Δ·A to abar and bbar.
+        has_exponential_decay: whether abar = exp(Δ·A).
+        still: the Δ of a step that changes no state, where u is 0.
+    """
+
+    u: Tensor
+    delta: Tensor
+    B: State
+    C: State
+    A: State
+    discretize: Callable[[Tensor, State], tuple[State, State]]
+    has_exponential_decay: bool
+    still: float = 0.0
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Of what differs from step to step, and of what is shared."""
+        shared = [name for name in "BC" if parts_of(getattr(self, name))[0].dim() == 2]
+        return [name for name in ("u", "delta", "B", "C") if name not in shared], [*shared, "A"]
+
+    def of_steps(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """With a change of what differs from step to step."""
+        varying, _ = self._names()
+        return replace(self, **{name: _changed(getattr(self, name), change) for name in varying})
+
+    def walk(
+        self, step: Callable[[State, Inputs], tuple[State, Tensor]], h: State
+    ) -> tuple[State, Tensor]:
+        """Goes along the first dimension of what differs from step to step, by ONNX's Scan.
+
+        Args:
+            step: from h and the inputs of one entry to h behind it, and y.
+            h: before the first step.
+
+        Returns:
+            h behind the last step, and y of all entries.
+        """
+        varying, shared = self._names()
+        alone = replace(self, **{name: _changed(getattr(self, name), _alone) for name in shared})
+        alone = alone.of_steps(_alone)
+        given = {name: parts_of(getattr(alone, name)) for name in (*varying, *shared)}
+        counts = {name: len(parts) for name, parts in given.items()}
+        states = [*map(_alone, parts_of(h))]
+
+        def body(*values: Tensor) -> list[Tensor]:
+            remaining = iter(values)
+            h = whole_of([*islice(remaining, len(states))])
+            own = {name: whole_of([*islice(remaining, count)]) for name, count in counts.items()}
+            h, y = step(h, replace(self, **own))
+            return [*parts_of(h), y]
+
+        xs, rest = (tuple(p for name in names for p in given[name]) for names in (varying, shared))
+        *last, y = scan_op(body, tuple(states), xs, rest)
+        return whole_of(last), y
+
+
+def parts_of(value: State) -> list[Tensor]:
+    return [value.re, value.im] if isinstance(value, Pair) else [value]
+
+
+def whole_of(parts: list[Tensor]) -> State:
+    return parts[0] if len(parts) == 1 else Pair(*parts)
+
+
+def _changed(value: State, change: Callable[[Tensor], Tensor]) -> State:
+    return whole_of([change(part) for part in parts_of(value)])
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Of the inputs of a loop PyTorch refuses any two that share memory; none needs a gradient."""
+    return tensor.detach().clone()
+
+
+def take_step(h: State, inputs: Inputs) -> tuple[State, Tensor]:
+    """One step, and y, (batch, dim)."""
+    delta, u = inputs.delta[..., None], inputs.u[..., None]
+    abar, bbar = inputs.discretize(delta, delta * inputs.A)
+    h = abar * h + bbar * inputs.B * u
+    y = (inputs.C * h).sum(-1)
+    return h, 2 * y.re if isinstance(y, Pair) else y
+
+
+def take_steps(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """All steps at once, by LinearAttention, and y, (batch, seqlen, dim)."""
+    delta = inputs.delta[..., None]
+    x = delta * inputs.A
+    abar, bbar = inputs.discretize(delta, x)
+    if inputs.has_exponential_decay:
+        log_decay, flips = x, None
+    else:
+        size = abar.abs().clamp(min=torch.finfo(abar.dtype).tiny)  # of which there is a logarithm
+        log_decay, flips = size.log(), abar < 0
+    return attend(log_decay, flips, bbar * inputs.B, inputs.u, inputs.C.expand(x.shape), h)
+
+
+def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The same for chunks, by Scan: what LinearAttention takes has dstate times the size of the
+    inputs, and is there for one chunk only."""
+    seqlen = inputs.u.shape[1]
+    if isinstance(seqlen, int) and seqlen <= CHUNK:
+        return take_steps(h, inputs)
+    chunk = torch.sym_min(seqlen, CHUNK)
+    count = (seqlen + chunk - 1) // chunk
+
+    def pad(steps: Tensor, value: float = 0.0) -> Tensor:
+        sides = (0, 0) * (steps.dim() - 2) + (0, count * chunk - seqlen)
+        return F.pad(steps, sides, value=value)
+
+    padded = replace(inputs.of_steps(pad), delta=pad(inputs.delta, inputs.still))
+    chunks = padded.of_steps(lambda steps: steps.unflatten(1, (count, chunk)).transpose(0, 1))
+    h, y = chunks.walk(take_steps, h)
+    return h, y.transpose(0, 1).flatten(1, 2)[:, :seqlen]
+
+
+def attend(
+    log_decay: Tensor, flips: Tensor | None, k: Tensor, v: Tensor, q: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h[t] = ±exp(log_decay[t])·h[t-1] + k[t]·v[t] and y[t] = Σ_n q[t,n] h[t,n], by one operator,
+    of which every channel is a head.
+
+    Args:
+        log_decay, k, q: (batch, seqlen, dim, dstate).
+        flips: where the sign is −1, likewise; None where it never is.
+        v: (batch, seqlen, dim).
+        state: h before the first step, (batch, dim, dstate).
+
+    Returns:
+        h behind the last step, and y, (batch, seqlen, dim).
+    """
+    if flips is not None:
+        # With s[t] the product of all signs up to t, s·h has decays without a sign.
+        signs = _sign(flips.long().cumsum(1), k.dtype)
+        k, q = k * signs, q * signs
+    dim = v.shape[2]
+    y, last = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::LinearAttention",
+        (q.flatten(2), k.flatten(2), v, state[..., None], log_decay.flatten(2)),
+        {"q_num_heads": dim, "kv_num_heads": dim, "scale": 1.0, "update_rule": "gated"},
+        dtypes=(v.dtype, v.dtype),
+        shapes=(v.shape, (*state.shape, 1)),
+        version=1,
+    )
+    last = last[..., 0]
+    if flips is not None:
+        last = last * _sign(flips.long().sum(1), k.dtype)
+    return last, y
+
+
+def _sign(count: Tensor, dtype: torch.dtype) -> Tensor:
+    """That of a product of so many numbers below 0."""
+    return (1 - 2 * (count % 2)).to(dtype)
+
+
+def convolve_statefully(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """The causal convolution and its last states, by one operator."""
+    batch, dim, _ = x.shape
+    out, last = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::CausalConvWithState",
+        (x, weight[:, None], bias, states),
+        {"activation": "none" if activation is None else "silu"},
+        dtypes=(x.dtype, x.dtype),
+        shapes=(x.shape, (batch, dim, weight.shape[1] - 1)),
+        version=1,
+    )
+    return out, last
+
+
+def convolve_plainly(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """The same by operators that every opset has."""
+    (batch, dim, seqlen), history = x.shape, weight.shape[1] - 1
+    if states is None:
+        states = x.new_zeros(batch, dim, history)
+    seen = torch.cat([states, x], -1)
+    out = F.conv1d(seen, weight[:, None], bias, groups=dim)
+    return (out if activation is None else F.silu(out)), seen[..., seqlen:]

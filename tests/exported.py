@@ -1,0 +1,67 @@
+"""Programs of ONNX that onnxruntime runs."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from selective_scan.onnx import export
+
+OPSETS = (27, 18)
+
+
+class Call(nn.Module):
+    """A function as the module that PyTorch wants."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor):
+        return self.function(*tensors)
+
+
+class Program:
+    """What onnxruntime makes of a model, called as it is."""
+
+    def __init__(self, model, args, path: Path, *, opset: int, dynamic=None, **names) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch's own
+            export(model, args, path, dynamic=dynamic, opset=opset, **names)
+        onnx.checker.check_model(path, full_check=True)
+        self.model = onnx.load(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(path, options)
+        self._names = [given.name for given in self._session.get_inputs()]
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        given = {n: t.numpy() for n, t in zip(self._names, tensors, strict=True)}
+        return [torch.from_numpy(result) for result in self._session.run(None, given)]
+
+    @property
+    def opset(self) -> int:
+        return {entry.domain: entry.version for entry in self.model.opset_import}[""]
+
+    @property
+    def operators(self) -> set[str]:
+        """Of the graph and of the bodies of its loops."""
+        found, graphs = set(), [self.model.graph]
+        while graphs:
+            for node in graphs.pop().node:
+                found.add(node.op_type)
+                graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        return found
+
+
+def assert_close(actual: list[Tensor], expected, bound: float = 1e-5) -> None:
+    expected = [expected] if isinstance(expected, Tensor) else [*expected]
+    assert len(actual) == len(expected)
+    for place, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
+        assert got.shape == wanted.shape
+        error, size = (got.double() - wanted.double()).norm(), wanted.double().norm()
+        assert error <= bound * size, (place, error, size)

@@ -1,0 +1,411 @@
+"""The operators in ONNX: what onnxruntime computes, against the references in float64."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from exported import OPSETS, Call, Program, assert_close
+from problem import METHODS, generator
+from selective_scan import (
+    S6,
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    diagonal_scan_fn,
+    mamba_inner_fn,
+    selective_scan_fn,
+    selective_scan_prefill,
+    selective_state_update,
+)
+from selective_scan._s6_step import StackTensors, s6_step
+from selective_scan.onnx import decompose, export
+from selective_scan.vision import cross_scan_fn
+
+BATCH, DIM, DSTATE, SEQLEN = 2, 6, 3, 9
+
+
+@pytest.fixture
+def normal(request):
+    random = generator(request.node.name)
+    return lambda *shape, dtype=torch.float32: torch.randn(shape, generator=random, dtype=dtype)
+
+
+@pytest.fixture(params=OPSETS, ids=lambda opset: f"opset{opset}")
+def opset(request):
+    return request.param
+
+
+@pytest.fixture
+def check(tmp_path, opset):
+    """Exports a function of the tensors and of a backend; compares it with the reference."""
+
+    def run(function, *tensors, dynamic=None, calls=()):
+        dynamic = None if dynamic is None else (dynamic,)
+        model = Call(lambda *given: function("auto", *given))
+        program = Program(model, tensors, tmp_path / "model.onnx", opset=opset, dynamic=dynamic)
+        assert program.opset == opset
+        for given in (tensors, *calls):
+            doubles = [t.double() if t.is_floating_point() else t for t in given]
+            assert_close(program(*given), function("reference", *doubles))
+        return program
+
+    return run
+
+
+def scanned(normal, seqlen=SEQLEN, groups=2, batch=BATCH):
+    u, z = normal(2, batch, DIM, seqlen)
+    B, C = normal(2, batch, groups, DSTATE, seqlen)
+    A, state = -normal(DIM, DSTATE).exp(), normal(batch, DIM, DSTATE)
+    return [u, normal(batch, DIM, seqlen), A, B, C, normal(DIM), z, normal(DIM), state]
+
+
+# --- the scan -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method, normal, check):
+    def function(backend, u, delta, A, B, C, D, z, bias, state):
+        return selective_scan_fn(
+            *(u, delta, A, B, C, D, z, bias, True, True),
+            discretization_method=method,
+            initial_state=state,
+            backend=backend,
+        )
+
+    program = check(function, *scanned(normal))
+    assert ("LinearAttention" in program.operators) == (program.opset == 27)
+    assert ("Scan" in program.operators) == (program.opset == 18)
+
+
+@pytest.mark.parametrize("method", ["foh", "bilinear"])
+def test_steps_of_any_size(method, normal, check):
+    """foh's φ1 without cancellation near 0, and bilinear's factor where it is 0, or negative."""
+    steps = torch.tensor([0.0, 1e-7, 1e-3, 0.5, 1.0, 2.0, 3.0, 30.0, 1.0])
+    u, _, _, B, C, _, _, _, state = scanned(normal)
+    A = -torch.tensor([[1.0, 2.0, 4.0]]).expand(DIM, DSTATE)
+
+    def function(backend, u, delta, A, B, C, state):
+        return selective_scan_fn(
+            *(u, delta, A, B, C),
+            return_last_state=True,
+            discretization_method=method,
+            initial_state=state,
+            backend=backend,
+        )
+
+    check(function, u, steps.expand(u.shape), A, B, C, state)
+
+
+@pytest.mark.parametrize(
+    ("B", "C", "reverse"),
+    [
+        ("constant", "constant", False),
+        ("constant", "grouped", True),
+        ("shared", "shared", True),
+    ],
+)
+def test_projections_and_directions(B, C, reverse, normal, check):
+    u, delta, A, B_grouped, C_grouped, *_ = scanned(normal)
+    constant, shared = normal(DIM, DSTATE), normal(BATCH, DSTATE, SEQLEN)
+    kinds = {"constant": constant, "shared": shared}
+
+    def function(backend, u, delta, A, B, C):
+        options = {"return_last_state": True, "reverse": reverse, "backend": backend}
+        return selective_scan_fn(u, delta, A, B, C, delta_softplus=True, **options)
+
+    check(function, u, delta, A, kinds.get(B, B_grouped), kinds.get(C, C_grouped).clone())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_complex_poles_are_pairs_of_states(method, normal, tmp_path):
+    u, delta, A, *_ = scanned(normal)
+    B, C = normal(2, BATCH, DSTATE, 2 * SEQLEN)
+
+    def function(backend, u, delta, decay, angle, B, C, state):
+        A, real = torch.complex(decay, angle), u.dtype
+        out, last = selective_scan_fn(
+            *(u, delta, A, B, C, None, u, None, True, True),
+            discretization_method=method,
+            initial_state=torch.complex(*state.unbind(-1)),
+            backend=backend,
+        )
+        return out, last.real.to(real), last.imag.to(real)
+
+    given = (u, delta, A, normal(DIM, DSTATE), B, C, normal(BATCH, DIM, DSTATE, 2))
+    model = Call(lambda *tensors: function("auto", *tensors))
+    program = Program(model, given, tmp_path / "model.onnx", opset=18)
+    assert_close(program(*given), function("reference", *[t.double() for t in given]))
+
+
+def test_a_length_of_its_own_goes_by_chunks(normal, check):
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+
+    def function(backend, u, delta, A, B, C, D, z, bias, state):
+        return selective_scan_fn(
+            *(u, delta, A, B, C, D, z, bias, True, True),
+            discretization_method="bilinear",
+            initial_state=state,
+            backend=backend,
+        )
+
+    steps, of_batch = {0: batch, 2: length}, {0: batch}
+    projections = {0: batch, 3: length}
+    dynamic = (steps, steps, {}, projections, projections, {}, steps, {}, of_batch)
+    calls = [scanned(normal, seqlen, batch=n) for seqlen, n in ((1, 3), (256, 1), (600, 1))]
+    program = check(function, *scanned(normal), dynamic=dynamic, calls=calls)
+    assert "Scan" in program.operators
+
+
+def test_a_long_sequence_goes_by_chunks(normal, check):
+    def function(backend, a, b):
+        return diagonal_scan_fn(a, b, backend=backend)
+
+    check(function, normal(BATCH, 3, 300).sin(), normal(BATCH, 3, 300))
+
+
+def test_double_precision(normal, tmp_path):
+    given = tuple(tensor.double() for tensor in scanned(normal)[:5])
+    program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27)
+    assert_close(program(*given), selective_scan_fn(*given, backend="reference"), 1e-12)
+
+
+# --- the other operators --------------------------------------------------------------------------
+
+
+def test_diagonal_scan(normal, check):
+    def function(backend, a, b, state):
+        return (
+            diagonal_scan_fn(a, b, initial_state=state, backend=backend),
+            diagonal_scan_fn(a[:, :1], b, reverse=True, backend=backend),
+            diagonal_scan_fn(a[0], b[0], backend=backend),
+            diagonal_scan_fn(a[0, 0], b[0, 0], backend=backend),
+        )
+
+    check(function, *normal(2, BATCH, 3, SEQLEN), normal(BATCH, 3))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_convolution(width, normal, check):
+    def function(backend, x, weight, bias, states):
+        plain = causal_conv1d_fn(x, weight, backend=backend)
+        options = {"return_final_states": True, "activation": "silu", "backend": backend}
+        return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)[:width]
+
+    states = normal(BATCH, DIM, width - 1)
+    given = (normal(BATCH, DIM, SEQLEN), normal(DIM, width), normal(DIM), states)
+    if width == 1:  # states of no element are no input of a program
+        check(lambda backend, *tensors: function(backend, *tensors, None), *given[:3])
+    else:
+        check(function, *given)
+
+
+def test_convolution_is_one_operator(normal, check, opset):
+    def function(backend, x, weight):
+        return causal_conv1d_fn(x, weight, activation="silu", backend=backend)
+
+    program = check(function, normal(BATCH, DIM, SEQLEN), normal(DIM, 4))
+    assert (program.operators == {"CausalConvWithState", "Unsqueeze"}) == (opset == 27)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_layer(bidirectional, normal, check):
+    rank, d_model = 2, 5
+
+    def function(backend, *tensors):
+        *given, A, D, bias = tensors
+        return mamba_inner_fn(
+            *(*given, None, A),
+            D=D,
+            delta_bias=bias,
+            bidirectional=bidirectional,
+            backend=backend,
+        )
+
+    shapes = [(DIM, 1, 4), (DIM,), (rank + 2 * DSTATE, DIM), (DIM, rank), (d_model, DIM)]
+    weights = [normal(*shape) / shape[-1] ** 0.5 for shape in shapes]
+    A = -normal(DIM, DSTATE).exp()
+    check(function, normal(BATCH, 2 * DIM, SEQLEN), *weights, A, normal(DIM), normal(DIM))
+
+
+def test_cross_scan(normal, check):
+    height, width = 2, 5
+
+    def function(backend, x, delta, A, B, C, D):
+        return cross_scan_fn(x, delta, A, B, C, D, delta_softplus=True, backend=backend)
+
+    x, delta = normal(BATCH, DIM, height, width), normal(BATCH, 4, DIM, height, width)
+    A, D = -normal(4, DIM, DSTATE).exp(), normal(4, DIM)
+    B, C = normal(2, BATCH, 4, DSTATE, height, width)
+    check(function, x, delta, A, B, C, D)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_convolution_update(steps, normal, check):
+    def function(backend, x, state, weight, bias):
+        state = state.clone()
+        return causal_conv1d_update(x, state, weight, bias, "silu", backend=backend), state
+
+    x = normal(BATCH, DIM) if steps is None else normal(BATCH, DIM, steps)
+    check(function, x, normal(BATCH, DIM, 5), normal(DIM, 4), normal(DIM))
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+@pytest.mark.parametrize("steps", [(), (3,)])
+def test_state_update(heads, steps, normal, check):
+    def function(backend, state, x, dt, A, B, C, D, z, bias):
+        state = state.clone()
+        arguments = (state, x, dt, A, B, C, D, z, bias, True)
+        options = {"discretization_method": "foh", "backend": backend}
+        return selective_state_update(*arguments, **options), state
+
+    rows, channels = (BATCH, *steps, *heads, DIM), (*heads, DIM)
+    B, C = normal(2, BATCH, *steps, 2, DSTATE)
+    poles = -normal(*channels, DSTATE).exp()
+    x, dt, z = normal(3, *rows)
+    state = normal(BATCH, *channels, DSTATE)
+    check(function, state, x, dt, poles, B, C, normal(*channels), z, normal(*channels))
+
+
+@pytest.mark.parametrize(("slot", "goes_on"), [(1, True), (2, False), (-1, True)])
+def test_prefill_of_one_sequence(slot, goes_on, normal, check):
+    total, slots = 11, 3
+
+    def function(backend, u, states, conv_states, weight, delta, A, B, C, z, bounds):
+        states, conv_states = states.clone(), conv_states.clone()
+        where = {
+            "cache_indices": torch.tensor([slot]),
+            "has_initial_state": torch.tensor([goes_on]),
+        }
+        x = causal_conv1d_fn(
+            *(u[None], weight, None, None, None, False, None, "silu"),
+            cu_seqlens=bounds,
+            conv_states=conv_states,
+            **where,
+            backend=backend,
+        )
+        arguments = (u, states, delta, A, B, C, None, z, None, True)
+        y = selective_scan_prefill(*arguments, cu_seqlens=bounds, **where, backend=backend)
+        return x, conv_states, y, states
+
+    u, delta, z = normal(3, DIM, total)
+    pools = normal(slots, DIM, DSTATE), normal(slots, DIM, 3)
+    B, C = normal(2, 2, DSTATE, total)
+    A, bounds = -normal(DIM, DSTATE).exp(), torch.tensor([2, 9])
+    check(function, u, *pools, normal(DIM, 4), delta, A, B, C, z, bounds)
+
+
+def test_step_through_a_stack(normal, check):
+    d_model, rank, depth = 4, 2, 2
+    shapes = {
+        "norm": (d_model,),
+        "in_proj": (2 * DIM, d_model),
+        "conv1d": (DIM, 1, 4),
+        "x_proj": (rank + 2 * DSTATE, DIM),
+        "dt_proj": (DIM, rank),
+        "dt_proj_bias": (DIM,),
+        "A_log": (DIM, DSTATE),
+        "D": (DIM,),
+        "out_proj": (d_model, DIM),
+        "conv_state": (BATCH, DIM, 3),
+        "state": (BATCH, DIM, DSTATE),
+    }
+
+    def function(backend, hidden, head, *tensors):
+        lists = dict(zip(shapes, zip(*[iter(tensors)] * depth, strict=True), strict=True))
+        for name in ("conv_state", "state"):
+            lists[name] = [tensor.clone() for tensor in lists[name]]
+        given = {name: [*lists[name]] if name in lists else None for name in StackTensors._fields}
+        out = s6_step(hidden, StackTensors(**given), None, head, backend=backend)
+        return out, *given["conv_state"], *given["state"]
+
+    tensors = [normal(*shape) / 2 for shape in shapes.values() for _ in range(depth)]
+    check(function, normal(BATCH, 2, d_model), normal(7, d_model), *tensors)
+
+
+# --- what cannot be exported ----------------------------------------------------------------------
+
+
+def refused_calls():
+    u, A, B = torch.randn(1, 4, 8), -torch.rand(4, 3), torch.randn(1, 3, 8)
+    bounds, state = torch.tensor([0, 3, 8]), torch.randn(2, 4, 3)
+    slots = torch.tensor([1])
+    step = (state, u[..., 0], u[..., 0], A, B[..., 0], B[..., 0])
+
+    def update(state, x, dt, A, B, C, slots):
+        return selective_state_update(state, x, dt, A, B, C, state_batch_indices=slots)
+
+    def prefill(u, A, B, bounds, states):
+        return selective_scan_prefill(u, states, u, A, B, B, cu_seqlens=bounds)
+
+    yield (
+        "cu_seqlens",
+        lambda u, A, B, c: selective_scan_fn(u, u, A, B, B, cu_seqlens=c),
+        (*(u, A, B, bounds),),
+    )
+    yield "cu_seqlens", lambda x, w, c: causal_conv1d_fn(x, w, cu_seqlens=c), (u, A, bounds)
+    yield (
+        "seq_idx",
+        lambda x, w, s: causal_conv1d_fn(x, w, seq_idx=s),
+        (*(u, A, torch.zeros(1, 8, dtype=torch.int32)),),
+    )
+    yield "cu_seqlens", lambda a, c: diagonal_scan_fn(a, a, cu_seqlens=c), (u, bounds)
+    yield "a", lambda a, b: diagonal_scan_fn(torch.complex(a, b), b), (u, u)
+    yield "state_batch_indices", update, (*step, slots)
+    yield "cu_seqlens", prefill, (u[0], A, B, bounds, state)
+    yield (
+        "A",
+        lambda u, A, B: selective_scan_fn(u, u, A, B, B, discretization_method="bilinear"),
+        (u, torch.randn(4, 3, 3), B),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "given"),
+    [pytest.param(*call, id=f"{i}-{call[0]}") for i, call in enumerate(refused_calls())],
+)
+def test_what_has_no_form_is_refused_by_its_name(name, function, given):
+    with pytest.raises(RuntimeError, match=rf"^selective_scan: {name} must be .* for ONNX, got "):
+        export(Call(function), given)
+
+
+def test_other_operators_are_refused_by_name():
+    from selective_scan import adaptive_unitary_scan_fn
+
+    u, x, D = torch.randn(2, 4, 8), torch.randn(4, 3, 4), torch.ones(4)
+    given = (u, u, x, x[0].T.contiguous(), *torch.randn(2, 3, dtype=torch.complex64), D)
+    with pytest.raises(RuntimeError, match="adaptive_unitary_scan_fwd has no form in ONNX"):
+        export(Call(adaptive_unitary_scan_fn), given)
+
+
+@pytest.mark.parametrize("opset", [17, 28, True, "27"])
+def test_opset_is_checked(opset):
+    with pytest.raises(ValueError, match="selective_scan: opset must be from 18 to 27, got "):
+        export(S6(8), (torch.randn(1, 3, 8),), opset=opset)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_a_missing_package_is_named(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"needs the package {package}; pip install onnx"):
+        export(S6(8), (torch.randn(1, 3, 8),))
+
+
+def test_nothing_of_onnx_is_imported_before_it_is_wanted():
+    code = (
+        "import sys, selective_scan, selective_scan.onnx\n"
+        "print(*{'onnx', 'onnxscript', 'onnx_ir'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_decompose_leaves_the_program_and_pytorchs_operators(normal):
+    u, delta, A, B, C, *_ = scanned(normal)
+    program = torch.export.export(Call(selective_scan_fn), (u, delta, A, B, C))
+    before = str(program.graph)
+    made = decompose(program, opset=18)
+    assert str(program.graph) == before
+    namespaces = {getattr(node.target, "namespace", "") for node in made.graph.nodes}
+    assert "selective_scan" not in namespaces
+    assert_close([made.module()(u, delta, A, B, C)], selective_scan_fn(u, delta, A, B, C))
