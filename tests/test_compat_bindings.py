@@ -81,7 +81,8 @@ def test_selective_scan_cuda(compat_modules, has_z, is_complex):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["selective_scan_cuda_core", "selective_scan_cuda_oflex"])
-def test_vmamba_bindings(compat_modules, name, dtype):
+@pytest.mark.parametrize("nrows", [1, 4])
+def test_vmamba_bindings(compat_modules, name, dtype, nrows):
     module = importlib.import_module(name)
     scan = make_scan(dtype)
     scan["dout"] = scan["dout"].float()
@@ -89,18 +90,16 @@ def test_vmamba_bindings(compat_modules, name, dtype):
     dout = scan.pop("dout")
     del scan["z"]
     for flag in [(False,), (True,)] if name.endswith("oflex") else [()]:
-        out, x, *_ = module.fwd(*scan.values(), True, 1, *flag)
+        out, x, *_ = module.fwd(*scan.values(), True, nrows, *flag)
         is_wide = flag == (True,)
         assert out.dtype == (torch.float32 if is_wide else dtype)
         assert_near(out, expected, 1e-4 if is_wide or dtype == torch.float32 else 1e-2)
         assert_near(x[:, :, -1, 1::2], last)
-    result = module.bwd(*scan.values(), dout, x, True, 1)
+    result = module.bwd(*scan.values(), dout, x, True, nrows)
     for name_of_input, gradient in zip(scan, result, strict=True):
         assert gradient.dtype == scan[name_of_input].dtype
         rounding = 1e-4 if gradient.dtype == torch.float32 else 1e-2
         assert_near(gradient, gradients[name_of_input], rounding)
-    with pytest.raises(ValueError, match="nrows must be 1, got 2"):
-        module.bwd(*scan.values(), dout, x, True, 2)
 
 
 def test_a_call_with_other_arguments_names_those_expected_and_got(compat_modules):

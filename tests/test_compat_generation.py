@@ -209,6 +209,61 @@ def test_repetition_penalty(device, cg):
             assert row[end] == scores.index(max(scores))
 
 
+@pytest.mark.parametrize("filtering", ["top_k", "top_p", "min_p"])
+def test_filterings_change_the_logits(device, filtering):
+    from mamba_ssm.utils import generation
+
+    logits = torch.randn(3, 20, dtype=torch.float64, device=device)
+    limit = 5 if filtering == "top_k" else 0.6
+    modify = getattr(generation, f"modify_logits_for_{filtering}_filtering")
+    changed = logits.clone()
+    assert modify(changed, limit) is None
+    for row, before in zip(changed.tolist(), logits.tolist(), strict=True):
+        down = sorted(before, reverse=True)
+        if filtering == "top_k":
+            least = down[4]
+        elif filtering == "top_p":
+            shares = torch.tensor(down, dtype=torch.float64).softmax(0).cumsum(0).tolist()
+            least = down[[share >= limit for share in shares].index(True)]
+        else:
+            least = limit
+        assert row == [logit if logit >= least else -math.inf for logit in before]
+    if filtering != "top_k":
+        for no_limit in (0.0, 1.0):
+            modify(same := logits.clone(), no_limit)
+            assert torch.equal(same, logits)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+def test_a_loop_of_its_own_takes_all_names_of_the_module(device, penalty):
+    """As ProtMamba's, which counts on what upstream's module imports for itself."""
+    names: dict = {}
+    exec("from mamba_ssm.utils.generation import *", names)
+    assert names["torch"] is torch
+    assert {"dataclass", "field", "namedtuple", "partial", "Optional", "TextStreamer"} < set(names)
+    model, prompts = make(device)
+    params = names["InferenceParams"](max_seqlen=LENGTH, max_batch_size=len(prompts))
+    sequences, newest, scores = prompts, prompts, []
+    with torch.inference_mode():
+        while sequences.shape[1] < LENGTH:
+            logits = model(newest, inference_params=params, num_last_tokens=1).logits[:, -1]
+            scores.append(logits)
+            params.seqlen_offset += newest.shape[1]
+            penalized = logits.clone()
+            changed = names["modify_logit_for_repetition_penalty"](penalized, sequences, penalty)
+            assert changed is penalized
+            newest = names["sample"](changed)[:, None]
+            sequences = torch.cat([sequences, newest], 1)
+    output = names["GreedySearchDecoderOnlyOutput"](sequences=sequences, scores=tuple(scores))
+    assert torch.equal(
+        output.sequences, model.generate(prompts, LENGTH, repetition_penalty=penalty)
+    )
+    expected = logits_of(model, output.sequences)[:, PROMPT - 1 : -1]
+    torch.testing.assert_close(torch.stack(output.scores, 1), expected, rtol=1e-9, atol=1e-9)
+    output.scores = None
+    assert names["SampleDecoderOnlyOutput"](sequences).scores is None
+
+
 @pytest.mark.parametrize("prompt", [1, 3, PROMPT])
 def test_steps_with_inference_params_give_the_whole(device, prompt):
     from mamba_ssm.utils.generation import InferenceParams

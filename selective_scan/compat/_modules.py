@@ -11,7 +11,11 @@ _DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim's fork
 _PASSES = ("fwd", "bwd")
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 _MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
-_GENERATION = "GenerationMixin InferenceParams decode sample update_graph_cache"
+_GENERATION = "GenerationMixin InferenceParams decode update_graph_cache"
+_SAMPLING = (
+    "sample modify_logits_for_top_k_filtering modify_logits_for_top_p_filtering "
+    "modify_logits_for_min_p_filtering modify_logit_for_repetition_penalty"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,21 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
 
 _CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
+)
+# What upstream's module imports for itself, and code takes along that imports * from it. The two
+# classes of outputs are gone from transformers 5.
+_TAKEN_ALONG = (
+    _from("collections", "namedtuple")
+    | _from("dataclasses", "dataclass field")
+    | _from("functools", "partial")
+    | _from("typing", "Callable Optional Sequence Union")
+    | _from("torch", "Tensor torch")
+    | {
+        "F": ("torch.nn", "functional"),
+        "GreedySearchDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
+        "SampleDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
+        "TextStreamer": (f"{_HERE}.generation", "Streamer"),
+    }
 )
 _NORM_CONTENTS = Contents(_from(f"{_HERE}.layer_norm", _NORMS))
 # A version before the one that brought Mamba-2 tells those who ask that it is not there.
@@ -66,7 +85,11 @@ MODULES = {
     "mamba_ssm.ops.triton.layer_norm": _NORM_CONTENTS,
     "mamba_ssm.ops.triton.layernorm": _NORM_CONTENTS,  # its name in versions 1
     "mamba_ssm.utils": Contents(),
-    "mamba_ssm.utils.generation": Contents(_from(f"{_HERE}.generation", _GENERATION)),
+    "mamba_ssm.utils.generation": Contents(
+        _TAKEN_ALONG
+        | _from(f"{_HERE}.generation", _GENERATION)
+        | _from(f"{_HERE}.sampling", _SAMPLING)
+    ),
     "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
     "causal_conv1d": Contents(_CONVOLUTIONS, _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(

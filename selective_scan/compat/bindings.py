@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..functional import selective_scan_fn
-from ..mamba_mixer import at_least_single, refuse
+from ..mamba_mixer import at_least_single
 from ._forms import by_position
 from .convolution import (
     causal_conv1d_bwd_function,
@@ -122,10 +122,7 @@ def mamba_bwd(
 
 # --- VMamba ---------------------------------------------------------------------------------------
 
-
-def _check_nrows(nrows: int) -> None:
-    if nrows != 1:
-        refuse("nrows", "1", nrows)
+# nrows, by which VMamba's first kernels shared out channels, changes no result, and nothing here.
 
 
 @by_position("selective_scan_cuda_core.fwd")
@@ -158,7 +155,6 @@ def _vmamba_bwd(
     nrows: int,
 ) -> list[Optional]:
     """[du, ddelta, dA, dB, dC, dD, ddelta_bias]; dout has u's dtype or float32."""
-    _check_nrows(nrows)
     tensors = (u, delta, A, B, C, D_, None, delta_bias_)
     _, (*before, _, ddelta_bias) = _backward(tensors, delta_softplus, dout)
     return [*before, ddelta_bias]
@@ -182,7 +178,6 @@ def oflex_fwd(
     out_float: bool,
 ) -> list[Tensor]:
     """[out, x], out in float32 if `out_float`."""
-    _check_nrows(nrows)
     if out_float:
         u = u.float()
     return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._module_arguments import check_count, check_positive, refuse
-from ..mamba_mixer import at_least_single
+from .._module_arguments import check_positive, refuse
+from .sampling import modify_logit_for_repetition_penalty, sample
 
 
 @dataclass
@@ -65,83 +65,12 @@ class GenerationOutput(NamedTuple):
     scores: tuple[Tensor, ...] | None
 
 
-# --- one token ------------------------------------------------------------------------------------
+@dataclass
+class DecoderOnlyOutput:
+    """:class:`GenerationOutput` for code with a loop of its own, which may change it."""
 
-
-def sample(
-    logits: Tensor,
-    top_k: int = 1,
-    top_p: float = 0.0,
-    min_p: float = 0.0,
-    temperature: float = 1.0,
-) -> Tensor:
-    """Takes a token of each row: the likeliest, or one by chance, of PyTorch's generator.
-
-    What of several limits each leaves is cut by the next, in the order of the arguments.
-
-    Args:
-        logits: (batch, vocab_size).
-        top_k: how many of the likeliest are left; 1 takes the likeliest, and nothing else counts
-            then, 0 leaves all.
-        top_p: the fewest of the likeliest are left that have this probability together; 0 and 1
-            leave all.
-        min_p: what has less than this part of the likeliest's probability is left out.
-        temperature: what logits are divided by first.
-
-    Returns:
-        (batch,).
-
-    Raises:
-        ValueError: an argument is out of range.
-
-    References:
-        Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019, arXiv:1904.09751;
-        Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024, arXiv:2407.01082.
-
-    Example:
-        >>> import torch
-        >>> from selective_scan.compat.generation import sample
-        >>> sample(torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]]))
-        tensor([1, 0])
-    """
-    check_count("top_k", top_k, minimum=0)
-    if top_k == 1:
-        return logits.argmax(-1)
-    for name, value in {"top_p": top_p, "min_p": min_p}.items():
-        if not 0 <= value <= 1:
-            refuse(name, "from 0 to 1", value)
-    check_positive("temperature", temperature)
-    logits, tokens = logits.to(at_least_single(logits.dtype)) / temperature, None
-    if top_k > 0:
-        logits, tokens = logits.topk(min(top_k, logits.shape[-1]))
-    if 0 < top_p < 1:
-        logits = _leave_top_p(logits, top_p)
-    if min_p > 0:
-        probability = logits.softmax(-1)
-        is_rare = probability < min_p * probability.amax(-1, keepdim=True)
-        logits = logits.masked_fill(is_rare, -torch.inf)
-    choice = logits.softmax(-1).multinomial(1)
-    return (choice if tokens is None else tokens.gather(-1, choice)).squeeze(-1)
-
-
-def _leave_top_p(logits: Tensor, top_p: float) -> Tensor:
-    logits_down, order = logits.sort(-1, descending=True)
-    probability = logits_down.softmax(-1)
-    # A token is left out where those before it suffice; the first has none.
-    is_out = probability.cumsum(-1) - probability >= top_p
-    is_out[..., 0] = False
-    return logits.masked_fill(torch.empty_like(is_out).scatter_(-1, order, is_out), -torch.inf)
-
-
-def _penalize(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Makes the tokens that were there less likely: of theirs, positive logits are divided by the
-    penalty, and negative ones multiplied (arXiv:1909.05858)."""
-    tokens = tokens.long()
-    there = logits.gather(1, tokens)
-    return logits.scatter(1, tokens, torch.where(there < 0, there * penalty, there / penalty))
-
-
-# --- all tokens -----------------------------------------------------------------------------------
+    sequences: Tensor
+    scores: tuple[Tensor, ...] | None = None
 
 
 @torch.inference_mode()
@@ -241,7 +170,9 @@ def decode(
             token = teacher_outputs[:, end]
         else:
             if repetition_penalty != 1:
-                logits = _penalize(logits, sequences[:, :end], repetition_penalty)
+                logits = modify_logit_for_repetition_penalty(
+                    logits.clone(), sequences[:, :end], repetition_penalty
+                )
             token = sample(logits, top_k, top_p, min_p, temperature)
         sequences[:, end] = token
         newest = sequences[:, end : end + 1]

@@ -1,0 +1,105 @@
+"""Takes one token, by the signatures of mamba_ssm's generation module; what is called a filtering
+there changes its logits in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._module_arguments import check_count, check_positive, refuse
+from ..mamba_mixer import at_least_single
+
+
+def sample(
+    logits: Tensor,
+    top_k: int = 1,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Takes a token of each row: the likeliest, or one by chance, of PyTorch's generator.
+
+    What of several limits each leaves is cut by the next, in the order of the arguments.
+
+    Args:
+        logits: (batch, vocab_size).
+        top_k: how many of the likeliest are left; 1 takes the likeliest, and nothing else counts
+            then, 0 leaves all.
+        top_p: the fewest of the likeliest are left that have this probability together; 0 and 1
+            leave all.
+        min_p: what has less than this part of the likeliest's probability is left out.
+        temperature: what logits are divided by first.
+
+    Returns:
+        (batch,).
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    References:
+        Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019, arXiv:1904.09751;
+        Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024, arXiv:2407.01082.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.sampling import sample
+        >>> sample(torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]]))
+        tensor([1, 0])
+    """
+    check_count("top_k", top_k, minimum=0)
+    if top_k == 1:
+        return logits.argmax(-1)
+    for name, value in {"top_p": top_p, "min_p": min_p}.items():
+        if not 0 <= value <= 1:
+            refuse(name, "from 0 to 1", value)
+    check_positive("temperature", temperature)
+    logits, tokens = logits.to(at_least_single(logits.dtype)) / temperature, None
+    if top_k > 0:
+        logits, tokens = logits.topk(min(top_k, logits.shape[-1]))
+    modify_logits_for_top_p_filtering(logits, top_p)
+    if min_p > 0:
+        probability = logits.softmax(-1)
+        is_rare = probability < min_p * probability.amax(-1, keepdim=True)
+        logits = logits.masked_fill(is_rare, -torch.inf)
+    choice = logits.softmax(-1).multinomial(1)
+    return (choice if tokens is None else tokens.gather(-1, choice)).squeeze(-1)
+
+
+def modify_logits_for_top_k_filtering(logits: Tensor, top_k: int) -> None:
+    """Leaves out, by -inf, what is less likely than the top_k likeliest of a row."""
+    logits.masked_fill_(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
+
+
+def modify_logits_for_top_p_filtering(logits: Tensor, top_p: float) -> None:
+    """Leaves the fewest of the likeliest of a row that have the probability top_p together; 0 and 1
+    leave all."""
+    if not 0 < top_p < 1:
+        return
+    logits_down, order = logits.sort(-1, descending=True)
+    probability = logits_down.softmax(-1)
+    # A token is left out where those before it suffice; the first has none.
+    is_out = probability.cumsum(-1) - probability >= top_p
+    is_out[..., 0] = False
+    logits.masked_fill_(torch.empty_like(is_out).scatter_(-1, order, is_out), -torch.inf)
+
+
+def modify_logits_for_min_p_filtering(logits: Tensor, min_p: float) -> None:
+    """Leaves out what is below min_p, which upstream compares with the logits, not with their
+    probabilities, as the min_p of :func:`sample` is; 0 and 1 leave all."""
+    if 0 < min_p < 1:
+        logits.masked_fill_(logits < min_p, -torch.inf)
+
+
+def modify_logit_for_repetition_penalty(
+    logits: Tensor, prev_output_tokens: Tensor, repetition_penalty: float = 1.0
+) -> Tensor:
+    """Makes the tokens that were there less likely: of theirs, positive logits are divided by the
+    penalty, and negative ones multiplied (arXiv:1909.05858).
+
+    Returns:
+        logits, which are changed.
+    """
+    tokens = prev_output_tokens.long()
+    there = logits.gather(1, tokens)
+    penalized = torch.where(there < 0, there * repetition_penalty, there / repetition_penalty)
+    return logits.scatter_(1, tokens, penalized)
