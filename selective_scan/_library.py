@@ -101,7 +101,20 @@ def _load(name: str) -> str | None:
         return f"failed to load {path}: {error}"
     if version not in (__version__, "unknown"):
         return f"{path} was built from version {version}, this is {__version__}"
-    return None
+    return _unfit_driver() if name == "cuda" else None
+
+
+def _unfit_driver() -> str | None:
+    """What the CUDA library lacks where the driver is of an older major version of CUDA. That of
+    PyTorch's own CUDA is of no matter, since the library has a CUDA runtime of its own."""
+    wanted = _build_info("cuda")["cuda"].partition(".")[0]
+    driver = torch.ops.selective_scan.cuda_driver_version()  # such as 12040; 0 without a driver
+    if not 0 < driver // 1000 < int(wanted):
+        return None
+    return (
+        f"built for CUDA {wanted}, and the driver is of CUDA {driver // 1000}."
+        f"{driver % 1000 // 10}: a newer driver serves it, or the wheel for CUDA {driver // 1000}"
+    )
 
 
 def _shadowed_text() -> str:

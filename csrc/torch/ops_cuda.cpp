@@ -32,16 +32,24 @@ std::string cuda_build_info() {
                  SELECTIVE_SCAN_CUDA_ARCHITECTURES, "\", \"methods\": \"", built_methods(), "\"}"});
 }
 
+/// The CUDA version of the driver, as CUDART_VERSION is written; 0 without a driver.
+int64_t cuda_driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 }  // namespace
 
 const ScanOps kCudaScanOps{&selective_scan_fwd<CudaBackend>, &selective_scan_bwd_out<CudaBackend>};
 
 STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def("cuda_build_info() -> str");
+  m.def("cuda_driver_version() -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
   m.impl("cuda_build_info", TORCH_BOX(&cuda_build_info));
+  m.impl("cuda_driver_version", TORCH_BOX(&cuda_driver_version));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
