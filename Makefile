@@ -31,7 +31,7 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.c
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate train-long test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
+.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 build cuda-build wheel docs lint format \
   check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
@@ -51,6 +51,7 @@ help:
 	@echo "make check-wheel the CPU wheel, made and installed where there is no compiler"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
+	@echo "make test-cuda12 a source of each kind of CUDA kernels, compiled by nvcc of CUDA 12"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
@@ -137,6 +138,9 @@ check-wheel:
 
 test-arm64 test-windows: test-%:
 	tools/cross_test.sh $* build/$*
+
+test-cuda12: $(ENV)/bin/python
+	tools/cuda12.sh compile $(BIN)/python build/cuda12
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)

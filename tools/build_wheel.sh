@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 kind=$2 folder=$3 output=$4
 glibc=2.28 libstdcxx=3.4.24 megabytes=100
-machine=x86_64
+machine=x86_64 platform=manylinux_2_28_x86_64
 export SELECTIVE_SCAN_WHEEL=${kind%-arm64}
 case $kind in
   cpu) ;;
@@ -24,7 +24,7 @@ case $kind in
     export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-all}
     ;;
   cpu-arm64)
-    machine=aarch64
+    machine=aarch64 platform=auto # auditwheel knows the names of its own machine's platforms alone
     export CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
     export _PYTHON_HOST_PLATFORM=linux-$machine # what Python's build tools take for their machine
     ;;
@@ -48,13 +48,12 @@ LDFLAGS="-L$older ${LDFLAGS:-}" "$python" -m pip wheel . --no-build-isolation --
 built=$((SECONDS - start))
 
 # PyTorch's libraries are those of the environment that loads the wheel, never a part of it.
-platform=manylinux_${glibc/./_}_$machine
 PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --plat "$platform" --only-plat \
   --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir "$output" "$folder"/*.whl
 wheel=$(ls -t "$output"/*.whl | head -n 1)
 "$python" -m auditwheel show "$wheel"
 "$python" -m zipfile --list "$wheel"
-[[ $wheel == *"$platform.whl" ]] || { echo "$wheel has no $platform tag" >&2; exit 1; }
+[[ $wheel == *manylinux_*"$machine.whl" ]] || { echo "$wheel has no manylinux tag" >&2; exit 1; }
 
 "$python" -m zipfile --extract "$wheel" "$folder/content"
 for library in "$folder"/content/selective_scan/*.so; do
