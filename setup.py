@@ -305,8 +305,8 @@ def wheel_for(plan: CudaPlan) -> str | None:
     is_served = all(
         any(a.major == c.major and a.minor >= c.minor for c in compiled) for a in plan.architectures
     )
-    major = plan.toolkit.version[0]
-    return next((n for n, m in RELEASE_WHEELS.items() if m == major), None) if is_served else None
+    of_cuda = (name for name, major in RELEASE_WHEELS.items() if major == plan.toolkit.version[0])
+    return next(of_cuda, None) if is_served else None
 
 
 def work_text(plan: CudaPlan, methods: list[str]) -> str:

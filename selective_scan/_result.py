@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._checks import Call, Dtypes
+from ._ops import ops
 
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
 
@@ -55,7 +56,7 @@ class Result:
         if self.chunk is None:
             return [dim if isinstance(dim, int) else call.sizes[dim] for dim in self.dims]
         batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
-        steps = getattr(torch.ops.selective_scan, self.chunk)()
+        steps = getattr(ops, self.chunk)()
         num_states = (torch.sym_max(seqlen, 1) - 1) // steps
         return [num_states * batch * dim * dstate + _STATES_PADDING]
 

@@ -111,8 +111,8 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
 )
 def test_a_library_of_a_newer_cuda_than_the_driver_is_not_used(monkeypatch, driver, expected):
     monkeypatch.setattr(_library, "_build_info", lambda name: {"cuda": "13.0"})
-    ops = SimpleNamespace(selective_scan=SimpleNamespace(cuda_driver_version=lambda: driver))
-    monkeypatch.setattr(_library.torch, "ops", ops)
+    ops = SimpleNamespace(cuda_driver_version=lambda: driver)
+    monkeypatch.setattr(_library, "ops", ops)
     reason = _library._unfit_driver()
     assert reason is None if expected is None else re.match(expected, reason)
 
