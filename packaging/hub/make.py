@@ -22,7 +22,11 @@ PACKAGE = "selective_scan"
 # the hub has none. __main__.py is run by name.
 LEFT_OUT = ("compat", "integrations", "__main__.py", "_ops.py")
 # The ops' namespace is the builder's name of the library, which is another one for each build.
-CXX_FLAGS = ("-std=c++20", "-DSELECTIVE_SCAN_NAMESPACE=TORCH_EXTENSION_NAME")
+CXX_FLAGS = (
+    "-std=c++20",
+    "-fvisibility=hidden",
+    "-DSELECTIVE_SCAN_NAMESPACE=TORCH_EXTENSION_NAME",
+)
 # The builder has an old system's libraries and no need of stand-ins for them.
 NOT_COMPILED = "older_runtime.cpp"
 
