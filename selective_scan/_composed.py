@@ -10,6 +10,7 @@ from torch import Tensor
 from . import _pytorch
 from ._checks import check_dims
 from ._operator import Operator
+from ._ops import add_op_namespace_prefix
 from ._result import Result
 from ._table import Number, Option, Table, TensorArgument
 
@@ -124,7 +125,7 @@ class ComposedOperator(Operator):
         }
         for suffix, (kernel, arguments, results) in ops.items():
             given = ", ".join(f"{types[name]} {name}" for name in arguments)
-            op = f"selective_scan::{self.name}_{suffix}"
+            op = add_op_namespace_prefix(f"{self.name}_{suffix}")
             torch.library.define(op, f"({given}) -> ({', '.join(results)})")
             torch.library.impl(op, "default", kernel)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from . import _memory
+from ._ops import ops
 from ._version import __version__
 
 logger = logging.getLogger("selective_scan")
@@ -88,6 +89,8 @@ def library_path(name: str) -> Path | None:
 def _load(name: str) -> str | None:
     """Loads the library of a backend; returns why that failed, None if it did not."""
     path = library_path(name)
+    if path is None and hasattr(ops, f"{name}_build_info"):
+        return None  # a hub's module of this build, which _ops.py has imported, registered its ops
     if path is None:
         return f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER}){_shadowed_text()}"
     if name == "cuda" and torch.version.cuda is None:
@@ -101,7 +104,20 @@ def _load(name: str) -> str | None:
         return f"failed to load {path}: {error}"
     if version not in (__version__, "unknown"):
         return f"{path} was built from version {version}, this is {__version__}"
-    return None
+    return _unfit_driver() if name == "cuda" else None
+
+
+def _unfit_driver() -> str | None:
+    """What the CUDA library lacks where the driver is of an older major version of CUDA. That of
+    PyTorch's own CUDA is of no matter, since the library has a CUDA runtime of its own."""
+    wanted = _build_info("cuda")["cuda"].partition(".")[0]
+    driver = ops.cuda_driver_version()  # such as 12040; 0 without a driver
+    if not 0 < driver // 1000 < int(wanted):
+        return None
+    return (
+        f"built for CUDA {wanted}, and the driver is of CUDA {driver // 1000}."
+        f"{driver % 1000 // 10}: a newer driver serves it, or the wheel for CUDA {driver // 1000}"
+    )
 
 
 def _shadowed_text() -> str:
@@ -117,7 +133,7 @@ def _shadowed_text() -> str:
 
 
 def _build_info(name: str) -> dict[str, str]:
-    return json.loads(getattr(torch.ops.selective_scan, f"{name}_build_info")())
+    return json.loads(getattr(ops, f"{name}_build_info")())
 
 
 def _load_libraries() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import _pytorch
 from ._anti_causal import anti_causal_conv1d, anti_causal_conv1d_backward
 from ._checks import HALF
+from ._ops import ops
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Layer:
         if self.reverse:
             return anti_causal_conv1d(x, self.conv1d_weight.squeeze(1), self.conv1d_bias)
         arguments = self._convolution_arguments(x)
-        u, _ = torch.ops.selective_scan.causal_conv1d_fwd(*arguments, False, "silu")
+        u, _ = ops.causal_conv1d_fwd(*arguments, False, "silu")
         return u.transpose(1, 2).contiguous()
 
     def convolution_backward(
@@ -96,9 +97,7 @@ class Layer:
             dweight, dbias = anti_causal_conv1d_backward(du, x, weight, bias, dx)
         else:
             arguments = self._convolution_arguments(x)
-            dweight, dbias, _ = torch.ops.selective_scan.causal_conv1d_bwd_out(
-                du, None, *arguments, "silu", dx=dx
-            )
+            dweight, dbias, _ = ops.causal_conv1d_bwd_out(du, None, *arguments, "silu", dx=dx)
         return dweight.unsqueeze(1), dbias
 
     def parts(self, x_dbl: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,7 +233,7 @@ def forward_rows(layer: Layer, saves: bool) -> tuple[Tensor | None, ...]:
     B, C = (projection.value() for projection in layer.projections(*parts))
 
     def scan(scan_arguments: tuple) -> tuple[Tensor, Tensor | None]:
-        y, _, states = torch.ops.selective_scan.selective_scan_fwd(*scan_arguments, saves)
+        y, _, states = ops.selective_scan_fwd(*scan_arguments, saves)
         return y.transpose(1, 2), states
 
     first, *second = layer.scan_arguments(u, delta, B, C, z)
@@ -297,7 +296,7 @@ def backward_rows(
     to_scan = {"du": du, "ddelta": ddelta, "dB": dB, "dC": dC, "dz": dz}
 
     def scan_backward(scan_arguments: tuple, states: Tensor, given: dict[str, Tensor]) -> tuple:
-        return torch.ops.selective_scan.selective_scan_bwd_out(
+        return ops.selective_scan_bwd_out(
             dy.transpose(1, 2), None, *scan_arguments, states, **given
         )
 

@@ -11,6 +11,8 @@ import threading
 
 import torch
 
+from ._ops import add_op_namespace_prefix
+
 _last = threading.local()
 
 
@@ -27,7 +29,7 @@ def _allocation_error(num_bytes: int, device_index: int) -> str:
 
 def register() -> None:
     """Lets the kernels ask."""
-    name = "selective_scan::_allocation_error"
+    name = add_op_namespace_prefix("_allocation_error")
     torch.library.define(name, "(int num_bytes, int device_index) -> str")
     torch.library.impl(name, "default", _allocation_error)
 

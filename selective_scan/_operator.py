@@ -27,6 +27,7 @@ from ._checks import (
 )
 from ._derivative import Derivative
 from ._function import make_function, refuse_double_backward, save_nothing
+from ._ops import ops
 from ._result import Result
 from ._sharding import are_distributed, call_sharded
 from ._table import BACKEND, Option, Table, TensorList, check_backend
@@ -308,7 +309,7 @@ class Operator:
             for device_type, key in (("cpu", "CPU"), ("cuda", "CUDA"))
             if _pytorch.has_kernel(self._forward.name(), key)
         }
-        has_traced = hasattr(torch.ops.selective_scan, f"{self.name}_fwd_traced")
+        has_traced = hasattr(ops, f"{self.name}_fwd_traced")
         self._traced_forward = self._op("_fwd_traced") if has_traced else self._forward
         torch.library.register_fake(self._forward.name(), self._forward_fake)
         if self._flops is not None:
@@ -374,7 +375,7 @@ class Operator:
                     function.op.name(), function.backward, setup_context=function.setup_context
                 )
             return
-        self._library = torch.library.Library("selective_scan", "FRAGMENT")
+        self._library = torch.library.Library(ops.name, "FRAGMENT")
         for function in functions:
             kernel = functools.partial(
                 self._call_op, function.op, _pytorch.apply_at_one_level(function)
@@ -382,7 +383,7 @@ class Operator:
             self._library.impl(function.op.name(), kernel, "Autograd", with_keyset=True)
 
     def _op(self, suffix: str) -> torch._ops.OpOverload:
-        return getattr(torch.ops.selective_scan, f"{self.name}{suffix}").default
+        return getattr(ops, f"{self.name}{suffix}").default
 
     def _register_vmap(self, op: torch._ops.OpOverload, map_over: Callable) -> None:
         torch.library.register_vmap(op.name(), functools.partial(map_over, op))

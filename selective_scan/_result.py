@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._checks import Call, size_of
+from ._ops import ops
 
 _STATES_PADDING = 2  # as in csrc/torch/scan_ops.h, where it is explained
 
@@ -70,6 +71,6 @@ class Kept(Result):
         if self.chunk is None:
             return super().sizes(call)
         batch, dim, dstate, seqlen = (call.sizes[d] for d in ("batch", "dim", "dstate", "seqlen"))
-        steps = getattr(torch.ops.selective_scan, self.chunk)()
+        steps = getattr(ops, self.chunk)()
         num_states = (torch.sym_max(seqlen, 1) - 1) // steps
         return [num_states * batch * dim * dstate + _STATES_PADDING]

@@ -5,11 +5,13 @@ import importlib
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +98,23 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
     monkeypatch.setattr(_library, "_build_info", lambda name: {"version": "0.0.1"})
     expected = f"was built from version 0.0.1, this is {selective_scan.__version__}"
     assert expected in _library._load("cpu")
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        (12040, "built for CUDA 13, and the driver is of CUDA 12.4: .* the wheel for CUDA 12"),
+        (13000, None),
+        (14020, None),
+        (0, None),  # no driver, which PyTorch says better
+    ],
+)
+def test_a_library_of_a_newer_cuda_than_the_driver_is_not_used(monkeypatch, driver, expected):
+    monkeypatch.setattr(_library, "_build_info", lambda name: {"cuda": "13.0"})
+    ops = SimpleNamespace(cuda_driver_version=lambda: driver)
+    monkeypatch.setattr(_library, "ops", ops)
+    reason = _library._unfit_driver()
+    assert reason is None if expected is None else re.match(expected, reason)
 
 
 def test_module_prints_a_report():

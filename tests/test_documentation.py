@@ -29,7 +29,9 @@ EXAMPLES = [
 ]
 # Of links to other files, without what follows a #.
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
-FOLDERS = ("benchmarks", "csrc", "docs", "examples", "selective_scan", "tests", "tools")
+FOLDERS = (
+    *("benchmarks", "csrc", "docs", "examples", "packaging", "selective_scan", "tests", "tools"),
+)
 FILES = sorted(
     path
     for path in (

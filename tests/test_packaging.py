@@ -236,6 +236,66 @@ def test_missing_nvcc(setup, monkeypatch):
 
 
 @posix_only
+def test_a_wheel_of_a_release_wants_its_own_cuda(setup, monkeypatch, tmp_path):
+    """Whatever PyTorch's is: the library has a CUDA runtime of its own."""
+    write_nvcc(tmp_path, "12.8")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    torch = fake_torch(cuda="13.0")
+    plan = setup.plan_cuda(torch, use_cuda=True, sanitize=False, major=12)
+    assert plan.toolkit.version == (12, 8)
+    with pytest.raises(
+        SystemExit, match=r"of CUDA 12\.8, but this wheel is for CUDA 13; set CUDA_"
+    ):
+        setup.plan_cuda(torch, use_cuda=True, sanitize=False, major=13)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("", None), ("cpu", ("cpu", None)), ("cu12", ("cu12", 12))]
+)
+def test_the_wheel_that_is_asked_for(setup, monkeypatch, value, expected):
+    monkeypatch.setenv("SELECTIVE_SCAN_WHEEL", value)
+    wheel = setup.ReleaseWheel.asked_for()
+    assert wheel == (expected and setup.ReleaseWheel(*expected))
+
+
+def test_an_unknown_wheel_is_refused(setup, monkeypatch):
+    monkeypatch.setenv("SELECTIVE_SCAN_WHEEL", "cu11")
+    with pytest.raises(SystemExit, match="must be cpu, cu12, cu13 or unset, got 'cu11'"):
+        setup.ReleaseWheel.asked_for()
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("release", "architectures", "wheel"),
+    [
+        ("13.0", "9.0", "cu13"),
+        ("12.8", "8.0;9.0", "cu12"),
+        ("13.0", "8.7", "cu13"),  # runs 8.6's code
+        ("13.0", "11.0", None),
+    ],
+)
+def test_what_is_said_before_it_is_compiled(
+    setup, monkeypatch, tmp_path, release, architectures, wheel
+):
+    write_nvcc(tmp_path, release)
+    monkeypatch.setenv("MAX_JOBS", "3")
+    toolkit = setup.cuda.Toolkit.ask(str(tmp_path / "bin" / "nvcc"))
+    plan = setup.CudaPlan(toolkit, tuple(setup.cuda.parse_architectures(architectures)))
+    assert setup.wheel_for(plan) == wheel
+    texts = [
+        setup.work_text(it, methods)
+        for it in (plan, setup.CudaPlan())
+        for methods in (list(METHODS), ["zoh"])
+    ]
+    numbers = [tuple(map(int, re.findall(r"\d+", text))) for text in texts]
+    (files, minutes, jobs), (few_files, few_minutes, _), (cpu_files, cpu_minutes, _), _ = numbers
+    assert files > few_files > cpu_files == len(setup.cpu_sources())
+    assert minutes > few_minutes > 0
+    assert minutes > cpu_minutes > 0
+    assert jobs == 3
+
+
+@posix_only
 def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
     """nvcc on PATH may be a wrapper far from the toolkit; missing folders are left out."""
     home = tmp_path / "toolkit"

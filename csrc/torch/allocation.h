@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "op_namespace.h"
 #include "tensor_checks.h"
 
 #if defined(__linux__)
@@ -66,7 +67,7 @@ inline void check_memory(const Tensor& like, IntHeaderOnlyArrayRef sizes, Scalar
   const auto asked = static_cast<int64_t>(std::min(bytes, 0x1p62));
   std::array<StableIValue, 2> stack{from(asked), from(int64_t{like.get_device_index()})};
   // Fails where there is no Python; the caller's error says no more then than that a call failed.
-  if (torch_call_dispatcher("selective_scan::_allocation_error", "", stack.data(),
+  if (torch_call_dispatcher(SELECTIVE_SCAN_OP("_allocation_error"), "", stack.data(),
                             TORCH_ABI_VERSION) != TORCH_SUCCESS) {
     return;
   }

@@ -2,6 +2,7 @@
 
 #include "../cpu/conv/launch.h"
 #include "conv_ops.h"
+#include "op_namespace.h"
 #include "state_slots.h"
 #include "thread_pool.h"
 
@@ -44,7 +45,7 @@ struct CpuBackend {
 
 const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   define_forward(
       m, "causal_conv1d_fwd",
       "Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
@@ -70,7 +71,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "int pad_slot_id=-1, Tensor(b!)? out=None) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_forward<&causal_conv1d_fwd<CpuBackend>>(m, "causal_conv1d_fwd");
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));

@@ -3,6 +3,7 @@
 #include "../cuda/launch.h"
 #include "conv_ops.h"
 #include "cuda_stream.h"
+#include "op_namespace.h"
 
 namespace selective_scan::op {
 namespace {
@@ -33,7 +34,7 @@ struct CudaBackend {
 
 const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_forward<&causal_conv1d_fwd<CudaBackend>>(m, "causal_conv1d_fwd");
   m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));
   m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CudaBackend>));

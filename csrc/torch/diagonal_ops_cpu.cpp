@@ -2,6 +2,7 @@
 
 #include "../cpu/diagonal/launch.h"
 #include "diagonal_ops.h"
+#include "op_namespace.h"
 #include "thread_pool.h"
 
 namespace selective_scan::op {
@@ -24,7 +25,7 @@ struct CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       "diagonal_scan_fwd(Tensor a, Tensor b, Tensor? initial_state=None, bool reverse=False, "
       "Tensor? cu_seqlens=None) -> Tensor h");
@@ -33,7 +34,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "Tensor? cu_seqlens, bool complex_b) -> (Tensor da, Tensor db, Tensor dinitial_state)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   m.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<CpuBackend>));
   m.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<CpuBackend>));
 }

@@ -3,6 +3,7 @@
 #include "../cuda/launch.h"
 #include "cuda_stream.h"
 #include "diagonal_ops.h"
+#include "op_namespace.h"
 
 namespace selective_scan::op {
 namespace {
@@ -27,7 +28,7 @@ struct CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   m.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<CudaBackend>));
   m.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<CudaBackend>));
 }

@@ -6,6 +6,7 @@
 
 #include "dispatcher.h"
 #include "mamba_inner.h"
+#include "op_namespace.h"
 
 namespace selective_scan::op {
 namespace {
@@ -29,7 +30,7 @@ constexpr LayerOps kLayerOps{
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   define_forward(
       m, "plain_mamba_inner_fwd",
       "Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
@@ -60,7 +61,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   define_backward("plain_mamba_inner_bwd_over", ", Tensor(a!) room");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));

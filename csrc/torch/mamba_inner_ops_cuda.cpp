@@ -7,6 +7,7 @@
 #include "../cuda/launch.h"
 #include "cuda_stream.h"
 #include "mamba_inner.h"
+#include "op_namespace.h"
 
 namespace selective_scan::op {
 namespace {
@@ -49,7 +50,7 @@ constexpr LayerOps kLayerOps{
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
   m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
   m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));

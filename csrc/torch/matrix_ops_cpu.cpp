@@ -1,6 +1,7 @@
 // Schemas of the ops with full state matrices, and their CPU backend.
 
 #include "../cpu/matrix/launch.h"
+#include "op_namespace.h"
 #include "scan_ops.h"
 #include "thread_pool.h"
 
@@ -25,7 +26,7 @@ struct CpuBackend : MatrixA {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   define_forward(
       m, "matrix_scan_fwd",
       "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
@@ -42,7 +43,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "Tensor ddelta_bias, Tensor dinitial_state)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_forward<&selective_scan_fwd<CpuBackend>>(m, "matrix_scan_fwd");
   m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
 }

@@ -2,6 +2,7 @@
 
 #include "../cuda/launch.h"
 #include "cuda_stream.h"
+#include "op_namespace.h"
 #include "scan_ops.h"
 
 namespace selective_scan::op {
@@ -25,7 +26,7 @@ struct CudaBackend : MatrixA {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_forward<&selective_scan_fwd<CudaBackend>>(m, "matrix_scan_fwd");
   m.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
 }

@@ -4,6 +4,7 @@
 #include "../cpu/selective/launch.h"
 #include "build_info.h"
 #include "joined_text.h"
+#include "op_namespace.h"
 #include "scan_ops.h"
 #include "thread_pool.h"
 
@@ -40,7 +41,7 @@ std::string cpu_build_info() {
 
 const ScanOps kCpuScanOps{&selective_scan_fwd<CpuBackend>, &selective_scan_bwd_out<CpuBackend>};
 
-STABLE_TORCH_LIBRARY(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY(m) {
   define_forward(
       m, "selective_scan_fwd",
       "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
@@ -74,12 +75,12 @@ STABLE_TORCH_LIBRARY(selective_scan, m) {
   m.def("cpu_build_info() -> str");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("state_chunk", TORCH_BOX(&state_chunk));
   m.impl("cpu_build_info", TORCH_BOX(&cpu_build_info));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_forward<&selective_scan_fwd<CpuBackend>>(m, "selective_scan_fwd");
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));

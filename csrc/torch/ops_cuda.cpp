@@ -4,6 +4,7 @@
 #include "build_info.h"
 #include "cuda_stream.h"
 #include "joined_text.h"
+#include "op_namespace.h"
 #include "scan_ops.h"
 
 namespace selective_scan::op {
@@ -32,19 +33,27 @@ std::string cuda_build_info() {
                  SELECTIVE_SCAN_CUDA_ARCHITECTURES, "\", \"methods\": \"", built_methods(), "\"}"});
 }
 
+/// The CUDA version of the driver, as CUDART_VERSION is written; 0 without a driver.
+int64_t cuda_driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 }  // namespace
 
 const ScanOps kCudaScanOps{&selective_scan_fwd<CudaBackend>, &selective_scan_bwd_out<CudaBackend>};
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
+  m.def("cuda_driver_version() -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cuda_build_info", TORCH_BOX(&cuda_build_info));
+  m.impl("cuda_driver_version", TORCH_BOX(&cuda_driver_version));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_forward<&selective_scan_fwd<CudaBackend>>(m, "selective_scan_fwd");
   m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CudaBackend>));

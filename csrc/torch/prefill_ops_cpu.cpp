@@ -1,6 +1,7 @@
 // Schema of the op of chunked prefill, and its CPU backend.
 
 #include "../cpu/selective/launch.h"
+#include "op_namespace.h"
 #include "prefill_ops.h"
 #include "state_slots.h"
 #include "thread_pool.h"
@@ -28,7 +29,7 @@ struct CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       "selective_scan_prefill(Tensor u, Tensor(a!) states, Tensor delta, Tensor A, Tensor B, "
       "Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
@@ -38,7 +39,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "str discretization_method=\"zoh\") -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   m.impl("selective_scan_prefill", TORCH_BOX(&selective_scan_prefill<CpuBackend>));
 }
 

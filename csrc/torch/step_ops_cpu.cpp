@@ -1,6 +1,7 @@
 // Schema of s6_step, and its CPU backend.
 
 #include "../cpu/step/launch.h"
+#include "op_namespace.h"
 #include "step_ops.h"
 #include "thread_pool.h"
 
@@ -23,7 +24,7 @@ struct CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       // None rather than no tensors: AOTInductor takes no empty lists.
       "s6_step(Tensor hidden, Tensor[]? norm, Tensor[] in_proj, Tensor[]? in_proj_bias, "
@@ -34,7 +35,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "bool delta_softplus, str discretization_method) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   m.impl("s6_step", TORCH_BOX(&s6_step<CpuBackend>));
 }
 

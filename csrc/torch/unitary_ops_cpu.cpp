@@ -1,6 +1,7 @@
 // Schemas of the adaptive unitary scan ops, and their CPU backend.
 
 #include "../cpu/unitary/launch.h"
+#include "op_namespace.h"
 #include "thread_pool.h"
 #include "unitary_ops.h"
 
@@ -30,7 +31,7 @@ int64_t unitary_state_chunk() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   define_forward(m, "adaptive_unitary_scan_fwd",
                  "Tensor u, Tensor dt, Tensor x, Tensor x_bias, Tensor b, Tensor c, "
                  "Tensor D, Tensor? z=None, Tensor? initial_state=None, bool save_states=False",
@@ -43,11 +44,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
   m.def("unitary_state_chunk() -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CompositeExplicitAutograd, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("unitary_state_chunk", TORCH_BOX(&unitary_state_chunk));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_forward<&adaptive_unitary_scan_fwd<CpuBackend>>(m, "adaptive_unitary_scan_fwd");
   m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CpuBackend>));
 }

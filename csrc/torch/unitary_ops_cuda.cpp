@@ -2,6 +2,7 @@
 
 #include "../cuda/launch.h"
 #include "cuda_stream.h"
+#include "op_namespace.h"
 #include "unitary_ops.h"
 
 namespace selective_scan::op {
@@ -28,7 +29,7 @@ struct CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_forward<&adaptive_unitary_scan_fwd<CudaBackend>>(m, "adaptive_unitary_scan_fwd");
   m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CudaBackend>));
 }

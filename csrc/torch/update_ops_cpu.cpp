@@ -1,6 +1,7 @@
 // Schema of the state update op, and its CPU backend.
 
 #include "../cpu/update/launch.h"
+#include "op_namespace.h"
 #include "thread_pool.h"
 #include "update_ops.h"
 
@@ -22,7 +23,7 @@ struct CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
+SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
       "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False, "
@@ -31,7 +32,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(selective_scan, m) {
       "bool A_is_log=False) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CPU, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   m.impl("selective_state_update", TORCH_BOX(&selective_state_update<CpuBackend>));
 }
 

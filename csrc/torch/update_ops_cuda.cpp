@@ -2,6 +2,7 @@
 
 #include "../cuda/launch.h"
 #include "cuda_stream.h"
+#include "op_namespace.h"
 #include "update_ops.h"
 
 namespace selective_scan::op {
@@ -23,7 +24,7 @@ struct CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(selective_scan, CUDA, m) {
+SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   m.impl("selective_state_update", TORCH_BOX(&selective_state_update<CudaBackend>));
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._ops import ops
 from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn, causal_conv1d_ref
 from ..causal_conv1d_update import causal_conv1d_update
 from ..mamba_mixer import refuse
@@ -57,7 +58,7 @@ def causal_conv1d_bwd_function(
     inputs = (x, weight, bias, seq_idx, None, initial_states)
     differentiate = _by_reference
     if CAUSAL_CONV1D.has_kernels((*inputs, False, activation, None, "auto")):
-        differentiate = torch.ops.selective_scan.causal_conv1d_bwd_out
+        differentiate = ops.causal_conv1d_bwd_out
     dweight, dbias, dinitial_states = differentiate(dout, dfinal_states, *inputs, activation, dx=dx)
     if not return_dinitial_states:
         dinitial_states = None

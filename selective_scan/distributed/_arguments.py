@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._ops import ops
 from ._groups import Ranks
 
 
@@ -60,16 +61,14 @@ class ScanArguments:
         """What this rank's steps do to the state that enters them, h → factor·h + offset:
         (batch, 2, dim, dstate)."""
         tensors = (self.u, self.delta, self.A, self.B, self.C, None, None, self.delta_bias)
-        return torch.ops.selective_scan.selective_scan_segment_map(*tensors, *self.options(None))
+        return ops.selective_scan_segment_map(*tensors, *self.options(None))
 
     def state_gradient(self, dout: Tensor, entering: Tensor) -> Tensor:
         """The gradient of the state that enters, of this rank's outputs alone."""
-        return torch.ops.selective_scan.selective_scan_state_gradient(*self.local(entering), dout)
+        return ops.selective_scan_state_gradient(*self.local(entering), dout)
 
     def differentiate(
         self, dout: Tensor | None, leaving: Tensor | None, entering: Tensor, states: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of this rank's steps; `leaving` is that of the state behind them."""
-        return torch.ops.selective_scan.selective_scan_bwd(
-            dout, leaving, *self.local(entering), None, states
-        )
+        return ops.selective_scan_bwd(dout, leaving, *self.local(entering), None, states)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks import REAL
+from .._ops import ops
 from .._result import Kept, Result
 from .._table import Option, Table, TensorArgument
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
@@ -104,7 +105,7 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     tails = _Tails(counts, call.history)
     values = torch.cat([call.states_before_all()[None], values])
     before = tails.window(values[: ranks.place + 1])
-    out, _ = torch.ops.selective_scan.causal_conv1d_fwd(*call.local(before), False, call.activation)
+    out, _ = ops.causal_conv1d_fwd(*call.local(before), False, call.activation)
     final_states = tails.window(values).to(call.x.dtype) if call.return_final_states else None
     return out, final_states, *((before, counts) if is_saved else (None, None))
 
@@ -118,7 +119,7 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     ranks = Ranks.of(call.group, call.x.device)
     if dout is None:
         dout = torch.zeros_like(call.x)
-    dx, dweight, dbias, dbefore = torch.ops.selective_scan.causal_conv1d_bwd(
+    dx, dweight, dbias, dbefore = ops.causal_conv1d_bwd(
         dout, None, *call.local(before), call.activation
     )
     windows = [dbefore]

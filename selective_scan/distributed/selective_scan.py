@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._discretization import METHODS, Method
 from .._operator import RETURN_LAST_STATE
+from .._ops import ops
 from .._result import Kept, Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
@@ -33,9 +34,7 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
         entering = scan.zeros()
     else:
         entering = scan.initial_state.to(offsets.dtype, copy=True)
-    out, _, states = torch.ops.selective_scan.selective_scan_fwd(
-        *scan.local(entering), None, is_saved
-    )
+    out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, is_saved)
     last_state = behind[-1].clone() if scan.return_last_state else None
     if not is_saved:
         return out, last_state, None, None, None

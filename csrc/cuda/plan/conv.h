@@ -31,7 +31,10 @@ constexpr int kMaxColumnSteps = 128;
 /// Channels of a thread: few, so that many threads have the registers.
 constexpr int column_channels(int64_t element_bytes, int taps, bool is_backward) {
   if (is_backward && taps > 4) return 2;  // which have as many registers of sums as 4 of 4 taps
-  return tuning(is_backward).channels[element_bytes > 2];
+
+  // nvcc 12 takes no element of a temporary's array for a constant.
+  const Tuning chosen = tuning(is_backward);
+  return chosen.channels[element_bytes > 2];
 }
 
 /// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap,

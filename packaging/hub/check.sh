@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Checks what of packaging/hub can be checked without Nix and without a hub: `kernels` reads build.toml,
+# loads two builds for CPUs side by side, and its tests pass with one of them.
+#
+#   check.sh PYTHON FOLDER
+#     PYTHON   of an environment with torch, ninja and pytest, at least 3.11
+#     FOLDER   for the package `kernels`, which is installed beside the environment, and the builds
+#   CXXFLAGS=-DSELECTIVE_SCAN_METHOD_BITS=1 has all methods but the first left out, in less time.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+root=$PWD
+python=$1 folder=$2
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+[[ -e $folder/packages/kernels ]] ||
+  "$python" -m pip install --quiet --target "$folder/packages" kernels==0.17.2
+export PYTHONPATH=$folder/packages PATH=$(dirname "$python"):$PATH
+
+"$python" packaging/hub/make.py "$folder/made"
+"$python" -c 'import sys; from kernels._rust import Build; print(Build.open(sys.argv[1]).general)' \
+  "$folder/made"
+"$python" packaging/hub/build_locally.py "$folder/made" "$folder/builds" one two
+# Not from the source tree, whose package must not be what is imported.
+cd "$folder"
+"$python" "$root/packaging/hub/check.py" builds/one builds/two
+LOCAL_KERNELS=kernels-community/selective-scan=$folder/builds/one \
+  "$python" -m pytest -q -p no:cacheprovider -c /dev/null --rootdir made -W ignore made/tests

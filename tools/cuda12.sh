@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Compiles one source of each folder of CUDA kernels by nvcc of CUDA 12, whatever CUDA is used here:
+# its front end takes less of C++20 than that of CUDA 13. Nothing is linked, and nothing runs.
+#
+#   cuda12.sh toolkit PYTHON FOLDER    find such an nvcc, or fail with words
+#   cuda12.sh compile PYTHON FOLDER    do so, and compile
+#
+#   CUDA12_HOME, when set, names a toolkit of CUDA 12. Else its parts are put together in FOLDER, for
+#   no registry has them all: the headers are PyPI's, the compiler is that of Debian 13, of which
+#   apt is asked for the one package, without installing it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+package=nvidia-cuda-toolkit suite=trixie component=non-free
+headers=(nvidia-cuda-nvcc-cu12==12.4.131 nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cccl-cu12==12.6.77)
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# The mirror from which this system has its own packages.
+mirror() {
+  [[ -e $keyring ]] && command -v apt-get > /dev/null &&
+    apt-get indextargets --format '$(SITE)' 'Origin: Debian' 'Created-By: Packages' | head -n 1
+}
+
+python=$2 folder=$3
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+
+# A package of another release than this system's, by lists and settings of its own.
+download() {
+  local sources=$folder/apt/sources.list.d
+  mkdir -p "$sources" "$folder/apt/lists/partial" "$folder/apt/archives/partial"
+  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: %s\nSigned-By: %s\n' \
+    "$(mirror)" "$suite" "$component" "$keyring" > "$sources/debian.sources"
+  local apt=(apt-get -qq -o "Dir::Etc::sourcelist=/dev/null" -o "Dir::Etc::sourceparts=$sources"
+    -o "Dir::State::lists=$folder/apt/lists" -o "Dir::Cache=$folder/apt" -o "APT::Sandbox::User=$(id -un)")
+  "${apt[@]}" update
+  (cd "$folder" && "${apt[@]}" download "$package")
+}
+
+if [[ -n ${CUDA12_HOME:-} ]]; then
+  home=$CUDA12_HOME
+elif [[ -z $(mirror) ]]; then
+  echo "CUDA12_HOME names no toolkit of CUDA 12, and this is not Debian, which has its compiler" >&2
+  exit 1
+else
+  home=$folder/toolkit
+  if [[ ! -e $home/complete.stamp ]]; then
+    rm -rf "$home" "$folder/parts"
+    download
+    dpkg-deb -x "$folder/${package}"_*.deb "$folder/parts"
+    rm "$folder/${package}"_*.deb
+    "$python" -m pip install --quiet --no-deps --target "$folder/parts" "${headers[@]}"
+    mkdir -p "$home/bin" "$home/nvvm/bin" "$home/include"
+    parts=$folder/parts/usr
+    cp -r "$parts/lib/$package"/bin/{nvcc,crt} "$parts"/bin/{cudafe++,fatbinary,ptxas} "$home/bin"
+    cp "$parts/lib/$package/bin/cicc" "$home/nvvm/bin"
+    cp -r "$parts/lib/$package/libdevice" "$home/nvvm"
+    for part in cuda_nvcc cuda_runtime cuda_cccl; do
+      cp -r "$folder/parts/nvidia/$part/include/." "$home/include"
+    done
+    cat > "$home/bin/nvcc.profile" <<- 'END'
+	TOP = $(_HERE_)/..
+	NVVMIR_LIBRARY_DIR = $(TOP)/nvvm/libdevice
+	PATH += $(TOP)/nvvm/bin:$(_HERE_):
+	INCLUDES += "-I$(TOP)/include" $(_SPACE_)
+	END
+    rm -rf "$folder/parts" "$folder/apt"
+    touch "$home/complete.stamp"
+  fi
+fi
+"$home/bin/nvcc" --version | grep 'release 12\.'
+[[ $1 == compile ]] || exit 0
+
+# Where there is one for each method: zoh's. Nobody runs the code, so that it need not be good: -G
+# has it made in a quarter of the time.
+"$python" - "$folder/zoh" << 'END'
+import sys
+from pathlib import Path
+sys.path.insert(0, "csrc/cuda")
+import instantiations
+instantiations.write(Path(sys.argv[1]), ["zoh"])
+END
+sources=(
+  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu"
+  "$folder/zoh/general_real_zoh.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
+  csrc/cuda/matrix/forward.cu csrc/cuda/plan/device.cu csrc/cuda/prefill/checkpoints.cu
+  "$folder/zoh/relay_zoh.cu" "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
+  csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu csrc/cuda/update/launch.cu
+)
+for path in csrc/cuda/*/; do
+  name=$(basename "$path")
+  [[ " ${sources[*]}" == *"/$name"[/_]* ]] ||
+    { echo "no source of $path is among those that are compiled here" >&2; exit 1; }
+done
+printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
+  echo "$1 {}"
+  "$1" -std=c++20 --expt-relaxed-constexpr -G -DNDEBUG -Icsrc -gencode=arch=compute_90,code=sm_90 \
+    -Xcompiler=-Wall,-Wextra -c {} -o "$2/$(echo {} | tr / _).o"
+' _ "$home/bin/nvcc" "$folder"
