@@ -2,8 +2,8 @@
 
     make.py FOLDER
 
-FOLDER gets build.toml, flake.nix, CARD.md and the tests of this folder, the C++ and CUDA sources,
-the instantiations of the kernels, and as torch-ext/ the Python package, but for what is of use to
+FOLDER gets build.toml, flake.nix, CARD.md and the tests of this folder, the C++ and CUDA sources
+with what is generated of them, and as torch-ext/ the Python package, but for what is of use to
 installed packages alone. The builder writes its own _ops.py over the package's.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,7 +31,8 @@ CXX_FLAGS = (
 # The builder has an old system's libraries and no need of stand-ins for them.
 NOT_COMPILED = "older_runtime.cpp"
 
-sys.path.insert(0, str(ROOT / "csrc" / "cuda"))
+sys.path[:0] = [str(ROOT / "csrc" / part) for part in ("cuda", "torch")]
+import argument_tables  # noqa: E402
 import instantiations  # noqa: E402
 import toolkit  # noqa: E402
 
@@ -71,6 +73,8 @@ def make(folder: Path) -> None:
     ignored = shutil.ignore_patterns("*.md", "*.py", "*.map", "__pycache__", NOT_COMPILED)
     shutil.copytree(ROOT / "csrc", folder / "csrc", ignore=ignored)
     instantiations.write(folder / "csrc/cuda/instantiations", instantiations.method_names())
+    with tempfile.TemporaryDirectory() as temporary:
+        shutil.copy(argument_tables.write(Path(temporary)), folder / "csrc/torch")
     for name in ("flake.nix", "CARD.md"):
         shutil.copy(HERE / name, folder)
     shutil.copy(ROOT / "LICENSE", folder)

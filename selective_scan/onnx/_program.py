@@ -13,10 +13,9 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._checks import fail
+from .._ops import ops
 from ._operators import Operators
 from ._recurrence import NEWEST_OPSET
-
-NAMESPACE = "selective_scan"
 
 
 def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> ExportedProgram:
@@ -61,7 +60,7 @@ def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> Exporte
 
 def _replace_ops(module: fx.GraphModule, forms: dict[str, Callable]) -> None:
     for node in [*module.graph.nodes]:
-        if getattr(node.target, "namespace", None) != NAMESPACE:
+        if getattr(node.target, "namespace", None) != ops.name:
             continue
         name = node.target._opname.removesuffix("_traced")
         if name not in forms:
