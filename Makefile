@@ -28,7 +28,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 export PATH := $(BIN):$(PATH)
 
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
-CXX_FILES := $(shell find benchmarks csrc tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES := $(shell find benchmarks csrc packaging tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 .PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 build cuda-build wheel docs lint format \
