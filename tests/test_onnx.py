@@ -23,6 +23,7 @@ from selective_scan.onnx import decompose, export
 from selective_scan.vision import cross_scan_fn
 
 BATCH, DIM, DSTATE, SEQLEN = 2, 6, 3, 9
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -117,7 +118,13 @@ def test_projections_and_directions(B, C, reverse, normal, check):
     check(function, u, delta, A, kinds.get(B, B_grouped), kinds.get(C, C_grouped).clone())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method in ("zoh", "foh", "bilinear") else pytest.param(method, marks=SLOW)
+        for method in METHODS
+    ],
+)
 def test_complex_poles_are_pairs_of_states(method, normal, tmp_path):
     u, delta, A, *_ = scanned(normal)
     B, C = normal(2, BATCH, DSTATE, 2 * SEQLEN)
@@ -168,6 +175,18 @@ def test_double_precision(normal, tmp_path):
     given = tuple(tensor.double() for tensor in scanned(normal)[:5])
     program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27)
     assert_close(program(*given), selective_scan_fn(*given, backend="reference"), 1e-12)
+
+
+def test_half_precision_of_an_exported_program(normal, tmp_path):
+    """Inputs and output in it, poles and arithmetic not."""
+    u, delta, A, B, C, *_ = scanned(normal)
+    given = (u.half(), delta.half(), A, B.half(), C.half())
+    made = torch.export.export(Call(selective_scan_fn), given)
+    program = Program(made, (), tmp_path / "model.onnx", opset=27)
+    (out,) = program(*given)
+    assert out.dtype == torch.float16
+    expected = selective_scan_fn(*(tensor.double() for tensor in given), backend="reference")
+    assert_close([out], expected, 1e-3)
 
 
 # --- the other operators --------------------------------------------------------------------------
