@@ -23,6 +23,7 @@ from selective_scan.onnx import decompose, export
 from selective_scan.vision import cross_scan_fn
 
 BATCH, DIM, DSTATE, SEQLEN = 2, 6, 3, 9
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -117,7 +118,13 @@ def test_projections_and_directions(B, C, reverse, normal, check):
     check(function, u, delta, A, kinds.get(B, B_grouped), kinds.get(C, C_grouped).clone())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method in ("zoh", "foh", "bilinear") else pytest.param(method, marks=SLOW)
+        for method in METHODS
+    ],
+)
 def test_complex_poles_are_pairs_of_states(method, normal, tmp_path):
     u, delta, A, *_ = scanned(normal)
     B, C = normal(2, BATCH, DSTATE, 2 * SEQLEN)
@@ -165,9 +172,22 @@ def test_a_long_sequence_goes_by_chunks(normal, check):
 
 
 def test_double_precision(normal, tmp_path):
-    given = tuple(tensor.double() for tensor in scanned(normal)[:5])
+    u, delta, *others = (tensor.double() for tensor in scanned(normal)[:5])
+    given = (u, delta.abs(), *others)
     program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27)
     assert_close(program(*given), selective_scan_fn(*given, backend="reference"), 1e-12)
+
+
+def test_half_precision_of_an_exported_program(normal, tmp_path):
+    """Inputs and output in it, poles and arithmetic not."""
+    u, delta, A, B, C, *_ = scanned(normal)
+    given = (u.half(), delta.abs().half(), A, B.half(), C.half())
+    made = torch.export.export(Call(selective_scan_fn), given)
+    program = Program(made, (), tmp_path / "model.onnx", opset=27)
+    (out,) = program(*given)
+    assert out.dtype == torch.float16
+    expected = selective_scan_fn(*(tensor.double() for tensor in given), backend="reference")
+    assert_close([out], expected, 1e-3)
 
 
 # --- the other operators --------------------------------------------------------------------------
@@ -401,11 +421,11 @@ def test_nothing_of_onnx_is_imported_before_it_is_wanted():
 
 
 def test_decompose_leaves_the_program_and_pytorchs_operators(normal):
-    u, delta, A, B, C, *_ = scanned(normal)
-    program = torch.export.export(Call(selective_scan_fn), (u, delta, A, B, C))
+    given = [tensor.abs() if i == 1 else tensor for i, tensor in enumerate(scanned(normal)[:5])]
+    program = torch.export.export(Call(selective_scan_fn), (*given,))
     before = str(program.graph)
     made = decompose(program, opset=18)
     assert str(program.graph) == before
     namespaces = {getattr(node.target, "namespace", "") for node in made.graph.nodes}
     assert "selective_scan" not in namespaces
-    assert_close([made.module()(u, delta, A, B, C)], selective_scan_fn(u, delta, A, B, C))
+    assert_close([made.module()(*given)], selective_scan_fn(*given))

@@ -35,7 +35,7 @@ def export(
 
     It calls torch.export.export, :func:`selective_scan.onnx.decompose`, which puts PyTorch's and
     ONNX's own operators in the place of this package's, and torch.onnx.export(dynamo=True). The
-    program computes in float32 what the model does, in float64 what is in float64.
+    program has the model's dtypes, and its arithmetic where that is wider.
 
     With opset 27 the selective scan is ONNX's LinearAttention, every channel being a head, and the
     convolution CausalConvWithState. A long sequence goes by chunks of 256 steps with the state
