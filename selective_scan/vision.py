@@ -77,7 +77,7 @@ def cross_scan_fn(
         backend: likewise; "reference" takes :func:`cross_scan_ref`.
 
     Returns:
-        out, (batch, dim, height, width) in x's dtype: each direction is rounded to it, then added.
+        out, (batch, dim, height, width) in x's dtype. Each direction is rounded to it, then added.
 
     Raises:
         TypeError: an argument is not of the type above.
