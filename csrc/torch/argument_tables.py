@@ -37,7 +37,7 @@ _SCALAR_TYPES = {
     "bool": "Bool",
     "uint8": "Byte",
 }
-_MOST_SIZES = 24  # as in argument_table.h
+_MOST_SIZES = 24  # CheckedCall::kMost
 
 
 def write(folder: Path) -> Path:
