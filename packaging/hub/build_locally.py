@@ -69,7 +69,8 @@ def compile_library(made: Path, config: dict, objects: Path, name: str, library:
         *(part for path in cpp_extension.include_paths() for part in ("-isystem", path)),
     ]
     (objects / "registration.h").write_text(REGISTRATION)
-    rules = ["rule compile", "  command = c++ $flags -MMD -MF $out.d -c $in -o $out"]
+    rules = [f"builddir = {objects}"]  # for its log, which else goes where ninja is called
+    rules += ["rule compile", "  command = c++ $flags -MMD -MF $out.d -c $in -o $out"]
     rules += ["  depfile = $out.d", "rule link", "  command = c++ -shared $in -o $out $flags"]
     compiled = []
     for part, of_build in ((torch, name), (cpu, name), (cpu, "")):
