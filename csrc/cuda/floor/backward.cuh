@@ -59,7 +59,7 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
   const Pole<T> pole = block.pole(slice);
   const Projection<T> B = block.projection(kB, slice), C = block.projection(kC, slice);
   const R* const dy = block.own_row(kDy);
-  T* const plane = reinterpret_cast<T*>(shared_memory() + block.launch.layout.plane);
+  T* const plane = shared<T>() + block.launch.layout.plane;
   T* const own = plane + threadIdx.x;
   T dA{}, dB{}, dC{};
   if (!is_summary) {
@@ -111,7 +111,6 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
     backward_kernel(const __grid_constant__ Args<BackwardParams> args) {
   using R = real_t<T>;
   const BackwardParams& params = args.params;
-  const bool is_summary = args.is_summary;
   const bool has_gate = params.z.present();
 
   const auto load = [&](const Block<T>& block, const ElementTile& chunk) {
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
           T start{};
           if (chunk.first_step == steps.whole_first) {
             start = block.load_state(params.initial_state, steps.sequence, slice);
-          } else if (!is_summary) {
+          } else if (!args.is_summary) {
             start = block.load_state(saved, steps.saved_before(chunk.first_step), slice);
           }
           scan_back<kMethod>(block, chunk, slice, start, has_gate, ddelta_bias);
@@ -173,12 +172,12 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
         for (int t = block.lane; t < chunk.steps; t += block.lanes) {
           dD += block.own_row(kDy)[t] * block.own_row(kU)[t];
         }
-        if (!is_summary) store(block, chunk);
+        if (!args.is_summary) store(block, chunk);
         __syncthreads();  // before the rows of the next chunk come
       }
       block.leave(params.dinitial_state, steps.sequence, steps.first == steps.whole_first);
     }
-    if (is_summary) continue;
+    if (args.is_summary) continue;
     const auto store_sum = [&](void* array, int slice, Kept what) {
       const ArrayView view = block.own_array(array, block.slices * block.lanes);
       block.store_state(view, block.row, slice, block.kept(what, slice));

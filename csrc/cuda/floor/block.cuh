@@ -24,13 +24,19 @@ struct Steps {
   }
 };
 
+/// Arrays of states in shared memory. That they lie there the compiler sees by this function alone.
+template <class T>
+__device__ __forceinline__ T* shared() {
+  return reinterpret_cast<T*>(shared_memory());
+}
+
 /// B or C of a lane's state at the steps of a chunk.
 template <class T>
 struct Projection {
-  T* first;
+  int first;
   int stride;  // 0: it is constant
 
-  __device__ T operator[](int t) const { return first[t * stride]; }
+  __device__ T operator[](int t) const { return shared<T>()[first + t * stride]; }
 };
 
 /// A block with a work item: a tile of channels of a batch entry, and maybe a segment of time. Each
@@ -91,10 +97,10 @@ struct Block {
   }
 
   /// What the lane keeps of a slice.
-  __device__ T& kept(Kept what, int slice) const {
-    T* const first = reinterpret_cast<T*>(shared_memory() + launch.layout.kept);
-    return first[(what * slices + slice) * blockDim.x + threadIdx.x];
+  __device__ int kept_at(Kept what, int slice) const {
+    return launch.layout.kept + (what * slices + slice) * blockDim.x + threadIdx.x;
   }
+  __device__ T& kept(Kept what, int slice) const { return shared<T>()[kept_at(what, slice)]; }
   /// Begins with what enters the block's steps: a row of `view` if these begin the sequence.
   __device__ void enter(ArrayView view, int64_t sequence) const {
     const bool is_segment = launch.workspace.segments.offsets != nullptr;
@@ -149,9 +155,9 @@ struct Block {
     return which == kB ? params.variable_B : params.variable_C;
   }
   __device__ Projection<T> projection(Kept which, int slice) const {
-    if (!is_variable(which)) return {&kept(which, slice), 0};
-    T* const B = reinterpret_cast<T*>(shared_memory() + launch.layout.projections);
-    return {(which == kB ? B : B + kChunk * (lanes + 1)) + lane, lanes + 1};
+    if (!is_variable(which)) return {kept_at(which, slice), 0};
+    const int first = launch.layout.projections + (which == kB ? 0 : kChunk * (lanes + 1));
+    return {first + lane, lanes + 1};
   }
   __device__ void load_projection(const ArrayView& view, Kept which, const ElementTile& chunk,
                                   int slice) const {
@@ -159,7 +165,7 @@ struct Block {
       kept(which, slice) = load_state(view, 0, slice);
       return;
     }
-    T* const target = projection(which, slice).first - lane;
+    T* const target = shared<T>() + projection(which, slice).first - lane;
     const int64_t first = item.batch * view.batch + item.group * view.group +
                           slice * lanes * view.state + chunk.first_step * view.step;
     visit_rows(view.state, view.step, launch.geometry.lane_bits, [&](int n, int t) {

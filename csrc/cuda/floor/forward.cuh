@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
     forward_kernel(const __grid_constant__ Args<ForwardParams> args) {
   using R = real_t<T>;
   const ForwardParams& params = args.params;
-  const bool is_summary = args.is_summary;
-  const bool has_output = params.wanted == ForwardWanted::kOutput && !is_summary;
+  const bool has_output = params.wanted == ForwardWanted::kOutput && !args.is_summary;
   const bool has_gate = has_output && params.z.present();
+  const auto gate = [](R z, int64_t, int) { return z * device_sigmoid(z); };
 
   for (int64_t index = blockIdx.x; index < args.geometry.work_items; index += gridDim.x) {
     const Block<T> block{params, args, index};
@@ -38,10 +38,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
         chunk.load(params.delta, block.rows(kDelta),
                    [&](R delta, int64_t c, int) { return block.make_step(delta, c); });
         chunk.load(params.u, block.rows(kU));
-        if (has_gate) {
-          chunk.load(params.z, block.rows(kGate),
-                     [](R z, int64_t, int) { return z * device_sigmoid(z); });
-        }
+        if (has_gate) chunk.load(params.z, block.rows(kGate), gate);
         for (int slice = 0; slice < block.slices; ++slice) {
           block.load_projection(params.B, kB, chunk, slice);
           block.load_projection(params.C, kC, chunk, slice);
@@ -50,13 +47,13 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize)
           T factor = block.kept(kFactor, slice);
           const auto visit = [&](int t, T abar, T h) {
             constexpr R kScale = kOutputScale<T>;
-            if (is_summary) factor = abar * factor;
+            if (args.is_summary) factor = abar * factor;
             if (has_output) gather(block, kY, slice, t, kScale * real_of_product(C[t], h));
           };
           T& h = block.kept(kState, slice);
           h = sweep<kMethod>(block, chunk, block.pole(slice), B, h, visit);
           block.kept(kFactor, slice) = factor;
-          if (first + kChunk < steps.whole_end && !is_summary) {
+          if (first + kChunk < steps.whole_end && !args.is_summary) {
             block.store_state(saved, steps.saved_before(first + kChunk), slice, h);
           }
           __syncthreads();  // before B and C of the next slice come

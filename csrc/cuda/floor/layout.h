@@ -22,12 +22,13 @@ enum Row { kDelta, kU, kY, kGate, kDy, kSlope, kDu, kDdelta };
 /// of what has no steps.
 enum Kept { kState, kFactor, kB, kC, kSumA, kSumB, kSumC };
 
-/// T is the type of the states, R its real type. First come the rows, R [array][channel][step].
+/// T is the type of the states, R its real type. First come the rows, R [array][channel][step],
+/// then arrays of T, whose distances from the beginning of shared memory are in T.
 struct SharedLayout {
   int row_array = 0;    // distance of two arrays of rows, in R
-  int projections = 0;  // T [B | C][step][state of the slice], from this byte on
-  int kept = 0;         // T [what][slice][thread]
-  int plane = 0;        // T [step][thread], backwards: states, then terms of dB
+  int projections = 0;  // [B | C][step][state of the slice]
+  int kept = 0;         // [what][slice][thread]
+  int plane = 0;        // [step][thread], backwards: states, then terms of dB
   int bytes = 0;
 
   SharedLayout() = default;
@@ -41,7 +42,7 @@ struct SharedLayout {
     const auto take = [&](int states) {
       const int start = bytes;
       bytes += round_up(states * state_bytes, 16);
-      return start;
+      return start / state_bytes;
     };
     projections = take(2 * kChunk * (geometry.lanes() + 1));
     kept = take(what * num_slices(params, geometry) * geometry.threads());
