@@ -107,7 +107,7 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
 }
 
 template <class T, Method kMethod>
-__global__ void __launch_bounds__(kMostWarps* kWarpSize)
+__global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(float) ? 3 : 2)
     backward_kernel(const __grid_constant__ Args<BackwardParams> args) {
   using R = real_t<T>;
   const BackwardParams& params = args.params;

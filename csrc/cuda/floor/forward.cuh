@@ -18,7 +18,7 @@
 namespace selective_scan::cuda::floor {
 
 template <class T, Method kMethod>
-__global__ void __launch_bounds__(kMostWarps* kWarpSize)
+__global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(float) ? 3 : 2)
     forward_kernel(const __grid_constant__ Args<ForwardParams> args) {
   using R = real_t<T>;
   const ForwardParams& params = args.params;
