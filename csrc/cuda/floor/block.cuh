@@ -168,7 +168,7 @@ struct Block {
     T* const target = shared<T>() + projection(which, slice).first - lane;
     const int64_t first = item.batch * view.batch + item.group * view.group +
                           slice * lanes * view.state + chunk.first_step * view.step;
-    visit_rows(view.state, view.step, launch.geometry.lane_bits, [&](int n, int t) {
+    RowOrder(view.state, view.step, launch.geometry.lane_bits).visit([&](int n, int t) {
       if (slice * lanes + n >= params.dstate || t >= chunk.steps) return;
       target[t * (lanes + 1) + n] = load_component<T>(view, first + n * view.state + t * view.step);
     });
