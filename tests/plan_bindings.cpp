@@ -158,6 +158,12 @@ template <class Scratch>
 Division divide(const cuda::general::Plan<Scratch>& plan) {
   return of_geometry(plan.geometry);
 }
+template <class Scratch>
+Division divide(const cuda::floor::Plan<Scratch>& plan) {
+  Division division = of_geometry(plan.geometry);
+  if (division.segment_steps == 0) division.segments = 1;  // packed sequences are dealt out whole
+  return division;
+}
 Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {cuda::dstate1::kWindowChannels, plan.windows};
 }

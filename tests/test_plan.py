@@ -309,6 +309,7 @@ def refusal(path):
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
         ("streamed", {"mixed": True}, "must have one dtype"),
         ("general", {"dstate": 257}, "dstate must be at most 256, got 257"),
+        ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
     ],
 )
 @pytest.mark.parametrize("which", ["forward", "backward"])
@@ -345,7 +346,7 @@ def test_too_many_states(plan):
         plan("forward", call)
 
 
-@pytest.mark.parametrize("path", ["general", "relay", "streamed"])
+@pytest.mark.parametrize("path", ["general", "relay", "streamed", "floor"])
 def test_wanted_path(plan, path):
     """A path can be asked for where it is not the better choice."""
     for which in ("forward", "backward"):

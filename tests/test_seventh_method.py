@@ -41,6 +41,7 @@ EDITS = (
 # One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
 CUDA_SOURCES = (
     "general_real",
+    "floor_real",
     "dstate1",
     "relay",
     "streamed_forward_complex_float_2x8",

@@ -57,6 +57,20 @@ GENERAL = [
     ]
 ]
 
+# Type of the states.
+FLOOR = [
+    Source(
+        f"floor_{name}",
+        "floor",
+        ("backward", "forward"),
+        tuple(f"Scan<{kind}, METHOD>" for kind in kinds),
+    )
+    for name, kinds in [
+        ("real", ("float", "double")),
+        ("complex", ("Complex<float>", "Complex<double>")),
+    ]
+]
+
 # How the arrays of a dstate 1 problem lie in memory.
 DSTATE1 = [
     Source(
@@ -181,7 +195,8 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*GENERAL, *DSTATE1, *RELAY, *STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
+    *(*GENERAL, *FLOOR, *DSTATE1, *RELAY),
+    *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]
 

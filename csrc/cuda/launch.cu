@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "dstate1/kernels.h"
+#include "floor/kernels.h"
 #include "general/kernels.h"
 #include "kit/launch_tools.h"
 #include "kit/packed_edges.h"
@@ -32,8 +33,8 @@ std::optional<Path> wanted_path() {
     const auto found = std::find(kPathNames.begin(), kPathNames.end(), name);
     if (found == kPathNames.end()) {
       throw std::runtime_error(
-          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, general, dstate1, relay or "
-          "streamed, got '" +
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, general, dstate1, relay, "
+          "streamed or floor, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());

@@ -1,7 +1,8 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
 // The first path of dstate1, relay and streamed that can run a call and is preferred takes it, else
-// the general one. figures.h has the numbers.
+// the general one. The floor, which takes as many calls as that, runs what is named to run on it.
+// figures.h has the numbers.
 
 #include "plan.h"
 
@@ -120,7 +121,7 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
-  constexpr bool kTakesPacked = kPath == Path::kGeneral || kPath == Path::kStreamed;
+  constexpr bool kTakesPacked = kPath != Path::kDstate1 && kPath != Path::kRelay;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }
@@ -138,7 +139,8 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
     using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
     constexpr Make kMakers[] = {
         &make<Path::kGeneral, AnyPlan, Params>, &make<Path::kDstate1, AnyPlan, Params>,
-        &make<Path::kRelay, AnyPlan, Params>, &make<Path::kStreamed, AnyPlan, Params>};
+        &make<Path::kRelay, AnyPlan, Params>, &make<Path::kStreamed, AnyPlan, Params>,
+        &make<Path::kFloor, AnyPlan, Params>};
     const auto path = static_cast<size_t>(*wanted);
     if (const Refusal refusal = kMakers[path](params, device, plan)) {
       fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[path]) +

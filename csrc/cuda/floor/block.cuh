@@ -1,0 +1,204 @@
+// Where a block and a lane stand, and how arrays of any dtype and layout get to shared memory and
+// back. Both passes build on this.
+#pragma once
+
+#include <type_traits>
+
+#include "../kit/geometry.cuh"
+#include "../kit/states.cuh"
+#include "../rows/elements.cuh"
+#include "kernels.h"
+
+namespace selective_scan::cuda::floor {
+
+/// The steps of one sequence that a block has.
+struct Steps {
+  int64_t sequence;  // whose states these are
+  int64_t first, end;
+  int64_t whole_first, whole_end;  // of the sequence
+  int64_t saved;                   // the row of its first saved state
+
+  /// The row of the state before a chunk that is not the first one.
+  __device__ int64_t saved_before(int64_t step) const {
+    return saved + (step - whole_first) / kChunk - 1;
+  }
+};
+
+/// Arrays of states in shared memory. That they lie there the compiler sees by this function alone.
+template <class T>
+__device__ __forceinline__ T* shared() {
+  return reinterpret_cast<T*>(shared_memory());
+}
+
+/// B or C of a lane's state at the steps of a chunk.
+template <class T>
+struct Projection {
+  int first;
+  int stride;  // 0: it is constant
+
+  __device__ T operator[](int t) const { return shared<T>()[first + t * stride]; }
+};
+
+/// A block with a work item: a tile of channels of a batch entry, and maybe a segment of time. Each
+/// of its lanes has a channel, and one state of that in each slice.
+template <class T>
+struct Block {
+  using R = real_t<T>;
+
+  const ScanParams& params;
+  const Launch& launch;
+  const int64_t index;
+  const WorkItem item = any_work_item(params, launch.geometry, index);
+  const int lanes = launch.geometry.lanes();  // of a channel
+  const int slices = num_slices(params, launch.geometry);
+  const int lane = threadIdx.x & (lanes - 1);  // of those of its channel
+  const int tile_channel = threadIdx.x >> launch.geometry.lane_bits;
+  const int64_t channel = item.first_channel + tile_channel;
+  const bool exists = tile_channel < item.channels;  // the channel
+  const int64_t row = item.segment * params.batch + item.batch;
+
+  /// Packed sequences are dealt out to the segments: a block has every `geometry.segments`-th of
+  /// them, from number `item.segment` on. Else it has one, of that number.
+  __device__ int64_t end_sequence() const {
+    return params.packed.present() ? params.packed.count : item.segment + 1;
+  }
+  __device__ Steps steps_of(int64_t number) const {
+    if (!params.packed.present()) {
+      const int64_t saved = item.batch * num_saved_states(params.seqlen);
+      return {item.batch, item.begin, item.end, 0, params.seqlen, saved};
+    }
+    const int64_t begin = params.packed.begin(number), end = params.packed.end(number);
+    return {number, begin, end, begin, end, first_saved_state(begin)};
+  }
+
+  // --- states: arrays (row, channel, state) and (channel, state) ---
+
+  __device__ int state(int slice) const { return slice * lanes + lane; }
+  /// What a lane computes for a state that does not exist is added to nothing and stored nowhere.
+  __device__ bool has_state(int slice) const { return exists && state(slice) < params.dstate; }
+  __device__ int64_t state_at(const ArrayView& view, int64_t row, int slice) const {
+    return row * view.batch + channel * view.channel + state(slice) * view.state;
+  }
+  __device__ T load_state(const ArrayView& view, int64_t row, int slice) const {
+    return has_state(slice) ? load_component<T>(view, state_at(view, row, slice)) : T{};
+  }
+  __device__ void store_state(const ArrayView& view, int64_t row, int slice, T value) const {
+    if (!has_state(slice) || !view.present()) return;
+    store_component(view, state_at(view, row, slice), value);
+  }
+  /// An array of ours, with room for so many states of a channel.
+  __device__ ArrayView own_array(void* data, int64_t states) const {
+    constexpr DType kDType = std::is_same_v<R, double> ? DType::kFloat64 : DType::kFloat32;
+    constexpr int kReals = sizeof(T) / sizeof(R);
+    return {data, kDType, params.dim * states * kReals, states * kReals, 0, kReals, 0, 1};
+  }
+  __device__ Pole<T> pole(int slice) const {
+    return make_pole<DeviceMath>(load_state(params.A, 0, slice), params.method);
+  }
+
+  /// What the lane keeps of a slice.
+  __device__ int kept_at(Kept what, int slice) const {
+    return launch.layout.kept + (what * slices + slice) * blockDim.x + threadIdx.x;
+  }
+  __device__ T& kept(Kept what, int slice) const { return shared<T>()[kept_at(what, slice)]; }
+  /// Begins with what enters the block's steps: a row of `view` if these begin the sequence.
+  __device__ void enter(ArrayView view, int64_t sequence) const {
+    const bool is_segment = launch.workspace.segments.offsets != nullptr;
+    if (is_segment) view = own_array(launch.workspace.segments.offsets, params.dstate);
+    for (int slice = 0; slice < slices; ++slice) {
+      kept(kFactor, slice) = one<T>();
+      kept(kState, slice) =
+          launch.is_summary ? T{} : load_state(view, is_segment ? row : sequence, slice);
+    }
+  }
+  /// Ends with the summary or, where the sequence ends, with what leaves it, a row of `view`.
+  __device__ void leave(const ArrayView& view, int64_t sequence, bool ends) const {
+    const SegmentStates& segments = launch.workspace.segments;
+    for (int slice = 0; slice < slices; ++slice) {
+      const T state = kept(kState, slice);
+      if (ends && !launch.is_summary) store_state(view, sequence, slice, state);
+      if (!launch.is_summary) continue;
+      store_state(own_array(segments.offsets, params.dstate), row, slice, state);
+      store_state(own_array(segments.factors, params.dstate), row, slice, kept(kFactor, slice));
+    }
+  }
+
+  // --- rows: arrays (batch, channel, step) ---
+
+  __device__ R* rows(Row which) const {
+    return reinterpret_cast<R*>(shared_memory()) + which * launch.layout.row_array;
+  }
+  /// The row of the lane's channel.
+  __device__ R* own_row(Row which) const { return rows(which) + tile_channel * kElementRow; }
+
+  /// The block's part of such arrays: a chunk of steps before `end`.
+  __device__ ElementTile chunk(int64_t first, int64_t end) const {
+    const int row_bits = __ffs(blockDim.x) - 1 - launch.geometry.lane_bits;
+    const int steps = static_cast<int>(end - first < kChunk ? end - first : kChunk);
+    return {item.batch, item.first_channel, item.channels, row_bits, first, steps};
+  }
+  /// Returns the channel's D or delta_bias.
+  __device__ static R of_channel(const ArrayView& view, int64_t c) {
+    return load_component<R>(view, c * view.channel);
+  }
+  __device__ R make_step(R delta, int64_t c) const {
+    return step_size(delta + of_channel(params.delta_bias, c), params.delta_softplus);
+  }
+  /// y + D·u
+  __device__ R output(int64_t c, int at) const {
+    return rows(kY)[at] + of_channel(params.D, c) * rows(kU)[at];
+  }
+
+  // --- B and C: arrays (batch, group, state, step) or (channel, state) ---
+
+  __device__ bool is_variable(Kept which) const {
+    return which == kB ? params.variable_B : params.variable_C;
+  }
+  __device__ Projection<T> projection(Kept which, int slice) const {
+    if (!is_variable(which)) return {kept_at(which, slice), 0};
+    const int first = launch.layout.projections + (which == kB ? 0 : kChunk * (lanes + 1));
+    return {first + lane, lanes + 1};
+  }
+  __device__ void load_projection(const ArrayView& view, Kept which, const ElementTile& chunk,
+                                  int slice) const {
+    if (!is_variable(which)) {
+      kept(which, slice) = load_state(view, 0, slice);
+      return;
+    }
+    T* const target = shared<T>() + projection(which, slice).first - lane;
+    const int64_t first = item.batch * view.batch + item.group * view.group +
+                          slice * lanes * view.state + chunk.first_step * view.step;
+    RowOrder(view.state, view.step, launch.geometry.lane_bits).visit([&](int n, int t) {
+      if (slice * lanes + n >= params.dstate || t >= chunk.steps) return;
+      target[t * (lanes + 1) + n] = load_component<T>(view, first + n * view.state + t * view.step);
+    });
+  }
+};
+
+/// Takes a lane's state through the steps of a chunk; visit(step, abar, state behind it) sees each.
+template <Method kMethod, class T, class Visit>
+__device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chunk,
+                                   const Pole<T>& pole, const Projection<T>& B, T h,
+                                   const Visit& visit) {
+  const real_t<T>* const delta = block.own_row(kDelta);
+  const real_t<T>* const u = block.own_row(kU);
+  for (int t = 0; t < chunk.steps; ++t) {
+    const auto value = coefficients<kMethod>(delta[t], pole);
+    h = value.abar * h + held_input<kMethod>(delta[t], u[t], value) * B[t];
+    visit(t, value.abar, h);
+  }
+  return h;
+}
+
+/// Adds what the states of a slice add to a step's sum over states, which is in the channel's row.
+template <class T, class R>
+__device__ __forceinline__ void gather(const Block<T>& block, Row which, int slice, int t, R part) {
+  if (!block.has_state(slice)) part = 0;
+  for (int distance = block.lanes / 2; distance > 0; distance /= 2) {
+    part += __shfl_xor_sync(kFullMask, part, distance);
+  }
+  R& sum = block.own_row(which)[t];
+  if (block.lane == 0) sum = slice == 0 ? part : sum + part;
+}
+
+}  // namespace selective_scan::cuda::floor

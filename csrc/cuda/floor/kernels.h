@@ -1,0 +1,43 @@
+// The kernels as the launcher sees them: one table entry per type of the states and method.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../kit/launch_shape.h"
+#include "../sums/gradient_sums.h"
+#include "layout.h"
+
+namespace selective_scan::cuda::floor {
+
+/// What both passes are given beside their parameters.
+struct Launch {
+  Geometry geometry;
+  SharedLayout layout;
+  BackwardWorkspace workspace;  // forwards of segments alone
+  bool is_summary = false;      // of each segment, that combine_segments() takes
+};
+
+template <class Params>
+struct Args : Launch {
+  Params params;
+};
+
+/// The launches of one instantiation.
+template <class T, Method kMethod>
+struct Scan {
+  static cudaError_t launch(const Args<ForwardParams>& args, const LaunchShape& shape,
+                            cudaStream_t stream);
+  static cudaError_t launch(const Args<BackwardParams>& args, const LaunchShape& shape,
+                            cudaStream_t stream);
+};
+
+struct ForwardPlan;  // plan.h
+struct BackwardPlan;
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
+                cudaStream_t stream);
+
+}  // namespace selective_scan::cuda::floor

@@ -1,0 +1,112 @@
+// The floor: any call, so long as a block's shared memory has room for one warp's share.
+
+#include "../floor/plan.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "figures.h"
+#include "segments.h"
+
+namespace selective_scan::cuda::floor {
+namespace {
+
+constexpr int kFewestBlocks = 2;       // that a multiprocessor has room for, if they have warps
+constexpr int64_t kPackedBlocks = 16;  // a multiprocessor, to which packed sequences are dealt out
+
+/// Takes the most warps that divide the group among tiles, that shared memory has room for, and
+/// that leave enough blocks for the device, segments counted.
+template <class Plan>
+void choose_tile(const ScanParams& params, const Device& device, bool is_backward, Plan& plan) {
+  Geometry& geometry = plan.geometry;
+  const int64_t segments = params.seqlen / figures_of(device).segments.steps;
+  const int64_t rows =
+      params.packed.present() ? params.packed.count : params.batch * std::max<int64_t>(1, segments);
+  for (int warps = kMostWarps; warps > 0; warps /= 2) {
+    geometry.channel_warps = warps;
+    geometry.set_tiles();
+    plan.layout = SharedLayout(params, geometry, is_backward);
+    const bool has_room = device.blocks_by_shared_memory(plan.layout.bytes) >= kFewestBlocks;
+    const bool is_divided = geometry.tile_channels() / 2 < geometry.group_channels &&
+                            rows * params.groups * geometry.tiles >= device.multiprocessors;
+    if (has_room && is_divided) return;
+  }
+}
+
+/// Cuts time where the channels alone leave most multiprocessors without work.
+void set_segments(const ScanParams& params, const Device& device, Geometry& geometry) {
+  const int64_t tiles = params.groups * geometry.tiles;
+  geometry.work_items = params.batch * tiles;
+  if (params.packed.present()) {
+    const int64_t most = ceil_div(kPackedBlocks * device.multiprocessors, tiles);
+    geometry.segments = std::clamp<int64_t>(params.packed.count, 1, most);
+    geometry.work_items *= geometry.segments;
+  } else if (2 * geometry.work_items <= device.multiprocessors) {
+    const Figures::Segments& figures = figures_of(device).segments;
+    const int64_t wanted = ceil_div(figures.blocks * device.multiprocessors, geometry.work_items);
+    cut_time(params.seqlen, wanted, figures, geometry);
+  }
+}
+
+/// Each partial sum of dB and dC is as long as B and C. There are no more than take as much memory
+/// as two arrays like u in fp32, or than keep the device busy.
+void share_partial_sums(const ScanParams& params, const Device& device, Geometry& geometry) {
+  const int64_t rows = geometry.segments * params.batch * params.groups;
+  const int64_t most = std::max({int64_t{1}, geometry.group_channels / params.dstate,
+                                 ceil_div(int64_t{kFewestBlocks} * device.multiprocessors, rows)});
+  // Where a block takes several work items, its tiles do not come in order.
+  if (geometry.tiles <= most || geometry.work_items > kMaxBlocks) return;
+  geometry.set_tiles(ceil_div(geometry.tiles, most));
+  geometry.work_items = rows * geometry.sums_per_group;
+}
+
+/// `is_alone`: only what leaves all steps is wanted.
+template <class Params, class Plan>
+Refusal plan_pass(const Params& params, const Device& device, bool is_alone, Plan& plan) {
+  constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
+  if (params.dstate > kMaxDstate) return {"dstate must be at most 256", params.dstate};
+  const int real_bytes = params.is_double ? 8 : 4;
+  const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
+  Geometry& geometry = plan.geometry;
+  geometry.group_channels = params.dim / params.groups;
+  // sums/ takes 16 bytes of a channel's states at a time, or a single one of fp32.
+  int64_t lanes = std::min<int64_t>(params.dstate, kWarpSize);
+  if (lanes > 1 || state_bytes > 4) lanes = std::max<int64_t>(lanes, 16 / state_bytes);
+  while (geometry.lanes() < lanes) ++geometry.lane_bits;
+  choose_tile(params, device, kIsBackward, plan);
+  if (plan.layout.bytes > device.block_shared_bytes) {
+    return {"dstate must be smaller on this GPU, whose blocks have not enough shared memory",
+            params.dstate};
+  }
+  set_segments(params, device, geometry);
+  const bool has_sums = (params.variable_B || params.variable_C) && kIsBackward && !is_alone;
+  if (has_sums) share_partial_sums(params, device, geometry);
+  plan.shape = {std::min(geometry.work_items, kMaxBlocks), geometry.threads(), plan.layout.bytes};
+
+  const int64_t padded = geometry.padded_states(num_slices(params, geometry));
+  const int64_t channels = geometry.segments * params.batch * params.dim;
+  if constexpr (kIsBackward) {
+    const int64_t rows = geometry.sums_per_group * params.batch * params.groups * params.seqlen;
+    plan.scratch.dBC_partials = plan.scratch.take(has_sums, rows * 2 * padded, state_bytes);
+    if (!is_alone) {
+      plan.scratch.take_sums(params, channels * padded, state_bytes, channels * geometry.lanes(),
+                             real_bytes);
+    }
+  }
+  const int64_t empty_segment = is_alone ? params.batch * params.dim : 0;
+  const bool has_segments = is_alone || (geometry.segments > 1 && !params.packed.present());
+  plan.scratch.take_segments(has_segments, (channels + empty_segment) * params.dstate, state_bytes);
+  return {};
+}
+
+}  // namespace
+
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  return plan_pass(params, device, params.wanted == ForwardWanted::kMapAlone, plan);
+}
+
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
+  return plan_pass(params, device, params.wanted == BackwardWanted::kStateAlone, plan);
+}
+
+}  // namespace selective_scan::cuda::floor

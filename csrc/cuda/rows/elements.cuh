@@ -1,0 +1,119 @@
+// Rows of any dtype and layout, which a block moves between global and shared memory element by
+// element.
+#pragma once
+
+#include <type_traits>
+
+#include "../kit/config.h"
+#include "../kit/elements.cuh"
+
+namespace selective_scan::cuda {
+
+/// A chunk's steps of 2^row_bits rows, in an order in which neighbouring threads get elements along
+/// whichever of rows and steps lie closer in memory.
+struct RowOrder {
+  bool along_rows;
+  int row_bits;
+
+  __device__ RowOrder(int64_t row_stride, int64_t step_stride, int row_bits)
+      : along_rows(llabs(row_stride) < llabs(step_stride)), row_bits(row_bits) {}
+
+  __device__ int count() const { return kChunk << row_bits; }
+  __device__ int row(int i) const { return along_rows ? i & ((1 << row_bits) - 1) : i / kChunk; }
+  __device__ int step(int i) const { return along_rows ? i >> row_bits : i % kChunk; }
+
+  /// Calls visit(row, step) for all of them.
+  template <class Visit>
+  __device__ __forceinline__ void visit(const Visit& visit) const {
+    for (int i = threadIdx.x; i < count(); i += blockDim.x) visit(row(i), step(i));
+  }
+  /// Calls use(row, step, fetch(row, step)) for all of them. Several fetches are on their way at a
+  /// time, of which nothing may be computed before use() has them.
+  template <class Fetch, class Use>
+  __device__ __forceinline__ void visit(const Fetch& fetch, const Use& use) const {
+    constexpr int kMany = 8;
+    for (int first = threadIdx.x; first < count(); first += kMany * blockDim.x) {
+      decltype(fetch(0, 0)) values[kMany] = {};
+#pragma unroll
+      for (int k = 0; k < kMany; ++k) {
+        const int i = first + k * blockDim.x;
+        if (i < count()) values[k] = fetch(row(i), step(i));
+      }
+#pragma unroll
+      for (int k = 0; k < kMany; ++k) {
+        const int i = first + k * blockDim.x;
+        if (i < count()) use(row(i), step(i), values[k]);
+      }
+    }
+  }
+};
+
+/// An element as it lies in memory, of any dtype that arithmetic in R may meet.
+template <class R>
+using ElementBits = std::conditional_t<std::is_same_v<R, float>, uint32_t, uint64_t>;
+
+template <class R>
+__device__ __forceinline__ ElementBits<R> load_bits(const ArrayView& view, int64_t index) {
+  const int64_t size = element_size(view.dtype);
+  if (size == 2) return static_cast<const uint16_t*>(view.data)[index];
+  if (std::is_same_v<R, float> || size == 4) return static_cast<const uint32_t*>(view.data)[index];
+  return static_cast<const uint64_t*>(view.data)[index];
+}
+
+template <class R>
+__device__ __forceinline__ R real_of_bits(ElementBits<R> bits, DType dtype) {
+  R value = 0;
+  with_element<R>(dtype, [&](auto type) {
+    using Element = decltype(type);
+    using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t,
+                                    std::conditional_t<sizeof(Element) == 4, uint32_t, uint64_t>>;
+    value = static_cast<R>(to_real(bit_cast<Element>(static_cast<Bits>(bits))));
+  });
+  return value;
+}
+
+/// The part of (batch, channel, step) arrays that a block moves at a time: the steps of a chunk, of
+/// a tile of at most 2^row_bits channels.
+struct ElementTile {
+  int64_t batch;
+  int64_t first_channel;
+  int channels;
+  int row_bits;
+  int64_t first_step;
+  int steps;
+
+  __device__ bool has(int c, int t) const { return c < channels && t < steps; }
+  __device__ int64_t index(const ArrayView& view, int c, int t) const {
+    return batch * view.batch + (first_channel + c) * view.channel + (first_step + t) * view.step;
+  }
+
+  /// Fills rows with convert(element, channel, place in the rows). An array that is absent is zero.
+  template <class R, class Convert>
+  __device__ __forceinline__ void load(const ArrayView& view, R* rows,
+                                       const Convert& convert) const {
+    RowOrder(view.channel, view.step, row_bits)
+        .visit(
+            [&](int c, int t) -> ElementBits<R> {
+              return has(c, t) && view.present() ? load_bits<R>(view, index(view, c, t)) : 0;
+            },
+            [&](int c, int t, ElementBits<R> bits) {
+              if (!has(c, t)) return;
+              const int at = c * kElementRow + t;
+              rows[at] = convert(real_of_bits<R>(bits, view.dtype), first_channel + c, at);
+            });
+  }
+  template <class R>
+  __device__ __forceinline__ void load(const ArrayView& view, R* rows) const {
+    load(view, rows, [](R element, int64_t, int) { return element; });
+  }
+  /// Stores value(channel, place in the rows).
+  template <class Value>
+  __device__ __forceinline__ void store(const ArrayView& view, const Value& value) const {
+    RowOrder(view.channel, view.step, row_bits).visit([&](int c, int t) {
+      if (!has(c, t)) return;
+      store_component(view, index(view, c, t), value(first_channel + c, c * kElementRow + t));
+    });
+  }
+};
+
+}  // namespace selective_scan::cuda

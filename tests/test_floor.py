@@ -1,0 +1,163 @@
+"""The floor of the CUDA kernels, which takes every call, against the reference and against the
+general kernels.
+
+A path is named to a process once, by its environment, so that each of the two solves all cases in a
+process of its own."""
+
+import itertools
+
+import pytest
+import torch
+
+import test_capabilities as capabilities
+import test_segment_map as segment_map
+import test_state_gradient as state_gradient
+from problem import (
+    COMPLEX_KINDS,
+    DTYPES,
+    LAYOUTS,
+    METHODS,
+    REAL_KINDS,
+    Case,
+    Tolerance,
+    check_repeatable,
+    check_results,
+    complaint,
+    plain_results,
+    run,
+    tolerance,
+)
+
+PATHS = ("floor", "general")
+BASE = Case()
+STATES = (1, 2, 3, 5, 16, 17, 33, 64, 65, 256)
+BOUNDS = (3, 30, 30, 31, 64, 130)
+PACKED = BASE.with_(batch=1, cu_seqlens=BOUNDS, seqlen=140)
+# More sequences than the floor has blocks for, each of which takes several.
+MANY = PACKED.with_(cu_seqlens=tuple(range(0, 401, 2)), seqlen=401, dim=30, groups=30, dstate=3)
+
+
+def every_kind(base: Case):
+    """Methods, dtypes, layouts, kinds of B and C, numbers of states, optional inputs."""
+    for method, dtype in itertools.product(METHODS, DTYPES):
+        yield base.with_(method=method, dtype=dtype)
+    kinds = COMPLEX_KINDS if base.complex else REAL_KINDS
+    for B, C in itertools.product(kinds, kinds):
+        yield base.with_(B=B, C=C, groups=1, reverse=True)
+    for layout, reverse in itertools.product(LAYOUTS, (False, True)):
+        yield base.with_(layout=layout, reverse=reverse)
+    yield from (base.with_(dstate=dstate, method="foh") for dstate in STATES)
+    yield base.with_(
+        dtype=torch.bfloat16, delta_dtype=torch.float32, projection_dtype=torch.float16
+    )
+    yield base.with_(delta_dtype=torch.float64, z_dtype=torch.bfloat16, channel_dtype=torch.float16)
+    yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield base.with_(delta_softplus=False, z=False, method="bilinear")
+    yield from (base.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield base.with_(B="constant", C="constant", groups=1, layout="channel_last")
+
+
+def cases():
+    for base in (BASE, BASE.with_(complex=True), PACKED, PACKED.with_(complex=True)):
+        yield from every_kind(base)
+    # Lengths about a chunk's, tiles that a group does not fill, many rows.
+    yield from (BASE.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 31, 32, 33, 64, 1000))
+    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 17, 130, 1100))
+    yield BASE.with_(batch=70, dim=40, seqlen=33)
+    yield BASE.with_(dim=30, groups=30)
+    # Tiles that share a partial sum of dB and dC.
+    yield BASE.with_(batch=3, dim=3000, groups=1, dstate=64, seqlen=20)
+    yield BASE.with_(batch=1, dim=3000, groups=1, dstate=80, seqlen=33, cu_seqlens=(0, 33))
+    # Segments of time.
+    for is_complex, dtype in itertools.product((False, True), (torch.float32, torch.float64)):
+        few = BASE.with_(complex=is_complex, dtype=dtype, dstate=9)
+        yield few.with_(seqlen=2049)
+        yield few.with_(seqlen=3001, reverse=True, layout="channel_last", B="constant", groups=1)
+    yield PACKED.with_(cu_seqlens=(0, 700, 701, 2500), seqlen=2510, dstate=70, dim=2)
+    yield from (MANY, MANY.with_(reverse=True, complex=True))
+    yield PACKED.with_(cu_seqlens=(0, 0, 0), seqlen=5)
+
+
+CASES = list(dict.fromkeys(cases()))
+
+
+def solve(case: Case) -> dict | str:
+    """Outputs and gradients on the CPU, or why there are none."""
+    try:
+        results = run(case, "cuda")
+    except RuntimeError as error:
+        return str(error)
+    return {name: None if value is None else value.cpu() for name, value in results.items()}
+
+
+def solve_all(file: str) -> None:
+    torch.save({str(case): solve(case) for case in CASES}, file)
+
+
+def check_alone() -> None:
+    """What is wanted alone, of the initial state's gradient and of the map of all steps."""
+    for module in (segment_map, state_gradient):
+        for case in module.CASES:
+            module.check(case, "cuda")
+        for method, is_complex in itertools.product(METHODS, (False, True)):
+            module.check(module.BASE.with_(method=method, complex=is_complex), "cuda")
+
+
+def check_all_repeatable() -> None:
+    for case in (BASE, PACKED, MANY, BASE.with_(seqlen=2049), BASE.with_(dim=1100, complex=True)):
+        check_repeatable(case, "cuda")
+
+
+def run_program(path: str, program: str) -> None:
+    code = f"import test_floor; test_floor.{program}"
+    result = capabilities.run(path, "-c", code, variable=capabilities.CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory) -> dict[str, dict]:
+    """By path and case, what that path gives."""
+    results = {}
+    for path in PATHS:
+        file = tmp_path_factory.mktemp("floor") / f"{path}.pt"
+        run_program(path, f"solve_all({str(file)!r})")
+        results[path] = torch.load(file)
+    return results
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_reference(case, cuda_device, request):
+    results = request.getfixturevalue("solved")["floor"][str(case)]
+    assert not isinstance(results, str), results
+    check_results(case, results, "cuda", "the floor")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_general_kernels(case, cuda_device, request):
+    solved = request.getfixturevalue("solved")
+    floor, general = (solved[path][str(case)] for path in PATHS)
+    assert not isinstance(general, str), general
+    for name, expected in general.items():
+        if expected is None:
+            assert floor[name] is None, name
+            continue
+        one = tolerance(name, expected.dtype, case.is_double, "cuda")
+        both = Tolerance(2 * one.arithmetic, 2 * one.rounding, 2 * one.tiny)
+        exact = expected.to(torch.complex128 if expected.is_complex() else torch.float64)
+        reason = complaint(floor[name], exact, both)
+        if reason:
+            plain = [result[name] for result in plain_results(case.data)]
+            reason = complaint(floor[name], exact, both, plain)
+        assert reason is None, f"{name}: {reason}"
+
+
+@pytest.mark.cuda
+def test_what_is_wanted_alone(cuda_device):
+    run_program("floor", "check_alone()")
+
+
+@pytest.mark.cuda
+def test_runs_agree_bit_by_bit(cuda_device):
+    run_program("floor", "check_all_repeatable()")
