@@ -6,7 +6,7 @@ import torch
 from problem import LAYOUTS, METHODS, Case, check, check_repeatable
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# Several tiles of channels to a group, the last one not full; whole vectors of steps.
+# Several tiles of channels to a group, the last one not full; whole vectors of 8 steps.
 BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 COMPLEX = BASE.with_(complex=True)
@@ -16,6 +16,9 @@ def cases(base):
     yield from (base.with_(method=method) for method in METHODS)
     for dtype in FLOATS:
         yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 64, 70, 200))
+        # Whole vectors of 4 steps, those of VMamba's maps among them.
+        yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (4, 28, 36, 196))
+        yield base.with_(dtype=dtype, seqlen=44, reverse=True)
         yield from (base.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
         yield base.with_(dtype=dtype, reverse=True)
         yield base.with_(dtype=dtype, reverse=True, seqlen=45)

@@ -80,7 +80,8 @@ DSTATE1 = [
         tuple(
             f"Kernels<METHOD, {storage}>"
             for storage in (
-                *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
+                *("Vectors<float, 4>", "Vectors<BFloat16, 8>", "Vectors<Half, 8>"),
+                *("Vectors<BFloat16, 4>", "Vectors<Half, 4>"),
                 *("Scattered<2>", "Scattered<4>"),
             )
         ),

@@ -11,8 +11,8 @@ namespace selective_scan::cuda::dstate1 {
 
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
-template <class Element>
-struct Vectors {};  // kItems steps side by side, aligned to 16 bytes; B and C are alike
+template <class Element, int kSteps>
+struct Vectors {};  // so many steps side by side, aligned to 16 bytes or their size; as are B and C
 template <int kBytes>
 struct Scattered {};  // any strides, of elements of that size
 

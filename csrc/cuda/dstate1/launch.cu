@@ -34,16 +34,20 @@ const Launches& launches_of(Method method) {
   return kTable[method];
 }
 
-/// See instantiations.py.
-const Launches& launches_for(const ScanParams& params, bool has_vectors) {
+/// The storages are those of instantiations.py.
+const Launches& launches_for(const ScanParams& params, int vector_steps) {
   const DType dtype = params.u.dtype;
-  if (!has_vectors) {
+  if (vector_steps == 0) {
     return dtype == DType::kFloat32 ? launches_of<Scattered<4>>(params.method)
                                     : launches_of<Scattered<2>>(params.method);
   }
-  return dtype == DType::kFloat32    ? launches_of<Vectors<float>>(params.method)
-         : dtype == DType::kBFloat16 ? launches_of<Vectors<BFloat16>>(params.method)
-                                     : launches_of<Vectors<Half>>(params.method);
+  if (dtype == DType::kFloat32) return launches_of<Vectors<float, 4>>(params.method);
+  if (dtype == DType::kBFloat16) {
+    return vector_steps == 8 ? launches_of<Vectors<BFloat16, 8>>(params.method)
+                             : launches_of<Vectors<BFloat16, 4>>(params.method);
+  }
+  return vector_steps == 8 ? launches_of<Vectors<Half, 8>>(params.method)
+                           : launches_of<Vectors<Half, 4>>(params.method);
 }
 
 /// What both passes are given.
@@ -65,7 +69,7 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
-  return launches_for(params, plan.has_vectors).forward(args, plan.shape, stream);
+  return launches_for(params, plan.vector_steps).forward(args, plan.shape, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
@@ -81,7 +85,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.work_items = plan.work_items;
   args.workspace = backward_workspace(plan.scratch, memory);
   const cudaError_t error =
-      launches_for(params, plan.has_vectors).backward(args, plan.shape, stream);
+      launches_for(params, plan.vector_steps).backward(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.tiles, params.batch}, stream);
 }

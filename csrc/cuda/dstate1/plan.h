@@ -12,7 +12,7 @@
 namespace selective_scan::cuda::dstate1 {
 
 struct ForwardPlan {
-  bool has_vectors;    // see Vectors
+  int vector_steps;    // see Vectors; 0 is Scattered
   int64_t windows;     // of a group's channels
   int64_t work_items;  // batch · groups · windows
   LaunchShape shape;
@@ -20,7 +20,7 @@ struct ForwardPlan {
 };
 
 struct BackwardPlan {
-  bool has_vectors;
+  int vector_steps;
   int warps;           // of a block
   int slots;           // windows that a warp takes in turns
   int64_t tiles;       // of a group's channels

@@ -2,9 +2,9 @@
 // registers.
 //
 // A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
-// lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, two of
-// fp32, where rows allow that. Other layouts are read element by element, along steps or along
-// channels, whichever lie closer, and change hands through a tile in shared memory.
+// lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, or two
+// of 4 steps, where rows allow that. Other layouts are read element by element, along steps or
+// along channels, whichever lie closer, and change hands through a tile in shared memory.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -56,8 +56,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high, Half) {
 template <class Storage>
 struct RowAccess;
 
-template <class Element>
-struct RowAccess<Vectors<Element>> {
+template <class Element, int kSteps>
+struct RowAccess<Vectors<Element, kSteps>> {
   static constexpr int kWords = kItems * sizeof(Element) / sizeof(uint32_t);
   using Raw = Pack<uint32_t, kWords>;
 
@@ -67,10 +67,16 @@ struct RowAccess<Vectors<Element>> {
     return lane / kChannelLanes * strides.channel + static_cast<int64_t>(step) * strides.step;
   }
 
-  static __device__ __forceinline__ Raw fetch(const SequenceStrides&, const char* address,
+  static __device__ __forceinline__ Raw fetch(const SequenceStrides& strides, const char* address,
                                               const Window& window) {
-    if (!window.has_items()) return Raw{};
-    return load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address));
+    Raw raw{};
+    for_each_vector(strides, window, [&](int word) {
+      const auto vector =
+          load_pack<uint32_t, kVectorWords>(reinterpret_cast<const uint32_t*>(address) + word);
+#pragma unroll
+      for (int i = 0; i < kVectorWords; ++i) raw.v[word + i] = vector.v[i];
+    });
+    return raw;
   }
 
   static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
@@ -101,10 +107,32 @@ struct RowAccess<Vectors<Element>> {
       }
     }
     raw = in_order(raw, strides.step < 0);
-    if (window.has_items()) store_pack(reinterpret_cast<uint32_t*>(address), raw);
+    for_each_vector(strides, window, [&](int word) {
+      Pack<uint32_t, kVectorWords> vector;
+#pragma unroll
+      for (int i = 0; i < kVectorWords; ++i) vector.v[i] = raw.v[word + i];
+      store_pack(reinterpret_cast<uint32_t*>(address) + word, vector);
+    });
   }
 
  private:
+  static constexpr int kVectors = kItems / kSteps;
+  static constexpr int kVectorWords = kWords / kVectors;
+
+  /// Calls visit() with the first word of each vector of the lane's that exists.
+  template <class Visit>
+  static __device__ __forceinline__ void for_each_vector(const SequenceStrides& strides,
+                                                         const Window& window, const Visit& visit) {
+    if (!window.has_items()) return;
+    const bool has_all = kVectors == 1 || window.first_step() + kItems <= window.steps;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      // Steps that do not exist lie behind those that do, whichever way memory goes.
+      const bool is_first = i == (strides.step < 0 ? kVectors - 1 : 0);
+      if (has_all || is_first) visit(i * kVectorWords);
+    }
+  }
+
   /// The elements from the last to the first if `is_reversed`: a byte permutation of a word and its
   /// mirror image.
   static __device__ __forceinline__ Raw in_order(const Raw& raw, bool is_reversed) {

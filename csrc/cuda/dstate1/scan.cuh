@@ -155,8 +155,8 @@ template <class Storage>
 struct ProjectionOf {
   using Type = AnyProjection;
 };
-template <class Element>
-struct ProjectionOf<Vectors<Element>> {
+template <class Element, int kSteps>
+struct ProjectionOf<Vectors<Element, kSteps>> {
   using Type = KnownProjection<Element>;
 };
 template <class Storage>

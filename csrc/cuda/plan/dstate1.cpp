@@ -38,14 +38,20 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
   return {};
 }
 
-/// Kernels know of vectors only together with B and C of the same type.
+/// Returns how many steps make a vector in all arrays, 0 if they are none. Kernels know of vectors
+/// only together with B and C of the same type.
 template <class Params>
-bool has_vectors(const Params& params) {
-  const auto is_vector = [&](const ArrayView& view) {
-    return has_step_vectors(params, view, kItems);
+int find_vector_steps(const Params& params) {
+  if (!params.variable_B || !params.variable_C || params.B.dtype != params.u.dtype ||
+      params.C.dtype != params.u.dtype) {
+    return 0;
+  }
+  const auto have_vectors = [&](int steps) {
+    return all_of(rows_of(params),
+                  [&](const ArrayView& view) { return has_step_vectors(params, view, steps); });
   };
-  return params.variable_B && params.variable_C && params.B.dtype == params.u.dtype &&
-         params.C.dtype == params.u.dtype && all_of(rows_of(params), is_vector);
+  const bool has_long_vectors = params.u.dtype != DType::kFloat32 && have_vectors(kItems);
+  return has_long_vectors ? kItems : have_vectors(kItems / 2) ? kItems / 2 : 0;
 }
 
 }  // namespace
@@ -54,7 +60,7 @@ Refusal make_plan(const ForwardParams& params, const Device&, ForwardPlan& plan)
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
-  plan.has_vectors = has_vectors(params);
+  plan.vector_steps = find_vector_steps(params);
   plan.windows = ceil_div(params.dim / params.groups, kWindowChannels);
   plan.work_items = params.batch * params.groups * plan.windows;
   plan.shape = {std::min(ceil_div(plan.work_items, kForwardWarps), kMaxBlocks),
@@ -72,7 +78,7 @@ Refusal make_plan(const BackwardParams& params, const Device&, BackwardPlan& pla
       ceil_div(windows, plan.warps), kMinBackwardTile / (plan.warps * kWindowChannels)));
   const int tile_windows = plan.warps * plan.slots;
   if (const Refusal refusal = refuse_arrays(params, tile_windows * kWindowChannels)) return refusal;
-  plan.has_vectors = has_vectors(params);
+  plan.vector_steps = find_vector_steps(params);
   plan.tiles = ceil_div(windows, tile_windows);
   plan.work_items = params.batch * params.groups * plan.tiles;
   plan.shape = {std::min(plan.work_items, kMaxBlocks), plan.warps * kWarpSize,
