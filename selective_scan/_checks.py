@@ -125,17 +125,17 @@ def check_dims(
 ) -> None:
     """Compares the tensor's sizes with those of `sizes`, and puts the others there."""
     actual = _sizes_by_dim(tuple(tensor.shape), dims)
-    fits, before = actual is not None, sizes
+    fits, before = actual is not None, None
     for dim, size in actual or ():
         if dim in sizes:
             fits = sizes[dim] == size
         else:
-            before = sizes.copy() if before is sizes else before
+            before = sizes.copy() if before is None else before
             fits = _agrees(name, tensor, dim, size, sizes)
         if not fits:
             break
     if not fits:
-        _fail_on_dims(name, tensor, dims, before)
+        _fail_on_dims(name, tensor, dims, sizes if before is None else before)
     for dim, size in actual:
         if dim not in limits:
             continue

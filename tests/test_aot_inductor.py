@@ -14,7 +14,7 @@ import selective_scan
 from selective_scan import S6, MambaMixer
 
 LOAD = """
-import sys, torch, selective_scan
+import sys, torch, torch._inductor.codecache, selective_scan
 package, given, made = sys.argv[1:]
 run = torch._inductor.aoti_load_package(package)
 calls = torch.load(given)

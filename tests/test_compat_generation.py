@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from language_models import VOCAB, make_model, published_weights, reference_logits
+from selective_scan.compat.generation import DecodingCache, InferenceParams
 from test_plain_stack import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
@@ -451,6 +452,14 @@ def test_a_model_that_has_generated_is_copied(device, cg, how):
         file.seek(0)
         twin = torch.load(file, weights_only=False)
     assert torch.equal(twin.generate(prompts, LENGTH, cg=cg), out)
+
+
+def test_graphs_are_not_copied():
+    params = InferenceParams(max_seqlen=LENGTH, max_batch_size=1)
+    model, _ = make()
+    model._decoding_cache = DecodingCache((), params, {1: lambda: "what no process can pickle"})
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin._decoding_cache is None
 
 
 # --- CUDA graphs ----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def take_step(A, dtype, method, device, backend="auto"):
 
 
 def terms_of(method, x):
-    """|a|, |b|, |a'| and |b'|, of polynomials with the sizes of their terms."""
+    """|a|, |b|, |a'| and |b'|, of sums with the sizes of their terms."""
     size = x.abs()
     if method in SERIES:
         a = x.exp().abs()
@@ -65,7 +65,8 @@ def terms_of(method, x):
         slope = torch.where(size < 1e-3, 0.5, (a - b) / x)
         return a.abs(), b.abs(), a.abs(), slope.abs()
     r = 1 / (1 - x / 2)
-    return (1 + x * r).abs(), r.abs(), r.abs() ** 2, r.abs() ** 2 / 2
+    # a = (1 + x/2)·r vanishes at -2, where rounding x moves it by as much as its terms are large.
+    return (1 + size / 2) * r.abs(), r.abs(), r.abs() ** 2, r.abs() ** 2 / 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -85,9 +86,9 @@ def test_every_size_of_step_has_its_digits(dstate, dtype, is_complex, method, de
         "A": twice * (DELTA * a_slope + DELTA**2 * b_slope),
         "initial_state": twice * a,
     }
-    # Rounding x moves exp(x) by as much as x is large.
-    allowed = torch.finfo(dtype).eps * (12 + 2 * x.abs())
+    # Rounding x moves exp(x) by as much as x is large; denormal numbers are flushed to zero.
+    digits = torch.finfo(dtype).eps * (12 + 2 * x.abs())
     for name, actual in take_step(A, dtype, method, device).items():
-        error = (actual.to(exact[name].dtype) - exact[name]).abs() / scale[name]
-        worst = (error / allowed).max()
+        error = (actual.to(exact[name].dtype) - exact[name]).abs()
+        worst = (error / (digits * scale[name] + 4 * torch.finfo(dtype).tiny)).max()
         assert worst <= 1, f"{name}: {worst.item():.1f} times what is allowed"

@@ -15,7 +15,7 @@ shift 2
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 root=$PWD
-tests=(tests/test_{batching,compile,derivatives,mamba_mixer,operator,s6}.py)
+tests=(tests/test_{batching,causal_conv1d_update,compile,derivatives,mamba_mixer,operator,s6}.py)
 test_needs=(hypothesis numpy pytest pytest-xdist scipy)
 
 rm -rf "$folder/wheel"

@@ -278,10 +278,6 @@ class GenerationMixin:
         )
         return output if return_dict_in_generate else output.sequences
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A CUDA graph belongs to its process and its tensors: it is neither copied nor pickled."""
-        return {name: value for name, value in vars(self).items() if name != "_decoding_cache"}
-
 
 # --- CUDA graphs ----------------------------------------------------------------------------------
 
@@ -299,6 +295,10 @@ class DecodingCache:
     key: tuple[object, ...]
     inference_params: InferenceParams
     graphs: dict[int, _Graph] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A CUDA graph belongs to its process and its tensors: copied or pickled it is None."""
+        return type(None), ()
 
     def run(self, tokens: Tensor, params: InferenceParams) -> Tensor:
         """The logits of a call with (batch, seqlen) tokens, behind params.seqlen_offset others."""
