@@ -155,10 +155,6 @@ Division of_geometry(const cuda::Geometry& geometry) {
 }
 
 template <class Scratch>
-Division divide(const cuda::general::Plan<Scratch>& plan) {
-  return of_geometry(plan.geometry);
-}
-template <class Scratch>
 Division divide(const cuda::floor::Plan<Scratch>& plan) {
   Division division = of_geometry(plan.geometry);
   if (division.segment_steps == 0) division.segments = 1;  // packed sequences are dealt out whole
@@ -270,7 +266,7 @@ py::object describe_slices(const Params& params, const cuda::Device& device, con
         bytes += asked;
         return reinterpret_cast<void*>(uintptr_t{256});
       });
-  if (!is_sliced && made.slices.front().plan.path() == cuda::Path::kGeneral) return py::none();
+  if (!is_sliced && made.slices.front().plan.path() == cuda::Path::kFloor) return py::none();
   py::list states, paths, sums;
   for (const auto& slice : made.slices) {
     states.append(slice.params.dstate);

@@ -43,20 +43,6 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states, states per lane, which holds 16 bytes of them.
-GENERAL = [
-    Source(
-        f"general_{name}",
-        "general",
-        ("backward", "forward"),
-        tuple(f"Scan<{shape}, METHOD>" for shape in shapes),
-    )
-    for name, shapes in [
-        ("real", ("float, 4", "double, 2")),
-        ("complex", ("Complex<float>, 2", "Complex<double>, 1")),
-    ]
-]
-
 # Type of the states.
 FLOOR = [
     Source(
@@ -196,7 +182,7 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*GENERAL, *FLOOR, *DSTATE1, *RELAY),
+    *(*FLOOR, *DSTATE1, *RELAY),
     *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]

@@ -10,7 +10,6 @@
 
 #include "dstate1/kernels.h"
 #include "floor/kernels.h"
-#include "general/kernels.h"
 #include "kit/launch_tools.h"
 #include "kit/packed_edges.h"
 #include "kit/row_sums.h"
@@ -33,8 +32,8 @@ std::optional<Path> wanted_path() {
     const auto found = std::find(kPathNames.begin(), kPathNames.end(), name);
     if (found == kPathNames.end()) {
       throw std::runtime_error(
-          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, general, dstate1, relay, "
-          "streamed or floor, got '" +
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, relay, streamed or "
+          "floor, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());
@@ -77,7 +76,7 @@ cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t
   if (!wanted_path() && !is_packed) {
     if (const auto arrangement = arrange_rows(params, device, plan)) {
       const auto sliced = slices(*arrangement);
-      if (sliced.slices.front().plan.path() != Path::kGeneral) {
+      if (sliced.slices.front().plan.path() != Path::kFloor) {
         return run_slices(sliced, memory, stream);
       }
     }

@@ -60,14 +60,20 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
   const Projection<T> B = block.projection(kB, slice), C = block.projection(kC, slice);
   const R* const dy = block.own_row(kDy);
   T* const plane = shared<T>() + block.launch.layout.plane;
-  T* const own = plane + threadIdx.x;
+  T* const own = plane + block.place;
   T dA{}, dB{}, dC{};
   if (!is_summary) {
-    sweep<kMethod>(block, chunk, pole, B, start, [&](int t, T, T h) {
-      own[t * blockDim.x] = h;
-      dC += (kScale * dy[t]) * conj(h);
-      if (has_gate) gather(block, kY, slice, t, kScale * real_of_product(C[t], h));
-    });
+    const auto visit = [&](int t, const Pack<T, kBlockSteps>& states, const auto&) {
+      Pack<R, kBlockSteps> y;
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) {
+        own[(t + j) * blockDim.x] = states.v[j];
+        dC += (kScale * dy[t + j]) * conj(states.v[j]);
+        y.v[j] = kScale * real_of_product(C[t + j], states.v[j]);
+      }
+      if (has_gate) gather(block, kY, slice, t, y);
+    };
+    sweep<kMethod>(block, chunk, pole, B, start, visit);
     __syncthreads();
     add_over_channels(block, kC, chunk, slice, plane,
                       [&](int at, T h) { return (kScale * block.rows(kDy)[at]) * conj(h); });
@@ -75,24 +81,31 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
   }
   T carry = block.kept(kState, slice);
   T factor = block.kept(kFactor, slice);
-  for (int t = chunk.steps - 1; t >= 0; --t) {
-    const R delta = block.own_row(kDelta)[t], u = block.own_row(kU)[t];
-    const auto value = coefficients<kMethod>(delta, pole);
-    const T g = carry + (kScale * dy[t]) * conj(C[t]);
-    if (is_summary) {
-      carry = g * conj(value.abar);
-      factor = factor * conj(value.abar);
-      continue;
+  for (int t = round_up(chunk.steps, kBlockSteps) - kBlockSteps; t >= 0; t -= kBlockSteps) {
+    Pack<T, kBlockSteps> before;
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      before.v[j] = t + j == 0 || is_summary ? start : own[(t + j - 1) * blockDim.x];
     }
-    const T before = t > 0 ? own[(t - 1) * blockDim.x] : start;
-    const auto update = backpropagate_update<kMethod>(delta, u, pole, value, B[t], before, g);
-    const R ddelta = update.ddelta * block.own_row(kSlope)[t];
-    carry = update.carry;
-    dA += update.dA;
-    dB += update.dB;
-    ddelta_bias += block.has_state(slice) ? ddelta : R(0);
-    own[t * blockDim.x] = update.dB;
-    gather(block, kDu, slice, t, update.du);
+    Pack<R, kBlockSteps> du, ddelta;
+#pragma unroll
+    for (int j = kBlockSteps - 1; j >= 0; --j) {
+      const R delta = block.own_row(kDelta)[t + j], u = block.own_row(kU)[t + j];
+      const auto value = coefficients<kMethod>(delta, pole);
+      const T g = carry + (kScale * dy[t + j]) * conj(C[t + j]);
+      const auto update =
+          backpropagate_update<kMethod>(delta, u, pole, value, B[t + j], before.v[j], g);
+      factor = factor * conj(value.abar);
+      carry = update.carry;
+      dA += update.dA;
+      dB += update.dB;
+      du.v[j] = update.du;
+      ddelta.v[j] = t + j < chunk.steps ? update.ddelta * block.own_row(kSlope)[t + j] : R(0);
+      ddelta_bias += block.has_state(slice) ? ddelta.v[j] : R(0);
+      if (!is_summary) own[(t + j) * blockDim.x] = update.dB;
+    }
+    if (is_summary) continue;
+    gather(block, kDu, slice, t, du);
     gather(block, kDdelta, slice, t, ddelta);
   }
   block.kept(kState, slice) = carry;

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "../kit/geometry.cuh"
-#include "../kit/states.cuh"
+#include "../kit/update_gradient.cuh"
 #include "../rows/elements.cuh"
 #include "kernels.h"
 
@@ -51,9 +51,11 @@ struct Block {
   const WorkItem item = any_work_item(params, launch.geometry, index);
   const int lanes = launch.geometry.lanes();  // of a channel
   const int slices = num_slices(params, launch.geometry);
-  const int lane = threadIdx.x & (lanes - 1);  // of those of its channel
-  const int tile_channel = threadIdx.x >> launch.geometry.lane_bits;
+  const LaneRole role = lane_role(threadIdx.x % kWarpSize, launch.geometry.lane_bits);
+  const int lane = role.part;  // of those of its channel
+  const int tile_channel = threadIdx.x / kWarpSize * launch.geometry.warp_channels() + role.channel;
   const int64_t channel = item.first_channel + tile_channel;
+  const int place = tile_channel * lanes + lane;     // in a step of the plane
   const bool exists = tile_channel < item.channels;  // the channel
   const int64_t row = item.segment * params.batch + item.batch;
 
@@ -169,36 +171,52 @@ struct Block {
     const int64_t first = item.batch * view.batch + item.group * view.group +
                           slice * lanes * view.state + chunk.first_step * view.step;
     RowOrder(view.state, view.step, launch.geometry.lane_bits).visit([&](int n, int t) {
-      if (slice * lanes + n >= params.dstate || t >= chunk.steps) return;
-      target[t * (lanes + 1) + n] = load_component<T>(view, first + n * view.state + t * view.step);
+      if (slice * lanes + n >= params.dstate) return;
+      const bool is_step = t < chunk.steps;
+      const int64_t at = first + n * view.state + t * view.step;
+      target[t * (lanes + 1) + n] = is_step ? load_component<T>(view, at) : T{};
     });
   }
 };
 
-/// Takes a lane's state through the steps of a chunk; visit(step, abar, state behind it) sees each.
+/// Takes a lane's state through the steps of a chunk, kBlockSteps at a time; visit(step, states
+/// behind the steps from there on, and their abar) sees each block. Behind the last step of a chunk
+/// delta, u, B and C are zero, by which a state stays as it is.
 template <Method kMethod, class T, class Visit>
 __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chunk,
                                    const Pole<T>& pole, const Projection<T>& B, T h,
                                    const Visit& visit) {
   const real_t<T>* const delta = block.own_row(kDelta);
   const real_t<T>* const u = block.own_row(kU);
-  for (int t = 0; t < chunk.steps; ++t) {
-    const auto value = coefficients<kMethod>(delta[t], pole);
-    h = value.abar * h + held_input<kMethod>(delta[t], u[t], value) * B[t];
-    visit(t, value.abar, h);
+  for (int t = 0; t < chunk.steps; t += kBlockSteps) {
+    Pack<T, kBlockSteps> states, abar;
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      const auto value = coefficients<kMethod>(delta[t + j], pole);
+      abar.v[j] = value.abar;
+      states.v[j] = held_input<kMethod>(delta[t + j], u[t + j], value) * B[t + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) h = states.v[j] = abar.v[j] * h + states.v[j];
+    visit(t, states, abar);
   }
   return h;
 }
 
-/// Adds what the states of a slice add to a step's sum over states, which is in the channel's row.
+/// Adds what the states of a slice add to the sums over states of the steps from t on, which are in
+/// the channel's row.
 template <class T, class R>
-__device__ __forceinline__ void gather(const Block<T>& block, Row which, int slice, int t, R part) {
-  if (!block.has_state(slice)) part = 0;
-  for (int distance = block.lanes / 2; distance > 0; distance /= 2) {
-    part += __shfl_xor_sync(kFullMask, part, distance);
-  }
-  R& sum = block.own_row(which)[t];
-  if (block.lane == 0) sum = slice == 0 ? part : sum + part;
+__device__ __forceinline__ void gather(const Block<T>& block, Row which, int slice, int t,
+                                       Pack<R, kBlockSteps> parts) {
+  if (!block.has_state(slice)) parts = {};
+  const int lane_bits = block.launch.geometry.lane_bits;
+  with_held_steps(lane_bits, [&]<int kHeld>() {
+    const auto held = sum_over_parts<kHeld>(parts, block.lane, lane_bits);
+    if (!holds_sums(block.lane)) return;
+    R* const sums = block.own_row(which) + t + held_step<kHeld>(block.lane);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) sums[j] = slice == 0 ? held.v[j] : sums[j] + held.v[j];
+  });
 }
 
 }  // namespace selective_scan::cuda::floor

@@ -45,10 +45,16 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
           __syncthreads();
           const Projection<T> B = block.projection(kB, slice), C = block.projection(kC, slice);
           T factor = block.kept(kFactor, slice);
-          const auto visit = [&](int t, T abar, T h) {
+          const auto visit = [&](int t, const Pack<T, kBlockSteps>& states,
+                                 const Pack<T, kBlockSteps>& abar) {
             constexpr R kScale = kOutputScale<T>;
-            if (args.is_summary) factor = abar * factor;
-            if (has_output) gather(block, kY, slice, t, kScale * real_of_product(C[t], h));
+            Pack<R, kBlockSteps> y;
+#pragma unroll
+            for (int j = 0; j < kBlockSteps; ++j) {
+              if (args.is_summary) factor = abar.v[j] * factor;
+              y.v[j] = kScale * real_of_product(C[t + j], states.v[j]);
+            }
+            if (has_output) gather(block, kY, slice, t, y);
           };
           T& h = block.kept(kState, slice);
           h = sweep<kMethod>(block, chunk, block.pole(slice), B, h, visit);

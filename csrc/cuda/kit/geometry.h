@@ -15,8 +15,6 @@ struct Geometry {
   int lane_bits = 0;  // log2 of the lanes that share a channel
   int state_warps = 1;
   int channel_warps = 1;
-  int piece_steps = kChunk;    // of B and C staged at once; less than a chunk
-                               // where dstate is large
   int64_t group_channels = 1;  // dim / groups
   int64_t tiles = 1;           // per group
   int64_t tiles_per_sum = 1;   // that blocks work on one after another

@@ -40,15 +40,15 @@ struct Figures {
     int64_t padding_elements = int64_t{1} << 22;
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
     /// it has so many warps a multiprocessor.
-    double constant_warps = 2;
+    double constant_warps = 1;
 
     /// streamed takes packed sequences that have so many steps on average, and so many elements in
     /// all; this is by count, not measured.
-    int64_t packed_steps = 16;
-    int64_t packed_elements = int64_t{1} << 20;
+    int64_t packed_steps = 4;
+    int64_t packed_elements = int64_t{1} << 17;
 
     /// The launches of copies cost too much for fewer elements, their memory for more.
-    int64_t fewest_copied = int64_t{1} << 20;
+    int64_t fewest_copied = int64_t{1} << 17;
     int64_t most_copied = int64_t{1} << 28;
   } choice;
 
@@ -62,13 +62,6 @@ struct Figures {
     int64_t packed_waves_forward = 8;
     int64_t packed_waves_backward = 12;
   } segments;
-
-  struct General {
-    /// So many warps at a time have a multiprocessor issue at half of its rate.
-    double half_rate_warps = 6;
-    /// A multiprocessor may have so many times as much to do for fewer partial sums of dB and dC.
-    double allowed_load = 1.05;
-  } general;
 
   struct Relay {
     /// With no more blocks a multiprocessor, one state a lane is the better shape.

@@ -1,7 +1,7 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
 // The first path of dstate1, relay and streamed that can run a call and is preferred takes it, else
-// the general one. The floor, which takes as many calls as that, runs what is named to run on it.
+// the floor.
 // figures.h has the numbers.
 
 #include "plan.h"
@@ -94,7 +94,7 @@ bool pays_chunks(const ScanParams& params, const Choice& figures) {
 }
 
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
-/// and C are constant; the general path does, which is faster for few channels with long sequences.
+/// and C are constant; the floor does, which is faster for few channels with long sequences.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const streamed::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
@@ -138,9 +138,8 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
   if (wanted) {
     using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
     constexpr Make kMakers[] = {
-        &make<Path::kGeneral, AnyPlan, Params>, &make<Path::kDstate1, AnyPlan, Params>,
-        &make<Path::kRelay, AnyPlan, Params>, &make<Path::kStreamed, AnyPlan, Params>,
-        &make<Path::kFloor, AnyPlan, Params>};
+        &make<Path::kDstate1, AnyPlan, Params>, &make<Path::kRelay, AnyPlan, Params>,
+        &make<Path::kStreamed, AnyPlan, Params>, &make<Path::kFloor, AnyPlan, Params>};
     const auto path = static_cast<size_t>(*wanted);
     if (const Refusal refusal = kMakers[path](params, device, plan)) {
       fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[path]) +
@@ -150,7 +149,7 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
   } else if (!takes<Path::kDstate1>(params, device, plan) &&
              !takes<Path::kRelay>(params, device, plan) &&
              !takes<Path::kStreamed>(params, device, plan)) {
-    if (const Refusal refusal = make<Path::kGeneral>(params, device, plan)) fail("", refusal);
+    if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
   }
   return plan;
 }

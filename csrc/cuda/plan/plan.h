@@ -17,21 +17,19 @@
 #include "../../core/params.h"
 #include "../dstate1/plan.h"
 #include "../floor/plan.h"
-#include "../general/plan.h"
 #include "../relay/plan.h"
 #include "../streamed/plan.h"
 #include "device.h"
 
 namespace selective_scan::cuda {
 
-enum class Path : int8_t { kGeneral, kDstate1, kRelay, kStreamed, kFloor };
-constexpr std::array<std::string_view, 5> kPathNames = {"general", "dstate1", "relay", "streamed",
-                                                        "floor"};
+enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor };
+constexpr std::array<std::string_view, 4> kPathNames = {"dstate1", "relay", "streamed", "floor"};
 
 /// In the order of Path.
-template <class General, class Dstate1, class Relay, class Streamed, class Floor>
+template <class Dstate1, class Relay, class Streamed, class Floor>
 struct AnyPlan {
-  std::variant<General, Dstate1, Relay, Streamed, Floor> of_path;
+  std::variant<Dstate1, Relay, Streamed, Floor> of_path;
 
   Path path() const { return static_cast<Path>(of_path.index()); }
   const LaunchShape& shape() const {
@@ -41,10 +39,10 @@ struct AnyPlan {
     return std::visit([](const auto& plan) { return plan.scratch.bytes; }, of_path);
   }
 };
-using ForwardPlan = AnyPlan<general::ForwardPlan, dstate1::ForwardPlan, relay::ForwardPlan,
-                            streamed::ForwardPlan, floor::ForwardPlan>;
-using BackwardPlan = AnyPlan<general::BackwardPlan, dstate1::BackwardPlan, relay::BackwardPlan,
-                             streamed::BackwardPlan, floor::BackwardPlan>;
+using ForwardPlan =
+    AnyPlan<dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan, floor::ForwardPlan>;
+using BackwardPlan = AnyPlan<dstate1::BackwardPlan, relay::BackwardPlan, streamed::BackwardPlan,
+                             floor::BackwardPlan>;
 
 /// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
 /// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run

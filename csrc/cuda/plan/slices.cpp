@@ -152,7 +152,7 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
   if (elements < figures.fewest_copied || elements > figures.most_copied || params.is_double) {
     return std::nullopt;
   }
-  if (plan.path() == Path::kGeneral) {
+  if (plan.path() == Path::kFloor) {
     if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
     return arrange(params, DType::kFloat32);
   }

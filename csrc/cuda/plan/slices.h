@@ -49,7 +49,7 @@ struct SlicedPlan {
 std::optional<Arrangement> arrange_states(const ScanParams& params);
 
 /// Whether a call that would run by `plan` is faster on copies of its rows, if another path than
-/// the general one takes these.
+/// the floor takes these.
 std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
                                         const ForwardPlan& plan);
 std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,

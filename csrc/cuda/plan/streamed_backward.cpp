@@ -69,7 +69,7 @@ constexpr Variant make_team_variant() {
 }
 
 /// Few states cost as much as those that they are padded to, which still is less than in the
-/// general kernels.
+/// floor.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(),
     make_variant<float, 2, false>(),  // of constant B and C

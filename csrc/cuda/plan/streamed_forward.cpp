@@ -49,7 +49,7 @@ constexpr Variant make_variant(int64_t least_states) {
 }
 
 /// Few states cost as much as those that they are padded to, which still is less than in the
-/// general kernels.
+/// floor.
 constexpr Variant kVariants[] = {
     make_variant<float, 4, 2>(1),
     make_variant<float, 8, 2>(17),

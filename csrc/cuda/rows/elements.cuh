@@ -87,7 +87,8 @@ struct ElementTile {
     return batch * view.batch + (first_channel + c) * view.channel + (first_step + t) * view.step;
   }
 
-  /// Fills rows with convert(element, channel, place in the rows). An array that is absent is zero.
+  /// Fills rows with convert(element, channel, place in the rows), and with zero where the tile has
+  /// no channel or the chunk no step. An array that is absent is zero.
   template <class R, class Convert>
   __device__ __forceinline__ void load(const ArrayView& view, R* rows,
                                        const Convert& convert) const {
@@ -97,9 +98,9 @@ struct ElementTile {
               return has(c, t) && view.present() ? load_bits<R>(view, index(view, c, t)) : 0;
             },
             [&](int c, int t, ElementBits<R> bits) {
-              if (!has(c, t)) return;
               const int at = c * kElementRow + t;
-              rows[at] = convert(real_of_bits<R>(bits, view.dtype), first_channel + c, at);
+              const R element = real_of_bits<R>(bits, view.dtype);
+              rows[at] = has(c, t) ? convert(element, first_channel + c, at) : R(0);
             });
   }
   template <class R>
