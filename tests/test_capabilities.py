@@ -77,7 +77,7 @@ PACKED = tuple(
 
 # By path: problems that it solves, and most of which it would not be chosen for.
 CUDA_PATHS = {
-    "general": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
+    "floor": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
     "dstate1": ({"dstate": 1, "dim": 2, "seqlen": 4500}, {"dstate": 1, "seqlen": 70}),
     "relay": (
         {"dstate": 16, "seqlen": 1100, "layout": "channel_last"},
@@ -95,7 +95,7 @@ CUDA_PATHS = {
 
 def check_cuda_path(path: str) -> None:
     """Solves problems by the CUDA kernels that the environment asks for."""
-    if path == "general":
+    if path == "floor":
         check_scans("cuda", (*CHANGES, *CUDA_PATHS[path]))
         return
     for method, changes in itertools.product(METHODS, CUDA_PATHS[path]):
@@ -173,8 +173,8 @@ def test_a_cuda_path_that_cannot_run_a_call_says_why(cuda_device):
 
 @pytest.mark.cuda
 def test_unknown_cuda_kernels_are_named(cuda_device):
-    result = run("fastest", "-c", cuda_program("general"), variable=CUDA_VARIABLE)
-    names = "unset, general, dstate1, relay, streamed or floor"
+    result = run("fastest", "-c", cuda_program("floor"), variable=CUDA_VARIABLE)
+    names = "unset, dstate1, relay, streamed or floor"
     assert f"{CUDA_VARIABLE} must be {names}" in result.stderr
     assert "got 'fastest'" in result.stderr
 

@@ -1,8 +1,7 @@
-"""The floor of the CUDA kernels, which takes every call, against the reference and against the
-general kernels.
+"""The floor of the CUDA kernels, which takes every call, against the reference.
 
-A path is named to a process once, by its environment, so that each of the two solves all cases in a
-process of its own."""
+A path is named to a process once, by its environment, so that a process of its own solves all
+cases."""
 
 import itertools
 
@@ -19,16 +18,11 @@ from problem import (
     METHODS,
     REAL_KINDS,
     Case,
-    Tolerance,
     check_repeatable,
     check_results,
-    complaint,
-    plain_results,
     run,
-    tolerance,
 )
 
-PATHS = ("floor", "general")
 BASE = Case()
 STATES = (1, 2, 3, 5, 16, 17, 33, 64, 65, 256)
 BOUNDS = (3, 30, 30, 31, 64, 130)
@@ -108,56 +102,33 @@ def check_all_repeatable() -> None:
         check_repeatable(case, "cuda")
 
 
-def run_program(path: str, program: str) -> None:
+def run_program(program: str) -> None:
     code = f"import test_floor; test_floor.{program}"
-    result = capabilities.run(path, "-c", code, variable=capabilities.CUDA_VARIABLE)
+    result = capabilities.run("floor", "-c", code, variable=capabilities.CUDA_VARIABLE)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory) -> dict[str, dict]:
-    """By path and case, what that path gives."""
-    results = {}
-    for path in PATHS:
-        file = tmp_path_factory.mktemp("floor") / f"{path}.pt"
-        run_program(path, f"solve_all({str(file)!r})")
-        results[path] = torch.load(file)
-    return results
+def solved(tmp_path_factory) -> dict:
+    """What the floor gives, by case."""
+    file = tmp_path_factory.mktemp("floor") / "results.pt"
+    run_program(f"solve_all({str(file)!r})")
+    return torch.load(file)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case, cuda_device, request):
-    results = request.getfixturevalue("solved")["floor"][str(case)]
+    results = request.getfixturevalue("solved")[str(case)]
     assert not isinstance(results, str), results
     check_results(case, results, "cuda", "the floor")
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_agrees_with_the_general_kernels(case, cuda_device, request):
-    solved = request.getfixturevalue("solved")
-    floor, general = (solved[path][str(case)] for path in PATHS)
-    assert not isinstance(general, str), general
-    for name, expected in general.items():
-        if expected is None:
-            assert floor[name] is None, name
-            continue
-        one = tolerance(name, expected.dtype, case.is_double, "cuda")
-        both = Tolerance(2 * one.arithmetic, 2 * one.rounding, 2 * one.tiny)
-        exact = expected.to(torch.complex128 if expected.is_complex() else torch.float64)
-        reason = complaint(floor[name], exact, both)
-        if reason:
-            plain = [result[name] for result in plain_results(case.data)]
-            reason = complaint(floor[name], exact, both, plain)
-        assert reason is None, f"{name}: {reason}"
-
-
-@pytest.mark.cuda
 def test_what_is_wanted_alone(cuda_device):
-    run_program("floor", "check_alone()")
+    run_program("check_alone()")
 
 
 @pytest.mark.cuda
 def test_runs_agree_bit_by_bit(cuda_device):
-    run_program("floor", "check_all_repeatable()")
+    run_program("check_all_repeatable()")

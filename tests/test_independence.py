@@ -113,8 +113,8 @@ CUDA_CASES = {
     "segments that forget": SHORT.with_(dim=36, groups=2, seqlen=1765, step_shift=1.0, decay=5.0),
     "relay": SHORT.with_(dim=21, seqlen=64),
     "dstate 1": SHORT.with_(dim=60, dstate=1),
-    "general": SHORT.with_(dim=21, dstate=70),
-    "general, fp64": SHORT.with_(dim=21, dtype=torch.float32, projection_dtype=torch.float64),
+    "floor": SHORT.with_(dim=21, dstate=70),
+    "floor, fp64": SHORT.with_(dim=21, dtype=torch.float32, projection_dtype=torch.float64),
 }
 
 

@@ -424,7 +424,7 @@ def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_devi
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dim", [40, 1800])  # the general kernels and the streamed ones
+@pytest.mark.parametrize("dim", [40, 1800])  # the floor and the streamed kernels
 def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
     case = BASE.with_(seqlen=600, dim=dim, cu_seqlens=(0, 30, 300, 301, 600))
     inputs, options = inputs_on(case, cuda_device), options_on(case, cuda_device)

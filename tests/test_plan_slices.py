@@ -35,7 +35,7 @@ SLICES = [
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
     ),
-    # Too few elements, or what only the general kernels take.
+    # Too few elements, or what only the floor takes.
     (Call(1, 64, 64, 128), None, None),
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),
     (Call(8, 1024, 512, 128, C="constant"), None, None),

@@ -40,7 +40,6 @@ EDITS = (
 )
 # One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
 CUDA_SOURCES = (
-    "general_real",
     "floor_real",
     "dstate1",
     "relay",

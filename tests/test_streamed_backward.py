@@ -15,7 +15,7 @@ KINDS = {
     "four warps a channel": REAL.with_(dim=60, groups=2, dstate=64),
     "complex": REAL.with_(dim=108, groups=2, complex=True, B="packed_grouped", C="packed_grouped"),
 }
-# By the general kernels.
+# By the floor.
 COMPLEX_CONSTANT = REAL.with_(dim=46, complex=True, B="constant", C="constant")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -164,14 +164,14 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
-@pytest.mark.parametrize("kind", [*KINDS, "complex constant", "relay", "dstate 1", "general"])
+@pytest.mark.parametrize("kind", [*KINDS, "complex constant", "relay", "dstate 1", "floor"])
 def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
     """By foh it is as small as abar, and has its digits."""
     others = {
         "complex constant": COMPLEX_CONSTANT,
         "relay": REAL.with_(dim=21, seqlen=64),
         "dstate 1": REAL.with_(dim=60, dstate=1),
-        "general": REAL.with_(dim=21, dstate=70),
+        "floor": REAL.with_(dim=21, dstate=70),
     }
     case = (KINDS | others)[kind].with_(method="foh", batch=1, D=False, z=False)
     tensors = make(case).tensors

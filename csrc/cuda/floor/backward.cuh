@@ -82,19 +82,14 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
   T carry = block.kept(kState, slice);
   T factor = block.kept(kFactor, slice);
   for (int t = round_up(chunk.steps, kBlockSteps) - kBlockSteps; t >= 0; t -= kBlockSteps) {
-    Pack<T, kBlockSteps> before;
-#pragma unroll
-    for (int j = 0; j < kBlockSteps; ++j) {
-      before.v[j] = t + j == 0 || is_summary ? start : own[(t + j - 1) * blockDim.x];
-    }
     Pack<R, kBlockSteps> du, ddelta;
 #pragma unroll
     for (int j = kBlockSteps - 1; j >= 0; --j) {
       const R delta = block.own_row(kDelta)[t + j], u = block.own_row(kU)[t + j];
       const auto value = coefficients<kMethod>(delta, pole);
       const T g = carry + (kScale * dy[t + j]) * conj(C[t + j]);
-      const auto update =
-          backpropagate_update<kMethod>(delta, u, pole, value, B[t + j], before.v[j], g);
+      const T before = t + j > 0 ? own[(t + j - 1) * blockDim.x] : start;
+      const auto update = backpropagate_update<kMethod>(delta, u, pole, value, B[t + j], before, g);
       factor = factor * conj(value.abar);
       carry = update.carry;
       dA += update.dA;
