@@ -4,7 +4,8 @@ orders, one scan of them all, and the merging of its results, by PyTorch around 
 
 The shapes are the stages of VMamba-T at an image of 224 x 224 pixels. Step sizes and projections
 lie in the order of their direction for either, since projections can be made in any order. A call
-is forward, or forward and backward; results are compared first.
+is forward, or forward and backward; results are compared first. On a GPU a call is timed as it is,
+and in a CUDA graph, which tells what it takes where the host is fast enough.
 
 Example:
     python benchmarks/benchmark_cross_scan.py --json cross_scan.json
@@ -127,14 +128,18 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
         return lambda: torch.autograd.grad(it.forward(), it.leaves, dout)
 
     rows = []
-    for which in (forward, train):
+    is_cuda = device.type == "cuda"
+    for which, is_graph in itertools.product((forward, train), (False, True)[: 1 + is_cuda]):
         calls = {name: which(it) for name, it in implementations.items()}
+        if is_graph:
+            calls = {name: timing.in_graph(call) for name, call in calls.items()}
         times = timing.measure(calls, device, warmup=2, runs=options.runs, budget=options.budget)
         rows += [
             {
                 "operator": "cross_scan_fn",
                 **dataclasses.asdict(problem),
                 "which": which.__name__,
+                "graph": is_graph,
                 "implementation": name,
                 "time_ms": dataclasses.asdict(times[name]),
                 "of_copies": times[name].median / times["copies, scan, merge"].median,
@@ -173,7 +178,7 @@ def main(command_line: list[str] | None = None) -> None:
     report.print_table(
         f"Maps in four directions on {records.device_name(options.device)}",
         rows,
-        "which implementation batch dim side dstate dtype time_ms=time,_ms of_copies error",
+        "which graph implementation batch dim side dstate dtype time_ms=time,_ms of_copies error",
     )
     if options.json:
         content = {"environment": records.environment(options.device), "rows": rows}

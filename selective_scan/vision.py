@@ -110,6 +110,10 @@ def cross_scan_fn(
     check_backend(backend, x.device)
     # One copy for both directions that read it, and one of the gradient that comes back.
     rows, columns = _along_rows(x), _along_columns(x)
+    # Gradients of what is unbound are stacked once; those of four entries would be added up.
+    As, Ds, biases = (
+        [None] * DIRECTIONS if it is None else it.unbind() for it in (A, D, delta_bias)
+    )
 
     def scan(k: int) -> Tensor:
         order = _along_columns if k % 2 else _along_rows
@@ -117,12 +121,12 @@ def cross_scan_fn(
         return selective_scan_fn(
             columns if k % 2 else rows,
             delta,
-            A[k],
+            As[k],
             B,
             C,
-            None if D is None else D[k],
+            Ds[k],
             None,
-            None if delta_bias is None else delta_bias[k],
+            biases[k],
             delta_softplus,
             discretization_method=discretization_method,
             reverse=k >= DIRECTIONS // 2,
@@ -197,7 +201,7 @@ def _checked_maps(
 
 
 def _by_directions(name: str, maps: Maps) -> Maps:
-    """Gradients of what is unbound are stacked once; those of four slices would be added up."""
+    """Four maps, unbound for the same reason as the other parameters."""
     if not isinstance(maps, Tensor):
         if isinstance(maps, list | tuple) and len(maps) != DIRECTIONS:
             fail(f"{name} must have {DIRECTIONS} maps, one for each direction, got {len(maps)}")
