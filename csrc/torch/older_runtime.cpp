@@ -20,7 +20,8 @@ char __libc_single_threaded = 0;
 #if defined(__GLIBCXX__)
 namespace std {
 
-void __throw_bad_array_new_length() {
+// Weak, since a compiler that links libstdc++ into every library may bring another one.
+__attribute__((weak)) void __throw_bad_array_new_length() {
   throw bad_array_new_length();
 }
 
