@@ -190,9 +190,12 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
     if torch.compiler.is_compiling():
         return None
     workspace, (batch, steps, _) = cache._workspace, hidden.shape
-    if workspace is not None and workspace.device == hidden.device:
-        if workspace.numel() >= _bytes_for(batch * steps, hidden, sizes):
-            return workspace
+    if (
+        workspace is not None
+        and workspace.device == hidden.device
+        and workspace.numel() >= _bytes_for(batch * steps, hidden, sizes)
+    ):
+        return workspace
     if torch.cuda.is_current_stream_capturing():
         return None  # it would be cleared when the graph runs, and not before
     most = min(MAX_STEPS, MAX_ROWS["cuda"] // batch)

@@ -417,7 +417,7 @@ py::object plan_step(const cuda::Device& device, const std::string& dtype, int64
   py::dict result;
   result["channels"] = channels;
   result["outputs"] = outputs;
-  result["columns"] = plan.columns;
+  result["activation_pitch"] = plan.activation_pitch;
   result["stages"] = plan.stages;
   result["threads"] = plan.shape.threads;
   result["shared_bytes"] = plan.shape.shared_bytes;

@@ -5,8 +5,6 @@
 namespace selective_scan::cuda::step {
 namespace {
 
-/// Activations take no more shared memory than that, so that the ring has several stages.
-constexpr int64_t kMostActivationBytes = 88 * 1024;
 constexpr int kFewestStages = 2;
 /// Of a block; of fewer there are fewer blocks than multiprocessors.
 constexpr int64_t kFewestChannels = 8;
@@ -60,34 +58,14 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   shared.scale = take(3 * reals);
   shared.dt_proj = take(channels * params.rank * size);
 
-  // Activations in columns of whole stages, as many as there is room for.
-  const int64_t stage_columns = kRowBytes / size;
-  const auto activation_bytes = [&](int64_t columns) { return rows * (columns * size + 16); };
-  const auto result_bytes = [&](int64_t columns) {
-    const int64_t of_dim = std::max(2 * channels, ceil_div(params.vocabulary, blocks));
-    const int64_t of_inner = ceil_div(std::max(projections, dim), blocks);
-    return reals * std::max(dim > columns ? of_dim : 0, inner > columns ? of_inner : 0);
-  };
-  const auto fits = [&](int64_t columns) {
-    const int64_t activations = activation_bytes(columns), results = result_bytes(columns);
-    return activations <= kMostActivationBytes &&
-           bytes.taken + activations + results + kFewestStages * kStageBytes + 2 * bytes.unit <=
-               device.block_shared_bytes;
-  };
-  int64_t columns = std::max(dim, inner);
-  while (columns > stage_columns && !fits(columns)) {
-    columns = (columns - 1) / stage_columns * stage_columns;
-  }
-  plan.columns = static_cast<int>(columns);
-  shared.activations = take(activation_bytes(columns));
-  shared.results = take(result_bytes(columns));
+  plan.activation_pitch = static_cast<int>(std::max(dim, inner) + 16 / size);
+  shared.activations = take(rows * plan.activation_pitch * size);
   const int64_t left = device.block_shared_bytes - bytes.taken;
-  plan.stages =
-      static_cast<int>(std::clamp<int64_t>(left / kStageBytes, kFewestStages, kMostStages));
-  shared.stages = take(int64_t{plan.stages} * kStageBytes);
-  if (bytes.taken > device.block_shared_bytes) {
+  plan.stages = static_cast<int>(std::min<int64_t>(left / kStageBytes, kMostStages));
+  if (left < kFewestStages * kStageBytes) {
     return {"the shared memory of the GPU's blocks is too small", device.block_shared_bytes};
   }
+  shared.stages = take(int64_t{plan.stages} * kStageBytes);
 
   const int64_t values_of_word = size == 2 ? 2 : 1;
   Arena words{16};

@@ -60,7 +60,7 @@ struct Block {
     return reinterpret_cast<T*>(shared_memory() + at);
   }
   __device__ __forceinline__ Activations<W> activations() const {
-    return {shared<W>(plan.shared.activations), plan.columns + 16 / static_cast<int>(sizeof(W))};
+    return {shared<W>(plan.shared.activations), plan.activation_pitch};
   }
   __device__ __forceinline__ float* xz() const { return shared<float>(plan.shared.xz); }
   __device__ __forceinline__ float* x() const { return shared<float>(plan.shared.x); }

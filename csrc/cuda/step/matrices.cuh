@@ -31,35 +31,19 @@ struct MatrixRows {
   int columns;  // of a row
 };
 
-/// Columns of a matrix whose activations lie in shared memory together.
-struct Chunk {
-  int first;
-  int end;
-  bool is_last;
-};
-/// Goes through a matrix in chunks of `room` columns, a multiple of what a stage has, and of each
-/// through all tiles. Calls begin(chunk) before these, and visit(tile, chunk) for each of them.
-template <class Begin, class Visit>
-__device__ __forceinline__ void for_each_tile(const MatrixRows& rows, int room, const Begin& begin,
-                                              const Visit& visit) {
-  if (rows.count == 0) return;
+/// Calls visit(tile) for all tiles of rows.
+template <class Visit>
+__device__ __forceinline__ void for_each_tile(const MatrixRows& rows, const Visit& visit) {
 #pragma unroll 1
-  for (int first = 0; first < rows.columns; first += room) {
-    const int end = min(first + room, rows.columns);
-    const Chunk chunk{first, end, end == rows.columns};
-    begin(chunk);
-#pragma unroll 1
-    for (int tile = 0; tile * kTileRows < rows.count; ++tile) visit(tile, chunk);
-  }
+  for (int tile = 0; tile * kTileRows < rows.count; ++tile) visit(tile);
 }
-
-/// Calls visit(column, columns) for the stages of a tile's chunk.
+/// Calls visit(column, columns) for the stages of a tile.
 template <class W, class Visit>
-__device__ __forceinline__ void for_each_stage(const Chunk& chunk, const Visit& visit) {
+__device__ __forceinline__ void for_each_stage(const MatrixRows& rows, const Visit& visit) {
   constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(W));
 #pragma unroll 1
-  for (int column = chunk.first; column < chunk.end; column += kColumns) {
-    visit(column, min(kColumns, chunk.end - column));
+  for (int column = 0; column < rows.columns; column += kColumns) {
+    visit(column, min(kColumns, rows.columns - column));
   }
 }
 

@@ -53,7 +53,6 @@ struct SharedLayout {
   int stages;       // of the ring
   int activations;  // [row][column], what a product multiplies with
   int sums;         // of warps, for two tiles
-  int results;      // of a product, where activations come in several parts
   int squares;      // [warp][row], sums of them
   int xz;           // x and z of own channels
   int x;            // of own channels, behind the convolution
@@ -80,7 +79,7 @@ struct StepPlan {
   int blocks = 0;
   int padded_rows = 0;  // 8 or 16
   int stages = 0;
-  int columns = 0;  // of the activations that shared memory holds at a time
+  int activation_pitch = 0;  // elements from row to row
   SharedLayout shared{};
   ExchangeLayout exchange{};
   LaunchShape shape{};

@@ -139,12 +139,10 @@ __device__ __forceinline__ void fetch_weights(const BlockMatrices<W>& matrices, 
   for_each_product(matrices.args.params, [&](Product product, int layer) {
     if (product == Product::kIn) prefetch_states(matrices, layer);
     const MatrixRows rows = matrices.of(product, layer);
-    for_each_tile(
-        rows, matrices.args.plan.columns, [](const Chunk&) {},
-        [&](int tile, const Chunk& chunk) {
-          for_each_stage<W>(
-              chunk, [&](int column, int columns) { ring.fetch<W>(rows, tile, column, columns); });
-        });
+    for_each_tile(rows, [&](int tile) {
+      for_each_stage<W>(
+          rows, [&](int column, int columns) { ring.fetch<W>(rows, tile, column, columns); });
+    });
   });
 }
 

@@ -45,22 +45,20 @@ __device__ __forceinline__ void put_residual(const Block<W, kRows>& own, int loc
        epoch);
 }
 
-/// Puts columns of the stream into the activations, normed, and adds to the sums of squares.
+/// Puts the stream into the activations, normed, for which it sums up squares.
 template <class W, int kRows>
 __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, const void* norm,
-                                            DType norm_dtype, int layer, const Chunk& chunk) {
+                                            DType norm_dtype, int layer) {
   struct Norms {
     Raw low, high;
   };
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const Activations<W> activations = own.activations();
   receive_pairs(
-      own.words(own.exchange.residual) + chunk.first, own.params.dim, own.rows,
-      (chunk.end - chunk.first) / 2, own.epoch,
+      own.words(own.exchange.residual), own.params.dim, own.rows, own.epoch,
       [&](PairPlace place) {
-        const int column = chunk.first + 2 * place.pair;
-        return Norms{fetch_optional(norm, norm_dtype, column),
-                     fetch_optional(norm, norm_dtype, column + 1)};
+        return Norms{fetch_optional(norm, norm_dtype, 2 * place.pair),
+                     fetch_optional(norm, norm_dtype, 2 * place.pair + 1)};
       },
       [&](PairPlace place, bool exists, uint32_t low_bits, uint32_t high_bits, const Norms& norms) {
         float low = exists ? bit_cast<float>(low_bits) : 0.0f;
@@ -69,8 +67,7 @@ __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, const vo
           const float squares = sum_of_lanes<kWarpSize>(fmaf(low, low, high * high));
           if (lane == 0) {
             float& sum = own.squares()[warp * kRows + place.row];
-            const bool is_first = chunk.first == 0 && place.pair < kComputeThreads;
-            sum = is_first ? squares : sum + squares;
+            sum = place.pair < kComputeThreads ? squares : sum + squares;
           }
           const float before = own.scale(place.row).before[layer % 2];
           low *= before * real_of(norms.low, norm_dtype);
@@ -82,15 +79,15 @@ __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, const vo
       });
 }
 
-/// Puts columns of x or y, as blocks have sent it, into the activations.
+/// Puts x or y, as blocks have sent it, into the activations.
 template <class W, int kRows>
 __device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t offset,
-                                          uint32_t epoch, const Chunk& chunk) {
+                                          uint32_t epoch) {
   constexpr int kWordValues = Block<W, kRows>::kWordValues;
   const Activations<W> activations = own.activations();
   receive_pairs(
-      own.words(offset) + chunk.first / kWordValues, own.params.inner / kWordValues, own.rows,
-      (chunk.end - chunk.first) / (2 * kWordValues), epoch, [](PairPlace) { return Raw{}; },
+      own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
+      [](PairPlace) { return Raw{}; },
       [&](PairPlace place, bool exists, uint32_t low, uint32_t high, Raw) {
         if (!exists) return;
         W* const target =
@@ -99,18 +96,14 @@ __device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t of
       });
 }
 
-/// What a product multiplies with. The scales of rows are there when all threads have met behind
-/// the last chunk.
+/// What a product multiplies with. It, and the scales of rows, are there when all threads have met.
 template <class W, int kRows>
-__device__ __forceinline__ void fill(const Block<W, kRows>& own, Product product, int layer,
-                                     const Chunk& chunk) {
-  if (product == Product::kX) return fill_sent(own, own.exchange.x, own.epoch + kX, chunk);
-  if (product == Product::kOut) return fill_sent(own, own.exchange.y, own.epoch + kY, chunk);
+__device__ __forceinline__ void fill(const Block<W, kRows>& own, Product product, int layer) {
+  if (product == Product::kX) return fill_sent(own, own.exchange.x, own.epoch + kX);
+  if (product == Product::kOut) return fill_sent(own, own.exchange.y, own.epoch + kY);
   const bool is_head = product == Product::kHead;
   const void* const norm = is_head ? own.params.final_norm : own.args.layers[layer].norm;
-  fill_normed(own, norm, is_head ? own.params.final_norm_dtype : own.params.norm_dtype, layer,
-              chunk);
-  if (!chunk.is_last) return;
+  fill_normed(own, norm, is_head ? own.params.final_norm_dtype : own.params.norm_dtype, layer);
   if (norm != nullptr) meet();
   own.for_each_item(own.rows, [&](int row) {
     if (norm != nullptr) {
@@ -119,15 +112,6 @@ __device__ __forceinline__ void fill(const Block<W, kRows>& own, Product product
       own.scale(row).after = 1.0f;
     }
   });
-}
-/// The same for all columns, of which there is no product.
-template <class W, int kRows>
-__device__ __forceinline__ void find_scales(const Block<W, kRows>& own, Product product,
-                                            int layer) {
-  const MatrixRows row{nullptr, nullptr, 1, 1, static_cast<int>(own.params.dim)};
-  for_each_tile(
-      row, own.plan.columns, [&](const Chunk& chunk) { fill(own, product, layer, chunk); },
-      [](int, const Chunk&) {});
 }
 
 /// The stream as it comes.
@@ -145,10 +129,10 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   own.for_each_item(own.rows, [&](int row) { own.scale(row) = {{1.0f, 1.0f}, 1.0f}; });
   own.epoch += kExchanges;
   meet();
-  // Of two-byte types float16 alone does not hold whatever the stream may be without its norm.
+  // Float16 alone does not hold whatever the stream may be without its norm's scale.
   if constexpr (std::is_same_v<W, Half>) {
     if (own.args.layers[0].norm == nullptr) return;
-    find_scales(own, Product::kIn, 0);
+    fill(own, Product::kIn, 0);
     own.for_each_item(own.rows,
                       [&](int row) { own.scale(row).before[0] = own.scale(row).before[1]; });
     meet();
@@ -170,7 +154,7 @@ template <class W, int kRows>
 __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
   const void* const norm = own.params.final_norm;
   const DType dtype = own.params.final_norm_dtype;
-  if (norm != nullptr) find_scales(own, Product::kHead, layer);
+  if (norm != nullptr) fill(own, Product::kHead, layer);
   meet();
   own.for_each_item(own.outputs.count * own.rows, [&](int i) {
     const int row = i / own.outputs.count, local = i % own.outputs.count;
@@ -212,36 +196,25 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
 template <class W, int kRows>
 __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, int layer) {
   const MatrixRows matrix = own.matrices.of(product, layer);
+  if (matrix.count == 0) return;
   const Activations<W> activations = own.activations();
-  for_each_tile(
-      matrix, own.plan.columns,
-      [&](const Chunk& chunk) {
-        fill(own, product, layer, chunk);
-        meet();
-      },
-      [&](int tile, const Chunk& chunk) {
-        TileSums<W, kRows> sums;
-        for_each_stage<W>(chunk, [&](int column, int columns) {
-          sums.add(own.ring.acquire(), activations, column - chunk.first, columns, own.rows);
-          own.ring.release();
-        });
-        own.is_odd_tile = !own.is_odd_tile;  // others may still read the sums of the tile before
-        constexpr int kSums = kComputeWarps * kTileRows * kRows;
-        float* const room =
-            own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kSums : 0);
-        sums.finish(room, own.rows, [&](int tile_row, int row, float sum) {
-          const int local = tile * kTileRows + tile_row;
-          if (local >= matrix.count) return;
-          float* const kept =
-              own.template shared<float>(own.plan.shared.results) + local * kRows + row;
-          if (chunk.first > 0) sum += *kept;
-          if (chunk.is_last) {
-            take(own, product, layer, local, row, sum);
-          } else {
-            *kept = sum;
-          }
-        });
-      });
+  fill(own, product, layer);
+  meet();
+  for_each_tile(matrix, [&](int tile) {
+    TileSums<W, kRows> sums;
+    for_each_stage<W>(matrix, [&](int column, int columns) {
+      sums.add(own.ring.acquire(), activations, column, columns, own.rows);
+      own.ring.release();
+    });
+    own.is_odd_tile = !own.is_odd_tile;  // others may still read the sums of the tile before
+    constexpr int kSums = kComputeWarps * kTileRows * kRows;
+    float* const room =
+        own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kSums : 0);
+    sums.finish(room, own.rows, [&](int tile_row, int row, float sum) {
+      const int local = tile * kTileRows + tile_row;
+      if (local < matrix.count) take(own, product, layer, local, row, sum);
+    });
+  });
 }
 
 /// What the threads that compute do.

@@ -77,14 +77,15 @@ struct PairPlace {
   int pair;
 };
 
-/// Receives of every row `count` pairs of words from `source` on, rows being `pitch` words apart.
-/// Thread t has the pairs t, t + kComputeThreads and so on of each row, so that what a row's
-/// threads do depends on no other row. For each such round all threads call visit(place, exists,
-/// low, high, fetch(place)); what fetch() asks for comes beside the words.
+/// Receives rows of `columns` words at `source`, an even number, in pairs. Thread t has the pairs
+/// t, t + kComputeThreads and so on of each row, so that what a row's threads do depends on no
+/// other row. For each such round all threads call visit(place, exists, low, high, fetch(place));
+/// what fetch() asks for comes beside the words.
 template <class Fetch, class Visit>
-__device__ __forceinline__ void receive_pairs(const Word* source, int64_t pitch, int rows,
-                                              int count, uint32_t epoch, const Fetch& fetch,
+__device__ __forceinline__ void receive_pairs(const Word* source, int64_t columns, int rows,
+                                              uint32_t epoch, const Fetch& fetch,
                                               const Visit& visit) {
+  const int count = static_cast<int>(columns) / 2;
   const int thread = threadIdx.x;
   PairPlace next{0, thread};
 #pragma unroll 1
@@ -106,7 +107,7 @@ __device__ __forceinline__ void receive_pairs(const Word* source, int64_t pitch,
       are_complete = true;
 #pragma unroll
       for (int i = 0; i < kWordBatch; ++i) {
-        if (exists[i]) read_words(source + places[i].row * pitch + 2 * places[i].pair, words[i]);
+        if (exists[i]) read_words(source + places[i].row * columns + 2 * places[i].pair, words[i]);
       }
 #pragma unroll
       for (int i = 0; i < kWordBatch; ++i) {
