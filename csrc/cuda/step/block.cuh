@@ -23,8 +23,7 @@ struct Scale {
 
 template <class W, int kRows>
 struct Block {
-  static constexpr bool kIsPacked = sizeof(W) == 2;  // two values a word
-  static constexpr int kWordValues = kIsPacked ? 2 : 1;
+  static constexpr int kWordValues = sizeof(W) == 2 ? 2 : 1;
 
   const StepArgs& args;
   const BlockMatrices<W>& matrices;
