@@ -2,11 +2,12 @@
 """Times what a user of a language model waits for: a prompt, and then each token.
 
 The model has an embedding, S6 layers and a head, by default of mamba-130m's sizes, with random
-weights. With --vocabulary 0 there are the layers alone, which a token goes through by one operator
-where there is one for the device. Its time is set beside that of the same layers where each part of
-them is called as a module, of the linear layers alone, and of reading every weight once, which no
-decoder of batch 1 beats: on a GPU at the speed of a large copy, on a CPU timed in turn with the
-rest. On a GPU the token is a CUDA graph, on a CPU eager and, with --compile, compiled.
+weights. With --vocabulary 0 there are the layers alone. A token goes through them, and the head, by
+one operator. Its time is set beside that of the same layers where each part of them is called as a
+module, of the linear layers alone, and of reading every weight once, which no decoder of batch 1
+beats: on a GPU at the speed of a large copy, on a CPU timed in turn with the rest. On a GPU each is
+eager and a CUDA graph, and beside them are compat's MambaLMHeadModel and mamba_ssm's, where that
+imports; on a CPU eager and, with --compile, compiled.
 
 Example:
     python benchmarks/benchmark_decoding.py --device cpu --threads 2
@@ -28,6 +29,7 @@ from torch import nn
 
 from harness import arguments, ceilings, records, report, timing
 from harness.models import LanguageModel
+from harness.peers import compat_token, mamba_ssm_token
 
 
 def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
@@ -89,11 +91,18 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
         "token, by parts": lambda: by_parts(token, cache),
         "its products": products,
     }
+    if is_cuda and options.vocabulary:
+        sizes = (options.vocabulary, options.d_model, options.depth, dtype)
+        others = {
+            "compat": compat_token(token, *sizes),
+            "mamba_ssm": mamba_ssm_token(token, *sizes),
+        }
+        calls |= {f"token, {name}": call for name, call in others.items() if call is not None}
     if options.compile:
         compiled = torch.compile(model, fullgraph=True)
         calls["token, compiled"] = lambda: compiled(token, cache)
     if is_cuda:
-        for name in ("token", "token, by parts", "its products"):
+        for name in [name for name in calls if name not in ("prompt", "token, compiled")]:
             calls[f"{name}, CUDA graph"] = timing.in_graph(calls[name])
     else:
         calls["its weights, read"] = reading(weights)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import _pytorch
 from ._checks import MAX_WIDTH
+from ._ops import ops
 from ._plain_mixer import has_no_hooks
 from ._s6_step import MAX_STATES, S6_STEP
 from .cache import MixerCache
@@ -24,9 +25,11 @@ from .step_projection import StepProjection
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
+F64 = torch.float64
+
 # What calls take the operator: so many steps, and steps of all rows together.
 MAX_STEPS = 8
-MAX_ROWS = 64
+MAX_ROWS = {"cpu": 64, "cuda": 16}
 
 
 class Stack(NamedTuple):
@@ -120,7 +123,14 @@ def step_in_one(
         return None
     columns = columns[:_TENSORS]
     final, logits, *_ = *outer, None, None
-    call = (hidden, scales or None, *columns, final, logits, None, None, eps, softplus, method)
+    workspace = None
+    if hidden.is_cuda:
+        sizes = (len(entries), columns[0][0].shape[1], *columns[_A_LOG][0].shape)
+        sizes = (*sizes, columns[_DT_PROJ][0].shape[1], 0 if logits is None else logits.shape[0])
+        if not _has_room(hidden, sizes) or F64 in {it[0].dtype for it in (*present, scales) if it}:
+            return None
+        workspace = _workspace_of(caches[0], hidden, sizes)
+    call = (hidden, scales or None, *columns, final, logits, None, workspace, eps, softplus, method)
     if torch.compiler.is_compiling() and not _are_alike(columns, hidden):
         return None
     try:
@@ -142,12 +152,57 @@ def serves(hidden: Tensor) -> bool:
         return False  # an exported program is for all sizes, and not bound to its example's
     return (
         0 < steps <= MAX_STEPS
-        and 0 < batch * steps <= MAX_ROWS
         and S6_STEP.has_kernels_for(device_type)
+        and 0 < batch * steps <= MAX_ROWS[device_type]
         and not torch.is_autocast_enabled(device_type)
         and not _pytorch.may_have_process_wide_hooks()
         and (torch.compiler.is_compiling() or not _pytorch.are_transforms_active())
     )
+
+
+@_pytorch.constant_in_graphs
+def _workspace_bytes(*call: int) -> int:
+    """What a GPU's kernel keeps from one call to the next; -1 where it cannot run such a call."""
+    if (known := _known_bytes.get(call)) is None:
+        with _pytorch.no_modes():
+            known = _known_bytes[call] = ops.cuda_step_workspace_bytes(*call)
+    return known
+
+
+_known_bytes: dict[tuple[int, ...], int] = {}
+
+
+def _bytes_for(rows: int, hidden: Tensor, sizes: tuple[int, ...]) -> int:
+    return _workspace_bytes(hidden.device.index, hidden.element_size(), rows, *sizes)
+
+
+def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
+    """Whether the GPU's kernel takes as many rows of a stack of these sizes."""
+    rows = hidden.shape[0] * hidden.shape[1]
+    if torch.compiler.is_compiling():  # a graph serves more than one number
+        rows = 8 if rows <= 8 else MAX_ROWS["cuda"]
+    return _bytes_for(rows, hidden, sizes) >= 0
+
+
+def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
+    """The cache's, large enough for any call, since a CUDA graph goes on using the one that it
+    found. None where the call is to have one of its own."""
+    if torch.compiler.is_compiling():
+        return None
+    workspace, (batch, steps, _) = cache._workspace, hidden.shape
+    if (
+        workspace is not None
+        and workspace.device == hidden.device
+        and workspace.numel() >= _bytes_for(batch * steps, hidden, sizes)
+    ):
+        return workspace
+    if torch.cuda.is_current_stream_capturing():
+        return None  # it would be cleared when the graph runs, and not before
+    most = min(MAX_STEPS, MAX_ROWS["cuda"] // batch)
+    size = max(_bytes_for(batch * steps, hidden, sizes) for steps in range(1, most + 1))
+    with torch.inference_mode(False):
+        cache._workspace = torch.zeros(size, dtype=torch.uint8, device=hidden.device)
+    return cache._workspace
 
 
 def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
@@ -168,7 +223,7 @@ def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
 
 
 # Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
-_CONV1D, _A_LOG, _TENSORS = 2, 7, 13
+_CONV1D, _DT_PROJ, _A_LOG, _TENSORS = 2, 5, 7, 13
 _BIASES = (1, 3, 6, 10)
 _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 

@@ -39,6 +39,8 @@ is_tracing = _optional("_C._is_tracing") or torch.jit.is_tracing
 below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullcontext
 # The dispatch keys below autograd's.
 below_autograd_keys = _optional("_C._after_autograd_keyset")
+# A context in which no mode sees what is called.
+no_modes = _optional("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
 # The group of ranks that has this name.
 resolve_process_group = _optional("distributed.distributed_c10d._resolve_process_group")
 # Collectives that return their result, which the others have no fake kernels for.
@@ -100,6 +102,15 @@ def may_have_process_wide_hooks() -> bool:
         for hooks in _all_hooks
         for hook in hooks.values()
     )
+
+
+def constant_in_graphs(function: Callable[..., object]) -> Callable[..., object]:
+    """Has torch.compile call a function of constants as it traces, and take the result for one.
+
+    torch.compiler.assume_constant_result does the same, and imports the compiler for it.
+    """
+    function._dynamo_marked_constant = True
+    return function
 
 
 def may_have_tangents() -> bool:

@@ -284,8 +284,9 @@ def s6_step(
     The steps of a row go through convolution and scan one after another, as in
     :func:`causal_conv1d_update` and :func:`selective_state_update`, whose pools and padding these
     are. Arithmetic is float32, float64 if any tensor is float64, also under torch.autocast, and
-    what passes from one part to the next on a CPU is not rounded in between. A row's bits depend on
-    no other row. There is no derivative: a call that would need one is refused.
+    what passes from one part to the next on a CPU is not rounded in between; on a GPU what is
+    multiplied is of the matrices' dtype. A row's bits depend on no other row. There is no
+    derivative: a call that would need one is refused.
 
     Args:
         hidden: (batch, steps, d_model), float32, float16, bfloat16 or float64.
@@ -294,9 +295,9 @@ def s6_step(
         head: (vocabulary, d_model), of the dtype of the layers' matrices.
         state_batch_indices: the slot of each row, (batch,), int32 or int64; negative for padding,
             whose out is 0. Without it there are as many slots as rows.
-        workspace: memory for kernels that keep some from one call to the next, (bytes,), uint8,
-            which calls that may run at the same time must not share. There is one for the call
-            alone without it.
+        workspace: memory for kernels that keep some from one call to the next, (bytes,), uint8, of
+            zeros before the first call, which calls that may run at the same time must not share.
+            There is one for the call alone without it.
         eps: of all norms.
         delta_softplus: whether Δ goes through softplus.
         discretization_method: see :func:`selective_scan_fn`.
@@ -308,8 +309,10 @@ def s6_step(
     Raises:
         TypeError: an argument is not of the type above.
         RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
-            the argument, what was expected and what came. Also a call that needs a gradient, and,
-            on a CPU, an index of a slot that there is not.
+            the argument, what was expected and what came. Also a call that needs a gradient; on a
+            CPU, an index of a slot that there is not; and on CUDA, where such an index is padding,
+            what the kernel does not take: more than 16 rows of all steps, float64, sizes that are
+            no multiples of 16, more than 128 layers, or a GPU before compute capability 8.0.
     """
     tensors = (norm_f, head, state_batch_indices, workspace)
     options = (eps, delta_softplus, discretization_method)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +112,8 @@ class MixerCache(_Cache):
 
     conv_state: Tensor
     state: Tensor
+    # What the one operator keeps on a GPU from call to call, where this is a stack's first layer.
+    _workspace: Tensor | None = field(default=None, init=False, repr=False)
 
     def _tensors(self) -> list[Tensor]:
         return [self.conv_state, self.state]

@@ -16,6 +16,7 @@
 #include "cuda/plan/plan.h"
 #include "cuda/plan/slices.h"
 #include "cuda/plan/update.h"
+#include "cuda/step/plan.h"
 
 namespace py = pybind11;
 
@@ -392,6 +393,40 @@ py::dict plan_conv(const Call& call, const cuda::Device& device, int64_t width, 
   return result;
 }
 
+/// A token's step: its plan, or why there is none.
+py::object plan_step(const cuda::Device& device, const std::string& dtype, int64_t rows,
+                     int64_t layers, int64_t dim, int64_t vocabulary, int64_t inner, int64_t dstate,
+                     int64_t rank) {
+  StepParams params;
+  params.batch = rows;
+  params.layers = layers;
+  params.dim = dim;
+  params.vocabulary = vocabulary;
+  params.inner = inner;
+  params.dstate = dstate;
+  params.rank = rank;
+  params.weight_dtype = Call::dtype_of(dtype);
+  params.is_double = dtype == "float64";
+  cuda::step::StepPlan plan;
+  if (const cuda::Refusal refusal = cuda::step::plan_step(params, device, plan)) {
+    return py::str(refusal.reason + (", got " + std::to_string(refusal.got)));
+  }
+  py::list channels, outputs;
+  for (int block = 0; block < plan.blocks; ++block) {
+    channels.append(cuda::step::channels_of(inner, block, plan.blocks).count);
+    outputs.append(cuda::step::share_of(dim, block, plan.blocks).count);
+  }
+  py::dict result;
+  result["channels"] = channels;
+  result["outputs"] = outputs;
+  result["activation_pitch"] = plan.activation_pitch;
+  result["stages"] = plan.stages;
+  result["threads"] = plan.shape.threads;
+  result["shared_bytes"] = plan.shape.shared_bytes;
+  result["workspace_bytes"] = plan.workspace_bytes();
+  return result;
+}
+
 /// What the segments of packed sequences in chunks begin with, and how many chunks there are.
 std::vector<int> cut_packed(const std::vector<int64_t>& boundaries, bool reversed, int64_t segments,
                             int64_t segment_chunks, int64_t uncut_chunks, bool backwards) {
@@ -462,5 +497,8 @@ PYBIND11_MODULE(plan_bindings, m) {
   m.def("backward_slices", &selective_scan::backward_slices, py::arg("call"), py::arg("device"));
   m.def("plan_conv", &selective_scan::plan_conv, py::arg("call"), py::arg("device"),
         py::arg("width"), py::arg("is_backward"));
+  m.def("plan_step", &selective_scan::plan_step, py::arg("device"), py::arg("dtype"),
+        py::arg("rows"), py::arg("layers"), py::arg("dim"), py::arg("vocabulary"), py::arg("inner"),
+        py::arg("dstate") = 16, py::arg("rank") = 1);
   m.def("plan_update", &selective_scan::plan_update, py::arg("call"), py::arg("state_dtype"));
 }

@@ -30,6 +30,7 @@ import test_matrix_scan as matrix
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_relay as relay
+import test_s6_step as step
 import test_segment_map as segment_map
 import test_selective_scan_prefill as prefill
 import test_selective_scan_prefill_calls as prefill_calls
@@ -190,6 +191,7 @@ CHECKS = {
     ),
     "prefill": lambda: check_all(prefill.check, prefill.case_list()),
     "state_update": lambda: check_all(update.check, update.case_list()),
+    "step": lambda: check_all(step.check, step.CASES),
 }
 
 

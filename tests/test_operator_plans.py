@@ -1,7 +1,9 @@
-"""How calls of the causal convolution and of the state update are divided among CUDA threads."""
+"""How calls of the causal convolution, of the state update and of a token's step are divided among
+CUDA threads."""
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -126,3 +128,68 @@ def test_updates_of_all_rows_and_channels(plan_bindings):
         packs = -(-dstate // made["lane_states"])
         assert made["many_packs"] == (packs > 32)
         assert made["lanes"] >= min(packs, 32)
+
+
+# --- a token's step -------------------------------------------------------------------------------
+
+# Rows and sizes of a stack of layers on a GPU: blocks, and stages of the ring.
+SMALL, LARGE = (24, 768, 50280, 1536, 16, 48), (64, 2560, 50280, 5120, 16, 160)
+STEPS = [
+    (H200, "bfloat16", 1, SMALL, (132, 6)),
+    (H200, "bfloat16", 8, SMALL, (132, 5)),
+    (H200, "bfloat16", 16, SMALL, (132, 4)),
+    (H200, "float32", 1, SMALL, (132, 6)),
+    (H200, "bfloat16", 1, LARGE, (132, 5)),
+    (H200, "bfloat16", 8, LARGE, (132, 3)),
+    (H200, "float32", 1, (4, 64, 0, 128, 16, 4), (16, 6)),
+    (H200, "float16", 1, (1, 16, 0, 16, 1, 1), (2, 6)),
+    (A100, "bfloat16", 1, LARGE, (108, 3)),
+    (RTX3090, "bfloat16", 1, SMALL, (82, 2)),
+]
+NO_ROOM = "the shared memory of the GPU's blocks is too small, got "
+REFUSED_STEPS = [
+    (H200, "bfloat16", 17, (1, 32, 0, 64), "batch*steps must be at most 16, got 17"),
+    (H200, "bfloat16", 1, (129, 32, 0, 64), "layers must be at most 128, got 129"),
+    (H200, "bfloat16", 1, (1, 24, 0, 64), "d_model must be a multiple of 16, got 24"),
+    (H200, "bfloat16", 1, (1, 32, 0, 40), "d_inner must be a multiple of 16, got 40"),
+    (H200, "float64", 1, (1, 32, 0, 64),
+     "all tensors must be of at most 4 bytes an element, got 8"),
+    (H200, "bfloat16", 16, LARGE, NO_ROOM + "232448"),
+    (RTX3090, "bfloat16", 16, SMALL, NO_ROOM + "101376"),
+    (replace(A100, major=7), "float32", 1, (1, 32, 0, 64),
+     "the GPU's compute capability must be 8.0 or later, got 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "dtype", "rows", "sizes", "expected"), STEPS, ids=str)
+def test_steps(plan_bindings, device, dtype, rows, sizes, expected):
+    made = plan_bindings.plan_step(fill(plan_bindings.Device(), device), dtype, rows, *sizes)
+    assert (len(made["channels"]), made["stages"]) == expected
+
+
+@pytest.mark.parametrize(("device", "dtype", "rows", "sizes", "reason"), REFUSED_STEPS, ids=str)
+def test_steps_that_are_refused(plan_bindings, device, dtype, rows, sizes, reason):
+    device = fill(plan_bindings.Device(), device)
+    assert plan_bindings.plan_step(device, dtype, rows, *sizes) == reason
+
+
+def test_every_block_of_a_step_has_channels_and_outputs(plan_bindings):
+    """Else it would wait for none of the others' values, and they would not wait for its."""
+    rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
+    device = fill(plan_bindings.Device(), H200)
+    for _ in range(300):
+        dim, inner = (16 * int(2 ** rng.uniform(0, 9)) for _ in range(2))
+        rows, dtype = rng.randint(1, 16), rng.choice(["float32", "bfloat16", "float16"])
+        sizes = (rng.randint(1, 128), dim, rng.choice([0, 5, 50280]), inner)
+        rest = (rng.randint(1, 64), rng.randint(1, dim))
+        made = plan_bindings.plan_step(device, dtype, rows, *sizes, *rest)
+        if isinstance(made, str):
+            assert made.startswith(NO_ROOM)
+            continue
+        assert (sum(made["channels"]), sum(made["outputs"])) == (inner, dim)
+        assert min(made["channels"]) >= 4
+        assert min(made["outputs"]) >= 1
+        assert made["shared_bytes"] <= H200.block_shared_bytes
+        assert made["activation_pitch"] > max(dim, inner)
+        words = rows * (dim + 2 * inner // (1 if dtype == "float32" else 2))
+        assert made["workspace_bytes"] >= 8 * words

@@ -202,6 +202,112 @@ def test_a_cache_that_was_made_elsewhere(device):
             assert error(model(x, cache=cache), exact(x.double(), cache=exact_cache)) < 1e-2
 
 
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({"discretization_method": method} for method in METHODS[1:]),
+        *({"dtype": dtype} for dtype in (BF16, HALF)),
+        {"conv_bias": False, "bias": True, "expand": 3, "d_state": 64, "d_conv": 8},
+        {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1, "depth": 1},
+        {"dt_soft_plus": False, "d_conv": 1, "dt_rank": 3},
+    ],
+    ids=str,
+)
+def test_plain_layers_are_one_launch(options, cuda_device):
+    model = model_of(cuda_device, **options)
+    check(model, BATCH, [1, 1, 2, 5, 1], in_one=True)
+    check(model, 16, [1, 1], in_one=True)
+    check(model.layers[0], BATCH, [1, 3], in_one=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"), [({"dtype": F64}, 1), ({"expand": 1.5}, 1), ({}, 17)], ids=str
+)
+def test_what_the_kernel_does_not_take_goes_through_the_modules(options, batch, cuda_device):
+    model = model_of(cuda_device, **options)
+    check(model, batch, [1, 1], in_one=False)
+    check(model.layers[0], batch, [1], in_one=False)
+
+
+def test_states_of_float64_go_through_the_modules(cuda_device):
+    model = model_of(cuda_device)
+    cache = model.allocate_cache(BATCH, dtype=F64)
+    assert "s6_step" not in ops_of(model, steps_of(model, BATCH, 1), cache)
+
+
+def test_a_cache_keeps_its_workspace(cuda_device):
+    """For any number of steps, since graphs go on using it; its copies have their own."""
+    model = model_of(cuda_device)
+    cache = model.allocate_cache(BATCH)
+    model(steps_of(model, BATCH, 1), cache=cache)
+    workspace = cache.layers[0]._workspace
+    model(steps_of(model, BATCH, 5), cache=cache)
+    model.layers[0](steps_of(model, BATCH, 3), cache=cache.layers[0])
+    assert cache.layers[0]._workspace is workspace
+    assert cache.layers[1]._workspace is None
+    twin = copy.deepcopy(cache)
+    assert twin.layers[0]._workspace.data_ptr() != workspace.data_ptr()
+    x = steps_of(model, BATCH, 1)
+    assert torch.equal(model(x, cache=cache), model(x, cache=twin))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
+    """Also where the first call with a cache is the captured one."""
+    model, head = model_of(cuda_device), nn.Linear(DIM, 40, bias=False, device=cuda_device)
+    head.requires_grad_(False)
+    cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
+    x = steps_of(model, BATCH, 1)
+    for one in (cache, other) if is_warm else (other,):
+        model(x, cache=one, head=head)
+        one.reset()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = model(x, cache=cache, head=head)
+    for step in range(100):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(captured, model(x, cache=other, head=head))
+        if step % 10 == 0:  # without the graph, with what it leaves
+            x.normal_()
+            assert torch.equal(model(x, cache=cache, head=head), model(x, cache=other, head=head))
+    for state, expected in zip(tensors_of(cache), tensors_of(other), strict=True):
+        assert torch.equal(state, expected)
+
+
+def test_models_on_several_streams(cuda_device):
+    models = [model_of(cuda_device, dtype=dtype, depth=3) for dtype in (F32, BF16, HALF)]
+    inputs = [steps_of(model, BATCH, 50) for model in models]
+
+    def run(streams: list[torch.cuda.Stream]) -> list[torch.Tensor]:
+        caches, outs = [model.allocate_cache(BATCH) for model in models], [[] for _ in models]
+        torch.cuda.synchronize()
+        for step in range(50):
+            for i, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    outs[i].append(models[i](inputs[i][:, step : step + 1], cache=caches[i]))
+        torch.cuda.synchronize()
+        return [torch.cat(out, 1) for out in outs]
+
+    expected = run([torch.cuda.current_stream() for _ in models])
+    assert all(map(torch.equal, run([torch.cuda.Stream() for _ in models]), expected))
+
+
+def test_compiled_code_on_a_gpu_calls_the_operator(cuda_device):
+    torch._dynamo.reset()
+    model = model_of(cuda_device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
+    for steps in (1, 1, 3, 5):
+        x = steps_of(model, BATCH, steps)
+        assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
+    torch._dynamo.reset()
+
+
 # --- the modules ----------------------------------------------------------------------------------
 
 

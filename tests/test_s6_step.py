@@ -1,5 +1,6 @@
 """A step through a stack of layers: against the reference in fp64, and what its bits depend on."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -166,6 +167,10 @@ CASES = [
     BASE.with_(batch=5, slots=9, padding=2, indices=torch.int32, steps=2),
     BASE.with_(batch=3, slots=4, padding=3, vocabulary=9),
     BASE.with_(layers=5, d_model=96, d_inner=160),
+    BASE.with_(d_model=208, d_inner=1616, rank=13, vocabulary=5, batch=3, steps=3),
+    *(BASE.with_(d_model=784, d_inner=2096, weights=t, biases=("in_proj", "out_proj"), batch=rows)
+      for t in (BF16, HALF) for rows in (1, 16)),
+    BASE.with_(dstate=50, rank=32, batch=2, steps=3, slots=5, padding=1),
 ]  # fmt: skip
 # What the GPU's kernel leaves to the modules.
 CPU_CASES = [
@@ -292,9 +297,143 @@ def test_what_another_row_holds_changes_no_bit(neighbour, device):
         assert torch.equal(state[rest], expected[rest])
 
 
-def test_a_workspace_changes_nothing():
-    arguments = make(LARGE)
-    workspace = torch.randint(256, (1 << 24,), dtype=torch.uint8)
-    expected = s6_step(**copy_of(arguments))
-    for _ in range(2):
-        assert torch.equal(s6_step(**copy_of(arguments), workspace=workspace), expected)
+def test_a_workspace_changes_nothing(device):
+    """Calls of several sizes and dtypes may have it one after the other."""
+    workspace = torch.zeros(1 << 22, dtype=torch.uint8, device=device)
+    if device == "cpu":
+        workspace.random_(256)
+    base = LARGE.with_(d_model=208)
+    calls = [
+        make(case, device)
+        for case in (base, base.with_(batch=7, steps=2), BASE, base.with_(weights=BF16, batch=5))
+    ]
+    expected = [s6_step(**copy_of(arguments)) for arguments in calls]
+    for _ in range(3):
+        for arguments, out in zip(calls, expected, strict=True):
+            assert torch.equal(s6_step(**copy_of(arguments), workspace=workspace), out)
+
+
+def test_weights_may_begin_anywhere(device):
+    """Views of one flat tensor, as some loaders and optimizers make them."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        flat = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)
+        return flat[1:].view(tensor.shape).copy_(tensor)
+
+    arguments = make(BASE.with_(vocabulary=9, weights=BF16), device)
+    other = copy_of(arguments)
+    names = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj", "A_log", "norm", "D")
+    lists = {name: [moved(x) for x in getattr(other["stack"], name)] for name in names}
+    other |= {"stack": other["stack"]._replace(**lists), "head": moved(other["head"])}
+    assert torch.equal(s6_step(**other), s6_step(**arguments))
+
+
+def test_a_large_stream_does_not_overflow(device):
+    """Of float16, which holds no more than 65504: the norm makes it small before it is rounded."""
+    case = BASE.with_(weights=HALF, vocabulary=9)
+    arguments = make(case, device)
+    arguments["hidden"] *= 1e5
+    expected = s6_step_ref(**exact(arguments))
+    assert Error.of(s6_step(**arguments).cpu().to(F64), expected).relative_l2 < 5e-3
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_workspace", [False, True])
+@pytest.mark.parametrize(
+    "case", [LARGE.with_(d_model=208, batch=3), BASE.with_(weights=BF16)], ids=str
+)
+def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
+    """Token by token, though others use its workspace between the replays."""
+    arguments = make(case, cuda_device)
+    if has_workspace:
+        arguments["workspace"] = torch.zeros(1 << 20, dtype=torch.uint8, device=cuda_device)
+    other = copy_of(arguments)
+    s6_step(**copy_of(arguments))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = s6_step(**arguments)
+    for _ in range(200):
+        arguments["hidden"].normal_()
+        graph.replay()
+        assert torch.equal(captured, s6_step(**other))
+    for state, expected in zip(states_of(arguments), states_of(other), strict=True):
+        assert torch.equal(state, expected)
+
+
+def test_calls_on_several_streams(cuda_device):
+    """Each has its own memory, and blocks of two calls that hold the GPU wait for nobody."""
+    base = LARGE.with_(d_model=208)
+    cases = [base, base.with_(weights=BF16, batch=5), BASE, BASE.with_(weights=HALF, steps=3)]
+    calls = [make(case, cuda_device) for case in cases]
+    expected = [[s6_step(**own) for _ in range(30)] for own in map(copy_of, calls)]
+    outs, own = [[] for _ in calls], [*map(copy_of, calls)]
+    busy = torch.randn(4096, 4096, device=cuda_device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(20):
+            busy = torch.nn.functional.normalize(busy @ busy)
+    streams = [torch.cuda.Stream() for _ in calls]
+    for _ in range(30):
+        for stream, arguments, results in zip(streams, own, outs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(s6_step(**arguments))
+    torch.cuda.synchronize()
+    for results, wanted in zip(outs, expected, strict=True):
+        assert all(map(torch.equal, results, wanted))
+
+
+def test_a_device_that_is_not_current(cuda_device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    with torch.cuda.device(0):
+        check(BASE.with_(weights=BF16, vocabulary=9), "cuda:1")
+        assert torch.cuda.current_device() == 0
+
+
+def test_it_does_not_synchronize(cuda_device):
+    arguments = make(BASE.with_(slots=4, padding=1), cuda_device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        s6_step(**arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_indices_of_no_slot_are_padding(cuda_device):
+    arguments = make(BASE.with_(batch=3, slots=3, steps=2), cuda_device)
+    arguments["state_batch_indices"] = torch.tensor([1, 3, 2**40], device=cuda_device)
+    before = copy_of(arguments)
+    out = s6_step(**arguments)
+    assert out[0].any()
+    assert not out[1:].any()
+    for state, old in zip(states_of(arguments), states_of(before), strict=True):
+        assert torch.equal(state[[0, 2]], old[[0, 2]])
+        assert not torch.equal(state[1], old[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 17}, "batch*steps must be at most 16 on CUDA, got 17"),
+        ({"d_model": 24}, "d_model must be a multiple of 16 on CUDA, got 24"),
+        ({"d_inner": 40}, "d_inner must be a multiple of 16 on CUDA, got 40"),
+        ({"layers": 129}, "layers must be at most 128 on CUDA, got 129"),
+        ({"states": F64}, "all tensors must be of at most 4 bytes an element on CUDA, got 8"),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_does_not_take_changes_nothing(change, message, cuda_device):
+    arguments = make(BASE.with_(**change), cuda_device)
+    before = copy_of(arguments)
+    with pytest.raises(RuntimeError, match=re.escape(f"selective_scan: {message}") + "$"):
+        s6_step(**arguments)
+    for state, expected in zip(states_of(arguments), states_of(before), strict=True):
+        assert torch.equal(state, expected)
+
+
+def test_a_workspace_that_begins_elsewhere(cuda_device):
+    workspace = torch.zeros(1 << 16, dtype=torch.uint8, device=cuda_device)[8:]
+    with pytest.raises(RuntimeError, match=r"workspace must begin at a multiple of 16 bytes$"):
+        s6_step(**make(BASE, cuda_device), workspace=workspace)

@@ -84,7 +84,8 @@ sources=(
   "$folder/zoh/general_real_zoh.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/plan/device.cu csrc/cuda/prefill/checkpoints.cu
   "$folder/zoh/relay_zoh.cu" "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
-  csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu csrc/cuda/update/launch.cu
+  csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu
+  csrc/cuda/update/launch.cu
 )
 for path in csrc/cuda/*/; do
   name=$(basename "$path")

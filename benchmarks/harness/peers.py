@@ -136,10 +136,29 @@ def mamba_ssm_token(
     except ImportError:
         return None
     config = MambaConfig(d_model=d_model, n_layer=depth, vocab_size=vocabulary)
-    model = MambaLMHeadModel(config, device=tokens.device, dtype=dtype).eval()
+    model = MambaLMHeadModel(config, device=tokens.device, dtype=dtype)
+    return _token_of(model, InferenceParams, tokens, dtype)
+
+
+def compat_token(
+    tokens: torch.Tensor, vocabulary: int, d_model: int, depth: int, dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
+    """The same through our language model of that interface."""
+    from selective_scan.compat.config_mamba import MambaConfig
+    from selective_scan.compat.generation import InferenceParams
+    from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
+
+    config = MambaConfig(d_model=d_model, n_layer=depth, vocab_size=vocabulary)
+    model = MambaLMHeadModel(config, device=tokens.device, dtype=dtype)
+    return _token_of(model, InferenceParams, tokens, dtype)
+
+
+def _token_of(
+    model: nn.Module, make_params: type, tokens: torch.Tensor, dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
     batch = tokens.shape[0]
-    states = model.allocate_inference_cache(batch, 2, dtype)
-    past = InferenceParams(2, batch, seqlen_offset=1, key_value_memory_dict=states)
+    states = model.eval().allocate_inference_cache(batch, 2, dtype)
+    past = make_params(2, batch, seqlen_offset=1, key_value_memory_dict=states)
 
     @torch.inference_mode()
     def token() -> torch.Tensor:

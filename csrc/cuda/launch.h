@@ -13,9 +13,11 @@
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
 #include "../core/prefill_params.h"
+#include "../core/step_params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
 #include "kit/config.h"
+#include "plan/refusal.h"
 #include "plan/scratch.h"
 
 namespace selective_scan::cuda {
@@ -65,6 +67,18 @@ cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStrea
 /// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
 /// padding.
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
+
+/// A few tokens through a stack of layers. `refusal` says why the current device cannot run a call
+/// of these sizes, if it cannot. The workspace is zeroed when it is new, and no two calls that may
+/// overlap share it. It and the matrices are aligned to kStepAlignment bytes. Indices of slots that
+/// there are not stand for padding.
+constexpr int64_t kStepAlignment = 16;
+struct StepNeeds {
+  Refusal refusal;
+  int64_t workspace_bytes = 0;
+};
+cudaError_t step_needs(const StepParams& params, StepNeeds& needs);
+cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaStream_t stream);
 
 /// Arrays in other types.
 cudaError_t convert(const Conversions& conversions, cudaStream_t stream);

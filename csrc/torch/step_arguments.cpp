@@ -204,15 +204,20 @@ void check_strides(const Args& args, Args::Index list) {
   });
 }
 
-const void* contiguous_data(const Tensor& tensor, std::vector<Tensor>& copies) {
-  if (tensor.is_contiguous()) return tensor.const_data_ptr();
-  copies.push_back(as_contiguous(tensor));
+const void* contiguous_data(const Tensor& tensor, int64_t alignment, std::vector<Tensor>& copies) {
+  if (!tensor.is_contiguous()) {
+    copies.push_back(as_contiguous(tensor));
+  } else if (!is_aligned(tensor, alignment)) {
+    copies.push_back(allocating(tensor, [&] { return torch::stable::clone(tensor); }));
+  } else {
+    return tensor.const_data_ptr();
+  }
   return copies.back().const_data_ptr();
 }
 
 }  // namespace
 
-StepCall make_step_call(const StepArguments& args) {
+StepCall make_step_call(const StepArguments& args, int64_t alignment) {
   StepCall call;
   StepParams& params = call.params;
   params.method = args.method;
@@ -267,7 +272,7 @@ StepCall make_step_call(const StepArguments& args) {
   }
   const auto single = [&](Args::Index argument) -> const void* {
     if (!args.has(argument)) return nullptr;
-    return contiguous_data(args.tensors[argument].front(), call.copies);
+    return contiguous_data(args.tensors[argument].front(), alignment, call.copies);
   };
   params.final_norm = single(Args::kNormF);
   params.head = single(Args::kHead);
@@ -277,7 +282,7 @@ StepCall make_step_call(const StepArguments& args) {
     const auto place = kRules[list].data;
     if (!place) continue;
     for_each_entry(args, list, [&](size_t, size_t entry, const Tensor& tensor) {
-      call.layers[entry].*place = contiguous_data(tensor, call.copies);
+      call.layers[entry].*place = contiguous_data(tensor, alignment, call.copies);
     });
   }
   for (size_t i = 0; i < call.layers.size(); ++i) {

@@ -50,16 +50,20 @@ struct StepArguments {
   bool has(Index argument) const { return !tensors[argument].empty(); }
 };
 
+inline bool is_aligned(const Tensor& tensor, int64_t alignment) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignment == 0;
+}
+
 /// Parameters, and what they point to.
 struct StepCall {
   StepParams params;
   std::vector<StepLayer> layers;
-  std::vector<Tensor> copies;  // of weights that are not contiguous
+  std::vector<Tensor> copies;  // of weights that are not contiguous, or not aligned
 };
 
 /// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
-/// everything filled in but `out`.
-StepCall make_step_call(const StepArguments& args);
+/// everything filled in but `out`. Weights are aligned to so many bytes, or copied.
+StepCall make_step_call(const StepArguments& args, int64_t alignment);
 
 /// Refuses indices of slots that there are not; reads them, so that they must be the host's.
 void check_slots(const StepParams& params);

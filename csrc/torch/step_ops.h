@@ -2,12 +2,16 @@
 //
 // A Backend names where the kernels run. It has:
 //
+//   static constexpr int64_t kAlignment
+//       Of weights and of the workspace, in bytes.
 //   explicit Backend(const Tensor& hidden)
 //       Selects the device of hidden.
 //   void check_indices(const StepParams& params) const
 //       Refuses indices of slots that there are not, if the host can read them.
 //   int64_t workspace_bytes(const StepParams& params) const
-//       How much scratch memory a call takes.
+//       How much scratch memory a call takes. Refuses what the kernels cannot run.
+//   void clear(void* workspace, int64_t bytes) const
+//       Makes a new workspace what launch() may be given.
 //   void launch(const StepParams& params, void* workspace) const
 //       Runs the layers; there is at least one value.
 #pragma once
@@ -28,9 +32,16 @@ template <class Backend>
 void launch_step(const Backend& backend, const StepParams& params, const Tensor& hidden,
                  const OptionalTensor& workspace) {
   const int64_t bytes = backend.workspace_bytes(params);
-  if (!workspace) return backend.launch(params, Workspace(hidden, bytes).data());
+  if (!workspace) {
+    const Workspace own(hidden, bytes);
+    backend.clear(own.data(), bytes);
+    return backend.launch(params, own.data());
+  }
   if (workspace->size(0) < bytes) {
     fail("workspace must have at least ", bytes, " bytes, got ", workspace->size(0));
+  }
+  if (!is_aligned(*workspace, Backend::kAlignment)) {
+    fail("workspace must begin at a multiple of ", Backend::kAlignment, " bytes");
   }
   backend.launch(params, workspace->mutable_data_ptr());
 }
@@ -59,7 +70,7 @@ Tensor s6_step(const Tensor& hidden, const OptionalTensors& norm, const TensorLi
       eps,
       delta_softplus,
       parse_method(discretization_method)};
-  StepCall call = make_step_call(args);
+  StepCall call = make_step_call(args, Backend::kAlignment);
   StepParams& params = call.params;
   const Backend backend(hidden);
   backend.check_indices(params);

@@ -9,12 +9,15 @@ namespace selective_scan::op {
 namespace {
 
 struct CpuBackend {
+  static constexpr int64_t kAlignment = 1;
+
   explicit CpuBackend(const Tensor&) {}
 
   void check_indices(const StepParams& params) const { check_slots(params); }
   int64_t workspace_bytes(const StepParams& params) const {
     return cpu::step_workspace_bytes(params, pool);
   }
+  void clear(void*, int64_t) const {}
   void launch(const StepParams& params, void* workspace) const {
     cpu::step(params, workspace, pool);
   }

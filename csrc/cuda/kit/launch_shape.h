@@ -17,6 +17,8 @@ struct LaunchShape {
   int cluster = 1;            // blocks
   int64_t rows = 1;           // of `blocks` blocks each
   int64_t layers = 1;         // of rows
+  /// All blocks are on the GPU at the same time, or the launch fails.
+  bool is_cooperative = false;
 };
 
 }  // namespace selective_scan::cuda

@@ -27,7 +27,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   unsigned count = 0;
   if (shape.cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
@@ -36,6 +36,10 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   if (shape.is_dependent && device.major >= 9) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.is_cooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows),

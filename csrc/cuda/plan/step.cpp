@@ -1,0 +1,87 @@
+#include <algorithm>
+
+#include "../step/plan.h"
+
+namespace selective_scan::cuda::step {
+namespace {
+
+constexpr int kFewestStages = 2;
+/// Of a block; of fewer there are fewer blocks than multiprocessors.
+constexpr int64_t kFewestChannels = 8;
+
+Refusal refusal_of(const StepParams& params, const Device& device) {
+  if (device.major < 8) return {"the GPU's compute capability must be 8.0 or later", device.major};
+  if (params.is_double) return {"all tensors must be of at most 4 bytes an element", 8};
+  if (params.layers > kMostLayers) return {"layers must be at most 128", params.layers};
+  if (params.rows() > kMostRows) return {"batch*steps must be at most 16", params.rows()};
+  if (params.dim % kColumnUnit != 0) return {"d_model must be a multiple of 16", params.dim};
+  if (params.inner % kColumnUnit != 0) return {"d_inner must be a multiple of 16", params.inner};
+  return {};
+}
+
+/// Hands out consecutive parts.
+struct Arena {
+  int64_t unit;
+  int64_t taken = 0;
+
+  int64_t take(int64_t size) {
+    const int64_t at = taken;
+    taken += round_up(size, unit);
+    return at;
+  }
+};
+
+}  // namespace
+
+Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan) {
+  if (const Refusal refusal = refusal_of(params, device)) return refusal;
+  const int64_t size = element_size(params.weight_dtype), rows = params.rows();
+  const int64_t dim = params.dim, inner = params.inner, projections = params.projections();
+  const int64_t blocks = std::max<int64_t>(
+      1, std::min({int64_t{device.multiprocessors}, inner / kFewestChannels, dim}));
+  const int64_t channels = ceil_div(inner / kChannelUnit, blocks) * kChannelUnit;
+  plan.blocks = static_cast<int>(blocks);
+  plan.padded_rows = rows > 8 ? 16 : 8;
+
+  const int64_t reals = plan.padded_rows * static_cast<int64_t>(sizeof(float));
+  Arena bytes{128};
+  const auto take = [&](int64_t count) { return static_cast<int>(bytes.take(count)); };
+  SharedLayout& shared = plan.shared;
+  shared.barriers = take(2 * kMostStages * sizeof(BarrierState));
+  shared.sums = take(2 * kComputeWarps * kTileRows * reals);
+  shared.squares = take(kComputeWarps * reals);
+  shared.xz = take(2 * channels * reals);
+  shared.x = take(channels * reals);
+  shared.y = take(channels * reals);
+  shared.projections = take(projections * reals);
+  shared.residual = take(ceil_div(dim, blocks) * reals);
+  shared.scale = take(3 * reals);
+  shared.dt_proj = take(channels * params.rank * size);
+
+  plan.activation_pitch = static_cast<int>(std::max(dim, inner) + 16 / size);
+  shared.activations = take(rows * plan.activation_pitch * size);
+  const int64_t left = device.block_shared_bytes - bytes.taken;
+  plan.stages = static_cast<int>(std::min<int64_t>(left / kStageBytes, kMostStages));
+  if (left < kFewestStages * kStageBytes) {
+    return {"the shared memory of the GPU's blocks is too small", device.block_shared_bytes};
+  }
+  shared.stages = take(int64_t{plan.stages} * kStageBytes);
+
+  const int64_t values_of_word = size == 2 ? 2 : 1;
+  Arena words{16};
+  ExchangeLayout& exchange = plan.exchange;
+  words.take(1);  // ExchangeLayout::kEpoch
+  exchange.residual = words.take(rows * dim);
+  exchange.x = words.take(rows * inner / values_of_word);
+  exchange.projections = words.take(projections * plan.padded_rows);
+  exchange.y = words.take(rows * inner / values_of_word);
+  exchange.words = words.taken;
+
+  plan.shape.blocks = blocks;
+  plan.shape.threads = kThreads;
+  plan.shape.shared_bytes = static_cast<int>(bytes.taken);
+  plan.shape.is_cooperative = true;
+  return {};
+}
+
+}  // namespace selective_scan::cuda::step

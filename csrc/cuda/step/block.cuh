@@ -1,0 +1,82 @@
+// What the threads of a block that compute know, and what they have in shared memory.
+#pragma once
+
+#include "../kit/states.cuh"
+#include "products.cuh"
+#include "raw.cuh"
+#include "words.cuh"
+
+namespace selective_scan::cuda::step {
+
+/// Exchanges of a layer, in their order. What goes into the first layer is exchanged as the
+/// residual of one before it.
+enum Exchange : uint32_t { kX = 1, kProjections, kY, kResidual };
+constexpr uint32_t kExchanges = 4;
+
+/// Of a row: what the stream is multiplied with before it is rounded to W, a power of two about as
+/// large as the last norm's scale, in layers of even and of odd numbers; and what then remains of
+/// this norm's scale.
+struct Scale {
+  float before[2];
+  float after;
+};
+
+template <class W, int kRows>
+struct Block {
+  static constexpr int kWordValues = sizeof(W) == 2 ? 2 : 1;
+
+  const StepArgs& args;
+  const BlockMatrices<W>& matrices;
+  const StepParams& params;
+  const StepPlan& plan;
+  const ExchangeLayout& exchange;
+  Share channels;
+  Share outputs;
+  int rows;
+  WeightRing ring;
+  uint32_t epoch;  // of the last exchange of the residual
+  bool is_odd_tile = false;
+
+  __device__ __forceinline__ Block(const BlockMatrices<W>& matrices, const WeightRing& ring)
+      : args(matrices.args),
+        matrices(matrices),
+        params(args.params),
+        plan(args.plan),
+        exchange(plan.exchange),
+        channels(matrices.channels),
+        outputs(matrices.outputs),
+        rows(static_cast<int>(params.rows())),
+        ring(ring),
+        epoch(static_cast<uint32_t>(read_word(words(ExchangeLayout::kEpoch)))) {}
+
+  __device__ __forceinline__ Word* words(int64_t offset) const {
+    return static_cast<Word*>(args.workspace) + offset;
+  }
+
+  // SharedLayout tells what they are.
+  template <class T>
+  static __device__ __forceinline__ T* shared(int at) {
+    return reinterpret_cast<T*>(shared_memory() + at);
+  }
+  __device__ __forceinline__ Activations<W> activations() const {
+    return {shared<W>(plan.shared.activations), plan.activation_pitch};
+  }
+  __device__ __forceinline__ float* xz() const { return shared<float>(plan.shared.xz); }
+  __device__ __forceinline__ float* x() const { return shared<float>(plan.shared.x); }
+  __device__ __forceinline__ float* projections() const {
+    return shared<float>(plan.shared.projections);
+  }
+  __device__ __forceinline__ float* residual() const { return shared<float>(plan.shared.residual); }
+  __device__ __forceinline__ float* squares() const { return shared<float>(plan.shared.squares); }
+  __device__ __forceinline__ Scale& scale(int row) const {
+    return shared<Scale>(plan.shared.scale)[row];
+  }
+
+  template <class Visit>
+  static __device__ __forceinline__ void for_each_item(int count, const Visit& visit) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kComputeThreads) visit(i);
+  }
+};
+
+}  // namespace selective_scan::cuda::step

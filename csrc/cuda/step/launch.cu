@@ -1,0 +1,46 @@
+// The launch of a token's step.
+#include "../launch.h"
+
+#include <algorithm>
+
+#include "../kit/launch_tools.h"
+#include "step.cuh"
+
+namespace selective_scan::cuda {
+namespace {
+
+template <class W>
+cudaError_t launch(const step::StepArgs& args, cudaStream_t stream) {
+  const auto kernel =
+      args.plan.padded_rows == 8 ? &step::step_kernel<W, 8> : &step::step_kernel<W, 16>;
+  return launch_kernel(kernel, args.plan.shape, stream, args);
+}
+
+}  // namespace
+
+cudaError_t step_needs(const StepParams& params, StepNeeds& needs) {
+  Device device;
+  const cudaError_t error = current_device(device);
+  step::StepPlan plan;
+  needs.refusal = step::plan_step(params, device, plan);
+  needs.workspace_bytes = plan.workspace_bytes();
+  return error;
+}
+
+cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaStream_t stream) {
+  Device device;
+  if (const cudaError_t error = current_device(device); error != cudaSuccess) return error;
+  step::StepArgs args{.params = params, .plan = {}, .workspace = workspace, .layers = {}};
+  if (step::plan_step(params, device, args.plan)) return cudaErrorNotSupported;
+  std::copy_n(params.layer, params.layers, args.layers);
+  switch (params.weight_dtype) {
+    case DType::kBFloat16:
+      return launch<BFloat16>(args, stream);
+    case DType::kFloat16:
+      return launch<Half>(args, stream);
+    default:
+      return launch<float>(args, stream);
+  }
+}
+
+}  // namespace selective_scan::cuda

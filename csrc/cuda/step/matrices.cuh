@@ -1,0 +1,87 @@
+// The matrices of a stack in the order in which a block multiplies with its rows of them. Whoever
+// fetches weights and whoever multiplies with them go the same way.
+#pragma once
+
+#include "kernels.h"
+
+namespace selective_scan::cuda::step {
+
+/// Products of a layer, in their order, and what comes last.
+enum class Product { kIn, kX, kOut, kHead };
+constexpr int kLayerProducts = 3;
+
+/// Calls visit(product, layer) for those of all layers, and for the head. One loop, so that what
+/// visit() does is there once: instructions that are there twice come from memory twice, too.
+template <class Visit>
+__device__ __forceinline__ void for_each_product(const StepParams& params, const Visit& visit) {
+  const int products = static_cast<int>(params.layers) * kLayerProducts + 1;
+#pragma unroll 1
+  for (int i = 0; i < products; ++i) {
+    const bool is_head = i + 1 == products;
+    visit(is_head ? Product::kHead : static_cast<Product>(i % kLayerProducts), i / kLayerProducts);
+  }
+}
+
+/// Rows of a matrix, or of two parts of one, that a block multiplies with.
+struct MatrixRows {
+  const char* first;
+  const char* second;
+  int first_count;
+  int count;    // of both
+  int columns;  // of a row
+};
+
+/// Calls visit(tile) for all tiles of rows.
+template <class Visit>
+__device__ __forceinline__ void for_each_tile(const MatrixRows& rows, const Visit& visit) {
+#pragma unroll 1
+  for (int tile = 0; tile * kTileRows < rows.count; ++tile) visit(tile);
+}
+/// Calls visit(column, columns) for the stages of a tile.
+template <class W, class Visit>
+__device__ __forceinline__ void for_each_stage(const MatrixRows& rows, const Visit& visit) {
+  constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(W));
+#pragma unroll 1
+  for (int column = 0; column < rows.columns; column += kColumns) {
+    visit(column, min(kColumns, rows.columns - column));
+  }
+}
+
+/// The rows of matrices that a block has.
+template <class W>
+struct BlockMatrices {
+  const StepArgs& args;
+  Share channels;
+  Share projections;
+  Share outputs;
+  Share words;
+
+  __device__ __forceinline__ BlockMatrices(const StepArgs& args, int block)
+      : args(args),
+        channels(channels_of(args.params.inner, block, args.plan.blocks)),
+        projections(share_of(args.params.projections(), block, args.plan.blocks)),
+        outputs(share_of(args.params.dim, block, args.plan.blocks)),
+        words(share_of(args.params.vocabulary, block, args.plan.blocks)) {}
+
+  __device__ __forceinline__ MatrixRows of(Product product, int layer) const {
+    const StepParams& params = args.params;
+    if (product == Product::kHead) return part_of(params.head, words, params.dim);
+    const StepLayer& own = args.layers[layer];
+    if (product == Product::kX) return part_of(own.x_proj, projections, params.inner);
+    if (product == Product::kOut) return part_of(own.out_proj, outputs, params.inner);
+    MatrixRows rows = part_of(own.in_proj, channels, params.dim);
+    rows.second = rows.first + params.inner * params.dim * static_cast<int64_t>(sizeof(W));
+    rows.count *= 2;
+    return rows;
+  }
+
+ private:
+  __device__ __forceinline__ MatrixRows part_of(const void* matrix, Share rows,
+                                                int64_t columns) const {
+    const W* const first = static_cast<const W*>(matrix) + rows.first * columns;
+    return {reinterpret_cast<const char*>(first), nullptr, rows.count, rows.count,
+            static_cast<int>(columns)};
+  }
+};
+
+}  // namespace selective_scan::cuda::step

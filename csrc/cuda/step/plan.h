@@ -1,0 +1,95 @@
+// How a token's way through a stack of layers is divided among blocks: who has which rows of which
+// matrix, what lies where in shared memory, and in the memory through which blocks exchange values.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/step_params.h"
+#include "../kit/barrier_state.h"
+#include "../kit/launch_shape.h"
+#include "../plan/device.h"
+#include "../plan/refusal.h"
+
+namespace selective_scan::cuda::step {
+
+constexpr int kMostLayers = 128;  // whose pointers a launch has room for
+constexpr int kMostRows = 16;
+
+constexpr int kComputeWarps = 16;
+constexpr int kComputeThreads = kComputeWarps * 32;
+constexpr int kThreads = kComputeThreads + 32;  // and a warp that fetches weights
+
+/// Rows of weights that are multiplied together, a stage of the ring: kStageBytes hold kRowBytes of
+/// each, 16 bytes apart so that they begin in different banks.
+constexpr int kTileRows = 16;
+constexpr int kRowBytes = 2048;
+constexpr int kRowPitch = kRowBytes + 16;
+constexpr int kStageBytes = kTileRows * kRowPitch;
+constexpr int kMostStages = 8;
+
+/// Channels are given to blocks by so many: two-byte weights of dt_proj are then copied in whole
+/// words, and pairs of channels are one block's.
+constexpr int kChannelUnit = 4;
+/// Of two-byte matrices; dim and inner must be multiples.
+constexpr int kColumnUnit = 16;
+
+/// Consecutive rows, or channels.
+struct Share {
+  int first;
+  int count;
+};
+SELECTIVE_SCAN_HD Share share_of(int64_t total, int block, int blocks) {
+  const int64_t first = total * block / blocks;
+  return {static_cast<int>(first), static_cast<int>(total * (block + 1) / blocks - first)};
+}
+SELECTIVE_SCAN_HD Share channels_of(int64_t inner, int block, int blocks) {
+  const Share units = share_of(inner / kChannelUnit, block, blocks);
+  return {units.first * kChannelUnit, units.count * kChannelUnit};
+}
+
+/// Byte offsets in shared memory. Arrays of values are [row of a matrix][row].
+struct SharedLayout {
+  int barriers;     // full and empty of every stage
+  int stages;       // of the ring
+  int activations;  // [row][column], what a product multiplies with
+  int sums;         // of warps, for two tiles
+  int squares;      // [warp][row], sums of them
+  int xz;           // x and z of own channels
+  int x;            // of own channels, behind the convolution
+  int y;            // of own channels
+  int projections;  // dt, B and C of all rows
+  int residual;     // of own channels of the stream
+  int scale;        // of every row: three numbers
+  int dt_proj;      // own rows of it
+};
+
+/// Offsets, in words of 8 bytes, of what blocks exchange: see words.cuh.
+struct ExchangeLayout {
+  /// One word, how many exchanges there have been. It lies at the same place in any call's layout,
+  /// so that calls of other sizes may use a workspace in turn.
+  static constexpr int64_t kEpoch = 0;
+  int64_t residual;     // [row][dim]
+  int64_t x;            // [row][inner], of two-byte weights two values a word
+  int64_t projections;  // [projection][padded row]
+  int64_t y;            // as x
+  int64_t words;
+};
+
+struct StepPlan {
+  int blocks = 0;
+  int padded_rows = 0;  // 8 or 16
+  int stages = 0;
+  int activation_pitch = 0;  // elements from row to row
+  SharedLayout shared{};
+  ExchangeLayout exchange{};
+  LaunchShape shape{};
+
+  int64_t workspace_bytes() const {
+    return exchange.words * static_cast<int64_t>(sizeof(uint64_t));
+  }
+};
+
+/// Why the kernel cannot run a call of these sizes; else `plan` says how it does.
+Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan);
+
+}  // namespace selective_scan::cuda::step

@@ -1,0 +1,174 @@
+// Products of a few rows of activations with the rows of a matrix that a block has.
+//
+// A stage of the ring holds some columns of 16 rows of the matrix. Two-byte weights are the A
+// operand of m16n8k16 mma, whose narrow side the rows of activations are, 8 or 16 of them: one
+// costs what 8 cost. Warps share a stage's columns and add up what they have, in their order, at
+// the end of a tile. Of fp32 weights each warp has one row of the tile, whose columns its lanes
+// share. Either way a row's sum does not depend on how many rows of activations there are.
+//
+// Bound by: what comes through the ring; else by the latency of one stage after the other.
+#pragma once
+
+#include <type_traits>
+
+#include "../../core/dtype.h"
+#include "../kit/elements.cuh"
+#include "ring.cuh"
+
+namespace selective_scan::cuda::step {
+
+/// All threads that compute meet.
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kComputeThreads) : "memory");
+}
+
+/// The sum over so many lanes beside one another.
+template <int kLanes>
+__device__ __forceinline__ float sum_of_lanes(float value) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(kFullMask, value, mask);
+  return value;
+}
+
+__device__ __forceinline__ void load_matrices(const void* row, uint32_t (&values)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices(const void* row, uint32_t (&values)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(values[0]), "=r"(values[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// d += a·b
+template <class W>
+__device__ __forceinline__ void multiply_tiles(float (&d)[4], const uint32_t (&a)[4],
+                                               const uint32_t (&b)[2]) {
+#define SELECTIVE_SCAN_MMA(type)                                   \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
+      ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if constexpr (std::is_same_v<W, BFloat16>) {
+    SELECTIVE_SCAN_MMA("bf16");
+  } else {
+    SELECTIVE_SCAN_MMA("f16");
+  }
+#undef SELECTIVE_SCAN_MMA
+}
+
+/// What activations are multiplied from: [row][column] in shared memory.
+template <class W>
+struct Activations {
+  W* data;
+  int pitch;  // elements
+};
+
+/// Sums of a tile that a thread has a part of.
+template <class W, int kRows>
+class TileSums {
+  static constexpr int kParts = kRows / 8;
+
+ public:
+  /// Adds what `columns` columns of a stage give, which begin at `column` of the activations.
+  __device__ __forceinline__ void add(const char* stage, const Activations<W>& activations,
+                                      int column, int columns, int rows) {
+    constexpr int kDepth = 16;
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
+    const char* const weights =
+        stage + lane % 16 * kRowPitch + lane / 16 * 8 * static_cast<int>(sizeof(W));
+    const W* values[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      // Of a row that does not exist nobody wants the sums.
+      const int row = min(part * 8 + lane % 8, rows - 1);
+      values[part] = activations.data + row * activations.pitch + column + lane / 8 % 2 * 8;
+    }
+#pragma unroll 2
+    for (int k = warp * kDepth; k < columns; k += kComputeWarps * kDepth) {
+      uint32_t a[4];
+      load_matrices(weights + k * static_cast<int>(sizeof(W)), a);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        uint32_t b[2];
+        load_matrices(values[part] + k, b);
+        multiply_tiles<W>(sums_[part], a, b);
+      }
+    }
+  }
+
+  /// All threads meet, then finish(row of the tile, row of activations, sum) is called, each by one
+  /// thread and for every tile by the same; `room` is for one tile.
+  template <class Finish>
+  __device__ __forceinline__ void finish(float* room, int rows, const Finish& finish) {
+    const int lane = threadIdx.x % kWarpSize;
+    float* const own = room + (threadIdx.x / kWarpSize * kTileRows + lane / 4) * kRows;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int at = part * 8 + lane % 4 * 2;
+      store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
+      store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
+    }
+    meet();
+    static_assert(kTileRows * kRows <= kComputeThreads);
+    const int row = static_cast<int>(threadIdx.x) % kTileRows;
+    const int at = static_cast<int>(threadIdx.x) / kTileRows;
+    if (at >= rows) return;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kComputeWarps; ++warp) {
+      sum += room[(warp * kTileRows + row) * kRows + at];
+    }
+    finish(row, at, sum);
+  }
+
+ private:
+  float sums_[kParts][4] = {};
+};
+
+template <int kRows>
+class TileSums<float, kRows> {
+  static_assert(kTileRows == kComputeWarps);
+
+ public:
+  __device__ __forceinline__ void add(const char* stage, const Activations<float>& activations,
+                                      int column, int columns, int rows) {
+    constexpr int kPack = 4;
+    const auto* const weights =
+        reinterpret_cast<const float*>(stage + threadIdx.x / kWarpSize * kRowPitch);
+    for (int k = threadIdx.x % kWarpSize * kPack; k < columns; k += kWarpSize * kPack) {
+      const auto own = load_pack<float, kPack>(weights + k);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        if (row >= rows) break;
+        const auto values =
+            load_pack<float, kPack>(activations.data + row * activations.pitch + column + k);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) sums_[row] = fmaf(own.v[j], values.v[j], sums_[row]);
+      }
+    }
+  }
+
+  template <class Finish>
+  __device__ __forceinline__ void finish(float* /*room*/, int rows, const Finish& finish) {
+    meet();
+    const int lane = threadIdx.x % kWarpSize;
+    float own = 0;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= rows) break;
+      const float sum = sum_of_lanes<kWarpSize>(sums_[row]);
+      if (lane == row) own = sum;
+    }
+    if (lane < rows) finish(static_cast<int>(threadIdx.x) / kWarpSize, lane, own);
+  }
+
+ private:
+  float sums_[kRows] = {};
+};
+
+}  // namespace selective_scan::cuda::step

@@ -1,0 +1,149 @@
+// The ring through which weights come to a block, in the order in which it multiplies with them.
+//
+// One warp fetches, as far ahead as there are stages, across products and layers: weights depend on
+// nothing that is computed. From Hopper on every row of a stage is a bulk copy, before that the
+// warp's lanes copy 16 bytes each at a time.
+#pragma once
+
+#include <cuda_pipeline_primitives.h>
+
+#include "../kit/barriers.cuh"
+#include "../kit/states.cuh"
+#include "matrices.cuh"
+
+namespace selective_scan::cuda::step {
+
+class WeightRing {
+ public:
+  __device__ __forceinline__ explicit WeightRing(const StepPlan& plan)
+      : barriers_(shared_address(shared_memory() + plan.shared.barriers)),
+        stages_(shared_memory() + plan.shared.stages),
+        count_(plan.stages) {}
+
+  /// By one thread, before the block's threads meet.
+  __device__ __forceinline__ void initialize() const {
+    for (int stage = 0; stage < count_; ++stage) {
+      full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);
+      empty(stage).initialize(kComputeWarps);
+    }
+    SharedBarrier::publish_in_cluster();
+    if constexpr (kHasBulkCopy) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
+  /// The next stage, by threads that compute.
+  __device__ __forceinline__ const char* acquire() {
+    full(stage_).wait(parity_);
+    return stages_ + stage_ * kStageBytes;
+  }
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) empty(stage_).signal();
+    advance();
+  }
+
+  /// Fetches a stage: of `tile` the columns from `column` on. By all lanes of the warp that
+  /// fetches.
+  template <class W>
+  __device__ __forceinline__ void fetch(const MatrixRows& rows, int tile, int column, int columns) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int first = tile * kTileRows;
+    const int count = min(kTileRows, rows.count - first);
+    const int bytes = columns * static_cast<int>(sizeof(W));
+    const int64_t pitch = int64_t{rows.columns} * static_cast<int64_t>(sizeof(W));
+    const auto source_of = [&](int row) {
+      const char* part = row < rows.first_count ? rows.first + row * pitch
+                                                : rows.second + (row - rows.first_count) * pitch;
+      return part + column * static_cast<int>(sizeof(W));
+    };
+    empty(stage_).wait(parity_ ^ 1);  // at first the phase before the first one counts as complete
+    char* const target = stages_ + stage_ * kStageBytes;
+    if constexpr (kHasBulkCopy) {
+      if (lane == 0) full(stage_).expect(count * bytes);
+      __syncwarp();
+      if (lane < count) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(shared_address(target + lane * kRowPitch)),
+            "l"(source_of(first + lane)), "r"(bytes), "r"(full(stage_).address)
+            : "memory");
+      }
+    } else {
+      constexpr int kAccess = 16;
+      for (int row = 0; row < count; ++row) {
+        const char* const source = source_of(first + row);
+        for (int at = lane * kAccess; at < bytes; at += kWarpSize * kAccess) {
+          __pipeline_memcpy_async(target + row * kRowPitch + at, source + at, kAccess);
+        }
+      }
+      asm volatile(
+          "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full(stage_).address)
+          : "memory");
+    }
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ SharedBarrier full(int stage) const {
+    return SharedBarrier(barriers_ + stage * static_cast<uint32_t>(sizeof(BarrierState)));
+  }
+  __device__ __forceinline__ SharedBarrier empty(int stage) const {
+    return full(kMostStages + stage);
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ == count_) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+  uint32_t barriers_;
+  char* stages_;
+  int count_;
+  int stage_ = 0;
+  int parity_ = 0;
+};
+
+/// Asks for what threads are going to read of a layer by themselves.
+template <class W>
+__device__ __forceinline__ void prefetch_states(const BlockMatrices<W>& matrices, int layer) {
+  const StepParams& params = matrices.args.params;
+  const StepLayer& own = matrices.args.layers[layer];
+  const auto ask = [](const void* data, DType dtype, int64_t index) {
+    const char* const element = static_cast<const char*>(data) + index * element_size(dtype);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(element));
+  };
+  const Share channels = matrices.channels;
+  constexpr int kFewStates = 16;  // elements that are one line, or nearly
+  for (int i = threadIdx.x % kWarpSize; i < channels.count * params.batch; i += kWarpSize) {
+    const int64_t entry = i / channels.count, channel = channels.first + i % channels.count;
+    if (entry == 0) ask(own.conv, params.weight_dtype, channel * params.width);
+    for (int64_t n = 0; entry == 0 && n < params.dstate; n += kFewStates) {
+      ask(own.A_log, params.A_dtype, channel * params.dstate + n);
+    }
+    const int64_t slot = params.slot(entry);
+    if (slot == StepParams::kNoSlot) continue;
+    const ArrayView &conv_state = params.conv_state, &state = params.state;
+    for (int64_t k = 0; k + 1 < params.width; ++k) {
+      ask(own.conv_state, conv_state.dtype,
+          slot * conv_state.batch + channel * conv_state.channel + k * conv_state.step);
+    }
+    for (int64_t n = 0; n < params.dstate; n += kFewStates) {
+      ask(own.state, state.dtype, slot * state.batch + channel * state.channel + n * state.state);
+    }
+  }
+}
+
+/// What the warp that fetches does.
+template <class W>
+__device__ __forceinline__ void fetch_weights(const BlockMatrices<W>& matrices, WeightRing& ring) {
+  for_each_product(matrices.args.params, [&](Product product, int layer) {
+    if (product == Product::kIn) prefetch_states(matrices, layer);
+    const MatrixRows rows = matrices.of(product, layer);
+    for_each_tile(rows, [&](int tile) {
+      for_each_stage<W>(
+          rows, [&](int column, int columns) { ring.fetch<W>(rows, tile, column, columns); });
+    });
+  });
+}
+
+}  // namespace selective_scan::cuda::step
