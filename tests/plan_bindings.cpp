@@ -158,6 +158,9 @@ template <class Scratch>
 Division divide(const cuda::general::Plan<Scratch>& plan) {
   return of_geometry(plan.geometry);
 }
+Division divide(const cuda::prompt::ForwardPlan& plan) {
+  return {plan.scanners * plan.warp_channels, plan.tiles};
+}
 template <class Scratch>
 Division divide(const cuda::floor::Plan<Scratch>& plan) {
   Division division = of_geometry(plan.geometry);

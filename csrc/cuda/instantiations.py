@@ -111,6 +111,20 @@ RELAY = [
     )
 ]
 
+# The elements' type, states per lane, vectors of a lane's steps.
+PROMPT = [
+    Source(
+        "prompt",
+        "prompt",
+        ("forward",),
+        tuple(
+            f"PromptForward<{element}, {shape}, METHOD>"
+            for element in ("float", "BFloat16", "Half")
+            for shape in ("1, 1", "2, 2")
+        ),
+    )
+]
+
 # Type of the states, states per lane, log2 of the lanes that share a channel.
 STREAMED_FORWARD = [
     Source(
@@ -196,7 +210,7 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*GENERAL, *FLOOR, *DSTATE1, *RELAY),
+    *(*GENERAL, *FLOOR, *DSTATE1, *RELAY, *PROMPT),
     *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]

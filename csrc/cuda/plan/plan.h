@@ -18,20 +18,22 @@
 #include "../dstate1/plan.h"
 #include "../floor/plan.h"
 #include "../general/plan.h"
+#include "../prompt/plan.h"
 #include "../relay/plan.h"
 #include "../streamed/plan.h"
 #include "device.h"
 
 namespace selective_scan::cuda {
 
-enum class Path : int8_t { kGeneral, kDstate1, kRelay, kStreamed, kFloor };
-constexpr std::array<std::string_view, 5> kPathNames = {"general", "dstate1", "relay", "streamed",
-                                                        "floor"};
+/// Those from kPrompt on have forward passes alone.
+enum class Path : int8_t { kGeneral, kDstate1, kRelay, kStreamed, kFloor, kPrompt };
+constexpr std::array<std::string_view, 6> kPathNames = {"general",  "dstate1", "relay",
+                                                        "streamed", "floor",   "prompt"};
 
 /// In the order of Path.
-template <class General, class Dstate1, class Relay, class Streamed, class Floor>
+template <class... Plans>
 struct AnyPlan {
-  std::variant<General, Dstate1, Relay, Streamed, Floor> of_path;
+  std::variant<Plans...> of_path;
 
   Path path() const { return static_cast<Path>(of_path.index()); }
   const LaunchShape& shape() const {
@@ -42,7 +44,7 @@ struct AnyPlan {
   }
 };
 using ForwardPlan = AnyPlan<general::ForwardPlan, dstate1::ForwardPlan, relay::ForwardPlan,
-                            streamed::ForwardPlan, floor::ForwardPlan>;
+                            streamed::ForwardPlan, floor::ForwardPlan, prompt::ForwardPlan>;
 using BackwardPlan = AnyPlan<general::BackwardPlan, dstate1::BackwardPlan, relay::BackwardPlan,
                              streamed::BackwardPlan, floor::BackwardPlan>;
 
