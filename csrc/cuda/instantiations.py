@@ -111,16 +111,17 @@ RELAY = [
     )
 ]
 
-# The elements' type, states per lane, vectors of a lane's steps.
+# The elements' type; states per lane, vectors of a lane's steps; whether rows are such vectors.
 PROMPT = [
     Source(
         "prompt",
         "prompt",
         ("forward",),
         tuple(
-            f"PromptForward<{element}, {shape}, METHOD>"
+            f"PromptForward<{element}, {shape}, {vectors}, METHOD>"
             for element in ("float", "BFloat16", "Half")
             for shape in ("1, 1", "2, 2")
+            for vectors in ("true", "false")
         ),
     )
 ]

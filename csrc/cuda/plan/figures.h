@@ -24,12 +24,11 @@ struct Figures {
     int64_t dstate1_steps = 4096;
     int64_t dstate1_rows = 2048;
 
-    /// prompt takes calls of more states, and no more steps, whose warps of one state a lane are so
-    /// many a multiprocessor; fewer where there are few steps. These are estimates.
+    /// prompt takes calls of more states and no more steps; of fewer where a multiprocessor has
+    /// fewer channels than these. All are estimates.
     int64_t prompt_states = 4;
     int64_t prompt_steps = 2048;
-    double prompt_fewest_warps = 3;
-    double prompt_most_warps = 20;
+    int64_t prompt_channels = 6;
     int64_t prompt_short_steps = 256;
 
     /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.

@@ -39,14 +39,16 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return has_enough_channels(params, choice_of(device));
 }
 
-/// A prompt's warps are enough to fill the device, and fit on it at a time.
+/// prompt's lanes walk through all of time, which is the better choice for few steps, or where
+/// there are so many channels that relay's warps would take turns; with more of them, more than one
+/// wave of blocks is left to streamed.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
-  const double warps = streamed::warps_per_multiprocessor(params, plan.warp_channels, device);
-  return params.dstate > figures.prompt_states && params.seqlen <= figures.prompt_steps &&
-         warps <= figures.prompt_most_warps &&
-         (warps >= figures.prompt_fewest_warps || params.seqlen <= figures.prompt_short_steps);
+  const int64_t channels = ceil_div(params.batch * params.dim, device.multiprocessors);
+  return params.dstate > figures.prompt_states && plan.has_vectors && plan.waves == 1 &&
+         params.seqlen <= (channels < figures.prompt_channels ? figures.prompt_short_steps
+                                                              : figures.prompt_steps);
 }
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the

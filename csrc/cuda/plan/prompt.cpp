@@ -8,7 +8,6 @@
 #include "../prompt/layout.h"
 #include "../prompt/plan.h"
 #include "arrays.h"
-#include "figures.h"
 
 namespace selective_scan::cuda::prompt {
 namespace {
@@ -26,20 +25,26 @@ Refusal refuse(const ForwardParams& params) {
   if (params.batch > kMaxRows) return {"batch must be at most 65535", params.batch};
   if (params.groups > kMaxRows) return {"there must be at most 65535 groups", params.groups};
 
-  const int64_t size = element_size(params.u.dtype);
-  const auto is_vector = [&](const ArrayView& view, int64_t items) {
-    const auto fits = [&](int64_t stride) { return fits_32_bits({{1, stride}}, size); };
-    return view.dtype == params.u.dtype && has_step_vectors(params, view, items) &&
-           view.step == 1 && fits(view.channel) && fits(view.group) && fits(view.state);
+  const auto fits = [&](const ArrayView& view) {
+    return view.dtype == params.u.dtype &&
+           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}, {1, view.step}},
+                        element_size(view.dtype));
   };
-  const auto is_row = [&](const ArrayView& view) { return is_vector(view, kBlockSteps); };
-  if (!all_of(rows_of(params), is_row) || !is_vector(params.B, 16 / size) ||
-      !is_vector(params.C, 16 / size)) {
-    return {
-        "u, delta, z, out, B and C must have one dtype and be vectors along steps, from the first "
-        "step on"};
+  if (!all_of(rows_of(params), fits) || !fits(params.B) || !fits(params.C)) {
+    return {"u, delta, z, out, B and C must have one dtype, and strides must fit 32 bits"};
   }
   return {};
+}
+
+/// Whether rows are vectors of what lanes move, from the first step on.
+bool have_vectors(const ForwardParams& params) {
+  const auto are_vectors = [&](const ArrayView& view, int64_t items) {
+    return view.step == 1 && has_step_vectors(params, view, items);
+  };
+  const auto is_row = [&](const ArrayView& view) { return are_vectors(view, kBlockSteps); };
+  const int64_t items = 16 / element_size(params.u.dtype);
+  return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
+         are_vectors(params.C, items);
 }
 
 /// As many warps make as keep up with those that scan, and leave no scheduler with fewer warps.
@@ -53,6 +58,7 @@ template <class S>
 Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   plan.lane_states = S::kStates;
   plan.warp_channels = S::kChannels;
+  plan.has_vectors = have_vectors(params);
   const int64_t group_channels = params.dim / params.groups;
   const int64_t sequences = params.batch * params.groups;
   const int64_t group_warps = ceil_div(group_channels, S::kChannels);
@@ -67,7 +73,7 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   // One wave of blocks, each with as many warps as a multiprocessor has; else as few waves of
   // blocks as there can be, of equal size.
   const int64_t share = ceil_div(sequences * group_warps, device.multiprocessors);
-  const int64_t waves = ceil_div(share, most);
+  const int64_t waves = plan.waves = ceil_div(share, most);
   int64_t scanners = ceil_div(share, waves);
   if (const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_WARPS")) {
     if (std::atoi(wanted) > 0) scanners = std::atoi(wanted);
@@ -90,10 +96,15 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
+  // Of one state a lane there is not room for as many channels.
   const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_SHAPE");  // states of a lane
   const std::string_view name = wanted == nullptr ? "" : wanted;
-  if (name == "2") return divide<Shape<2, 2>>(params, device, plan);
-  return divide<Shape<1, 1>>(params, device, plan);
+  if (name == "1") return divide<Shape<1, 1>>(params, device, plan);
+  if (name != "2") {
+    const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
+    if (refusal || plan.waves == 1) return refusal;
+  }
+  return divide<Shape<2, 2>>(params, device, plan);
 }
 
 }  // namespace selective_scan::cuda::prompt

@@ -15,12 +15,14 @@ struct PromptArgs {
     char* data;
     int64_t batch;
     int channel;
+    int step;
   };
   struct Projection {  // (batch, group, state, step)
     const char* data;
     int64_t batch;
     int group;
     int state;
+    int step;
   };
   Rows u, delta, z, out;
   Projection B, C;
@@ -36,8 +38,8 @@ struct PromptArgs {
   Method method;
 };
 
-/// kStates and kGroups: see Shape.
-template <class Element, int kStates, int kGroups, Method kMethod>
+/// kStates and kGroups: see Shape. kVectors: see ForwardPlan::has_vectors.
+template <class Element, int kStates, int kGroups, bool kVectors, Method kMethod>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

@@ -11,10 +11,12 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
   const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
     if (!view.present()) return {};
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel)};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel),
+            bytes(view.step)};
   };
   const auto projection = [&](const ArrayView& view) -> PromptArgs::Projection {
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state)};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state),
+            bytes(view.step)};
   };
   PromptArgs args;
   args.u = rows(params.u);
@@ -42,17 +44,22 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-template <class Element, int kStates, int kGroups>
+template <class Element, int kStates, int kGroups, bool kVectors>
 Launch launch_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launch>(
-      [&]<Method kMethod>() { return &PromptForward<Element, kStates, kGroups, kMethod>::launch; });
+  static constexpr auto kTable = make_kernel_table<Launch>([&]<Method kMethod>() {
+    return &PromptForward<Element, kStates, kGroups, kVectors, kMethod>::launch;
+  });
   return kTable[method];
 }
 
 template <class Element>
 Launch launch_for(const ForwardPlan& plan, Method method) {
-  return plan.lane_states == 1 ? launch_of<Element, 1, 1>(method)
-                               : launch_of<Element, 2, 2>(method);
+  if (plan.lane_states == 1) {
+    return plan.has_vectors ? launch_of<Element, 1, 1, true>(method)
+                            : launch_of<Element, 1, 1, false>(method);
+  }
+  return plan.has_vectors ? launch_of<Element, 2, 2, true>(method)
+                          : launch_of<Element, 2, 2, false>(method);
 }
 
 }  // namespace
