@@ -155,6 +155,9 @@ Division of_geometry(const cuda::Geometry& geometry) {
           geometry.tiles_per_sum};
 }
 
+Division divide(const cuda::prompt::ForwardPlan& plan) {
+  return {plan.scanners * plan.warp_channels, plan.tiles};
+}
 template <class Scratch>
 Division divide(const cuda::floor::Plan<Scratch>& plan) {
   Division division = of_geometry(plan.geometry);

@@ -29,6 +29,7 @@ import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
+import test_prompt as prompt
 import test_relay as relay
 import test_s6_step as step
 import test_segment_map as segment_map
@@ -82,6 +83,7 @@ def special_cases():
         for base in (relay.BASE, relay.WIDE, relay.SHARED):
             yield base.with_(dtype=dtype)
         yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
+        yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))
         for base in segments.KINDS.values():
             yield base.with_(dtype=dtype)
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))

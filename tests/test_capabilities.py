@@ -174,7 +174,7 @@ def test_a_cuda_path_that_cannot_run_a_call_says_why(cuda_device):
 @pytest.mark.cuda
 def test_unknown_cuda_kernels_are_named(cuda_device):
     result = run("fastest", "-c", cuda_program("floor"), variable=CUDA_VARIABLE)
-    names = "unset, dstate1, relay, streamed or floor"
+    names = "unset, dstate1, relay, streamed, floor or prompt"
     assert f"{CUDA_VARIABLE} must be {names}" in result.stderr
     assert "got 'fastest'" in result.stderr
 

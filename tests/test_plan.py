@@ -13,12 +13,16 @@ from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, Call, random_call
 # A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
 # memory.
 TABLE = [
+    # A prompt: states of a channel in sixteen lanes, or in eight.
+    (Call(1, 1536, 512, 16), ("prompt", 12, 1, 0), ("streamed", 64, 1, 1748992)),
+    (Call(1, 5120, 2048, 16), ("prompt", 40, 1, 0), ("streamed", 96, 4, 18513920)),
+    (Call(2, 1024, 800, 16), ("prompt", 16, 1, 0), ("streamed", 64, 1, 3629056)),
     # Few channels: warps divide time.
-    (Call(2, 1024, 800, 16), ("relay", 8, 1, 204800), ("streamed", 64, 1, 3629056)),
-    (Call(1, 1536, 2048, 16), ("relay", 8, 1, 262144), ("streamed", 96, 4, 5685248)),
+    (Call(1, 256, 512, 16), ("relay", 4, 1, 0), ("relay", 2, 1, 8407040)),
+    (Call(1, 1536, 4096, 16), ("relay", 8, 1, 524288), ("streamed", 96, 8, 11370496)),
     (
         Call(2, 64, 64, 16, dtype="float32"),
-        ("relay", 2, 1, 0),
+        ("prompt", 2, 1, 0),
         ("relay", 2, 1, 533504),
     ),
     # Of several dtypes: the streamed kernels do not take these.
@@ -310,6 +314,9 @@ def refusal(path):
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
         ("streamed", {"mixed": True}, "must have one dtype"),
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
+        ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17|it has no backward pass"),
+        ("prompt", {"mixed": True}, "must have one dtype|it has no backward pass"),
+        ("prompt", {"batch": 1, "packed": True}, "sequences are packed|it has no backward pass"),
     ],
 )
 @pytest.mark.parametrize("which", ["forward", "backward"])
@@ -346,10 +353,10 @@ def test_too_many_states(plan):
         plan("forward", call)
 
 
-@pytest.mark.parametrize("path", ["relay", "streamed", "floor"])
+@pytest.mark.parametrize("path", ["relay", "streamed", "floor", "prompt"])
 def test_wanted_path(plan, path):
     """A path can be asked for where it is not the better choice."""
-    for which in ("forward", "backward"):
+    for which in ("forward",) if path == "prompt" else ("forward", "backward"):
         for seqlen in (64, 800, 65536):
             made = plan(which, Call(2, 1024, seqlen, 16), wanted=path)
             assert made["path"] == path

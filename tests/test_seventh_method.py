@@ -43,6 +43,7 @@ CUDA_SOURCES = (
     "floor_real",
     "dstate1",
     "relay",
+    "prompt",
     "streamed_forward_complex_float_2x8",
     "streamed_backward_float_4_variable",
 )

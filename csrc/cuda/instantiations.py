@@ -97,6 +97,21 @@ RELAY = [
     )
 ]
 
+# The elements' type; states per lane, vectors of a lane's steps; whether rows are such vectors.
+PROMPT = [
+    Source(
+        "prompt",
+        "prompt",
+        ("forward",),
+        tuple(
+            f"PromptForward<{element}, {shape}, {vectors}, METHOD>"
+            for element in ("float", "BFloat16", "Half")
+            for shape in ("1, 1", "2, 2")
+            for vectors in ("true", "false")
+        ),
+    )
+]
+
 # Type of the states, states per lane, log2 of the lanes that share a channel.
 STREAMED_FORWARD = [
     Source(
@@ -182,7 +197,7 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*FLOOR, *DSTATE1, *RELAY),
+    *(*FLOOR, *DSTATE1, *RELAY, *PROMPT),
     *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]

@@ -15,6 +15,7 @@
 #include "kit/row_sums.h"
 #include "plan/plan.h"
 #include "plan/slices.h"
+#include "prompt/kernels.h"
 #include "relay/kernels.h"
 #include "streamed/backward_kernels.h"
 #include "streamed/forward_kernels.h"
@@ -32,8 +33,8 @@ std::optional<Path> wanted_path() {
     const auto found = std::find(kPathNames.begin(), kPathNames.end(), name);
     if (found == kPathNames.end()) {
       throw std::runtime_error(
-          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, relay, streamed or "
-          "floor, got '" +
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, relay, streamed, "
+          "floor or prompt, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());

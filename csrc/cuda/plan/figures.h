@@ -24,6 +24,13 @@ struct Figures {
     int64_t dstate1_steps = 4096;
     int64_t dstate1_rows = 2048;
 
+    /// prompt takes calls of more states and no more steps; of fewer where a multiprocessor has
+    /// fewer channels than these. All are estimates.
+    int64_t prompt_states = 4;
+    int64_t prompt_steps = 2048;
+    int64_t prompt_channels = 6;
+    int64_t prompt_short_steps = 256;
+
     /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.
     int64_t relay_blocks = 4;
     /// Shorter sequences are too short for relay's blocks of four states a lane, where a

@@ -1,14 +1,15 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
-// The first path of dstate1, relay and streamed that can run a call and is preferred takes it, else
-// the floor.
-// figures.h has the numbers.
+// The first path of prompt, dstate1, relay and streamed that can run a call and is preferred takes
+// it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
 
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "arrays.h"
 #include "figures.h"
@@ -35,6 +36,18 @@ bool is_preferred(const ForwardParams& params, const Device& device, const dstat
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const dstate1::BackwardPlan&) {
   return has_enough_channels(params, choice_of(device));
+}
+
+/// prompt's lanes walk through all of time, which is the better choice for few steps, or where
+/// there are so many channels that relay's warps would take turns; with more of them, more than one
+/// wave of blocks is left to streamed.
+bool is_preferred(const ForwardParams& params, const Device& device,
+                  const prompt::ForwardPlan& plan) {
+  const Choice& figures = choice_of(device);
+  const int64_t channels = ceil_div(params.batch * params.dim, device.multiprocessors);
+  return params.dstate > figures.prompt_states && plan.has_vectors && plan.waves == 1 &&
+         params.seqlen <= (channels < figures.prompt_channels ? figures.prompt_short_steps
+                                                              : figures.prompt_steps);
 }
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
@@ -121,7 +134,8 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
-  constexpr bool kTakesPacked = kPath != Path::kDstate1 && kPath != Path::kRelay;
+  constexpr bool kTakesPacked =
+      kPath == Path::kGeneral || kPath == Path::kStreamed || kPath == Path::kFloor;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }
@@ -132,23 +146,41 @@ bool takes(const Params& params, const Device& device, AnyPlan& any) {
          is_preferred(params, device, std::get<static_cast<size_t>(kPath)>(any.of_path));
 }
 
+/// By path; those that AnyPlan lacks refuse every call.
+template <class AnyPlan, class Params>
+using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
+template <class AnyPlan, class Params>
+constexpr auto kMakers = [] {
+  std::array<Make<AnyPlan, Params>, kPathNames.size()> makers;
+  makers.fill([](const Params&, const Device&, AnyPlan&) -> Refusal {
+    return {"it has no backward pass"};
+  });
+  const auto set = [&]<size_t kIndex>() {
+    makers[kIndex] = &make<static_cast<Path>(kIndex), AnyPlan, Params>;
+  };
+  [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (set.template operator()<kIndices>(), ...);
+  }(std::make_index_sequence<std::variant_size_v<decltype(AnyPlan::of_path)>>());
+  return makers;
+}();
+
 template <class AnyPlan, class Params>
 AnyPlan choose(const Params& params, const Device& device, std::optional<Path> wanted) {
   AnyPlan plan;
   if (wanted) {
-    using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
-    constexpr Make kMakers[] = {
-        &make<Path::kDstate1, AnyPlan, Params>, &make<Path::kRelay, AnyPlan, Params>,
-        &make<Path::kStreamed, AnyPlan, Params>, &make<Path::kFloor, AnyPlan, Params>};
     const auto path = static_cast<size_t>(*wanted);
-    if (const Refusal refusal = kMakers[path](params, device, plan)) {
+    if (const Refusal refusal = kMakers<AnyPlan, Params>[path](params, device, plan)) {
       fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[path]) +
                " cannot run this call: ",
            refusal);
     }
-  } else if (!takes<Path::kDstate1>(params, device, plan) &&
-             !takes<Path::kRelay>(params, device, plan) &&
-             !takes<Path::kStreamed>(params, device, plan)) {
+    return plan;
+  }
+  if constexpr (std::is_same_v<AnyPlan, ForwardPlan>) {
+    if (takes<Path::kPrompt>(params, device, plan)) return plan;
+  }
+  if (!takes<Path::kDstate1>(params, device, plan) && !takes<Path::kRelay>(params, device, plan) &&
+      !takes<Path::kStreamed>(params, device, plan)) {
     if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
   }
   return plan;

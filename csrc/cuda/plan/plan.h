@@ -17,19 +17,22 @@
 #include "../../core/params.h"
 #include "../dstate1/plan.h"
 #include "../floor/plan.h"
+#include "../prompt/plan.h"
 #include "../relay/plan.h"
 #include "../streamed/plan.h"
 #include "device.h"
 
 namespace selective_scan::cuda {
 
-enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor };
-constexpr std::array<std::string_view, 4> kPathNames = {"dstate1", "relay", "streamed", "floor"};
+/// Those from kPrompt on have forward passes alone.
+enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kPrompt };
+constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "relay", "streamed", "floor",
+                                                        "prompt"};
 
 /// In the order of Path.
-template <class Dstate1, class Relay, class Streamed, class Floor>
+template <class... Plans>
 struct AnyPlan {
-  std::variant<Dstate1, Relay, Streamed, Floor> of_path;
+  std::variant<Plans...> of_path;
 
   Path path() const { return static_cast<Path>(of_path.index()); }
   const LaunchShape& shape() const {
@@ -39,8 +42,8 @@ struct AnyPlan {
     return std::visit([](const auto& plan) { return plan.scratch.bytes; }, of_path);
   }
 };
-using ForwardPlan =
-    AnyPlan<dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan, floor::ForwardPlan>;
+using ForwardPlan = AnyPlan<dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan,
+                            floor::ForwardPlan, prompt::ForwardPlan>;
 using BackwardPlan = AnyPlan<dstate1::BackwardPlan, relay::BackwardPlan, streamed::BackwardPlan,
                              floor::BackwardPlan>;
 

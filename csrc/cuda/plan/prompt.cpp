@@ -1,0 +1,110 @@
+// The prompt path: which calls it takes, and how it divides the work.
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "../prompt/layout.h"
+#include "../prompt/plan.h"
+#include "arrays.h"
+
+namespace selective_scan::cuda::prompt {
+namespace {
+
+Refusal refuse(const ForwardParams& params) {
+  if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
+  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (params.dstate > kPaddedStates) return {"dstate must be at most 16", params.dstate};
+  constexpr int64_t kMost = std::numeric_limits<int>::max() / 4;  // steps and bytes of a row
+  if (params.seqlen < 1 || params.seqlen > kMost - kChunk) {
+    return {"seqlen must be positive, and fit 32 bits", params.seqlen};
+  }
+  if (params.dim > kMost) return {"dim must fit 32 bits", params.dim};
+  if (params.batch > kMaxRows) return {"batch must be at most 65535", params.batch};
+  if (params.groups > kMaxRows) return {"there must be at most 65535 groups", params.groups};
+
+  const auto fits = [&](const ArrayView& view) {
+    return view.dtype == params.u.dtype &&
+           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}, {1, view.step}},
+                        element_size(view.dtype));
+  };
+  if (!all_of(rows_of(params), fits) || !fits(params.B) || !fits(params.C)) {
+    return {"u, delta, z, out, B and C must have one dtype, and strides must fit 32 bits"};
+  }
+  return {};
+}
+
+/// Whether rows are vectors of what lanes move, from the first step on.
+bool have_vectors(const ForwardParams& params) {
+  const auto are_vectors = [&](const ArrayView& view, int64_t items) {
+    return view.step == 1 && has_step_vectors(params, view, items);
+  };
+  const auto is_row = [&](const ArrayView& view) { return are_vectors(view, kBlockSteps); };
+  const int64_t items = 16 / element_size(params.u.dtype);
+  return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
+         are_vectors(params.C, items);
+}
+
+/// As many warps make as keep up with those that scan, and leave no scheduler with fewer warps.
+int makers_for(int64_t scanners) {
+  constexpr int64_t kSchedulers = 4;
+  constexpr int64_t kEach = 6;
+  return static_cast<int>(round_up(scanners + ceil_div(scanners, kEach), kSchedulers) - scanners);
+}
+
+template <class S>
+Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  plan.lane_states = S::kStates;
+  plan.warp_channels = S::kChannels;
+  plan.has_vectors = have_vectors(params);
+  const int64_t group_channels = params.dim / params.groups;
+  const int64_t sequences = params.batch * params.groups;
+  const int64_t group_warps = ceil_div(group_channels, S::kChannels);
+  const auto size = static_cast<int>(element_size(params.u.dtype));
+  const auto fits = [&](int64_t scanners) {
+    return scanners + makers_for(scanners) <= S::kMostWarps &&
+           S::shared_bytes(size, static_cast<int>(scanners)) <= device.block_shared_bytes;
+  };
+  int64_t most = group_warps;
+  while (most > 0 && !fits(most)) most = std::min<int64_t>(most - 1, S::kMostWarps);
+  if (most == 0) return {"blocks of this GPU have not enough shared memory"};
+  // One wave of blocks, each with as many warps as a multiprocessor has; else as few waves of
+  // blocks as there can be, of equal size.
+  const int64_t share = ceil_div(sequences * group_warps, device.multiprocessors);
+  const int64_t waves = plan.waves = ceil_div(share, most);
+  int64_t scanners = ceil_div(share, waves);
+  if (const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_WARPS")) {
+    if (std::atoi(wanted) > 0) scanners = std::atoi(wanted);
+  }
+  scanners = std::min(scanners, most);
+  int makers = makers_for(scanners);
+  if (const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_MAKERS")) {
+    if (std::atoi(wanted) > 0) makers = std::atoi(wanted);
+  }
+  plan.scanners = static_cast<int>(scanners);
+  plan.tiles = ceil_div(group_warps, scanners);
+  plan.shape = {plan.tiles, (plan.scanners + makers) * kWarpSize,
+                S::shared_bytes(size, plan.scanners)};
+  plan.shape.rows = params.groups;
+  plan.shape.layers = params.batch;
+  return {};
+}
+
+}  // namespace
+
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  if (const Refusal refusal = refuse(params)) return refusal;
+  // Of one state a lane there is not room for as many channels.
+  const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_SHAPE");  // states of a lane
+  const std::string_view name = wanted == nullptr ? "" : wanted;
+  if (name == "1") return divide<Shape<1, 1>>(params, device, plan);
+  if (name != "2") {
+    const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
+    if (refusal || plan.waves == 1) return refusal;
+  }
+  return divide<Shape<2, 2>>(params, device, plan);
+}
+
+}  // namespace selective_scan::cuda::prompt

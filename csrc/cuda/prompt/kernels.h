@@ -1,0 +1,53 @@
+// The prompt kernels as their launcher sees them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../../core/params.h"
+#include "../kit/launch_shape.h"
+#include "layout.h"
+
+namespace selective_scan::cuda::prompt {
+
+/// What the kernels take: little enough to be read at once, with distances in bytes.
+struct PromptArgs {
+  struct Rows {  // (batch, channel, step)
+    char* data;
+    int64_t batch;
+    int channel;
+    int step;
+  };
+  struct Projection {  // (batch, group, state, step)
+    const char* data;
+    int64_t batch;
+    int group;
+    int state;
+    int step;
+  };
+  Rows u, delta, z, out;
+  Projection B, C;
+  ArrayView A, D, delta_bias, initial_state, last_state;
+  float* states;
+  int dstate;
+  int seqlen;
+  int dim;
+  int group_channels;
+  int scanners;  // warps of a block that scan
+  bool has_output;
+  bool delta_softplus;
+  Method method;
+};
+
+/// kStates and kGroups: see Shape. kVectors: see ForwardPlan::has_vectors.
+template <class Element, int kStates, int kGroups, bool kVectors, Method kMethod>
+struct PromptForward {
+  static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
+};
+
+struct ForwardPlan;  // plan.h
+
+/// Enqueues the pass. It takes no scratch memory.
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+
+}  // namespace selective_scan::cuda::prompt

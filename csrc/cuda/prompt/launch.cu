@@ -1,0 +1,76 @@
+// Launches of the prompt kernels.
+#include "../../core/method_table.h"
+#include "kernels.h"
+#include "plan.h"
+
+namespace selective_scan::cuda::prompt {
+namespace {
+
+PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
+  const auto size = static_cast<int>(element_size(params.u.dtype));
+  const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
+  const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
+    if (!view.present()) return {};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel),
+            bytes(view.step)};
+  };
+  const auto projection = [&](const ArrayView& view) -> PromptArgs::Projection {
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state),
+            bytes(view.step)};
+  };
+  PromptArgs args;
+  args.u = rows(params.u);
+  args.delta = rows(params.delta);
+  args.z = rows(params.z);
+  args.out = rows(params.out);
+  args.B = projection(params.B);
+  args.C = projection(params.C);
+  args.A = params.A;
+  args.D = params.D;
+  args.delta_bias = params.delta_bias;
+  args.initial_state = params.initial_state;
+  args.last_state = params.last_state;
+  args.states = static_cast<float*>(params.states);
+  args.dstate = static_cast<int>(params.dstate);
+  args.seqlen = static_cast<int>(params.seqlen);
+  args.dim = static_cast<int>(params.dim);
+  args.group_channels = static_cast<int>(params.dim / params.groups);
+  args.scanners = plan.scanners;
+  args.has_output = params.wanted == ForwardWanted::kOutput;
+  args.delta_softplus = params.delta_softplus;
+  args.method = params.method;
+  return args;
+}
+
+using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
+
+template <class Element, int kStates, int kGroups, bool kVectors>
+Launch launch_of(Method method) {
+  static constexpr auto kTable = make_kernel_table<Launch>([&]<Method kMethod>() {
+    return &PromptForward<Element, kStates, kGroups, kVectors, kMethod>::launch;
+  });
+  return kTable[method];
+}
+
+template <class Element>
+Launch launch_for(const ForwardPlan& plan, Method method) {
+  if (plan.lane_states == 1) {
+    return plan.has_vectors ? launch_of<Element, 1, 1, true>(method)
+                            : launch_of<Element, 1, 1, false>(method);
+  }
+  return plan.has_vectors ? launch_of<Element, 2, 2, true>(method)
+                          : launch_of<Element, 2, 2, false>(method);
+}
+
+}  // namespace
+
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* /*memory*/,
+                cudaStream_t stream) {
+  const DType dtype = params.u.dtype;
+  const Launch launch = dtype == DType::kFloat32   ? launch_for<float>(plan, params.method)
+                        : dtype == DType::kFloat16 ? launch_for<Half>(plan, params.method)
+                                                   : launch_for<BFloat16>(plan, params.method);
+  return launch(make_args(params, plan), plan.shape, stream);
+}
+
+}  // namespace selective_scan::cuda::prompt

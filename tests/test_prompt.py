@@ -1,0 +1,68 @@
+"""Few sequences, which the CUDA library scans in one launch, against the reference."""
+
+import pytest
+import torch
+
+import test_capabilities as capabilities
+from problem import METHODS, Case, check, check_repeatable, check_results, inputs_on, options_on
+from selective_scan import selective_scan_fn
+
+# Short enough for the plan to choose these kernels, whatever the number of channels.
+BASE = Case(batch=2, dim=18, groups=2, seqlen=200)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def cases():
+    for dtype in FLOATS:
+        yield from (BASE.with_(method=method, dtype=dtype) for method in METHODS)
+        # About a chunk's steps and those of a saved state.
+        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 32, 40, 64, 72, 256))
+    yield from (BASE.with_(dstate=dstate) for dstate in (5, 8, 15))
+    # Warps and blocks that are not full.
+    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 3, 40, 150))
+    yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield BASE.with_(channel_dtype=torch.bfloat16)
+    yield BASE.with_(delta_softplus=False, method="bilinear")
+    yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield BASE.with_(decay=1e-3)
+
+
+# What is left to other kernels otherwise.
+OTHERS = (
+    BASE.with_(seqlen=2056),
+    BASE.with_(seqlen=2056, decay=1e-3, dtype=torch.bfloat16, dim=300, groups=3, batch=1),
+    *(BASE.with_(dstate=dstate, dtype=torch.float16) for dstate in (1, 2, 4)),
+    BASE.with_(dim=5000, groups=1, batch=1, dtype=torch.bfloat16),
+)
+
+
+def check_outputs(case: Case, device: str) -> None:
+    """Of a forward pass alone."""
+    inputs = inputs_on(case, device)
+    with torch.no_grad():
+        out, last_state = selective_scan_fn(
+            **inputs, **options_on(case, device), return_last_state=True
+        )
+    actual = {"out": out, "last_state": last_state}
+    check_results(case, actual, device, names=actual)
+
+
+def check_others() -> None:
+    for case in (*cases(), *OTHERS):
+        check_outputs(case, "cuda")
+
+
+@pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
+def test_outputs_and_gradients(case, device):
+    check(case, device)
+
+
+@pytest.mark.cuda
+def test_outputs_of_other_calls(cuda_device):
+    program = "import test_prompt; test_prompt.check_others()"
+    result = capabilities.run("prompt", "-c", program, variable=capabilities.CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_runs_agree_bit_by_bit(device):
+    check_repeatable(BASE, device)
