@@ -134,8 +134,7 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
-  constexpr bool kTakesPacked =
-      kPath == Path::kGeneral || kPath == Path::kStreamed || kPath == Path::kFloor;
+  constexpr bool kTakesPacked = kPath == Path::kStreamed || kPath == Path::kFloor;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }
