@@ -14,7 +14,7 @@ from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, Call, random_call
 # memory.
 TABLE = [
     # A prompt: states of a channel in sixteen lanes, or in eight.
-    (Call(1, 1536, 512, 16), ("prompt", 12, 1, 0), ("streamed", 64, 1, 1748992)),
+    (Call(1, 1536, 512, 16), ("prompt", 12, 1, 0), ("relay", 2, 1, 50442240)),
     (Call(1, 5120, 2048, 16), ("prompt", 40, 1, 0), ("streamed", 96, 4, 18513920)),
     (Call(2, 1024, 800, 16), ("prompt", 16, 1, 0), ("streamed", 64, 1, 3629056)),
     # Few channels: warps divide time.

@@ -24,15 +24,19 @@ struct Figures {
     int64_t dstate1_steps = 4096;
     int64_t dstate1_rows = 2048;
 
-    /// prompt takes calls of more states and no more steps; of fewer where a multiprocessor has
-    /// fewer channels than these. All are estimates.
+    /// prompt takes calls of more states, and of no more steps: one number for kernels of one state
+    /// a lane and one for those of two, a smaller one where a multiprocessor has fewer channels
+    /// than these, whose lanes wait most of the time.
     int64_t prompt_states = 4;
-    int64_t prompt_steps = 2048;
-    int64_t prompt_channels = 6;
+    int64_t prompt_steps[2] = {1024, 4096};
+    int64_t prompt_channels = 9;
     int64_t prompt_short_steps = 256;
 
     /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.
     int64_t relay_blocks = 4;
+    /// Its backward pass is, with no more of these, from so many steps on.
+    int64_t relay_backward_blocks = 6;
+    int64_t relay_backward_steps = 128;
     /// Shorter sequences are too short for relay's blocks of four states a lane, where a
     /// multiprocessor has one, two or three of them.
     int64_t relay_steps[3] = {72, 200, 900};
@@ -41,7 +45,7 @@ struct Figures {
     int64_t relay_segment_steps = 8192;
     double relay_idle = 0.15;
     /// relay's tiles may leave so many numbers to be summed to dB and dC.
-    int64_t relay_sums = int64_t{1} << 22;
+    int64_t relay_sums = int64_t{1} << 24;
 
     /// Up to so many elements, streamed pads one state to sixteen where others keep few warps busy.
     int64_t padding_elements = int64_t{1} << 22;

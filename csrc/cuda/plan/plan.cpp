@@ -45,9 +45,11 @@ bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
   const int64_t channels = ceil_div(params.batch * params.dim, device.multiprocessors);
+  const int64_t most_steps = channels < figures.prompt_channels
+                                 ? figures.prompt_short_steps
+                                 : figures.prompt_steps[plan.lane_states - 1];
   return params.dstate > figures.prompt_states && plan.has_vectors && plan.waves == 1 &&
-         params.seqlen <= (channels < figures.prompt_channels ? figures.prompt_short_steps
-                                                              : figures.prompt_steps);
+         params.seqlen <= most_steps;
 }
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
@@ -79,8 +81,10 @@ bool is_preferred(const BackwardParams& params, const Device& device,
                   const relay::BackwardPlan& plan) {
   const Choice& figures = choice_of(device);
   const int64_t blocks = plan.geometry.blocks;
-  return params.seqlen < figures.short_steps &&
-         blocks <= figures.relay_blocks * device.multiprocessors &&
+  const int64_t most_blocks = params.seqlen < figures.relay_backward_steps
+                                  ? figures.relay_blocks
+                                  : figures.relay_backward_blocks;
+  return params.seqlen < figures.short_steps && blocks <= most_blocks * device.multiprocessors &&
          blocks * params.seqlen * 2 * relay::kPaddedStates <= figures.relay_sums;
 }
 

@@ -1,9 +1,7 @@
 // The prompt path: which calls it takes, and how it divides the work.
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <string_view>
 
 #include "../prompt/layout.h"
 #include "../prompt/plan.h"
@@ -74,18 +72,10 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   // blocks as there can be, of equal size.
   const int64_t share = ceil_div(sequences * group_warps, device.multiprocessors);
   const int64_t waves = plan.waves = ceil_div(share, most);
-  int64_t scanners = ceil_div(share, waves);
-  if (const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_WARPS")) {
-    if (std::atoi(wanted) > 0) scanners = std::atoi(wanted);
-  }
-  scanners = std::min(scanners, most);
-  int makers = makers_for(scanners);
-  if (const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_MAKERS")) {
-    if (std::atoi(wanted) > 0) makers = std::atoi(wanted);
-  }
+  const int64_t scanners = std::min(ceil_div(share, waves), most);
   plan.scanners = static_cast<int>(scanners);
   plan.tiles = ceil_div(group_warps, scanners);
-  plan.shape = {plan.tiles, (plan.scanners + makers) * kWarpSize,
+  plan.shape = {plan.tiles, (plan.scanners + makers_for(scanners)) * kWarpSize,
                 S::shared_bytes(size, plan.scanners)};
   plan.shape.rows = params.groups;
   plan.shape.layers = params.batch;
@@ -97,13 +87,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
   // Of one state a lane there is not room for as many channels.
-  const char* wanted = std::getenv("SELECTIVE_SCAN_PROMPT_SHAPE");  // states of a lane
-  const std::string_view name = wanted == nullptr ? "" : wanted;
-  if (name == "1") return divide<Shape<1, 1>>(params, device, plan);
-  if (name != "2") {
-    const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
-    if (refusal || plan.waves == 1) return refusal;
-  }
+  const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
+  if (refusal || plan.waves == 1) return refusal;
   return divide<Shape<2, 2>>(params, device, plan);
 }
 

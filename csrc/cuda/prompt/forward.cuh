@@ -22,6 +22,7 @@
 
 #include <type_traits>
 
+#include "../kit/barriers.cuh"
 #include "../kit/launch_tools.h"
 #include "../streamed/forward.cuh"
 #include "kernels.h"
@@ -32,6 +33,9 @@ using streamed::kGoesByIncrements;
 using streamed::RawElement;
 using streamed::state_of;
 using streamed::step_of;
+
+/// The barrier at which makers and scanners meet, each in a loop of its own.
+constexpr int kChunkBarrier = 1;
 
 /// Of all that derives from it the compiler knows that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
@@ -348,7 +352,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
       buffer ^= 1;
       maker.finish(next, buffer, worker, workers);
       if (next + S::kSteps < args.seqlen) maker.start(next + S::kSteps, worker, workers);
-      __syncthreads();
+      meet(kChunkBarrier, warps);
     }
     return;
   }
@@ -473,7 +477,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     steps_left -= S::kSteps;
     if (steps_left <= 0) break;
     buffer ^= 1;
-    __syncthreads();
+    meet(kChunkBarrier, warps);
   }
 
   if (!args.last_state.present()) return;

@@ -46,11 +46,6 @@ __device__ __forceinline__ Pack<float, 2> compose(const Pack<float, 2>& first,
 /// channels, those of one band.
 constexpr int kFirstBarrier = 1;
 
-/// Waits for `warps` warps that name the same barrier.
-__device__ __forceinline__ void sync_warps(int barrier, int warps) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
-}
-
 /// kCount elements to fp32.
 template <DType kType, int kCount>
 __device__ __forceinline__ Pack<float, kCount> load_converted(const char* address) {
@@ -231,7 +226,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (pairs == 1) {
         __syncwarp();
       } else {
-        sync_warps(kFirstBarrier + slot, kMostPairs);
+        meet(kFirstBarrier + slot, kMostPairs);
       }
       if (next_step < args.seqlen) {
         start_copies(next_step, args.seqlen - next_step, buffer ^ 1);
@@ -290,7 +285,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     store_pack(maps.chunks[buffer][warp][lane].v, map);
     const int member = slot % kBandWarps;
     if (pairs == 1) {
-      sync_warps(kFirstBarrier + slot / kBandWarps, kBandWarps);
+      meet(kFirstBarrier + slot / kBandWarps, kBandWarps);
     } else {
       const SharedBarrier arrived(maps.chunks_arrived[slot / kBandWarps * pairs + pair]);
       arrived.signal();

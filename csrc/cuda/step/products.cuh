@@ -19,7 +19,7 @@ namespace selective_scan::cuda::step {
 
 /// All threads that compute meet.
 __device__ __forceinline__ void meet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kComputeThreads) : "memory");
+  cuda::meet(1, kComputeWarps);
 }
 
 /// The sum over so many lanes beside one another.

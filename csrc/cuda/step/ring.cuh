@@ -24,7 +24,7 @@ class WeightRing {
   __device__ __forceinline__ void initialize() const {
     for (int stage = 0; stage < count_; ++stage) {
       full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);
-      empty(stage).initialize(kComputeWarps);
+      empty(stage).initialize(kComputeThreads);
     }
     SharedBarrier::publish_in_cluster();
     if constexpr (kHasBulkCopy) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -36,8 +36,7 @@ class WeightRing {
     return stages_ + stage_ * kStageBytes;
   }
   __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) empty(stage_).signal();
+    empty(stage_).signal();
     advance();
   }
 
