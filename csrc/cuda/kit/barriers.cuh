@@ -25,10 +25,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Waits for so many warps of the block, which name the same of its barriers. 0 is that of
-/// __syncthreads(), which all threads must come to in one place.
+/// Waits until so many warps of the block have come to the same of its barriers, or said that they
+/// need not wait. 0 is that of __syncthreads(), which all threads must come to in one place.
 __device__ __forceinline__ void meet(int barrier, int warps) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
+}
+__device__ __forceinline__ void arrive(int barrier, int warps) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
 }
 
 /// An mbarrier, known by its address in shared memory. All lanes of a warp arrive at it, each for

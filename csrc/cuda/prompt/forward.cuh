@@ -6,10 +6,10 @@
 // other warps make what these read, a chunk ahead: Δ and Δ·u, once per (channel, step), and B and C
 // in fp32. They take the place of scanning warps that schedulers would lack otherwise.
 //
-// All warps of a block meet once a chunk. Arrays come to makers by asynchronous copies, as they lie
-// in memory; each thread converts what it has copied itself, and copies the chunk after. Scanning
-// lanes leave their parts of y in planes; where these are added up, gated and stored, lanes lie
-// along steps.
+// Makers and scanners wait for each other at a barrier of each buffer. Arrays come to makers by
+// asynchronous copies, as they lie in memory; each thread converts what it has copied itself, and
+// copies the chunk after. Scanning lanes leave their parts of y in planes; where these are added
+// up, gated and stored, lanes lie along steps.
 //
 // Shared memory: raw B and C, two chunks of B and C in fp32, raw u and delta, then for each
 // scanning warp two chunks of rows, planes, and its channels' delta_bias: see Shape.
@@ -34,8 +34,10 @@ using streamed::RawElement;
 using streamed::state_of;
 using streamed::step_of;
 
-/// The barrier at which makers and scanners meet, each in a loop of its own.
-constexpr int kChunkBarrier = 1;
+/// The barriers of the first buffer, in front of those of the second: makers have filled it for
+/// scanners, or scanners have left it to makers.
+constexpr int kFull = 1;
+constexpr int kFree = 3;
 
 /// Of all that derives from it the compiler knows that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
@@ -350,9 +352,10 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 #pragma unroll 1
     for (int next = S::kSteps; next < args.seqlen; next += S::kSteps) {
       buffer ^= 1;
+      if (next > S::kSteps) meet(kFree + buffer, warps);
       maker.finish(next, buffer, worker, workers);
+      arrive(kFull + buffer, warps);
       if (next + S::kSteps < args.seqlen) maker.start(next + S::kSteps, worker, workers);
-      meet(kChunkBarrier, warps);
     }
     return;
   }
@@ -476,8 +479,9 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     if (has_gate) z_at += bytes_of(S::kSteps, args.z);
     steps_left -= S::kSteps;
     if (steps_left <= 0) break;
+    if (steps_left > S::kSteps) arrive(kFree + buffer, warps);
     buffer ^= 1;
-    meet(kChunkBarrier, warps);
+    meet(kFull + buffer, warps);
   }
 
   if (!args.last_state.present()) return;
