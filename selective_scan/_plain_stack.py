@@ -29,9 +29,7 @@ F64 = torch.float64
 
 # What calls take the operator: so many steps, and steps of all rows together.
 MAX_STEPS = 8
-MAX_ROWS = {"cpu": 64, "cuda": 16}
-# In a CUDA graph, where launches cost nothing, a GPU takes no more rows in one.
-MAX_ROWS_IN_GRAPH = 8
+MAX_ROWS = {"cpu": 64, "cuda": 8}
 
 
 class Stack(NamedTuple):
@@ -156,18 +154,10 @@ def serves(hidden: Tensor) -> bool:
         0 < steps <= MAX_STEPS
         and S6_STEP.has_kernels_for(device_type)
         and 0 < batch * steps <= MAX_ROWS[device_type]
-        and (torch.compiler.is_compiling() or not _is_left_to_graph(device_type, batch * steps))
         and not torch.is_autocast_enabled(device_type)
         and not _pytorch.may_have_process_wide_hooks()
         and (torch.compiler.is_compiling() or not _pytorch.are_transforms_active())
     )
-
-
-def _is_left_to_graph(device_type: str, rows: int) -> bool:
-    """Whether the modules take a call since a CUDA graph of them is as fast, or faster."""
-    if device_type != "cuda" or rows <= MAX_ROWS_IN_GRAPH:
-        return False
-    return torch.cuda.is_current_stream_capturing()
 
 
 @_pytorch.constant_in_graphs
@@ -190,7 +180,7 @@ def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
     """Whether the GPU's kernel takes as many rows of a stack of these sizes."""
     rows = hidden.shape[0] * hidden.shape[1]
     if torch.compiler.is_compiling():  # a graph serves more than one number
-        rows = 8 if rows <= 8 else MAX_ROWS["cuda"]
+        rows = MAX_ROWS["cuda"]
     return _bytes_for(rows, hidden, sizes) >= 0
 
 

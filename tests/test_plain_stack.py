@@ -219,13 +219,14 @@ def test_a_cache_that_was_made_elsewhere(device):
 )
 def test_plain_layers_are_one_launch(options, cuda_device):
     model = model_of(cuda_device, **options)
-    check(model, BATCH, [1, 1, 2, 5, 1], in_one=True)
-    check(model, 16, [1, 1], in_one=True)
-    check(model.layers[0], BATCH, [1, 3], in_one=True)
+    check(model, BATCH, [1, 1, 2, 1], in_one=True)
+    check(model, 8, [1, 1], in_one=True)
+    check(model, 1, [8, 1, 5], in_one=True)
+    check(model.layers[0], BATCH, [1, 2], in_one=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "batch"), [({"dtype": F64}, 1), ({"expand": 1.5}, 1), ({}, 17)], ids=str
+    ("options", "batch"), [({"dtype": F64}, 1), ({"expand": 1.5}, 1), ({}, 9)], ids=str
 )
 def test_what_the_kernel_does_not_take_goes_through_the_modules(options, batch, cuda_device):
     model = model_of(cuda_device, **options)
@@ -245,8 +246,8 @@ def test_a_cache_keeps_its_workspace(cuda_device):
     cache = model.allocate_cache(BATCH)
     model(steps_of(model, BATCH, 1), cache=cache)
     workspace = cache.layers[0]._workspace
-    model(steps_of(model, BATCH, 5), cache=cache)
-    model.layers[0](steps_of(model, BATCH, 3), cache=cache.layers[0])
+    model(steps_of(model, BATCH, 2), cache=cache)
+    model.layers[0](steps_of(model, BATCH, 2), cache=cache.layers[0])
     assert cache.layers[0]._workspace is workspace
     assert cache.layers[1]._workspace is None
     twin = copy.deepcopy(cache)
@@ -302,7 +303,7 @@ def test_compiled_code_on_a_gpu_calls_the_operator(cuda_device):
     model = model_of(cuda_device)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
-    for steps in (1, 1, 3, 5):
+    for steps in (1, 1, 2, 2):
         x = steps_of(model, BATCH, steps)
         assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
     torch._dynamo.reset()
