@@ -148,11 +148,11 @@ template <class Params>
 std::optional<Arrangement> arrange_copies(const Params& params, const Device& device,
                                           const PlanOf<Params>& plan, bool is_of_one_dtype) {
   const Figures::Choice& figures = figures_of(device).choice;
+  const bool is_for_floor = plan.path() == Path::kFloor;
   const int64_t elements = num_elements(params);
-  if (elements < figures.fewest_copied || elements > figures.most_copied || params.is_double) {
-    return std::nullopt;
-  }
-  if (plan.path() == Path::kFloor) {
+  const int64_t fewest = is_for_floor ? figures.fewest_copied_for_floor : figures.fewest_copied;
+  if (elements < fewest || elements > figures.most_copied || params.is_double) return std::nullopt;
+  if (is_for_floor) {
     if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
     return arrange(params, DType::kFloat32);
   }

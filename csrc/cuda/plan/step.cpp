@@ -1,3 +1,5 @@
+// How a token's step is divided among blocks, and what it takes of their shared memory.
+
 #include <algorithm>
 
 #include "../step/plan.h"
