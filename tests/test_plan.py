@@ -316,6 +316,8 @@ def refusal(path):
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
         ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17|it has no backward pass"),
         ("prompt", {"mixed": True}, "must have one dtype|it has no backward pass"),
+        ("prompt", {"seqlen": 801}, "must be vectors of four|it has no backward pass"),
+        ("prompt", {"channel_last": True}, "must be vectors of four|it has no backward pass"),
         ("prompt", {"batch": 1, "packed": True}, "sequences are packed|it has no backward pass"),
     ],
 )

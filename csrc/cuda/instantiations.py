@@ -97,17 +97,16 @@ RELAY = [
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps; whether rows are such vectors.
+# The elements' type; states per lane, vectors of a lane's steps.
 PROMPT = [
     Source(
         "prompt",
         "prompt",
         ("forward",),
         tuple(
-            f"PromptForward<{element}, {shape}, {vectors}, METHOD>"
+            f"PromptForward<{element}, {shape}, METHOD>"
             for element in ("float", "BFloat16", "Half")
             for shape in ("1, 1", "2, 2")
-            for vectors in ("true", "false")
         ),
     )
 ]

@@ -48,8 +48,7 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   const int64_t most_steps = channels < figures.prompt_channels
                                  ? figures.prompt_short_steps
                                  : figures.prompt_steps[plan.lane_states - 1];
-  return params.dstate > figures.prompt_states && plan.has_vectors && plan.waves == 1 &&
-         params.seqlen <= most_steps;
+  return params.dstate > figures.prompt_states && plan.waves == 1 && params.seqlen <= most_steps;
 }
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the

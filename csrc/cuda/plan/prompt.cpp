@@ -10,6 +10,17 @@
 namespace selective_scan::cuda::prompt {
 namespace {
 
+/// Whether rows are vectors of what lanes move, from the first step on.
+bool have_vectors(const ForwardParams& params) {
+  const auto are_vectors = [&](const ArrayView& view, int64_t items) {
+    return view.step == 1 && has_step_vectors(params, view, items);
+  };
+  const auto is_row = [&](const ArrayView& view) { return are_vectors(view, kBlockSteps); };
+  const int64_t items = 16 / element_size(params.u.dtype);
+  return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
+         are_vectors(params.C, items);
+}
+
 Refusal refuse(const ForwardParams& params) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -25,24 +36,15 @@ Refusal refuse(const ForwardParams& params) {
 
   const auto fits = [&](const ArrayView& view) {
     return view.dtype == params.u.dtype &&
-           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}, {1, view.step}},
+           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}},
                         element_size(view.dtype));
   };
   if (!all_of(rows_of(params), fits) || !fits(params.B) || !fits(params.C)) {
     return {"u, delta, z, out, B and C must have one dtype, and strides must fit 32 bits"};
   }
+  if (!have_vectors(params))
+    return {"rows along steps must be vectors of four, of B and C of 16 bytes"};
   return {};
-}
-
-/// Whether rows are vectors of what lanes move, from the first step on.
-bool have_vectors(const ForwardParams& params) {
-  const auto are_vectors = [&](const ArrayView& view, int64_t items) {
-    return view.step == 1 && has_step_vectors(params, view, items);
-  };
-  const auto is_row = [&](const ArrayView& view) { return are_vectors(view, kBlockSteps); };
-  const int64_t items = 16 / element_size(params.u.dtype);
-  return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
-         are_vectors(params.C, items);
 }
 
 /// As many warps make as keep up with those that scan, and leave no scheduler with fewer warps.
@@ -56,7 +58,6 @@ template <class S>
 Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   plan.lane_states = S::kStates;
   plan.warp_channels = S::kChannels;
-  plan.has_vectors = have_vectors(params);
   const int64_t group_channels = params.dim / params.groups;
   const int64_t sequences = params.batch * params.groups;
   const int64_t group_warps = ceil_div(group_channels, S::kChannels);

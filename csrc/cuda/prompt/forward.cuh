@@ -51,42 +51,6 @@ __device__ __forceinline__ Pack<float, kCount> to_values(const Pack<Element, kCo
   return values;
 }
 
-/// Loads those of kCount steps from `address` on that exist, `count` of them; they lie `step` bytes
-/// apart. Vectors exist as a whole.
-template <bool kVectors, class Element, int kCount>
-__device__ __forceinline__ void load_steps(const char* address, int step, int count,
-                                           Pack<Element, kCount>& steps) {
-  if constexpr (kVectors) {
-    if (count <= 0) return;
-    steps = load_pack<Element, kCount>(reinterpret_cast<const Element*>(address));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= count) continue;
-      steps.v[i] = *reinterpret_cast<const Element*>(address + static_cast<int64_t>(i) * step);
-    }
-  }
-}
-template <bool kVectors, class Element, int kCount>
-__device__ __forceinline__ void store_steps(char* address, int step, int count,
-                                            const Pack<Element, kCount>& steps) {
-  if constexpr (kVectors) {
-    if (count > 0) store_pack(reinterpret_cast<Element*>(address), steps);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= count) continue;
-      *reinterpret_cast<Element*>(address + static_cast<int64_t>(i) * step) = steps.v[i];
-    }
-  }
-}
-
-/// From one step of an array to the next, in bytes.
-template <bool kVectors, class Element, class Array>
-__device__ __forceinline__ int step_bytes(const Array& array) {
-  return kVectors ? static_cast<int>(sizeof(Element)) : array.step;
-}
-
 /// What the lane moves of every warp's rows: kBlockSteps steps of one channel, kGroups times.
 template <class S>
 struct LaneItem {
@@ -128,7 +92,7 @@ struct Shared {
 
 /// Brings a chunk's input to shared memory. `worker` of `workers` warps share that; what one has
 /// started it also finishes.
-template <class S, class Element, bool kVectors, Method kMethod>
+template <class S, class Element, Method kMethod>
 class Maker {
  public:
   __device__ __forceinline__ Maker(const PromptArgs& args, const Tile& tile,
@@ -146,8 +110,8 @@ class Maker {
 
   /// Starts copies; what does not exist becomes zero.
   __device__ __forceinline__ void start(int first_step, int worker, int workers) const {
-    const auto address = [&](const char* origin, const auto& array, int64_t row, int row_stride) {
-      return origin + row * row_stride + bytes_of(first_step, array);
+    const auto address = [&](const char* origin, int64_t row, int row_stride) {
+      return origin + row * row_stride + bytes_of(first_step);
     };
     const int vector_steps = args_.seqlen - first_step - vector_step_;  // that exist
 #pragma unroll 1
@@ -155,25 +119,23 @@ class Maker {
       const int state = pass * kPassRows;
       const int count = state + row_ < args_.dstate ? vector_steps : 0;
       char* const target = raw_vector(pass);
-      copy<kVectorSteps>(target, address(B_, args_.B, state, args_.B.state), args_.B, count);
-      copy<kVectorSteps>(target + kRawC, address(C_, args_.C, state, args_.C.state), args_.C,
-                         count);
+      copy<kVectorSteps>(target, address(B_, state, args_.B.state), count);
+      copy<kVectorSteps>(target + kRawC, address(C_, state, args_.C.state), count);
     }
 #pragma unroll 1
     for (int scanner = worker; scanner < shared_.scanners; scanner += workers) {
       const int channel = scanner * S::kChannels;
       const int steps =
           channel + item_.channel < tile_.channels ? args_.seqlen - first_step - item_.step : 0;
-      const char* const u = address(u_, args_.u, channel, args_.u.channel);
-      const char* const delta = address(delta_, args_.delta, channel, args_.delta.channel);
+      const char* const u = address(u_, channel, args_.u.channel);
+      const char* const delta = address(delta_, channel, args_.delta.channel);
       char* const target = raw_items(scanner);
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
         const int first = g * S::kGroupSteps;
-        copy<kBlockSteps>(target + g * kRawGroup, u + bytes_of(first, args_.u), args_.u,
+        copy<kBlockSteps>(target + g * kRawGroup, u + bytes_of(first), steps - first);
+        copy<kBlockSteps>(target + kRawDelta + g * kRawGroup, delta + bytes_of(first),
                           steps - first);
-        copy<kBlockSteps>(target + kRawDelta + g * kRawGroup, delta + bytes_of(first, args_.delta),
-                          args_.delta, steps - first);
       }
     }
     __pipeline_commit();
@@ -209,7 +171,7 @@ class Maker {
 #pragma unroll
         for (int i = 0; i < kBlockSteps; ++i) {
           // A step that does not exist leaves states be.
-          if ((kVectors ? 0 : i) >= steps) delta.v[i] = 0;
+          if (steps <= 0) delta.v[i] = 0;
           if constexpr (!kGoesByIncrements<kMethod>) input.v[i] *= delta.v[i];
         }
         store_pack(rows + g * S::kGroupSteps, delta);
@@ -230,31 +192,21 @@ class Maker {
   static constexpr int kPasses = kPaddedStates / kPassRows;
   static constexpr int kRawC = kPasses * kWarpSize * 16;
 
-  /// kCount steps, of which `count` exist, as they lie in memory.
-  template <int kCount, class Array>
-  __device__ __forceinline__ void copy(char* target, const char* source, const Array& array,
-                                       int count) const {
-    if constexpr (kVectors) {
-      constexpr int kBytes = kCount * kSize;
-      __pipeline_memcpy_async(target, source, kBytes, count > 0 ? 0 : kBytes);
-    } else {
-      Pack<Element, kCount> steps{};
-      load_steps<false>(source, array.step, count, steps);
-      store_pack(reinterpret_cast<Element*>(target), steps);
-    }
+  /// A vector of kCount steps, of which all exist if `count` is positive, else none.
+  template <int kCount>
+  __device__ __forceinline__ void copy(char* target, const char* source, int count) const {
+    constexpr int kBytes = kCount * kSize;
+    __pipeline_memcpy_async(target, source, kBytes, count > 0 ? 0 : kBytes);
   }
-  template <class Array>
-  static __device__ __forceinline__ int64_t bytes_of(int64_t steps, const Array& array) {
-    return steps * step_bytes<kVectors, Element>(array);
-  }
+  static constexpr int64_t bytes_of(int64_t steps) { return steps * kSize; }
   __device__ __forceinline__ const char* vectors_of(const PromptArgs::Projection& view) const {
     return view.data + (tile_.batch * view.batch + static_cast<int64_t>(tile_.group) * view.group +
-                        static_cast<int64_t>(row_) * view.state + bytes_of(vector_step_, view));
+                        static_cast<int64_t>(row_) * view.state + bytes_of(vector_step_));
   }
   __device__ __forceinline__ const char* items_of(const PromptArgs::Rows& rows) const {
     return rows.data + (tile_.batch * rows.batch +
                         static_cast<int64_t>(tile_.first_channel + item_.channel) * rows.channel +
-                        bytes_of(item_.step, rows));
+                        bytes_of(item_.step));
   }
   __device__ __forceinline__ char* raw_vector(int pass) const {
     return shared_.raw_projections() + (pass * kWarpSize + lane_) * 16;
@@ -277,7 +229,7 @@ class Maker {
   const char* delta_;
 };
 
-template <class Element, int kStates, int kGroups, bool kVectors, Method kMethod>
+template <class Element, int kStates, int kGroups, Method kMethod>
 __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize, 1)
     forward_kernel(const __grid_constant__ PromptArgs args) {
   using S = Shape<kStates, kGroups>;
@@ -292,7 +244,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   const Tile tile{blockIdx.z, group, group * args.group_channels + offset,
                   args.group_channels - offset};
   const Shared<S, Element> shared(args.scanners);
-  const Maker<S, Element, kVectors, kMethod> maker(args, tile, shared);
+  const Maker<S, Element, kMethod> maker(args, tile, shared);
   maker.start(0, warp, warps);
 
   // --- what is read once ---
@@ -362,23 +314,21 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 
   // --- warps that scan ---
 
-  const auto bytes_of = [](int64_t steps, const PromptArgs::Rows& rows) {
-    return steps * step_bytes<kVectors, Element>(rows);
-  };
+  const auto bytes_of = [](int64_t steps) { return steps * kSize; };
   const auto address_in = [&](const PromptArgs::Rows& rows) {
     return rows.data +
-           (tile.batch * rows.batch + item_channel * rows.channel + bytes_of(item.step, rows));
+           (tile.batch * rows.batch + item_channel * rows.channel + bytes_of(item.step));
   };
   int steps_left = args.seqlen;
   const auto steps_of = [&](int g) {  // that exist, of a vector
     return item_exists ? steps_left - g * S::kGroupSteps - item.step : 0;
   };
-  const auto fetch = [&](const char* address, const PromptArgs::Rows& rows,
-                         RawQuad(&raw)[kGroups]) {
+  const auto fetch = [&](const char* address, RawQuad(&raw)[kGroups]) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      load_steps<kVectors>(address + bytes_of(g * S::kGroupSteps, rows), rows.step, steps_of(g),
-                           raw[g]);
+      if (steps_of(g) <= 0) continue;
+      const char* const vector = address + bytes_of(g * S::kGroupSteps);
+      raw[g] = load_pack<Element, kBlockSteps>(reinterpret_cast<const Element*>(vector));
     }
   };
   const bool has_gate = args.z.data != nullptr;
@@ -431,8 +381,8 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 #pragma unroll 1
   while (true) {
     RawQuad u[kGroups]{}, z[kGroups]{};
-    if (args.has_output) fetch(u_at, args.u, u);
-    if (has_gate) fetch(z_at, args.z, z);
+    if (args.has_output) fetch(u_at, u);
+    if (has_gate) fetch(z_at, z);
     const float* const delta_row = shared.rows(warp, buffer) + role.channel * S::kRow;
     const float* const B_row = shared.projections(buffer) + role.part * S::kRow;
 #pragma unroll 1
@@ -470,13 +420,13 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
         RawQuad result;
 #pragma unroll
         for (int i = 0; i < kBlockSteps; ++i) result.v[i] = from_real<Element>(y.v[i]);
-        store_steps<kVectors>(out_at + bytes_of(g * S::kGroupSteps, args.out), args.out.step,
-                              steps_of(g), result);
+        char* const vector = out_at + bytes_of(g * S::kGroupSteps);
+        if (steps_of(g) > 0) store_pack(reinterpret_cast<Element*>(vector), result);
       }
-      u_at += bytes_of(S::kSteps, args.u);
-      out_at += bytes_of(S::kSteps, args.out);
+      u_at += bytes_of(S::kSteps);
+      out_at += bytes_of(S::kSteps);
     }
-    if (has_gate) z_at += bytes_of(S::kSteps, args.z);
+    if (has_gate) z_at += bytes_of(S::kSteps);
     steps_left -= S::kSteps;
     if (steps_left <= 0) break;
     if (steps_left > S::kSteps) arrive(kFree + buffer, warps);
@@ -493,11 +443,11 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   }
 }
 
-template <class Element, int kStates, int kGroups, bool kVectors, Method kMethod>
-cudaError_t PromptForward<Element, kStates, kGroups, kVectors, kMethod>::launch(
-    const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(forward_kernel<Element, kStates, kGroups, kVectors, kMethod>, shape, stream,
-                       args);
+template <class Element, int kStates, int kGroups, Method kMethod>
+cudaError_t PromptForward<Element, kStates, kGroups, kMethod>::launch(const PromptArgs& args,
+                                                                      const LaunchShape& shape,
+                                                                      cudaStream_t stream) {
+  return launch_kernel(forward_kernel<Element, kStates, kGroups, kMethod>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::prompt

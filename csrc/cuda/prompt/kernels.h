@@ -11,18 +11,16 @@ namespace selective_scan::cuda::prompt {
 
 /// What the kernels take: little enough to be read at once, with distances in bytes.
 struct PromptArgs {
-  struct Rows {  // (batch, channel, step)
+  struct Rows {  // (batch, channel, step), dense along steps
     char* data;
     int64_t batch;
     int channel;
-    int step;
   };
   struct Projection {  // (batch, group, state, step)
     const char* data;
     int64_t batch;
     int group;
     int state;
-    int step;
   };
   Rows u, delta, z, out;
   Projection B, C;
@@ -38,8 +36,8 @@ struct PromptArgs {
   Method method;
 };
 
-/// kStates and kGroups: see Shape. kVectors: see ForwardPlan::has_vectors.
-template <class Element, int kStates, int kGroups, bool kVectors, Method kMethod>
+/// kStates and kGroups: see Shape.
+template <class Element, int kStates, int kGroups, Method kMethod>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

@@ -11,12 +11,10 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
   const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
     if (!view.present()) return {};
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel),
-            bytes(view.step)};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel)};
   };
   const auto projection = [&](const ArrayView& view) -> PromptArgs::Projection {
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state),
-            bytes(view.step)};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state)};
   };
   PromptArgs args;
   args.u = rows(params.u);
@@ -44,22 +42,17 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-template <class Element, int kStates, int kGroups, bool kVectors>
+template <class Element, int kStates, int kGroups>
 Launch launch_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launch>([&]<Method kMethod>() {
-    return &PromptForward<Element, kStates, kGroups, kVectors, kMethod>::launch;
-  });
+  static constexpr auto kTable = make_kernel_table<Launch>(
+      [&]<Method kMethod>() { return &PromptForward<Element, kStates, kGroups, kMethod>::launch; });
   return kTable[method];
 }
 
 template <class Element>
 Launch launch_for(const ForwardPlan& plan, Method method) {
-  if (plan.lane_states == 1) {
-    return plan.has_vectors ? launch_of<Element, 1, 1, true>(method)
-                            : launch_of<Element, 1, 1, false>(method);
-  }
-  return plan.has_vectors ? launch_of<Element, 2, 2, true>(method)
-                          : launch_of<Element, 2, 2, false>(method);
+  return plan.lane_states == 1 ? launch_of<Element, 1, 1>(method)
+                               : launch_of<Element, 2, 2>(method);
 }
 
 }  // namespace

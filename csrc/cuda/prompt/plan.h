@@ -16,7 +16,6 @@ struct ForwardPlan {
   int lane_states;    // of an instantiation: see Shape
   int warp_channels;  // likewise
   int scanners;       // warps of a block that scan; the others make what these read
-  bool has_vectors;   // of steps, wherever rows begin; else single elements are moved
   int64_t waves;      // of blocks
   int64_t tiles;      // of a group
   LaunchShape shape;
