@@ -24,15 +24,11 @@
 
 #include "../kit/barriers.cuh"
 #include "../kit/launch_tools.h"
-#include "../streamed/forward.cuh"
+#include "../kit/states.cuh"
+#include "../kit/step_math.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::prompt {
-
-using streamed::kGoesByIncrements;
-using streamed::RawElement;
-using streamed::state_of;
-using streamed::step_of;
 
 /// The barriers of the first buffer, in front of those of the second: makers have filled it for
 /// scanners, or scanners have left it to makers.
@@ -275,9 +271,9 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
       h[s] = static_cast<const float*>(args.initial_state.data)[state_at(args.initial_state, s)];
     }
   }
-  const float D = raw_D.value(args.D);
+  const float D = raw_D.value(args.D.dtype);
   if (is_scanner && item.step == 0) {
-    shared.biases(warp)[item.channel] = raw_bias.value(args.delta_bias);
+    shared.biases(warp)[item.channel] = raw_bias.value(args.delta_bias.dtype);
   }
   using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(float{}));
   Constants constants[kStates];

@@ -3,7 +3,6 @@
 
 #include "../kit/states.cuh"
 #include "products.cuh"
-#include "raw.cuh"
 #include "words.cuh"
 
 namespace selective_scan::cuda::step {
@@ -12,6 +11,11 @@ namespace selective_scan::cuda::step {
 /// residual of one before it.
 enum Exchange : uint32_t { kX = 1, kProjections, kY, kResidual };
 constexpr uint32_t kExchanges = 4;
+
+/// Zero where there is no array.
+__device__ __forceinline__ RawElement fetch_optional(const void* data, DType dtype, int64_t index) {
+  return data == nullptr ? RawElement() : RawElement(data, dtype, index);
+}
 
 /// Of a row: what the stream is multiplied with before it is rounded to W, a power of two about as
 /// large as the last norm's scale, in layers of even and of odd numbers; and what then remains of

@@ -88,17 +88,16 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
     const Item item = item_at(own, first + static_cast<int>(threadIdx.x));
     const W* const weights = static_cast<const W*>(layer.conv) + item.channel * width;
     const int64_t state = item.slot * view.batch + item.channel * view.channel;
-    const float bias =
-        real_of(fetch_optional(layer.conv_bias, params.conv_bias_dtype, item.channel),
-                params.conv_bias_dtype);
-    const float in_bias = real_of(fetch_optional(layer.in_bias, params.in_bias_dtype, item.channel),
-                                  params.in_bias_dtype);
+    const float bias = fetch_optional(layer.conv_bias, params.conv_bias_dtype, item.channel)
+                           .value(params.conv_bias_dtype);
+    const float in_bias = fetch_optional(layer.in_bias, params.in_bias_dtype, item.channel)
+                              .value(params.in_bias_dtype);
     const float* const x = own.xz() + item.local * kRows + item.entry * steps;
     // What the convolution sees: its state, then the steps.
     const auto seen = [&](int at) {
       if (at >= width - 1) return x[at - (width - 1)] + in_bias;
       if (!item.has_state) return 0.0f;
-      return real_of(fetch(layer.conv_state, view.dtype, state + at * view.step), view.dtype);
+      return RawElement(layer.conv_state, view.dtype, state + at * view.step).value(view.dtype);
     };
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -128,7 +127,7 @@ struct ItemState {
   int n;
   bool exists;
   int64_t offset;  // of h
-  Raw A_log, h, bias, D;
+  RawElement A_log, h, bias, D;
 };
 template <class W, int kRows>
 __device__ __forceinline__ ItemState fetch_state(const Block<W, kRows>& own, const StepLayer& layer,
@@ -142,11 +141,11 @@ __device__ __forceinline__ ItemState fetch_state(const Block<W, kRows>& own, con
   state.offset = item.slot * params.state.batch + item.channel * params.state.channel +
                  state.n * params.state.state;
   if (state.exists) {
-    state.A_log = fetch(layer.A_log, params.A_dtype, item.channel * params.dstate + state.n);
-    if (item.has_state) state.h = fetch(layer.state, params.state.dtype, state.offset);
+    state.A_log = RawElement(layer.A_log, params.A_dtype, item.channel * params.dstate + state.n);
+    if (item.has_state) state.h = RawElement(layer.state, params.state.dtype, state.offset);
   }
   state.bias = fetch_optional(layer.dt_bias, params.dt_bias_dtype, item.channel);
-  state.D = fetch(layer.D, params.D_dtype, item.channel);
+  state.D = RawElement(layer.D, params.D_dtype, item.channel);
   return state;
 }
 
@@ -160,13 +159,13 @@ __device__ __forceinline__ void scan_state(const Block<W, kRows>& own, const Ste
   const int dstate = static_cast<int>(params.dstate);
   const int lane = threadIdx.x % kChannelLanes;
   const auto pole =
-      make_pole<DeviceMath>(-DeviceMath::exp(real_of(state.A_log, params.A_dtype)), params.method);
-  float h = real_of(state.h, params.state.dtype);
-  const float bias = real_of(state.bias, params.dt_bias_dtype);
-  const float D = real_of(state.D, params.D_dtype);
+      make_pole<DeviceMath>(-DeviceMath::exp(state.A_log.value(params.A_dtype)), params.method);
+  float h = state.h.value(params.state.dtype);
+  const float bias = state.bias.value(params.dt_bias_dtype);
+  const float D = state.D.value(params.D_dtype);
   const float z_bias =
-      real_of(fetch_optional(layer.in_bias, params.in_bias_dtype, params.inner + item.channel),
-              params.in_bias_dtype);
+      fetch_optional(layer.in_bias, params.in_bias_dtype, params.inner + item.channel)
+          .value(params.in_bias_dtype);
   const W* const dt_proj = own.template shared<W>(own.plan.shared.dt_proj) + item.local * rank;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {

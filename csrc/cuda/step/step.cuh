@@ -50,7 +50,7 @@ template <class W, int kRows>
 __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, const void* norm,
                                             DType norm_dtype, int layer) {
   struct Norms {
-    Raw low, high;
+    RawElement low, high;
   };
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const Activations<W> activations = own.activations();
@@ -70,8 +70,8 @@ __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, const vo
             sum = place.pair < kComputeThreads ? squares : sum + squares;
           }
           const float before = own.scale(place.row).before[layer % 2];
-          low *= before * real_of(norms.low, norm_dtype);
-          high *= before * real_of(norms.high, norm_dtype);
+          low *= before * norms.low.value(norm_dtype);
+          high *= before * norms.high.value(norm_dtype);
         }
         if (!exists) return;
         store_pack(activations.data + place.row * activations.pitch + 2 * place.pair,
@@ -87,8 +87,8 @@ __device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t of
   const Activations<W> activations = own.activations();
   receive_pairs(
       own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
-      [](PairPlace) { return Raw{}; },
-      [&](PairPlace place, bool exists, uint32_t low, uint32_t high, Raw) {
+      [](PairPlace) { return RawElement{}; },
+      [&](PairPlace place, bool exists, uint32_t low, uint32_t high, RawElement) {
         if (!exists) return;
         W* const target =
             activations.data + place.row * activations.pitch + place.pair * 2 * kWordValues;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
     const int local = i % own.outputs.count, row = i / own.outputs.count;
     const int64_t at = row / steps * hidden.batch + row % steps * hidden.step +
                        (own.outputs.first + local) * hidden.channel;
-    put_residual(own, local, row, real_of(fetch(hidden.data, hidden.dtype, at), hidden.dtype),
+    put_residual(own, local, row, RawElement(hidden.data, hidden.dtype, at).value(hidden.dtype),
                  own.epoch + kResidual);
   });
   own.for_each_item(own.rows, [&](int row) { own.scale(row) = {{1.0f, 1.0f}, 1.0f}; });
@@ -162,7 +162,7 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
     if (norm != nullptr) {
       const Scale& scale = own.scale(row);
       value *= scale.before[layer % 2] * scale.after *
-               real_of(fetch(norm, dtype, own.outputs.first + local), dtype);
+               RawElement(norm, dtype, own.outputs.first + local).value(dtype);
     }
     store(own, row, own.outputs.first + local, value);
   });
@@ -181,7 +181,7 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
   } else if (product == Product::kOut) {
     const StepLayer& weights = own.args.layers[layer];
     const DType dtype = own.params.out_bias_dtype;
-    sum += real_of(fetch_optional(weights.out_bias, dtype, own.outputs.first + local), dtype);
+    sum += fetch_optional(weights.out_bias, dtype, own.outputs.first + local).value(dtype);
     if (weights.norm != nullptr) sum += own.residual()[local * kRows + row];
     put_residual(own, local, row, sum, own.epoch + kResidual);
   } else if (product == Product::kIn) {

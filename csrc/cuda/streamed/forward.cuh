@@ -29,26 +29,6 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// An element of an array of any dtype but fp64, whose load is not waited for before it is
-/// converted.
-struct RawElement {
-  uint32_t bits = 0;  // that of an absent one is zero in every dtype
-
-  __device__ __forceinline__ RawElement(const ArrayView& view, int64_t index, bool exists) {
-    if (!exists || !view.present()) return;
-    if (view.dtype == DType::kFloat32) {
-      bits = static_cast<const uint32_t*>(view.data)[index];
-    } else {
-      bits = static_cast<const uint16_t*>(view.data)[index];
-    }
-  }
-  __device__ __forceinline__ float value(const ArrayView& view) const {
-    if (view.dtype == DType::kFloat32) return bit_cast<float>(bits);
-    if (view.dtype == DType::kBFloat16) return bit_cast<float>(bits << 16);
-    return to_float(Half{static_cast<uint16_t>(bits)});
-  }
-};
-
 /// D or delta_bias of the channels that a lane holds values of, zero where absent.
 template <int kItems, LaneMap kMap>
 struct ChannelValues {
@@ -68,7 +48,7 @@ struct ChannelValues {
   }
   __device__ __forceinline__ ChannelValues(const ArrayView& view, const LaneSlice& slice,
                                            RawElement element) {
-    const float value = element.value(view);
+    const float value = element.value(view.dtype);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       values[i] =

@@ -14,28 +14,6 @@ constexpr int kUnrolledBlocks =
     kHasOwnMaps<T, kStates> && (kMap != LaneMap::kElements || kSize == 2) ? kBlocksPerChunk
                                                                           : kBlocksPerChunk / 2;
 
-/// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
-template <Method kMethod>
-constexpr bool kGoesByIncrements = Formula<kMethod>::kHasIncrements;
-
-template <Method kMethod, class T, class Constants>
-__device__ __forceinline__ auto step_of(float delta, float input, const Constants& constants) {
-  if constexpr (kGoesByIncrements<kMethod>) {
-    return ExactIncrements::step<ScanMath, T>(delta, input, constants);
-  } else {
-    return Formula<kMethod>::template step<ScanMath, T>(delta, input, constants);
-  }
-}
-/// h from what is scanned.
-template <Method kMethod, class T, class Constants>
-__device__ __forceinline__ T state_of(const Constants& constants, T h) {
-  if constexpr (kGoesByIncrements<kMethod>) {
-    return constants.inverse * h;
-  } else {
-    return h;
-  }
-}
-
 /// B and C of one step, of a lane's states.
 template <class T, int kQuads, int kQuad>
 struct StepProjections {
