@@ -80,28 +80,4 @@ __device__ __forceinline__ int part_bit_mask(int bit, int lane_bits) {
   return 1 << (bit > 0 && (1 << lane_bits) < kWarpSize ? bit + 1 : bit);
 }
 
-/// This says where a thread stands in its block.
-struct ThreadRole {
-  int lane;
-  int channel_warp;  // which warp_channels() channels of the tile
-  int state_warp;
-  int warp;
-  LaneRole in_warp;
-  int first_state;      // the first of the kStates states this lane holds
-  int channel_in_tile;  // may lie behind the last channel of the group
-};
-
-template <int kStates>
-__device__ __forceinline__ ThreadRole thread_role(const Geometry& geometry) {
-  ThreadRole role;
-  role.lane = threadIdx.x % kWarpSize;
-  role.warp = threadIdx.x / kWarpSize;
-  role.state_warp = role.warp % geometry.state_warps;
-  role.channel_warp = role.warp / geometry.state_warps;
-  role.in_warp = lane_role(role.lane, geometry.lane_bits);
-  role.first_state = (role.state_warp * geometry.lanes() + role.in_warp.part) * kStates;
-  role.channel_in_tile = role.channel_warp * geometry.warp_channels() + role.in_warp.channel;
-  return role;
-}
-
 }  // namespace selective_scan::cuda

@@ -25,7 +25,6 @@ struct Geometry {
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
   SELECTIVE_SCAN_HD int warp_channels() const { return kWarpSize >> lane_bits; }
-  SELECTIVE_SCAN_HD int channel_bits() const { return kWarpBits - lane_bits; }
   SELECTIVE_SCAN_HD int tile_channels() const { return warp_channels() * channel_warps; }
   SELECTIVE_SCAN_HD int warps() const { return state_warps * channel_warps; }
   SELECTIVE_SCAN_HD int threads() const { return warps() * kWarpSize; }
