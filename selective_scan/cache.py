@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from ._checks import MAX_WIDTH
 from ._discretization import Method, poles
 from ._module_arguments import refuse
+from ._prepared_step import PreparedStep
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
@@ -114,6 +115,10 @@ class MixerCache(_Cache):
     state: Tensor
     # What the one operator keeps on a GPU from call to call, where this is a stack's first layer.
     _workspace: Tensor | None = field(default=None, init=False, repr=False)
+    # The calls of the one operator, by hidden's shape; None for one that was made once.
+    _steps: dict[torch.Size, PreparedStep | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def _tensors(self) -> list[Tensor]:
         return [self.conv_state, self.state]

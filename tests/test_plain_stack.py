@@ -153,7 +153,6 @@ def test_a_head_with_a_bias_is_called():
 
 
 def test_it_sees_new_weights():
-    """Nothing is kept from one call to the next."""
     model = model_of()
     check(model, BATCH, [1], in_one=True)
     layer = model.layers[1]

@@ -5,7 +5,7 @@
 #
 #   check_abi.sh PYTHON FOLDER TORCH...
 #     PYTHON   of the environment that builds
-#     FOLDER   for the wheel and the other environments, which are kept for the next run
+#     FOLDER   for the wheel and the other environments, one at a time, since each takes several GB
 #     TORCH    what pip installs into each of them, such as torch==2.15.0
 #   OTHER_PYTHON, when set, makes the other environments (default: PYTHON): the wheel is for all.
 set -euo pipefail
@@ -24,15 +24,13 @@ USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \
 
 for torch in "$@"; do
   environment=$folder/$torch
-  if [[ ! -e $environment/complete.stamp ]]; then
-    "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
-    "$environment/bin/python" -m pip install --quiet "$torch" "${test_needs[@]}"
-    touch "$environment/complete.stamp"
-  fi
-  "$environment/bin/python" -m pip install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
+  "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
+  "$environment/bin/python" -m pip install --quiet --no-cache-dir "$torch" "${test_needs[@]}"
+  "$environment/bin/python" -m pip install --quiet --no-deps "$folder"/wheel/*.whl
 
   # Not by python -m, which would import the source tree's package instead of the wheel's.
   (cd "$folder" && "$environment/bin/python" "$root/tools/abi_smoke_test.py")
   "$environment/bin/pytest" -q -n auto --dist loadgroup -m "not slow" -p no:cacheprovider \
     "${tests[@]}"
+  rm -rf "$environment"
 done

@@ -264,7 +264,7 @@ StepCall make_step_call(const StepArguments& args, int64_t alignment) {
     view.data = nullptr;
     return view;
   };
-  params.hidden = view_of(args.hidden(), &ArrayView::batch, &ArrayView::step, &ArrayView::channel);
+  params.hidden = hidden_view(args.hidden());
   params.conv_state = states_view(Args::kConvState, &ArrayView::step);
   params.state = states_view(Args::kState, &ArrayView::state);
   if (args.has(Args::kIndices)) {

@@ -48,6 +48,10 @@ struct StepArguments {
 
   const Tensor& hidden() const { return tensors[kHidden].front(); }
   bool has(Index argument) const { return !tensors[argument].empty(); }
+  /// This is for what is no list.
+  OptionalTensor single(Index argument) const {
+    return has(argument) ? OptionalTensor(tensors[argument].front()) : std::nullopt;
+  }
 };
 
 inline bool is_aligned(const Tensor& tensor, int64_t alignment) {
@@ -64,6 +68,10 @@ struct StepCall {
 /// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
 /// everything filled in but `out`. Weights are aligned to so many bytes, or copied.
 StepCall make_step_call(const StepArguments& args, int64_t alignment);
+
+inline ArrayView hidden_view(const Tensor& hidden) {
+  return view_of(hidden, &ArrayView::batch, &ArrayView::step, &ArrayView::channel);
+}
 
 /// Refuses indices of slots that there are not; reads them, so that they must be the host's.
 void check_slots(const StepParams& params);

@@ -62,14 +62,16 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       "cuda_step_workspace_bytes(int device, int itemsize, int rows, int layers, int d_model, "
       "int d_inner, int dstate, int dt_rank, int vocabulary) -> int");
+  m.def("cuda_s6_step_forget(int call) -> ()");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cuda_step_workspace_bytes", TORCH_BOX(&step_workspace_bytes));
+  m.impl("cuda_s6_step_forget", TORCH_BOX(&forget_prepared_step));
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  m.impl("s6_step", TORCH_BOX(&s6_step<CudaBackend>));
+  implement_step<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op

@@ -1,0 +1,129 @@
+"""Steps that a stack takes again and again: what they were found to be, looked up in C's loops.
+
+To find out whether a stack is no more than its weights, and to hand these over, takes longer than a
+small stack's kernels. A cache keeps what was found, and all that was looked at for it: as long as
+this is what it was, so is the call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import is_
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from . import _memory, _pytorch
+from ._ops import ops
+
+# Those of backward passes do nothing where there is no gradient.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_MISSING = object()
+
+
+class _Seen(NamedTuple):
+    """What mappings held, in columns."""
+
+    mappings: list[Mapping[str, object]]
+    keys: list[str]
+    values: list[object]
+
+    def add(self, mapping: Mapping[str, object], keys: Iterable[str]) -> None:
+        for key in keys:
+            self.mappings.append(mapping)
+            self.keys.append(key)
+            self.values.append(mapping.get(key, _MISSING))
+
+    def is_still_so(self) -> bool:
+        now = map(dict.get, self.mappings, self.keys, repeat(_MISSING))
+        return all(map(is_, now, self.values))
+
+
+class PreparedStep:
+    """A call of s6_step that is made again with other values of hidden.
+
+    It does not go along where a cache is copied or pickled.
+    """
+
+    def __init__(
+        self,
+        call: tuple,
+        around: tuple[object, ...],
+        read: Mapping[nn.Module, Collection[str]],
+        called: Collection[nn.Module],
+        caches: Sequence[object],
+    ) -> None:
+        """Prepares a call that has just been made.
+
+        Args:
+            call: the op's arguments.
+            around: all of which whoever calls gives it anew.
+            read: the modules whose parts and parameters these are, and which options of theirs.
+            called: those of them that are no longer called, and so must have no hooks.
+            caches: the layers'.
+        """
+        self._around = around
+        self._modules = [*read]
+        self._types = [*map(type, read)]
+        self._seen = _Seen([], [], [])
+        for module, options in read.items():
+            own = vars(module)
+            containers = [name for name in ("_parameters", "_modules") if own[name]]
+            self._seen.add(own, (*containers, *options))
+            for name in containers:
+                self._seen.add(own[name], [*own[name]])
+        self._members = [*map(vars, called)]
+        for own in self._members:
+            self._seen.add(own, _HOOKS)
+        self._hooks = [own[kind] for own in self._members for kind in _HOOKS]
+        for cache in caches:
+            self._seen.add(vars(cache), ("conv_state", "state"))
+        self._changed = [tensor for cache in caches for tensor in cache._tensors()]
+        self._number = ops.s6_step_prepare(*call)
+        self._again = _pytorch.shortest_call(ops.s6_step_again.default)
+        forget = getattr(ops, f"{call[0].device.type}_s6_step_forget").default
+        weakref.finalize(self, forget, self._number).atexit = False
+
+    def __reduce__(self) -> tuple[type[None], tuple]:
+        return type(None), ()
+
+    def is_of(self, around: tuple[object, ...]) -> bool:
+        return len(around) == len(self._around) and all(map(is_, around, self._around))
+
+    def take(self, hidden: Tensor) -> Tensor | None:
+        """The op's result; None where the call is no longer what it was, and nothing has changed.
+
+        A hidden of another shape is another call.
+        """
+        if (
+            any(self._hooks)
+            or not self._seen.is_still_so()
+            or [*map(type, self._modules)] != self._types
+            or any(map(dict.__contains__, self._members, repeat("forward")))
+        ):
+            return None
+        try:
+            with _pytorch.below_autograd():
+                out = self._again(hidden, self._number)
+        except RuntimeError as error:
+            _memory.raise_own(error)
+            raise
+        if out is not None:
+            increment_version(self._changed)
+        return out
+
+
+def is_plain_call(hidden: Tensor) -> bool:
+    """Whether nothing but the op itself is to see that it is called."""
+    return not (
+        torch.compiler.is_compiling()
+        or type(hidden) is not Tensor
+        or torch.is_grad_enabled()
+        or _pytorch.is_tracing()
+        or _pytorch.num_modes()
+        or _pytorch.may_have_tangents()
+    )
