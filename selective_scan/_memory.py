@@ -8,9 +8,11 @@ raise the allocator's own exception instead, on CUDA torch.OutOfMemoryError.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
+from . import _pytorch
 from ._ops import add_op_namespace_prefix
 
 _last = threading.local()
@@ -32,6 +34,16 @@ def register() -> None:
     name = add_op_namespace_prefix("_allocation_error")
     torch.library.define(name, "(int num_bytes, int device_index) -> str")
     torch.library.impl(name, "default", _allocation_error)
+
+
+def call(op: Callable[..., object], arguments: tuple) -> object:
+    """An op's results, of which none needs a gradient."""
+    try:
+        with _pytorch.below_autograd():
+            return op(*arguments)
+    except RuntimeError as error:
+        raise_own(error)
+        raise
 
 
 def raise_own(error: RuntimeError) -> None:

@@ -17,7 +17,7 @@ from . import _pytorch
 from ._checks import MAX_WIDTH
 from ._ops import ops
 from ._plain_mixer import has_no_hooks
-from ._prepared_step import PreparedStep, is_plain_call
+from ._prepared_step import PreparedStep
 from ._s6_step import MAX_STATES, S6_STEP
 from .cache import MixerCache
 from .mamba_inner import OPAQUE_TYPES
@@ -72,7 +72,10 @@ def step_in_one(
     """
     if not layers or not serves(hidden):
         return None
-    known, can_be_kept = caches[0]._steps, is_plain_call(hidden)
+    known = caches[0]._steps
+    can_be_kept = (
+        _pytorch.is_plain_call() and type(hidden) is Tensor and not torch.is_grad_enabled()
+    )
     if can_be_kept:
         around = (*layers, *caches, head)
         if stack is not None:

@@ -13,7 +13,6 @@ from itertools import repeat
 from operator import is_
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
@@ -106,24 +105,7 @@ class PreparedStep:
             or any(map(dict.__contains__, self._members, repeat("forward")))
         ):
             return None
-        try:
-            with _pytorch.below_autograd():
-                out = self._again(hidden, self._number)
-        except RuntimeError as error:
-            _memory.raise_own(error)
-            raise
+        out = _memory.call(self._again, (hidden, self._number))
         if out is not None:
             increment_version(self._changed)
         return out
-
-
-def is_plain_call(hidden: Tensor) -> bool:
-    """Whether nothing but the op itself is to see that it is called."""
-    return not (
-        torch.compiler.is_compiling()
-        or type(hidden) is not Tensor
-        or torch.is_grad_enabled()
-        or _pytorch.is_tracing()
-        or _pytorch.num_modes()
-        or _pytorch.may_have_tangents()
-    )

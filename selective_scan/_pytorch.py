@@ -104,6 +104,17 @@ def may_have_process_wide_hooks() -> bool:
     )
 
 
+def is_plain_call() -> bool:
+    """Whether a call is an eager one that nothing but the ops themselves sees."""
+    return not (
+        torch.compiler.is_compiling()
+        or is_tracing()
+        or num_modes()
+        or are_transforms_active()
+        or may_have_tangents()
+    )
+
+
 def constant_in_graphs(function: Callable[..., object]) -> Callable[..., object]:
     """Has torch.compile call a function of constants as it traces, and take the result for one.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from . import _pytorch
 from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, check_dims, fail
+from ._cross_scan import cross_scan, is_one_node
 from ._discretization import METHODS, Method
 from ._table import (
     REAL_OR_COMPLEX,
@@ -105,15 +108,27 @@ def cross_scan_fn(
             *(x, delta, A, B, C, D, delta_bias, delta_softplus),
             discretization_method=discretization_method,
         )
-    parameters = (A, D, delta_bias, delta_softplus, discretization_method)
-    maps = _checked_maps(x, delta, B, C, *parameters)
+    parameters, options = (A, D, delta_bias), (delta_softplus, discretization_method)
+    maps = _checked_maps(x, delta, B, C, *parameters, *options)
     check_backend(backend, x.device)
+    if is_one_node(x, *parameters, *chain(*maps)):
+        return cross_scan(_compose, x, maps, parameters, options)
+    return _compose(x, maps, parameters, options, backend)
+
+
+def _compose(
+    x: Tensor,
+    maps: Sequence[Sequence[Tensor]],
+    parameters: tuple[Tensor, Tensor | None, Tensor | None],
+    options: tuple[bool, Method],
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The result of four scans, each with a derivative of its own."""
+    delta_softplus, discretization_method = options
     # One copy for both directions that read it, and one of the gradient that comes back.
     rows, columns = _along_rows(x), _along_columns(x)
     # Gradients of what is unbound are stacked once; those of four entries would be added up.
-    As, Ds, biases = (
-        [None] * DIRECTIONS if it is None else it.unbind() for it in (A, D, delta_bias)
-    )
+    As, Ds, biases = ([None] * DIRECTIONS if it is None else it.unbind() for it in parameters)
 
     def scan(k: int) -> Tensor:
         order = _along_columns if k % 2 else _along_rows
@@ -195,9 +210,31 @@ def _checked_maps(
     """Delta, B and C by directions, if they and the other arguments are right."""
     maps = tuple(_by_directions(*pair) for pair in (("delta", delta), ("B", B), ("C", C)))
     values = (x, maps[0], A, *maps[1:], D, delta_bias, delta_softplus, discretization_method)
-    _ARGUMENTS.check_types(values)
-    _ARGUMENTS.check_values(values)
+    is_plain = _pytorch.is_plain_call()  # others may have sizes that are symbols
+    kind = tuple(map(_kind, values)) if is_plain else None
+    if kind not in _known_kinds:
+        _ARGUMENTS.check_types(values)
+        _ARGUMENTS.check_values(values)
+        if is_plain:
+            if len(_known_kinds) == _MOST_KINDS:
+                _known_kinds.clear()
+            _known_kinds.add(kind)
     return maps
+
+
+# Kinds of calls that were right, which takes longer to find out than to run them.
+_known_kinds: set[tuple] = set()
+_MOST_KINDS = 1024
+
+
+def _kind(value: object) -> object:
+    """All that is checked of it."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.layout
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    is_simple = value is None or isinstance(value, bool | str)
+    return (type(value), value) if is_simple else object()  # which is refused
 
 
 def _by_directions(name: str, maps: Maps) -> Maps:

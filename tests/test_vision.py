@@ -1,12 +1,15 @@
 """Maps scanned in four directions: against the reference in double precision, and that against a
 walk from place to place."""
 
+import contextlib
+
 import pytest
 import torch
 
 from directed import assert_near, nudge
 from problem import METHODS
 from selective_scan.vision import cross_scan_fn, cross_scan_ref
+from test_plain_stack import Ops
 
 BATCH, DIM, DSTATE, HEIGHT, WIDTH = 2, 6, 3, 5, 7
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -141,6 +144,56 @@ def test_gradcheck(is_complex, device):
     torch.autograd.gradcheck(lambda *given: cross_scan_fn(*given, True), tensors)
 
 
+@pytest.mark.parametrize("is_seen", [False, True], ids=["one node", "parts"])
+def test_gradients_in_any_layout(is_seen, device):
+    """Of maps of their own, by rows or by columns; by two ops, and as a mode sees it."""
+    x, delta, A, B, C, D, bias = (tensor.to(device) for tensor in make(torch.float64, groups=2))
+    lists = [
+        [part.mT.contiguous().mT if (k + i) % 2 else part for k, part in enumerate(it.unbind(1))]
+        for i, it in enumerate((delta, B, C))
+    ]
+    given = [x.to(memory_format=torch.channels_last), lists[0], A, *lists[1:], D, bias]
+    leaves = [t for value in given for t in (value if isinstance(value, list) else [value])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    dout = torch.randn(BATCH, DIM, WIDTH, HEIGHT, dtype=torch.float64).mT
+    with Ops() if is_seen else contextlib.nullcontext() as ops:
+        actual = results(cross_scan_fn, given, dout)
+    assert not is_seen or set(ops.names) == {"selective_scan_fwd", "selective_scan_bwd"}
+    for value, expected in zip(actual, results(cross_scan_ref, given, dout), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_it_is_one_node():
+    tensors = [tensor.requires_grad_() for tensor in make(torch.float32)]
+    out = cross_scan_fn(*tensors)
+    assert type(out.grad_fn).__name__ == "_CrossScanBackward"
+    assert cross_scan_fn(*[tensor.detach() for tensor in tensors]).grad_fn is None
+    loss = (out * tensors[0]).sum()
+    tensors[0].detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_several_cotangents_at_once():
+    tensors = [tensor.requires_grad_() for tensor in make(torch.float64)]
+    out = cross_scan_fn(*tensors)
+    douts = torch.randn(3, *out.shape, dtype=out.dtype)
+    mapped = torch.autograd.grad(out, tensors, douts, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(out, tensors, dout, retain_graph=True) for dout in douts]
+    for actual, *expected in zip(mapped, *each, strict=True):
+        torch.testing.assert_close(actual, torch.stack(expected))
+
+
+def test_it_is_once_differentiable():
+    tensors = [tensor.requires_grad_() for tensor in make(torch.float64)]
+    (dx,) = torch.autograd.grad(cross_scan_fn(*tensors).sum(), tensors[:1], create_graph=True)
+    (expected,) = torch.autograd.grad(cross_scan_fn(*tensors).sum(), tensors[:1])
+    torch.testing.assert_close(dx.detach(), expected)
+    with pytest.raises(RuntimeError, match="the gradient is once differentiable"):
+        dx.sum().backward()
+
+
 def test_compile(device):
     tensors = [tensor.to(device).requires_grad_() for tensor in make(torch.float64)]
     compiled = torch.compile(cross_scan_fn, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -200,6 +253,18 @@ def test_refusals(changes, complaint):
         with pytest.raises(RuntimeError) as error:
             function(**given)
         assert str(error.value).splitlines()[0] == f"selective_scan: {complaint}"
+
+
+def test_what_was_right_is_refused_where_it_is_not():
+    """A call like one that was checked is not checked again."""
+    given = dict(zip(NAMES, make(torch.float32), strict=True))
+    cross_scan_fn(**given, delta_softplus=True)
+    with pytest.raises(TypeError, match="delta_softplus must be"):
+        cross_scan_fn(**given, delta_softplus=1)
+    with pytest.raises(RuntimeError, match="B\\[0\\] must have dtype"):
+        cross_scan_fn(**given | {"B": given["B"].int()}, delta_softplus=True)
+    with pytest.raises(RuntimeError, match="discretization_method must be"):
+        cross_scan_fn(**given, delta_softplus=True, discretization_method="euler")
 
 
 def test_types_and_backends_are_refused():

@@ -3,6 +3,7 @@
 #include "../cpu/capability.h"
 #include "../cpu/selective/launch.h"
 #include "build_info.h"
+#include "cross_scan.h"
 #include "joined_text.h"
 #include "op_namespace.h"
 #include "scan_ops.h"
@@ -71,6 +72,16 @@ SELECTIVE_SCAN_LIBRARY(m) {
       "selective_scan_segment_map(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
       "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
       "Tensor? initial_state, bool reverse) -> Tensor map");
+  // Python alone calls these, and nothing that traces.
+  m.def(
+      "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "
+      "Tensor? delta_bias, bool delta_softplus, str discretization_method, bool save_states) -> "
+      "(Tensor[] outs, Tensor[] sequences, Tensor[] states)");
+  m.def(
+      "cross_scan_bwd(Tensor dout, Tensor[] sequences, Tensor A, Tensor? D, Tensor? delta_bias, "
+      "bool delta_softplus, str discretization_method, Tensor[] states) -> "
+      "(Tensor[] dx, Tensor[] ddelta, Tensor[] dB, Tensor[] dC, Tensor[] dA, Tensor[] dD, "
+      "Tensor[] ddelta_bias)");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
 }
@@ -86,6 +97,8 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CpuBackend>));
   m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CpuBackend>));
+  m.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kCpuScanOps>));
+  m.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kCpuScanOps>));
 }
 
 }  // namespace selective_scan::op

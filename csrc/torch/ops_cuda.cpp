@@ -2,6 +2,7 @@
 
 #include "../cuda/launch.h"
 #include "build_info.h"
+#include "cross_scan.h"
 #include "cuda_stream.h"
 #include "joined_text.h"
 #include "op_namespace.h"
@@ -59,6 +60,8 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CudaBackend>));
   m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CudaBackend>));
   m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CudaBackend>));
+  m.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kCudaScanOps>));
+  m.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kCudaScanOps>));
 }
 
 }  // namespace selective_scan::op

@@ -1,0 +1,153 @@
+#include "cross_scan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace selective_scan::op {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+constexpr size_t kDirections = 4;
+
+bool is_along_columns(size_t direction) {
+  return direction % 2 == 1;
+}
+bool is_from_the_end(size_t direction) {
+  return direction >= kDirections / 2;
+}
+
+Sizes values_of(IntHeaderOnlyArrayRef values) {
+  return {values.begin(), values.end()};
+}
+
+Tensor view_as(const Tensor& tensor, const Sizes& sizes, const Sizes& strides, int64_t offset = 0) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
+                                     strides.data(), offset, &handle));
+  return Tensor(handle);
+}
+
+/// The map with rows for columns.
+Tensor turned(const Tensor& map) {
+  Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
+  const size_t last = sizes.size() - 1;
+  std::swap(sizes[last - 1], sizes[last]);
+  std::swap(strides[last - 1], strides[last]);
+  return view_as(map, sizes, strides);
+}
+
+Tensor contiguous_copy(const Tensor& map) {
+  const Sizes sizes = values_of(map.sizes());
+  Sizes strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  Tensor copy = allocate(map, sizes_of(sizes), sizes_of(strides), dtype_of(map));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(copy.get(), map.get(), 0));
+  return copy;
+}
+
+/// A map, (..., height, width), by its rows, (..., height·width): a view where their places are
+/// evenly spaced, else a copy.
+Tensor by_rows(const Tensor& map) {
+  Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
+  const int64_t width = sizes.back(), height = sizes[sizes.size() - 2];
+  const int64_t step = width > 1 ? strides.back() : strides[sizes.size() - 2];
+  const bool is_even = height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
+  if (!is_even) return by_rows(contiguous_copy(map));
+  sizes.pop_back();
+  strides.pop_back();
+  sizes.back() = height * width;
+  strides.back() = step;
+  return view_as(map, sizes, strides);
+}
+
+/// In the order of a direction, or of that which goes the other way.
+Tensor as_sequence(const Tensor& map, size_t direction) {
+  return by_rows(is_along_columns(direction) ? turned(map) : map);
+}
+
+/// The other way round: every step at its place.
+Tensor as_map(const Tensor& sequence, size_t direction, int64_t height, int64_t width) {
+  if (is_along_columns(direction)) std::swap(height, width);
+  Sizes sizes = values_of(sequence.sizes()), strides = values_of(sequence.strides());
+  sizes.back() = height;
+  sizes.push_back(width);
+  strides.push_back(strides.back());
+  strides[strides.size() - 2] *= width;
+  const Tensor map = view_as(sequence, sizes, strides);
+  return is_along_columns(direction) ? turned(map) : map;
+}
+
+/// What the directions have of a parameter whose first dimension they are.
+Tensor entry_of(const Tensor& parameter, size_t direction) {
+  const Sizes sizes = values_of(parameter.sizes()), strides = values_of(parameter.strides());
+  return view_as(parameter, {sizes.begin() + 1, sizes.end()}, {strides.begin() + 1, strides.end()},
+                 static_cast<int64_t>(direction) * strides[0]);
+}
+OptionalTensor entry_of(const OptionalTensor& parameter, size_t direction) {
+  return parameter ? OptionalTensor(entry_of(*parameter, direction)) : std::nullopt;
+}
+
+/// Where the sequences of a kind begin in the list of all.
+enum Kind : size_t { kX = 0, kDelta = 2, kB = kDelta + kDirections, kC = kB + kDirections };
+
+const Tensor& sequence_of(const TensorList& sequences, Kind kind, size_t direction) {
+  return sequences[kind + (kind == kX ? is_along_columns(direction) : direction)];
+}
+
+}  // namespace
+
+CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
+                                const TensorList& B, const TensorList& C,
+                                const CrossScanParameters& parameters, bool save_states) {
+  TensorList sequences, outs, all_states;
+  for (size_t order = 0; order < 2; ++order) sequences.push_back(as_sequence(x, order));
+  for (const TensorList* maps : {&delta, &B, &C}) {
+    for (size_t k = 0; k < kDirections; ++k) sequences.push_back(as_sequence((*maps)[k], k));
+  }
+  for (size_t k = 0; k < kDirections; ++k) {
+    const auto [out, last_state, states] = scan.forward(
+        sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k), entry_of(parameters.A, k),
+        sequence_of(sequences, kB, k), sequence_of(sequences, kC, k), entry_of(parameters.D, k),
+        std::nullopt, entry_of(parameters.delta_bias, k), parameters.delta_softplus,
+        parameters.discretization_method, std::nullopt, is_from_the_end(k), std::nullopt,
+        save_states);
+    outs.push_back(as_map(out, k, x.size(2), x.size(3)));
+    if (states) all_states.push_back(*states);
+  }
+  return {outs, sequences, all_states};
+}
+
+CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
+                                   const TensorList& sequences,
+                                   const CrossScanParameters& parameters,
+                                   const TensorList& states) {
+  CrossGradients gradients;
+  auto& [dx, ddelta, dB, dC, dA, dD, ddelta_bias] = gradients;
+  const std::array<Tensor, 2> douts = {as_sequence(dout, 0), as_sequence(dout, 1)};
+  for (size_t k = 0; k < kDirections; ++k) {
+    const auto make = [&](TensorList& made, Kind kind) {
+      const Tensor gradient = allocate_like(sequence_of(sequences, kind, k));
+      made.push_back(as_map(gradient, k, dout.size(2), dout.size(3)));
+      return gradient;
+    };
+    const auto [of_A, of_D, of_delta_bias, of_state] = scan.backward(
+        douts[is_along_columns(k)], std::nullopt, sequence_of(sequences, kX, k),
+        sequence_of(sequences, kDelta, k), entry_of(parameters.A, k), sequence_of(sequences, kB, k),
+        sequence_of(sequences, kC, k), entry_of(parameters.D, k), std::nullopt,
+        entry_of(parameters.delta_bias, k), parameters.delta_softplus,
+        parameters.discretization_method, std::nullopt, is_from_the_end(k), std::nullopt, states[k],
+        make(dx, kX), make(ddelta, kDelta), make(dB, kB), make(dC, kC), std::nullopt);
+    dA.push_back(of_A);
+    if (of_D.defined()) dD.push_back(of_D);
+    if (of_delta_bias.defined()) ddelta_bias.push_back(of_delta_bias);
+  }
+  return gradients;
+}
+
+}  // namespace selective_scan::op

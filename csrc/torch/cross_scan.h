@@ -1,0 +1,58 @@
+// The scans of a map in four directions as one call, forward and backward: along its rows, along
+// its columns, and along both from the end. Sums of the directions are whoever calls it's.
+#pragma once
+
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "scan_ops.h"
+
+namespace selective_scan::op {
+
+using TensorList = std::vector<Tensor>;
+
+/// The arguments that have an entry for each direction in their first dimension, and options.
+struct CrossScanParameters {
+  const Tensor& A;                   // (4, dim, dstate)
+  const OptionalTensor& D;           // (4, dim)
+  const OptionalTensor& delta_bias;  // (4, dim)
+  bool delta_softplus;
+  const std::string& discretization_method;
+};
+
+/// Results, as maps; all that was scanned, as sequences, some of them copies: x by rows and by
+/// columns, then delta, B and C of the directions; and states, if they are saved.
+using CrossScanned = std::tuple<TensorList, TensorList, TensorList>;
+CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
+                                const TensorList& B, const TensorList& C,
+                                const CrossScanParameters& parameters, bool save_states);
+
+/// The gradients of each direction: of x, delta, B and C as maps, then of A, D and delta_bias. None
+/// of what there is not.
+using CrossGradients =
+    std::tuple<TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList>;
+CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
+                                   const TensorList& sequences,
+                                   const CrossScanParameters& parameters, const TensorList& states);
+
+template <const ScanOps& kScan>
+CrossScanned cross_scan_fwd(const Tensor& x, const TensorList& delta, const Tensor& A,
+                            const TensorList& B, const TensorList& C, const OptionalTensor& D,
+                            const OptionalTensor& delta_bias, bool delta_softplus,
+                            const std::string& discretization_method, bool save_states) {
+  return cross_scan_forward(kScan, x, delta, B, C,
+                            {A, D, delta_bias, delta_softplus, discretization_method}, save_states);
+}
+
+template <const ScanOps& kScan>
+CrossGradients cross_scan_bwd(const Tensor& dout, const TensorList& sequences, const Tensor& A,
+                              const OptionalTensor& D, const OptionalTensor& delta_bias,
+                              bool delta_softplus, const std::string& discretization_method,
+                              const TensorList& states) {
+  return cross_scan_backward(kScan, dout, sequences,
+                             {A, D, delta_bias, delta_softplus, discretization_method}, states);
+}
+
+}  // namespace selective_scan::op

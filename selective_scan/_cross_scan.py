@@ -1,0 +1,124 @@
+"""The four scans of a map as one node of autograd: where the maps are small, a GPU waits for the
+host, which makes two calls in place of eight and their views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _memory, _pytorch
+from ._ops import ops
+from ._selective_scan import SELECTIVE_SCAN
+from .mamba_inner import OPAQUE_TYPES
+
+# Arguments of the function in front of tensors.
+_OPTIONS = 3
+_KINDS = {*OPAQUE_TYPES, type(None)}
+
+
+def is_one_node(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a call of these tensors is made by the two ops: any that nothing else sees."""
+    return (
+        _pytorch.is_plain_call()
+        and SELECTIVE_SCAN.has_kernels_for(x.device.type)
+        and {type(x), *map(type, others)} <= _KINDS
+    )
+
+
+def cross_scan(
+    compose: Callable[..., Tensor],
+    x: Tensor,
+    maps: Sequence[Sequence[Tensor]],
+    parameters: tuple[Tensor, Tensor | None, Tensor | None],
+    options: tuple[bool, str],
+) -> Tensor:
+    """Scans and adds, of arguments that were checked.
+
+    Args:
+        compose: what computes the same of parts that can be differentiated any number of times,
+            of the same arguments.
+        x: as in :func:`cross_scan_fn`, and likewise all below.
+        maps: delta, B and C.
+        parameters: A, D and delta_bias.
+        options: delta_softplus and discretization_method.
+    """
+    tensors = (x, *parameters, *(it for of_directions in maps for it in of_directions))
+    if torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors):
+        return _apply(compose, *options, *tensors)
+    return _scan(tensors, options, save_states=False)[0]
+
+
+def _scan(
+    tensors: tuple[Tensor | None, ...], options: tuple[bool, str], save_states: bool
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The result, all sequences, and states."""
+    x, A, D, delta_bias, *maps = tensors
+    delta, B, C = _by_kinds(maps)
+    given = (x, delta, A, B, C, D, delta_bias, *options, save_states)
+    outs, sequences, states = _memory.call(
+        _pytorch.shortest_call(ops.cross_scan_fwd.default), given
+    )
+    return _sum_of_directions(outs), sequences, states
+
+
+def _by_kinds(maps: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    count = len(maps) // 3
+    return [maps[i : i + count] for i in range(0, len(maps), count)]
+
+
+def _sum_of_directions(maps: Sequence[Tensor]) -> Tensor:
+    """Those of rows and those of columns lie alike each."""
+    rows, columns, rows_from_end, columns_from_end = maps
+    return (rows + rows_from_end) + (columns + columns_from_end)
+
+
+class _CrossScan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, compose, delta_softplus, discretization_method, *tensors):
+        options = (delta_softplus, discretization_method)
+        out, sequences, states = _scan(tensors, options, save_states=True)
+        ctx.save_for_backward(*tensors, *sequences, *states)
+        ctx.compose, ctx.options = compose, options
+        ctx.counts = len(tensors), len(sequences)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        num_tensors, num_sequences = ctx.counts
+        saved = ctx.saved_tensors
+        tensors, kept = saved[:num_tensors], saved[num_tensors:]
+        # What is differentiated again, or maps over several cotangents, is to see the parts.
+        if (
+            torch.is_grad_enabled()
+            or _pytorch.are_transforms_active()
+            or _pytorch.is_one_of_several(dout)
+        ):
+            return (None,) * _OPTIONS + _differentiate(ctx.compose, tensors, ctx.options, dout)
+        _, A, D, delta_bias, *_ = tensors
+        sequences, states = list(kept[:num_sequences]), list(kept[num_sequences:])
+        given = (dout, sequences, A, D, delta_bias, *ctx.options, states)
+        op = _pytorch.shortest_call(ops.cross_scan_bwd.default)
+        dx, ddelta, dB, dC, *of_parameters = _memory.call(op, given)
+        dparameters = (torch.stack(entries) if entries else None for entries in of_parameters)
+        return (*(None,) * _OPTIONS, _sum_of_directions(dx), *dparameters, *ddelta, *dB, *dC)
+
+
+_apply = _pytorch.apply_outside_transforms(_CrossScan)
+
+
+def _differentiate(
+    compose: Callable[..., Tensor],
+    tensors: tuple[Tensor | None, ...],
+    options: tuple[bool, str],
+    dout: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients by those of the parts."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x, A, D, delta_bias, *maps = tensors
+        needed = [it for it in tensors if it is not None and it.requires_grad]
+        out = compose(x, _by_kinds(maps), (A, D, delta_bias), options)
+        gradients = iter(torch.autograd.grad(out, needed, dout, create_graph=create_graph))
+    return tuple(next(gradients) if it is not None and it.requires_grad else None for it in tensors)
