@@ -42,12 +42,14 @@ class Stack(NamedTuple):
         norm_f: the norm behind the last one.
         kind: what the modules are, for the operator to serve.
         norm_kind: what the norms are.
+        eps_name: their attribute for what keeps a root from 0.
     """
 
     modules: Collection[nn.Module]
     norm_f: nn.Module
     kind: type[nn.Module]
     norm_kind: type[nn.Module]
+    eps_name: str = "eps"
 
 
 def step_in_one(
@@ -91,11 +93,11 @@ def step_in_one(
         norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
         if {*map(type, norms)} != {stack.norm_kind}:
             return None
-        eps = stack.norm_f.eps
+        eps = getattr(stack.norm_f, stack.eps_name)
         shapes = {getattr(norm._parameters.get("weight"), "shape", None) for norm in norms}
         if (
             eps is None
-            or {norm.eps for norm in norms} != {eps}
+            or {getattr(norm, stack.eps_name) for norm in norms} != {eps}
             or shapes != {hidden.shape[2:]}
             or not all(map(has_no_hooks, stack.modules))
             or not all(map(has_no_hooks, norms))
@@ -162,7 +164,8 @@ def step_in_one(
             called = [*parts, *norms, *(() if stack is None else stack.modules)]
             called += [head] if is_plain_head else []
             read = dict.fromkeys((*called, *layers), ())
-            read |= dict.fromkeys(layers, _OPTIONS) | dict.fromkeys(norms, ("eps",))
+            read |= dict.fromkeys(layers, _OPTIONS)
+            read |= dict.fromkeys(norms, (stack.eps_name,))
             known[hidden.shape] = PreparedStep(call, around, read, called, caches)
     return out if head is None or is_plain_head else head(out)
 
@@ -245,9 +248,9 @@ def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
     )
 
 
-# What a layer has that is looked at.
+# What a layer has that is looked at, and what it does where it has no such option.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
-_OPTIONS = ("bidirectional", "dt_soft_plus", "discretization_method")
+_OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
 # Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
 _CONV1D, _DT_PROJ, _A_LOG, _TENSORS = 2, 5, 7, 13
 _BIASES = (1, 3, 6, 10)
@@ -291,9 +294,7 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
         of_out.get("bias", out_proj),
         cache.conv_state,
         cache.state,
-        layer.bidirectional,
-        layer.dt_soft_plus,
-        layer.discretization_method,
+        *(getattr(layer, name, default) for name, default in _OPTIONS.items()),
     )
 
 

@@ -8,7 +8,7 @@ this is what it was, so is the call.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import is_
 from typing import NamedTuple
@@ -85,7 +85,7 @@ class PreparedStep:
         self._number = ops.s6_step_prepare(*call)
         self._again = _pytorch.shortest_call(ops.s6_step_again.default)
         forget = getattr(ops, f"{call[0].device.type}_s6_step_forget").default
-        weakref.finalize(self, forget, self._number).atexit = False
+        weakref.finalize(self, _run_unseen, forget, self._number).atexit = False
 
     def __reduce__(self) -> tuple[type[None], tuple]:
         return type(None), ()
@@ -109,3 +109,9 @@ class PreparedStep:
         if out is not None:
             increment_version(self._changed)
         return out
+
+
+def _run_unseen(op: Callable[[int], None], number: int) -> None:
+    """Whatever runs where garbage is collected is not to see it."""
+    with _pytorch.no_modes():
+        op(number)

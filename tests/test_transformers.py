@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from test_plain_stack import Ops
+
 pytest.importorskip("transformers", reason="needs the package transformers")
 
 import transformers
@@ -251,6 +253,75 @@ def test_steps_after_a_prompt(kind, device):
     expected = advance(model, chunks)
     with integration.enable():
         assert_near(advance(model, chunks), expected)
+
+
+def ops_of_tokens(model, tokens, **options):
+    """The library's ops that two tokens behind a prompt call, and what the second one gives."""
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens[:, :-2], use_cache=True, cache=cache)
+        with Ops() as ops:
+            for token in tokens[:, -2:].split(1, 1):
+                result = model(token, use_cache=True, cache=cache, **options)
+    return ops.names, result
+
+
+def _hook_a_mixer(model):
+    return model.backbone.layers[1].mixer.register_forward_hook(lambda *_: None)
+
+
+def _hook_a_part(model):
+    return model.backbone.layers[0].mixer.out_proj.register_forward_hook(lambda *_: None)
+
+
+def _hook_a_norm(model):
+    return model.backbone.norm_f.register_forward_pre_hook(lambda *_: None)
+
+
+def test_a_token_is_one_operator(device):
+    model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
+    with integration.enable():
+        assert ops_of_tokens(model, tokens)[0] == 2 * ["s6_step"]
+        for hook in (_hook_a_mixer, _hook_a_part, _hook_a_norm):
+            with hook(model):
+                assert "s6_step" not in ops_of_tokens(model, tokens)[0]
+        names, result = ops_of_tokens(model, tokens, output_hidden_states=True)
+        assert "s6_step" not in names
+        assert len(result.hidden_states) == 3
+        names, result = ops_of_tokens(model, tokens, return_dict=False)
+        assert "s6_step" not in names
+        assert isinstance(result, tuple)
+    assert ops_of_tokens(model, tokens)[0] == []
+
+
+def test_tokens_go_on_from_copies_of_a_cache(device):
+    """What is known of a cache is not taken for what is known of its copies."""
+    model, tokens = make("mamba", device), draw(device, seqlen=12)["input_ids"]
+    expected = advance(model, tokens.split([6, 1, 1, 1, 1, 1, 1], dim=1))["logits"]
+    with integration.enable(), torch.no_grad():
+        caches = [transformers.DynamicCache(config=model.config)]
+        model(tokens[:, :6], use_cache=True, cache=caches[0])
+        for t in range(6, 12):
+            caches.append(copy.deepcopy(caches[0]))
+            for cache in caches[::-1]:
+                out = model(tokens[:, t : t + 1], use_cache=True, cache=cache).logits
+                assert_near({"logits": out}, {"logits": expected[:, t : t + 1]})
+
+
+@pytest.mark.parametrize("residual_in_fp32", [False, True])
+def test_tokens_of_bfloat16(residual_in_fp32, device):
+    model = make("mamba", device, torch.bfloat16, residual_in_fp32=residual_in_fp32)
+    tokens = draw(device, seqlen=16)["input_ids"]
+    chunks = tokens.split([12, 1, 1, 1, 1], dim=1)
+    exact = advance(copy.deepcopy(model).double(), chunks)
+    own = errors(advance(model, chunks), exact)
+    with integration.enable():
+        ours = errors(advance(model, chunks), exact)
+        hidden = model.backbone(tokens[:, :3], use_cache=True)
+        after = model.backbone(tokens[:, :1], use_cache=True, cache=hidden.cache)
+    assert after.last_hidden_state.dtype == hidden.last_hidden_state.dtype
+    for name, error in ours.items():
+        assert error <= 1e-2 + 3 * own[name], (name, error, own[name])
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import mamba_mixer
 from .._module_arguments import check_flag
-from .._plain_stack import Stack, serves, step_in_one
+from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
 from ..mamba_inner import poles
@@ -188,7 +188,9 @@ class Mamba(DirectedMixer):
             lambda: needs_gradient(self, hidden),
         )
         with torch.no_grad():
-            out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
+            out = None
+            if self.takes_steps_in_one():
+                out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
             if out is None:
                 out = self._go_on_by_parts(hidden, MixerCache(conv_state, ssm_state))
             out = self._scale(out)
@@ -216,6 +218,10 @@ class Mamba(DirectedMixer):
         )
         return conv_state, ssm_state
 
+    def takes_steps_in_one(self) -> bool:
+        """Whether nothing is asked for that the one operator does not do."""
+        return self.use_fast_path and self.d_conv > 1
+
     def _get_states_from_cache(
         self, inference_params: InferenceParams, batch_size: int, initialize_states: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -228,29 +234,6 @@ class Mamba(DirectedMixer):
             for state in states[self.layer_idx]:
                 state.zero_()
         return states[self.layer_idx]
-
-
-def steps_in_one(
-    mixers: Sequence[Mamba],
-    hidden: Tensor,
-    states: Sequence[tuple[Tensor, Tensor]],
-    stack: Stack | None = None,
-    head: nn.Module | None = None,
-) -> Tensor | None:
-    """A step through one or several layers by one operator; None where it does not serve.
-
-    It keeps one input less than the states of mamba_ssm have room for.
-    """
-    # Asked first, so that a call which goes through the modules copies no states.
-    if not serves(hidden) or not all(it.use_fast_path and it.d_conv > 1 for it in mixers):
-        return None
-    oldest = [conv_state[..., 0] for conv_state, _ in states]
-    next_oldest = [conv_state[..., 1].clone() for conv_state, _ in states]
-    caches = [MixerCache(conv_state[..., 1:], ssm_state) for conv_state, ssm_state in states]
-    out = step_in_one(mixers, hidden, caches, stack, head)
-    if out is not None:
-        torch._foreach_copy_(oldest, next_oldest)
-    return out
 
 
 class Block(block.Block):

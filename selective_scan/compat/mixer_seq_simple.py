@@ -21,13 +21,14 @@ from .._module_arguments import check_choice, check_count, refuse
 from .._plain_mixer import has_no_hooks
 from .._plain_stack import Stack
 from .._s6_step import S6_STEP
+from .._wider_states import steps_in_one
 from ..cache import needs_gradient
 from .block import Block, add_norm
 from .config_mamba import MambaConfig
 from .generation import GenerationMixin
 from .hf import CONFIG_NAME, WEIGHTS_NAME, load_config_hf, load_state_dict_hf
 from .layer_norm import RMSNorm
-from .mamba_simple import InferenceParams, Mamba, steps_in_one
+from .mamba_simple import InferenceParams, Mamba
 from .mlp import GatedMLP
 
 # What names a layer's kind in ssm_cfg.
@@ -268,7 +269,8 @@ class MixerModel(nn.Module):
         if None in states or not all(map(_is_mixer_and_norm, blocks, mixers)):
             return None
         stack = Stack(blocks, self.norm_f, Block, RMSNorm)
-        return steps_in_one(mixers, self.embedding(input_ids), states, stack, head)
+        hidden = self.embedding(input_ids)
+        return steps_in_one(mixers, hidden, states, stack, head, owner=params)
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
@@ -284,6 +286,7 @@ def _is_mixer_and_norm(block: nn.Module, mixer: Mamba) -> bool:
     """Whether a block has no MLP, and its mixer only what MambaMixer has, and no hooks."""
     return (
         block._modules.get("mlp") is None
+        and mixer.takes_steps_in_one()
         and mixer.bimamba_type == "none"
         and mixer.init_layer_scale is None
         and has_no_hooks(mixer)

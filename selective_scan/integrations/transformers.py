@@ -29,6 +29,7 @@ from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
 from ..selective_state_update import selective_state_update
+from ._transformers_token import ACTIVATIONS, model_forward
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
 
@@ -39,7 +40,10 @@ _MIXERS = {
     "jamba": "JambaMambaMixer",
     "zamba": "ZambaMambaMixer",
 }
-_ACTIVATIONS = (None, "silu", "swish")
+_MODEL_ARGUMENTS = (
+    "self input_ids inputs_embeds cache|cache_params use_cache output_hidden_states return_dict "
+    "attention_mask"
+)
 
 
 # --- in the place of transformers' functions ------------------------------------------------------
@@ -155,7 +159,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _is_convolution_ours(weight: Tensor, activation: str | None) -> bool:
-    return activation in _ACTIVATIONS and weight.shape[1] <= MAX_WIDTH
+    return activation in (None, *ACTIVATIONS) and weight.shape[1] <= MAX_WIDTH
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ def _is_one_operator(mixer: nn.Module) -> bool:
     """Whether a Mamba layer, or what follows its input projection, can be one operator."""
     projections = (mixer.x_proj, mixer.dt_proj, mixer.out_proj)
     return (
-        mixer.activation in ("silu", "swish")
+        mixer.activation in ACTIVATIONS
         and has_plain_weights(mixer.conv1d, nn.Conv1d)
         and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
         and all(has_plain_weights(projection, nn.Linear) for projection in projections)
@@ -281,8 +285,9 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
     Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
     where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
     One operator runs a whole Mamba layer where there is neither mask nor cache, and no adapter or
-    hook on its projections. Steps that need a gradient, other activations than SiLU, and packed
-    sequences are left to transformers' functions.
+    hook on its projections, and another all layers of a Mamba model for a token with a cache, where
+    there are none on any of their parts. Steps that need a gradient, other activations than SiLU,
+    and packed sequences are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
@@ -337,6 +342,9 @@ def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
     mixer = getattr(module, _MIXERS[model], module)
     own = _found(mixer, "forward", "self hidden_states cache|cache_params attention_mask")
     changes.append((mixer, "forward", _forward(own, model == "mamba", fix_continuation)))
+    if model == "mamba":
+        own = _found(module.MambaModel, "forward", _MODEL_ARGUMENTS)
+        changes.append((module.MambaModel, "forward", model_forward(own, module)))
     return changes
 
 

@@ -1,0 +1,89 @@
+"""Stacks whose states are kept as mamba_ssm and transformers keep them: the convolution's last
+d_conv inputs, one more than a step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ._plain_stack import Stack, serves, step_in_one
+from .cache import MixerCache
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
+
+# For each layer (batch, d_inner, d_conv) and (batch, d_inner, d_state).
+States = Sequence[tuple[Tensor, Tensor]]
+_NAME = "_selective_scan_states"
+
+
+class WiderStates:
+    """Views of a stack's states, by which it takes a step.
+
+    They do not go along where their owner is copied or pickled.
+    """
+
+    def __init__(self, states: States) -> None:
+        self._tensors = [*chain(*states)]
+        self._caches = [MixerCache(conv_state[..., 1:], state) for conv_state, state in states]
+        self._oldest = [conv_state[..., 0] for conv_state, _ in states]
+        self._next_oldest = [conv_state[..., 1] for conv_state, _ in states]
+
+    def __reduce__(self) -> tuple[type[None], tuple]:
+        return type(None), ()
+
+    @classmethod
+    def of(cls, states: States, owner: object | None) -> WiderStates:
+        """Those that the owner has, if these are its states still, or else new ones."""
+        own = getattr(owner, "__dict__", None)
+        if own is None or torch.compiler.is_compiling():
+            return cls(states)
+        kept = own.get(_NAME)
+        if kept is None or not kept._are(states):
+            # Views that are made in inference mode could be changed in no other.
+            with torch.inference_mode(False), torch.no_grad():
+                kept = own[_NAME] = cls(states)
+        return kept
+
+    def _are(self, states: States) -> bool:
+        return 2 * len(states) == len(self._tensors) and all(
+            map(is_, chain(*states), self._tensors)
+        )
+
+    def step_in_one(
+        self,
+        mixers: Collection[MambaMixer],
+        hidden: Tensor,
+        stack: Stack | None,
+        head: nn.Module | None,
+    ) -> Tensor | None:
+        next_oldest = torch.stack(self._next_oldest)
+        out = step_in_one(mixers, hidden, self._caches, stack, head)
+        if out is not None:
+            torch._foreach_copy_(self._oldest, next_oldest.unbind())
+        return out
+
+
+def steps_in_one(
+    mixers: Collection[MambaMixer],
+    hidden: Tensor,
+    states: States,
+    stack: Stack | None = None,
+    head: nn.Module | None = None,
+    owner: object | None = None,
+) -> Tensor | None:
+    """One step through one or several layers by one operator, see step_in_one.
+
+    Args:
+        mixers, hidden, stack, head: as there.
+        states: the layers', of more than one input each.
+        owner: an object that has the states, and keeps what is known of them from step to step.
+    """
+    if not serves(hidden):  # is asked first, so that others make no views
+        return None
+    return WiderStates.of(states, owner).step_in_one(mixers, hidden, stack, head)
