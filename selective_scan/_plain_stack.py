@@ -165,7 +165,8 @@ def step_in_one(
             called += [head] if is_plain_head else []
             read = dict.fromkeys((*called, *layers), ())
             read |= dict.fromkeys(layers, _OPTIONS)
-            read |= dict.fromkeys(norms, (stack.eps_name,))
+            if stack is not None:
+                read |= dict.fromkeys(norms, (stack.eps_name,))
             known[hidden.shape] = PreparedStep(call, around, read, called, caches)
     return out if head is None or is_plain_head else head(out)
 
