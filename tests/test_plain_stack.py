@@ -465,6 +465,7 @@ def test_compiled_code_calls_the_operator(kind):
 # --- many steps -----------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def check_drift(steps: int, prompt: int = 1) -> None:
     """As near to fp64 after many steps as the modules are in fp32. In fp64 so many steps at once
     are as good, until the end comes."""
