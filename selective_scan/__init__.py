@@ -7,6 +7,7 @@
     causal_conv1d_update  one step of it, its state changed in place; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
     mamba_inner_fn        everything between a Mamba layer's projections; and its _ref
+    rotate_states         B and C by which pairs of states rotate by input-dependent angles
     selective_scan_prefill  chunks of packed sequences over a pool of states; and its _ref
     selective_state_update  one step, or a few, of states in place, for decoding; and its _ref
     MambaMixer            a Mamba layer built on it, without norm and residual
@@ -28,6 +29,7 @@ from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
 from .functional import selective_scan_fn, selective_scan_ref
 from .mamba_inner import mamba_inner_fn, mamba_inner_ref
 from .mamba_mixer import MambaMixer
+from .rotation import rotate_states
 from .s6 import S6
 from .selective_scan_prefill import selective_scan_prefill, selective_scan_prefill_ref
 from .selective_state_update import selective_state_update, selective_state_update_ref
@@ -50,6 +52,7 @@ __all__ = [
     "diagonal_scan_ref",
     "mamba_inner_fn",
     "mamba_inner_ref",
+    "rotate_states",
     "selective_scan_fn",
     "selective_scan_prefill",
     "selective_scan_prefill_ref",

@@ -1,0 +1,135 @@
+"""Rotations that depend on the input, against a loop over complex states."""
+
+import pytest
+import torch
+
+from problem import METHODS
+from selective_scan import rotate_states, selective_scan_fn, selective_state_update
+from selective_scan._discretization import DISCRETIZATIONS
+
+BATCH, DIM, DSTATE, SEQLEN = 2, 6, 8, 23
+F64 = torch.float64
+
+
+def make(groups=None, dtype=F64, seqlen=SEQLEN):
+    """u, delta, A whose pairs of states have one pole each, B, C, and angles of every step."""
+    shape = (BATCH, *(() if groups is None else (groups,)))
+    A = -torch.rand(DIM, DSTATE // 2, dtype=F64).repeat_interleave(2, -1) - 0.1
+    return (
+        torch.randn(BATCH, DIM, seqlen, dtype=F64),
+        torch.rand(BATCH, DIM, seqlen, dtype=F64),
+        A,
+        torch.randn(*shape, DSTATE, seqlen, dtype=dtype),
+        torch.randn(*shape, DSTATE, seqlen, dtype=dtype),
+        torch.randn(*shape, DSTATE // 2, seqlen, dtype=dtype),
+    )
+
+
+def of_channels(values, groups):
+    """(batch, dim, ..., seqlen)"""
+    values = values[:, None] if groups is None else values
+    return values.repeat_interleave(DIM // values.shape[1], 1)
+
+
+def walk(u, delta, A, B, C, steps, groups, method):
+    """The recurrence of complex states, step by step."""
+    B, C, steps = (of_channels(value, groups) for value in (B, C, steps))
+    b, c = (torch.complex(value[:, :, ::2], value[:, :, 1::2]) for value in (B, C))
+    h = torch.zeros(BATCH, DIM, DSTATE // 2, dtype=torch.complex128)
+    outs = []
+    for t in range(u.shape[-1]):
+        step = delta[:, :, None, t]
+        abar, bbar = DISCRETIZATIONS[method](step, step * A[:, ::2])
+        h = abar * torch.exp(1j * steps[..., t]) * h + bbar * b[..., t] * u[:, :, None, t]
+        outs.append((c[..., t].conj() * h).real.sum(-1))
+    return torch.stack(outs, -1)
+
+
+@pytest.mark.parametrize("groups", [None, 1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_states_rotate(method, groups, device):
+    u, delta, A, B, C, steps = make(groups)
+    given = rotate_states(*(value.to(device) for value in (B, C, steps.cumsum(-1))))
+    u_, delta_, A_ = (value.to(device) for value in (u, delta, A))
+    out = selective_scan_fn(u_, delta_, A_, *given, discretization_method=method)
+    torch.testing.assert_close(out.cpu(), walk(u, delta, A, B, C, steps, groups, method))
+
+
+def test_steps_go_on_in_the_turned_frame():
+    """A scan, then single steps, whose angles go on."""
+    u, delta, A, B, C, steps = make()
+    angles = steps.cumsum(-1)
+    expected = walk(u, delta, A, B, C, steps, None, "zoh")
+    B, C = rotate_states(B, C, angles)
+    first, state = selective_scan_fn(
+        *(u[..., :9], delta[..., :9], A, B[..., :9], C[..., :9]), return_last_state=True
+    )
+    outs = [first]
+    for t in range(9, SEQLEN):
+        now = (u[..., t], delta[..., t], A, B[..., t], C[..., t])
+        outs.append(selective_state_update(state, *now)[..., None])
+    torch.testing.assert_close(torch.cat(outs, -1), expected)
+
+
+def test_angles_of_whole_turns_do_nothing():
+    _, _, _, B, C, steps = make(2)
+    turned = rotate_states(B, C, 2 * torch.pi * steps.round())
+    torch.testing.assert_close(turned, (B, C))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_results_have_their_inputs_dtypes(dtype):
+    _, _, _, B, C, steps = make(dtype=dtype)
+    turned = rotate_states(B, C.float(), steps)
+    exact = rotate_states(B.double(), C.double(), steps.double())
+    assert [value.dtype for value in turned] == [dtype, torch.float32]
+    for value, expected, bound in zip(turned, exact, (torch.finfo(dtype).eps, 1e-6), strict=True):
+        assert (value.double() - expected).abs().max() <= bound * expected.abs().max()
+
+
+def test_gradcheck():
+    tensors = [value.requires_grad_() for value in make(2, seqlen=3)[3:]]
+    torch.autograd.gradcheck(rotate_states, tensors)
+    torch.autograd.gradgradcheck(rotate_states, tensors)
+
+
+def test_compile():
+    tensors = make()[3:]
+    compiled = torch.compile(rotate_states, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(*tensors), rotate_states(*tensors))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        (
+            ((2, 5), (2, 5), (2, 5)),
+            "B must be (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got (2, 5)",
+        ),
+        (((1, 3, 5),) * 3, "B must have an even dstate, got (1, 3, 5)"),
+        (
+            ((1, 2, 5), (1, 2, 4), (1, 1, 5)),
+            "C must be (batch, dstate, seqlen) = (1, 2, 5), got (1, 2, 4)",
+        ),
+        (
+            ((1, 3, 2, 5), (1, 3, 2, 5), (1, 1, 5)),
+            "angles must be (batch, groups, dstate/2, seqlen) = (1, 3, 1, 5), got (1, 1, 5)",
+        ),
+        (
+            ((1, 3, 2, 5), (1, 1, 2, 5), (1, 3, 1, 5)),
+            "C must be (batch, groups, dstate, seqlen) = (1, 3, 2, 5), got (1, 1, 2, 5)",
+        ),
+    ],
+)
+def test_refusals(sizes, complaint):
+    with pytest.raises(RuntimeError) as error:
+        rotate_states(*(torch.ones(shape) for shape in sizes))
+    assert str(error.value) == f"selective_scan: {complaint}"
+
+
+def test_types_are_refused():
+    B = torch.ones(1, 2, 5)
+    with pytest.raises(TypeError, match="angles must be a Tensor, got None"):
+        rotate_states(B, B, None)
+    with pytest.raises(RuntimeError, match="B must have dtype float32, float16, bfloat16 or"):
+        rotate_states(B.to(torch.complex64), B, B[:, :1])
