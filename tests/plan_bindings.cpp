@@ -171,10 +171,7 @@ Division divide(const cuda::dstate1::BackwardPlan& plan) {
   return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
-  constexpr int64_t kFourStatesChannels = cuda::relay::Shape<4, 16>::kChannels;
-  constexpr int64_t kOneStateChannels = cuda::relay::Shape<1, 32>::kChannels;
-  if (!plan.has_one_state) return {kFourStatesChannels, plan.geometry.tiles};
-  return {plan.pairs * kOneStateChannels, plan.shape.blocks / plan.pairs};
+  return {cuda::relay::Shape<4, 16>::kChannels, plan.geometry.tiles};
 }
 Division divide(const cuda::relay::BackwardPlan& plan) {
   return {cuda::relay::Shape<1, 32>::kChannels, plan.geometry.tiles};

@@ -6,7 +6,7 @@ import torch
 from problem import LAYOUTS, METHODS, Case, check, check_repeatable
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# Tiles of two or four channels, the last one of a group not full.
+# Tiles of eight channels, backwards of two, the last one of a group not full.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200, dstate=16)
 # Tiles of eight channels, more of them than multiprocessors on most devices.
 WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336, dstate=16)
@@ -27,7 +27,7 @@ def cases():
     yield from kinds(BASE)
     for dtype in FLOATS:
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 16, 31, 32, 33, 1000))
-        # One block of its own; all chunks of a round, and one more; several rounds backwards.
+        # Some warps of a block; all of two blocks, and one again; several turns backwards.
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (96, 512, 520))
         yield BASE.with_(dtype=dtype, seqlen=1000, reverse=True, dstate=11)
         yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)

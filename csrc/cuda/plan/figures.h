@@ -37,8 +37,8 @@ struct Figures {
     /// Its backward pass is, with no more of these, from so many steps on.
     int64_t relay_backward_blocks = 6;
     int64_t relay_backward_steps = 128;
-    /// Shorter sequences are too short for relay's blocks of four states a lane, where a
-    /// multiprocessor has one, two or three of them.
+    /// Shorter sequences are too short for relay, where a multiprocessor has one, two or three of
+    /// its blocks.
     int64_t relay_steps[3] = {72, 200, 900};
     /// From so many steps on, segments are better where the last wave of relay's blocks leaves more
     /// than this part of the multiprocessors idle.
@@ -77,11 +77,9 @@ struct Figures {
   } segments;
 
   struct Relay {
-    /// With no more blocks a multiprocessor, one state a lane is the better shape.
-    int64_t one_state_blocks = 2;
     /// From so many steps on blocks share a tile.
     int64_t cluster_steps = 384;
-    /// With so many steps, and turns, it no longer matters that the last blocks of all run alone.
+    /// With so many steps it no longer matters that the last blocks of all run alone.
     int64_t many_steps = 16384;
   } relay;
 

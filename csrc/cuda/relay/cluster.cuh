@@ -20,24 +20,14 @@ __device__ __forceinline__ uint32_t address_in_cluster(uint32_t address, int ran
 
 /// Stores without waiting; the barrier at address `barrier` of the same block counts the bytes that
 /// have arrived. An ordinary store would need a fence before the other block may be told of it.
-template <int kCount>
-__device__ __forceinline__ void send_in_cluster(uint32_t address, const Pack<float, kCount>& values,
+__device__ __forceinline__ void send_in_cluster(uint32_t address, const Pack<float, 4>& values,
                                                 uint32_t barrier) {
   if constexpr (kHasClusters) {
-    if constexpr (kCount == 2) {
-      asm volatile(
-          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
-              "r"(address),
-          "f"(values.v[0]), "f"(values.v[1]), "r"(barrier)
-          : "memory");
-    } else {
-      static_assert(kCount == 4);
-      asm volatile(
-          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
-          "{%1, %2, %3, %4}, [%5];" ::"r"(address),
-          "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]), "r"(barrier)
-          : "memory");
-    }
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
+        "{%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "f"(values.v[0]), "f"(values.v[1]), "f"(values.v[2]), "f"(values.v[3]), "r"(barrier)
+        : "memory");
   }
 }
 

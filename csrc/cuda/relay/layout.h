@@ -120,42 +120,4 @@ constexpr int kBackwardBlockBytes =
     kMaxRelayWarps * (8 + kWarpSize * static_cast<int>(sizeof(float))) +
     static_cast<int>(sizeof(BlockSums));
 
-// --- rounds.cuh ---
-
-constexpr int kBandWarps = 4;                            // warps
-constexpr int kMostBands = kMaxRelayWarps / kBandWarps;  // of a block
-/// A block has at most so many channels, and a cluster so many blocks.
-constexpr int kMostPairs = 2;
-
-/// What the warps of a block share: RoundMaps.
-constexpr int kRoundMapBytes =
-    2 * (kMaxRelayWarps + kMostPairs * kMostBands) * kWarpSize * 8 + (2 + kMostBands) * 8;
-
-/// What lies where in shared memory, in bytes.
-template <class S, int kSize>
-struct RoundsLayout {
-  static constexpr int kRowBytes = raw_row_bytes(S::kSteps, kSize);
-  static constexpr int kItemsBytes = kWarpSize * S::kItems * kSize;
-  static constexpr int kPlaneBytes = S::kRow * 4;
-
-  /// A slot has raw B and C for all warps that have its chunk, of as many rounds as there are
-  /// buffers.
-  static constexpr int kProjectionBytes = kPaddedStates * kRowBytes;
-  static constexpr int kProjections = 2 * kProjectionBytes;
-
-  /// A warp has parts of y, [channel][part][step]. Those of the second channel begin half the banks
-  /// away.
-  static constexpr int kShift = 64;
-  static constexpr int kChannelPlanes = kPaddedStates * kPlaneBytes + kShift;
-  static constexpr int kDeltaRows = S::kChannels * kChannelPlanes - kShift;
-  static constexpr int kInputRows = kDeltaRows + S::kChannels * S::kRow * 4;
-  /// Raw u, delta and z, again of several rounds.
-  static constexpr int kRawItems = kInputRows + S::kChannels * S::kRow * 4;
-  static constexpr int kItems = 3 * kItemsBytes;
-  static_assert(kProjectionBytes % 16 == 0 && kRawItems % 16 == 0 && kItemsBytes % 16 == 0);
-
-  SELECTIVE_SCAN_HD static int slot_bytes(int buffers) { return buffers * kProjections; }
-  SELECTIVE_SCAN_HD static int warp_bytes(int buffers) { return kRawItems + buffers * kItems; }
-};
-
 }  // namespace selective_scan::cuda::relay
