@@ -215,7 +215,6 @@ py::dict describe(const AnyPlan& plan, int64_t seqlen) {
   result["segments"] = division.segments;
   result["segment_steps"] = division.segments > 1 ? division.segment_steps : seqlen;
   result["grid"] = py::make_tuple(shape.blocks, shape.rows, shape.layers);
-  result["cluster"] = shape.cluster;
   result["threads"] = shape.threads;
   result["shared_bytes"] = shape.shared_bytes;
   result["scratch_bytes"] = plan.scratch_bytes();

@@ -74,7 +74,7 @@ DSTATE1 = [
     )
 ]
 
-# Forward kernels: states per lane, steps of a chunk, warps of a group, storages.
+# Forward kernels: states per lane, steps of a chunk, storages.
 RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Elements")
 RELAY = [
     Source(
@@ -82,11 +82,7 @@ RELAY = [
         "relay",
         ("backward", "forward"),
         (
-            *(
-                f"RelayForward<{shape}, {storage}, METHOD>"
-                for shape in ("4, 16, 1", "4, 16, 4")
-                for storage in RELAY_STORAGES
-            ),
+            *(f"RelayForward<4, 16, {storage}, METHOD>" for storage in RELAY_STORAGES),
             *(f"RelayBackward<{storage}, METHOD>" for storage in RELAY_STORAGES),
         ),
     )

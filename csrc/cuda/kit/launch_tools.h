@@ -27,12 +27,8 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[2];
   unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
   if (shape.is_dependent && device.major >= 9) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;

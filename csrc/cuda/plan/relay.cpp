@@ -13,9 +13,6 @@ namespace {
 using FourStates = Shape<4, 16>;    // 8 channels a block
 using OneState = Shape<1, kChunk>;  // 2 channels a block
 
-/// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
-constexpr int kCluster = 2;
-
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
@@ -57,23 +54,15 @@ RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
   return geometry;
 }
 
-LaunchShape make_shape(const ScanParams& params, int64_t blocks, int warps, int shared_bytes) {
-  LaunchShape shape{blocks, warps * kWarpSize, shared_bytes};
-  shape.rows = params.groups;
-  shape.layers = params.batch;
-  return shape;
-}
-
-/// The launch of a geometry whose warps, a multiple of `multiple`, are reduced to what shared
-/// memory has room for.
+/// The launch of a geometry whose warps are reduced to what shared memory has room for.
 Refusal fit_warps(const ScanParams& params, const Device& device, int block_bytes, int warp_bytes,
-                  int multiple, RelayGeometry& geometry, LaunchShape& shape) {
-  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes / multiple * multiple;
+                  RelayGeometry& geometry, LaunchShape& shape) {
+  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes;
   if (room <= 0) return {"blocks of this GPU have not enough shared memory"};
   geometry.warps = std::min(geometry.warps, room);
-  shape = make_shape(params, geometry.tiles * geometry.cluster, geometry.warps,
-                     block_bytes + geometry.warps * warp_bytes);
-  shape.cluster = geometry.cluster;
+  shape = {geometry.tiles, geometry.warps * kWarpSize, block_bytes + geometry.warps * warp_bytes};
+  shape.rows = params.groups;
+  shape.layers = params.batch;
   return {};
 }
 
@@ -85,19 +74,13 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
   RelayGeometry& geometry = plan.geometry;
   plan.vector_size = vector_size<FourStates>(params);
-  const Figures::Relay& figures = figures_of(device).relay;
-  const bool is_clustered = params.seqlen >= figures.cluster_steps && device.major >= 9 &&
-                            kCluster * geometry.blocks <= device.multiprocessors;
   // Blocks of half the warps share a multiprocessor.
-  const bool is_shared = !is_clustered && geometry.blocks > device.multiprocessors &&
-                         params.seqlen < figures.many_steps;
-  if (is_shared) geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
-  const int warps_per_map = is_clustered ? kClusterWarpsPerMap : 1;
-  geometry.cluster = is_clustered ? kCluster : 1;
-  geometry.warps = round_up(geometry.warps, warps_per_map);
-  const Refusal refusal =
-      fit_warps(params, device, handover_bytes(FourStates::kStates, warps_per_map),
-                ForwardLayout<FourStates>::kSize * 4, warps_per_map, geometry, plan.shape);
+  if (geometry.blocks > device.multiprocessors &&
+      params.seqlen < figures_of(device).choice.relay_shared_steps) {
+    geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
+  }
+  const Refusal refusal = fit_warps(params, device, handover_bytes(FourStates::kStates),
+                                    ForwardLayout<FourStates>::kSize * 4, geometry, plan.shape);
   if (refusal) return refusal;
   plan.shape.is_dependent = true;
   plan.scratch.packed_bc =
@@ -116,7 +99,7 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
   const int warp_bytes = 4 * (plan.vector_size == 2 ? BackwardLayout<OneState, 2>::kSize
                                                     : BackwardLayout<OneState, 4>::kSize);
   const Refusal refusal =
-      fit_warps(params, device, kBackwardBlockBytes, warp_bytes, 1, plan.geometry, plan.shape);
+      fit_warps(params, device, kBackwardBlockBytes, warp_bytes, plan.geometry, plan.shape);
   if (refusal) return refusal;
   BackwardScratch& scratch = plan.scratch;
   const int64_t rows = params.batch * params.dim;

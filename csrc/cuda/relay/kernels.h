@@ -31,8 +31,8 @@ struct RelayBackwardArgs {
   BackwardWorkspace workspace;  // partial sums: projections of every tile, the rest of every batch
 };
 
-/// kStates per lane and kSteps per chunk: see Shape; kWarpsPerMap warps a band: see Handover.
-template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
+/// kStates per lane and kSteps per chunk: see Shape.
+template <int kStates, int kSteps, class Storage, Method kMethod>
 struct RelayForward {
   static cudaError_t launch(const RelayForwardArgs& args, const LaunchShape& shape,
                             cudaStream_t stream);

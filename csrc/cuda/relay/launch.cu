@@ -20,17 +20,6 @@ cudaError_t visit_storage(int size, const Visit& visit) {
 template <class Args>
 using Launch = cudaError_t (*)(const Args&, const LaunchShape&, cudaStream_t);
 
-template <int kWarpsPerMap>
-cudaError_t run_relay(const RelayForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return visit_storage(plan.vector_size, [&]<class Storage>() {
-    static constexpr auto kTable =
-        make_kernel_table<Launch<RelayForwardArgs>>([&]<Method kMethod>() {
-          return &RelayForward<4, 16, kWarpsPerMap, Storage, kMethod>::launch;
-        });
-    return kTable[args.params.method](args, plan.shape, stream);
-  });
-}
-
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
@@ -41,8 +30,11 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memo
   const RelayForwardArgs args{params, plan.geometry, static_cast<const char*>(packed_bc),
                               PackedBC(params, kPaddedStates).sequence_bytes(),
                               plan.shape.is_dependent};
-  return plan.geometry.cluster > 1 ? run_relay<kClusterWarpsPerMap>(args, plan, stream)
-                                   : run_relay<1>(args, plan, stream);
+  return visit_storage(plan.vector_size, [&]<class Storage>() {
+    static constexpr auto kTable = make_kernel_table<Launch<RelayForwardArgs>>(
+        [&]<Method kMethod>() { return &RelayForward<4, 16, Storage, kMethod>::launch; });
+    return kTable[params.method](args, plan.shape, stream);
+  });
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,

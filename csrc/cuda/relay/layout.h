@@ -40,8 +40,7 @@ struct RelayGeometry {
   int warps = 1;
   int64_t tiles = 1;  // of a group
   int64_t group_channels = 1;
-  int64_t blocks = 1;  // or clusters
-  int cluster = 1;     // blocks that share a tile
+  int64_t blocks = 1;
 };
 
 /// A row of raw B or C of a chunk: `size` bytes an element, and what spreads rows over the banks.
@@ -51,16 +50,11 @@ SELECTIVE_SCAN_HD constexpr int raw_row_bytes(int steps, int size) {
 
 // --- forward.cuh ---
 
-/// Warps whose chunks' maps are composed where blocks form clusters.
-constexpr int kClusterWarpsPerMap = 4;
-
-/// What the warps of a block share: Handover and, with several warps a map, BandPrefixes.
-constexpr int handover_bytes(int states, int warps_per_map) {
+/// What the warps of a block share: Handover.
+constexpr int handover_bytes(int states) {
   constexpr int kBarrier = 8;
-  const int maps = kMaxRelayWarps / warps_per_map;
   const int lanes = kWarpSize * states * static_cast<int>(sizeof(float));
-  const int prefixes = warps_per_map > 1 ? 2 * 2 * kMaxRelayWarps * lanes : 0;
-  return 2 * (maps + kMaxRelayWarps) * kBarrier + 2 * maps * lanes + prefixes;
+  return 2 * kMaxRelayWarps * (kBarrier + lanes);
 }
 
 /// Arrays of one warp, in floats from the start of its shared memory.

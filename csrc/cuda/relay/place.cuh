@@ -27,14 +27,14 @@ struct Place {
   int64_t first_channel;
   int channels;  // of the tile that exist
 
-  /// For a grid of tiles (of `cluster` blocks each), groups and batches.
-  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry, unsigned cluster = 1)
+  /// For a grid of tiles, groups and batches.
+  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry)
       : lane(threadIdx.x % kWarpSize),
         warp(threadIdx.x / kWarpSize),
         role(lane_role(lane, S::kLaneBits)),
         batch(blockIdx.z),
         group(blockIdx.y),
-        tile(blockIdx.x / cluster) {
+        tile(blockIdx.x) {
     first_channel = group * geometry.group_channels + tile * S::kChannels;
     const int64_t left = geometry.group_channels - tile * S::kChannels;
     channels = static_cast<int>(left < S::kChannels ? left : S::kChannels);
