@@ -171,10 +171,7 @@ Division divide(const cuda::dstate1::BackwardPlan& plan) {
   return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
-  constexpr int64_t kFourStatesChannels = cuda::relay::Shape<4, 16>::kChannels;
-  constexpr int64_t kOneStateChannels = cuda::relay::Shape<1, 32>::kChannels;
-  if (!plan.has_one_state) return {kFourStatesChannels, plan.geometry.tiles};
-  return {plan.pairs * kOneStateChannels, plan.shape.blocks / plan.pairs};
+  return {cuda::relay::Shape<4, 16>::kChannels, plan.geometry.tiles};
 }
 Division divide(const cuda::relay::BackwardPlan& plan) {
   return {cuda::relay::Shape<1, 32>::kChannels, plan.geometry.tiles};
@@ -218,7 +215,6 @@ py::dict describe(const AnyPlan& plan, int64_t seqlen) {
   result["segments"] = division.segments;
   result["segment_steps"] = division.segments > 1 ? division.segment_steps : seqlen;
   result["grid"] = py::make_tuple(shape.blocks, shape.rows, shape.layers);
-  result["cluster"] = shape.cluster;
   result["threads"] = shape.threads;
   result["shared_bytes"] = shape.shared_bytes;
   result["scratch_bytes"] = plan.scratch_bytes();

@@ -80,7 +80,7 @@ def special_cases():
             yield base.with_(dtype=dtype, layout="channel_last")
         for names in (("u",), ("delta", "z")):
             yield layouts.case_on("cuda", dtype=dtype, layout="channel_last", layout_of=names)
-        for base in (relay.BASE, relay.WIDE, relay.SHARED):
+        for base in (relay.BASE, relay.WIDE, relay.LONG):
             yield base.with_(dtype=dtype)
         yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
         yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))

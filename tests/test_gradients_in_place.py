@@ -18,7 +18,7 @@ BASES = [
     streamed.REAL.with_(B="constant"),
     dstate1.BASE,
     relay.BASE,
-    relay.SHARED,
+    relay.LONG,
     slices.SLICES[0],
     Case(dtype=torch.float64, dstate=33),
     packed.BASE,

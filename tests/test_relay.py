@@ -6,12 +6,12 @@ import torch
 from problem import LAYOUTS, METHODS, Case, check, check_repeatable
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# Tiles of two or four channels, the last one of a group not full.
+# Tiles of eight channels, backwards of two, the last one of a group not full.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200, dstate=16)
 # Tiles of eight channels, more of them than multiprocessors on most devices.
 WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336, dstate=16)
-# Tiles that two blocks share.
-SHARED = Case(batch=1, dim=300, groups=1, seqlen=1360, dstate=16)
+# Several turns of every warp.
+LONG = Case(batch=1, dim=300, groups=1, seqlen=1360, dstate=16)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -27,7 +27,7 @@ def cases():
     yield from kinds(BASE)
     for dtype in FLOATS:
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 16, 31, 32, 33, 1000))
-        # One block of its own; all chunks of a round, and one more; several rounds backwards.
+        # Some warps of a block; two turns of all warps, and a chunk more; several turns backwards.
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (96, 512, 520))
         yield BASE.with_(dtype=dtype, seqlen=1000, reverse=True, dstate=11)
         yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
@@ -43,9 +43,9 @@ def cases():
 
 
 def cases_of_many_tiles():
-    for base in (WIDE, SHARED):
+    for base in (WIDE, LONG):
         yield from kinds(base)
-    yield SHARED.with_(decay=1e-3, seqlen=4000)
+    yield LONG.with_(decay=1e-3, seqlen=4000)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
@@ -60,7 +60,7 @@ def test_many_tiles(case, cuda_device):
     check(case, cuda_device)
 
 
-@pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, SHARED], ids=str)
+@pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, LONG], ids=str)
 def test_runs_agree_bit_by_bit(case, device):
     check_repeatable(case, device)
 

@@ -74,24 +74,15 @@ DSTATE1 = [
     )
 ]
 
-# Forward kernels: states per lane, steps of a chunk, warps of a group, storages; those for vectors
-# with one state a lane: the elements' type.
+# Forward kernels: states per lane, steps of a chunk, storages.
 RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Elements")
 RELAY = [
     Source(
         "relay",
         "relay",
-        ("backward", "forward", "rounds"),
+        ("backward", "forward"),
         (
-            *(
-                f"RelayForward<{shape}, {storage}, METHOD>"
-                for shape in ("4, 16, 1", "4, 16, 4")
-                for storage in RELAY_STORAGES
-            ),
-            *(
-                f"RoundsForward<DType::{dtype}, METHOD>"
-                for dtype in ("kFloat32", "kFloat16", "kBFloat16")
-            ),
+            *(f"RelayForward<4, 16, {storage}, METHOD>" for storage in RELAY_STORAGES),
             *(f"RelayBackward<{storage}, METHOD>" for storage in RELAY_STORAGES),
         ),
     )

@@ -33,20 +33,6 @@ __device__ __forceinline__ void read_shared(const float* row, Items& items) {
   for (int i = 0; i < kItems; ++i) items[i] = pack.v[i];
 }
 
-/// Two halves of a word.
-__device__ __forceinline__ float2 unpack(uint32_t word, BFloat16) {
-  return {bit_cast<float>(word << 16), bit_cast<float>(word & 0xffff0000u)};
-}
-__device__ __forceinline__ float2 unpack(uint32_t word, Half) {
-  return __half22float2(bit_cast<__half2>(word));
-}
-__device__ __forceinline__ uint32_t pack(float low, float high, BFloat16) {
-  return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
-}
-__device__ __forceinline__ uint32_t pack(float low, float high, Half) {
-  return bit_cast<uint32_t>(__floats2half2_rn(low, high));
-}
-
 /// How windows of one Storage are moved. All functions take the address of the lane, which lies
 /// lane_offset() behind the window's first channel and step.
 ///   Raw        a lane's part of a window as it lies in memory
@@ -82,30 +68,13 @@ struct RowAccess<Vectors<Element, kSteps>> {
   static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
                                                  const Window&, float*, Items& items) {
     const Raw ordered = in_order(raw, strides.step < 0);
-    if constexpr (sizeof(Element) == sizeof(float)) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) items[i] = bit_cast<float>(ordered.v[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems; i += 2) {
-        const float2 both = unpack(ordered.v[i / 2], Element{});
-        items[i] = both.x;
-        items[i + 1] = both.y;
-      }
-    }
+    words_to_reals<Element>(ordered.v, items);
   }
 
   static __device__ __forceinline__ void store(const SequenceStrides& strides, char* address,
                                                const Window& window, float*, const Items& items) {
     Raw raw;
-#pragma unroll
-    for (int word = 0; word < kWords; ++word) {
-      if constexpr (sizeof(Element) == sizeof(float)) {
-        raw.v[word] = bit_cast<uint32_t>(items[word]);
-      } else {
-        raw.v[word] = pack(items[2 * word], items[2 * word + 1], Element{});
-      }
-    }
+    reals_to_words<Element>(items, raw.v);
     raw = in_order(raw, strides.step < 0);
     for_each_vector(strides, window, [&](int word) {
       Pack<uint32_t, kVectorWords> vector;

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "../../core/method_table.h"
+#include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "plan.h"
 
@@ -44,11 +45,9 @@ cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const ArrayVie
 template <class Params>
 cudaError_t scan(Args<Params> args, const LaunchShape& shape, const ArrayView& entering,
                  bool is_alone, cudaStream_t stream) {
-  constexpr decltype(&scan_as<float, Params>) kScans[2][2] = {
-      {&scan_as<float, Params>, &scan_as<double, Params>},
-      {&scan_as<Complex<float>, Params>, &scan_as<Complex<double>, Params>}};
-  const auto scan_of_type = kScans[args.params.is_complex][args.params.is_double];
-  return scan_of_type(args, shape, entering, is_alone, stream);
+  return with_state_type(args.params, [&]<class T>(T*) {
+    return scan_as<T>(args, shape, entering, is_alone, stream);
+  });
 }
 
 }  // namespace

@@ -10,11 +10,6 @@ namespace selective_scan::cuda {
 
 // -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper do without its bulk copies and suspended waits, as
 // earlier architectures do.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kHasClusters = true;
-#else
-constexpr bool kHasClusters = false;
-#endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
 constexpr bool kHasBulkCopy = true;
 #else
@@ -48,27 +43,25 @@ struct SharedBarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals)
                  : "memory");
   }
-  /// To be called by who has called initialize(), before blocks of the cluster meet.
-  static __device__ __forceinline__ void publish_in_cluster() {
-    if constexpr (kHasClusters) {
+  /// To be called by who has called initialize(), before the block's threads meet: bulk copies then
+  /// know the barriers.
+  static __device__ __forceinline__ void publish() {
+    if constexpr (kHasBulkCopy) {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
   }
   /// Arrives.
   __device__ __forceinline__ void signal() const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
   }
-  /// Arrives, and has the phase wait for so many bytes of asynchronous copies too.
+  /// Arrives, and has the phase wait for so many bytes of bulk copies too.
   __device__ __forceinline__ void expect(int bytes) const {
-    if constexpr (kHasClusters) {
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
-                   "r"(bytes)
-                   : "memory");
-    }
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
+                 : "memory");
   }
-  /// Copies `bytes`, a multiple of 16, to shared memory; the phase ends when they have arrived.
+  /// Starts a bulk copy of `bytes`, a multiple of 16, to shared memory, which the phase waits for.
   __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
-    expect(bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(target),

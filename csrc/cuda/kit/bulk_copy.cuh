@@ -41,8 +41,7 @@ class ChunkRing {
           full(slot).initialize(1);
           empty(slot).initialize(static_cast<int>(blockDim.x));
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        SharedBarrier::publish();
       }
       __syncthreads();
     }
@@ -101,8 +100,10 @@ class ChunkRing {
   }
   __device__ __forceinline__ SharedBarrier empty(int slot) const { return full(kSlots + slot); }
   __device__ __forceinline__ void copy(int chunk, int slot) {
-    full(slot).copy(shared_address(slots_) + slot * chunk_bytes_, source_ + chunk * stride_,
-                    chunk_bytes_);
+    const uint32_t target = shared_address(slots_) + slot * chunk_bytes_;
+    const char* const source = source_ + chunk * stride_;
+    full(slot).expect(chunk_bytes_);
+    full(slot).copy(target, source, chunk_bytes_);
   }
   __device__ __forceinline__ void copy_together(int chunk, int slot) {
     constexpr int kAccess = 16;

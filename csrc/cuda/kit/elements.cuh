@@ -51,21 +51,69 @@ __device__ __forceinline__ float to_real(BFloat16 value) {
   return to_float(value);
 }
 
-/// Elements in memory's order, which a `raw` of as many bytes holds. Those of bf16 are taken two at
-/// a time, which costs one instruction each.
+/// One of the two elements of 2 bytes that a word has. Both together are taken as fast as each.
+__device__ __forceinline__ float half_of(uint32_t word, bool is_low, BFloat16) {
+  return bit_cast<float>(is_low ? word << 16 : word & 0xffff0000u);
+}
+__device__ __forceinline__ float half_of(uint32_t word, bool is_low, Half) {
+  const float2 both = __half22float2(bit_cast<__half2>(word));
+  return is_low ? both.x : both.y;
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, BFloat16) {
+  return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, Half) {
+  return bit_cast<uint32_t>(__floats2half2_rn(low, high));
+}
+
+/// Between elements in memory's order, in words, and their values.
+template <class Element, int kWords, int kCount>
+__device__ __forceinline__ void words_to_reals(const uint32_t (&words)[kWords],
+                                               float (&values)[kCount]) {
+  if constexpr (sizeof(Element) == 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = half_of(words[i / 2], i % 2 == 0, Element{});
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = bit_cast<float>(words[i]);
+  }
+}
+template <class Element, int kWords, int kCount>
+__device__ __forceinline__ void reals_to_words(const float (&values)[kCount],
+                                               uint32_t (&words)[kWords]) {
+  if constexpr (sizeof(Element) == 2) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      words[i] = pack(values[2 * i], values[2 * i + 1], Element{});
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = bit_cast<uint32_t>(values[i]);
+  }
+}
+
+/// The same of what a `raw` of as many bytes holds.
 template <class Element, class Raw, int kCount>
 __device__ __forceinline__ void to_reals(const Raw& raw, float (&values)[kCount]) {
   if constexpr (std::is_same_v<Element, BFloat16> && kCount % 2 == 0) {
-    const auto pairs = bit_cast<Pack<uint32_t, kCount / 2>>(raw);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint32_t pair = pairs.v[i / 2];
-      values[i] = bit_cast<float>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
-    }
+    const auto words = bit_cast<Pack<uint32_t, kCount / 2>>(raw);
+    words_to_reals<Element>(words.v, values);
   } else {
     const auto elements = bit_cast<Pack<Element, kCount>>(raw);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) values[i] = to_real(elements.v[i]);
+  }
+}
+
+/// Calls work(Element{}) for elements of kSize bytes, those of 2 by a branch.
+template <int kSize, class Work>
+__device__ __forceinline__ void with_element_of(bool is_bfloat16, const Work& work) {
+  if constexpr (kSize == 4) {
+    work(float{});
+  } else if (is_bfloat16) {
+    work(BFloat16{});
+  } else {
+    work(Half{});
   }
 }
 

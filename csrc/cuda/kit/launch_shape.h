@@ -14,7 +14,6 @@ struct LaunchShape {
   int threads = 0;
   int shared_bytes = 0;
   bool is_dependent = false;  // on the kernel in front of it
-  int cluster = 1;            // blocks
   int64_t rows = 1;           // of `blocks` blocks each
   int64_t layers = 1;         // of rows
   /// All blocks are on the GPU at the same time, or the launch fails.

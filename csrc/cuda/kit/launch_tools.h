@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "../../core/complex.h"
 #include "../plan/device.h"
 #include "launch_shape.h"
 
@@ -27,12 +28,8 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[2];
   unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
   if (shape.is_dependent && device.major >= 9) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
@@ -50,6 +47,17 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/// Calls visit with a null pointer of the type of states.
+template <class Problem, class Visit>
+cudaError_t with_state_type(const Problem& problem, const Visit& visit) {
+  if (problem.is_double) {
+    return problem.is_complex ? visit(static_cast<Complex<double>*>(nullptr))
+                              : visit(static_cast<double*>(nullptr));
+  }
+  return problem.is_complex ? visit(static_cast<Complex<float>*>(nullptr))
+                            : visit(static_cast<float*>(nullptr));
 }
 
 inline unsigned grid_blocks(int64_t work_items) {

@@ -89,13 +89,10 @@ __global__ void __launch_bounds__(kEdgeThreads)
 }
 
 cudaError_t launch(const ScanParams& params, const EdgeArgs& args, cudaStream_t stream) {
-  const auto kernel =
-      params.is_complex
-          ? (params.is_double ? packed_edges_kernel<Complex<double>>
-                              : packed_edges_kernel<Complex<float>>)
-          : (params.is_double ? packed_edges_kernel<double> : packed_edges_kernel<float>);
   const int64_t blocks = std::clamp(params.packed.count, kFewestEdgeBlocks, kMostEdgeBlocks);
-  return launch_kernel(kernel, {blocks, kEdgeThreads}, stream, args);
+  return with_state_type(params, [&]<class T>(T*) {
+    return launch_kernel(packed_edges_kernel<T>, {blocks, kEdgeThreads}, stream, args);
+  });
 }
 
 }  // namespace

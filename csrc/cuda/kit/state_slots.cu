@@ -59,34 +59,23 @@ __global__ void __launch_bounds__(kSlotThreads)
   });
 }
 
-template <class T>
-cudaError_t load(const SlotArgs& args, cudaStream_t stream) {
-  return launch_kernel(load_slots_kernel<T>, args.rows.shape(), stream, args);
-}
-template <class T>
-cudaError_t store(const SlotArgs& args, cudaStream_t stream) {
-  return launch_kernel(store_slots_kernel<T>, args.rows.shape(), stream, args);
-}
-
 }  // namespace
 
 cudaError_t load_slots(const StateSlots& slots, const ArrayView& to, cudaStream_t stream) {
   const SlotArgs args{slots, SlotRows(slots, slots.sequences), to, {}, {}};
   if (args.rows.rows == 0) return cudaSuccess;
-  const auto run = slots.is_complex
-                       ? (slots.is_double ? load<Complex<double>> : load<Complex<float>>)
-                       : (slots.is_double ? load<double> : load<float>);
-  return run(args, stream);
+  return with_state_type(slots, [&]<class T>(T*) {
+    return launch_kernel(load_slots_kernel<T>, args.rows.shape(), stream, args);
+  });
 }
 
 cudaError_t store_slots(const StateSlots& slots, const ArrayView& from,
                         const PackedSequences& packed, const ArrayView& out, cudaStream_t stream) {
   const SlotArgs args{slots, SlotRows(slots, slots.sequences), from, packed, out};
   if (args.rows.rows == 0) return cudaSuccess;
-  const auto run = slots.is_complex
-                       ? (slots.is_double ? store<Complex<double>> : store<Complex<float>>)
-                       : (slots.is_double ? store<double> : store<float>);
-  return run(args, stream);
+  return with_state_type(slots, [&]<class T>(T*) {
+    return launch_kernel(store_slots_kernel<T>, args.rows.shape(), stream, args);
+  });
 }
 
 }  // namespace selective_scan::cuda

@@ -262,16 +262,10 @@ LaunchShape shape_of_rows(const ScanParams& params) {
 template <class Visit>
 cudaError_t with_types(const ScanParams& params, const Visit& visit) {
   if (params.dstate > kMaxMatrixDstate) return cudaErrorInvalidValue;
-  const auto with_own = [&](auto* type) {
+  return with_state_type(params, [&](auto* type) {
     return params.dstate <= kWarpSize ? visit(type, std::integral_constant<int, 1>())
                                       : visit(type, std::integral_constant<int, 2>());
-  };
-  if (params.is_double) {
-    return params.is_complex ? with_own(static_cast<Complex<double>*>(nullptr))
-                             : with_own(static_cast<double*>(nullptr));
-  }
-  return params.is_complex ? with_own(static_cast<Complex<float>*>(nullptr))
-                           : with_own(static_cast<float*>(nullptr));
+  });
 }
 
 }  // namespace selective_scan::cuda::matrix

@@ -37,13 +37,16 @@ struct Figures {
     /// Its backward pass is, with no more of these, from so many steps on.
     int64_t relay_backward_blocks = 6;
     int64_t relay_backward_steps = 128;
-    /// Shorter sequences are too short for relay's blocks of four states a lane, where a
-    /// multiprocessor has one, two or three of them.
+    /// Shorter sequences are too short for relay, where a multiprocessor has one, two or three of
+    /// its blocks.
     int64_t relay_steps[3] = {72, 200, 900};
     /// From so many steps on, segments are better where the last wave of relay's blocks leaves more
     /// than this part of the multiprocessors idle.
     int64_t relay_segment_steps = 8192;
     double relay_idle = 0.15;
+    /// With so many steps it no longer matters that the last of relay's blocks run alone: none
+    /// share a multiprocessor.
+    int64_t relay_shared_steps = 16384;
     /// relay's tiles may leave so many numbers to be summed to dB and dC.
     int64_t relay_sums = int64_t{1} << 24;
 
@@ -75,15 +78,6 @@ struct Figures {
     int64_t packed_waves_forward = 8;
     int64_t packed_waves_backward = 12;
   } segments;
-
-  struct Relay {
-    /// With no more blocks a multiprocessor, one state a lane is the better shape.
-    int64_t one_state_blocks = 2;
-    /// From so many steps on blocks share a tile.
-    int64_t cluster_steps = 384;
-    /// With so many steps, and turns, it no longer matters that the last blocks of all run alone.
-    int64_t many_steps = 16384;
-  } relay;
 
   /// By this estimate streamed_forward.cpp takes the number of warps and of segments. The unit of
   /// its times is what a warp's share of a busy multiprocessor takes for one chunk.

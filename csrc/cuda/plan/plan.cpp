@@ -61,11 +61,10 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   if (blocks > figures.relay_blocks * multiprocessors) return false;
   const bool is_short = params.seqlen < figures.short_steps;
   const bool is_streamable = have_one_dtype(params, rows_of(params));
-  if (!is_streamable || (is_short && plan.has_one_state)) return is_short;
+  if (!is_streamable) return is_short;
   // Long sequences are left to others unless arrays are vectors: those divide the work around the
   // scan better.
-  const bool has_vectors = plan.may_have_one_state ? plan.has_one_state : plan.vector_size != 0;
-  if (!is_short && !has_vectors) return false;
+  if (!is_short && plan.vector_size == 0) return false;
   const int64_t rounds = ceil_div(blocks, multiprocessors);
   if (params.seqlen >= figures.relay_segment_steps) {
     const auto places = static_cast<double>(rounds * multiprocessors);

@@ -1,7 +1,6 @@
 // The relay path: which calls it takes, and how it divides the work.
 
 #include <algorithm>
-#include <limits>
 
 #include "../kit/packed_bc_layout.h"
 #include "../relay/plan.h"
@@ -13,9 +12,6 @@ namespace {
 
 using FourStates = Shape<4, 16>;    // 8 channels a block
 using OneState = Shape<1, kChunk>;  // 2 channels a block
-
-/// Blocks that share a tile. Not all multiprocessors can be divided among clusters of four.
-constexpr int kCluster = 2;
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -58,104 +54,16 @@ RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
   return geometry;
 }
 
-LaunchShape make_shape(const ScanParams& params, int64_t blocks, int warps, int shared_bytes) {
-  LaunchShape shape{blocks, warps * kWarpSize, shared_bytes};
-  shape.rows = params.groups;
-  shape.layers = params.batch;
-  return shape;
-}
-
-/// The launch of a geometry whose warps, a multiple of `multiple`, are reduced to what shared
-/// memory has room for.
+/// The launch of a geometry whose warps are reduced to what shared memory has room for.
 Refusal fit_warps(const ScanParams& params, const Device& device, int block_bytes, int warp_bytes,
-                  int multiple, RelayGeometry& geometry, LaunchShape& shape) {
-  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes / multiple * multiple;
+                  RelayGeometry& geometry, LaunchShape& shape) {
+  const int room = (device.block_shared_bytes - block_bytes) / warp_bytes;
   if (room <= 0) return {"blocks of this GPU have not enough shared memory"};
   geometry.warps = std::min(geometry.warps, room);
-  shape = make_shape(params, geometry.tiles * geometry.cluster, geometry.warps,
-                     block_bytes + geometry.warps * warp_bytes);
-  shape.cluster = geometry.cluster;
+  shape = {geometry.tiles, geometry.warps * kWarpSize, block_bytes + geometry.warps * warp_bytes};
+  shape.rows = params.groups;
+  shape.layers = params.batch;
   return {};
-}
-
-// --- one state a lane: rounds.cuh ---
-
-/// Whether distances within all arrays fit 32 bits, and these lie in one direction.
-bool suits_rounds(const ForwardParams& params) {
-  const int64_t size = element_size(params.u.dtype);
-  const int64_t steps = params.seqlen + 2 * kMaxRelayWarps * kChunk;  // with a round to spare
-  // From an array's first element to its last, and every stride.
-  const auto fits = [](std::initializer_list<Extent> extents, int64_t rest, int64_t size) {
-    bool fit = true;
-    int64_t span = rest;
-    for (const auto& [count, stride] : extents) {
-      fit &= fits_32_bits({{1, stride}}, size);
-      span += (count - 1) * std::abs(stride);
-    }
-    return fit && fits_32_bits({{1, span}}, size);
-  };
-  const auto has_direction_of_u = [&](const ArrayView& view) {
-    return (view.step < 0) == (params.u.step < 0);
-  };
-  const auto rows_fit = [&](const ArrayView& view) {
-    return has_direction_of_u(view) &&
-           fits({{params.batch, view.batch}, {params.dim, view.channel}}, steps, size);
-  };
-  const auto projection_fits = [&](const ArrayView& view) {
-    return has_direction_of_u(view) && fits({{params.batch, view.batch},
-                                             {params.groups, view.group},
-                                             {kPaddedStates, view.state}},
-                                            steps, size);
-  };
-  const auto once_fits = [&](const ArrayView& view) {
-    return fits(
-        {{params.batch, view.batch}, {params.dim, view.channel}, {kPaddedStates, view.state}}, 0,
-        1);
-  };
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  return all_of(rows_of(params), rows_fit) && projection_fits(params.B) &&
-         projection_fits(params.C) && once_fits(params.A) && once_fits(params.D) &&
-         once_fits(params.delta_bias) && once_fits(params.initial_state) &&
-         once_fits(params.last_state) && params.seqlen <= kMost && params.dim <= kMost;
-}
-
-template <int kSize>
-Refusal plan_rounds(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
-  using Layout = RoundsLayout<OneState, kSize>;
-  const auto slot_bytes = [](int pairs, int buffers) {
-    return Layout::slot_bytes(buffers) + pairs * Layout::warp_bytes(buffers);
-  };
-  const auto most_slots = [&](int pairs) {
-    const int room = (device.block_shared_bytes - kRoundMapBytes) / slot_bytes(pairs, 2);
-    return std::min(kMaxRelayWarps / pairs, room) / kBandWarps * kBandWarps;
-  };
-  const auto chunks = static_cast<int>(ceil_div(params.seqlen, kChunk));
-  const bool is_clustered = device.major >= 9 && chunks > kBandWarps && most_slots(kMostPairs) > 0;
-  plan.pairs = is_clustered ? kMostPairs : 1;
-  const int most = most_slots(plan.pairs);
-  if (most == 0) return {"blocks of this GPU have not enough shared memory"};
-  plan.rounds = ceil_div(chunks, most * plan.pairs);
-  plan.slots = round_up(ceil_div(chunks, plan.rounds * plan.pairs), kBandWarps);
-  const int64_t tiles = ceil_div(plan.geometry.group_channels, plan.pairs * OneState::kChannels);
-  plan.shape =
-      make_shape(params, tiles * plan.pairs, plan.slots * plan.pairs,
-                 kRoundMapBytes + plan.slots * slot_bytes(plan.pairs, plan.rounds > 1 ? 2 : 1));
-  plan.shape.cluster = plan.pairs;
-  return {};
-}
-
-/// Whether blocks of one state a lane are few enough to be there all at once, and for that shape to
-/// be the better one.
-bool may_have_one_state(const ScanParams& params, const Device& device, int64_t blocks) {
-  constexpr int64_t kOneStatePerFour = FourStates::kChannels / OneState::kChannels;
-  const int64_t round_warps = params.seqlen <= 4 * kChunk   ? 4
-                              : params.seqlen <= 8 * kChunk ? 8
-                                                            : kMaxRelayWarps;
-  const int64_t one_state_blocks = kOneStatePerFour * blocks;
-  const Figures& figures = figures_of(device);
-  return one_state_blocks * round_warps <= kMaxRelayWarps * device.multiprocessors &&
-         (one_state_blocks <= figures.relay.one_state_blocks * device.multiprocessors ||
-          params.seqlen < figures.choice.relay_steps[0]);
 }
 
 }  // namespace
@@ -165,27 +73,14 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.geometry = make_geometry<FourStates>(params, kMaxRelayWarps);
   RelayGeometry& geometry = plan.geometry;
-  plan.may_have_one_state = may_have_one_state(params, device, geometry.blocks);
-  plan.has_one_state =
-      plan.may_have_one_state && vector_size<OneState>(params) != 0 && suits_rounds(params);
   plan.vector_size = vector_size<FourStates>(params);
-  if (plan.has_one_state) {
-    return element_size(params.u.dtype) == 4 ? plan_rounds<4>(params, device, plan)
-                                             : plan_rounds<2>(params, device, plan);
-  }
-  const Figures::Relay& figures = figures_of(device).relay;
-  const bool is_clustered = params.seqlen >= figures.cluster_steps && device.major >= 9 &&
-                            kCluster * geometry.blocks <= device.multiprocessors;
   // Blocks of half the warps share a multiprocessor.
-  const bool is_shared = !is_clustered && geometry.blocks > device.multiprocessors &&
-                         params.seqlen < figures.many_steps;
-  if (is_shared) geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
-  const int warps_per_map = is_clustered ? kClusterWarpsPerMap : 1;
-  geometry.cluster = is_clustered ? kCluster : 1;
-  geometry.warps = round_up(geometry.warps, warps_per_map);
-  const Refusal refusal =
-      fit_warps(params, device, handover_bytes(FourStates::kStates, warps_per_map),
-                ForwardLayout<FourStates>::kSize * 4, warps_per_map, geometry, plan.shape);
+  if (geometry.blocks > device.multiprocessors &&
+      params.seqlen < figures_of(device).choice.relay_shared_steps) {
+    geometry = make_geometry<FourStates>(params, kMaxRelayWarps / 2);
+  }
+  const Refusal refusal = fit_warps(params, device, handover_bytes(FourStates::kStates),
+                                    ForwardLayout<FourStates>::kSize * 4, geometry, plan.shape);
   if (refusal) return refusal;
   plan.shape.is_dependent = true;
   plan.scratch.packed_bc =
@@ -204,7 +99,7 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
   const int warp_bytes = 4 * (plan.vector_size == 2 ? BackwardLayout<OneState, 2>::kSize
                                                     : BackwardLayout<OneState, 4>::kSize);
   const Refusal refusal =
-      fit_warps(params, device, kBackwardBlockBytes, warp_bytes, 1, plan.geometry, plan.shape);
+      fit_warps(params, device, kBackwardBlockBytes, warp_bytes, plan.geometry, plan.shape);
   if (refusal) return refusal;
   BackwardScratch& scratch = plan.scratch;
   const int64_t rows = params.batch * params.dim;

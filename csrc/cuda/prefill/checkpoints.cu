@@ -79,25 +79,16 @@ __global__ void __launch_bounds__(kSlotThreads)
   });
 }
 
-using Kernel = void (*)(CheckpointArgs);
-
-template <class T>
-Kernel kernel_of(Method method) {
-  static constexpr auto kKernels =
-      make_kernel_table<Kernel>([&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
-  return kKernels[method];
-}
-
 }  // namespace
 
 cudaError_t store_checkpoints(const PrefillParams& params, cudaStream_t stream) {
   const CheckpointArgs args{params, SlotRows(params.slots, params.checkpoint_candidates())};
   if (args.rows.rows == 0 || params.packed.count == 0) return cudaSuccess;
-  const Kernel kernel =
-      params.is_complex ? (params.is_double ? kernel_of<Complex<double>>
-                                            : kernel_of<Complex<float>>)(params.method)
-                        : (params.is_double ? kernel_of<double> : kernel_of<float>)(params.method);
-  return launch_kernel(kernel, args.rows.shape(), stream, args);
+  return with_state_type(params, [&]<class T>(T*) {
+    static constexpr auto kKernels = make_kernel_table<void (*)(CheckpointArgs)>(
+        [&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
+    return launch_kernel(kKernels[params.method], args.rows.shape(), stream, args);
+  });
 }
 
 }  // namespace selective_scan::cuda

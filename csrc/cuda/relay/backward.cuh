@@ -12,8 +12,8 @@
 // Bound by: latency, with one or two chunks a warp.
 #pragma once
 
+#include "../kit/barriers.cuh"
 #include "../kit/update_gradient.cuh"
-#include "cluster.cuh"
 #include "copies.cuh"
 
 namespace selective_scan::cuda::relay {

@@ -6,8 +6,6 @@
 //   Projection<S>     B or C of the tile, in rows along time
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 
 #include "kernels.h"
@@ -25,28 +23,11 @@ struct Chunk {
 template <int kSize, int kCount>
 __device__ __forceinline__ Pack<float, kCount> convert_elements(const void* address,
                                                                 bool is_bfloat16) {
-  if constexpr (kSize == 4) {
-    return load_pack<float, kCount>(static_cast<const float*>(address));
-  } else {
-    static_assert(kCount % 2 == 0);
-    const auto words = load_pack<uint32_t, kCount / 2>(static_cast<const uint32_t*>(address));
-    Pack<float, kCount> values;
-    if (is_bfloat16) {
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        values.v[2 * i] = bit_cast<float>(words.v[i] << 16);
-        values.v[2 * i + 1] = bit_cast<float>(words.v[i] & 0xffff0000u);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        const float2 both = __half22float2(bit_cast<__half2>(words.v[i]));
-        values.v[2 * i] = both.x;
-        values.v[2 * i + 1] = both.y;
-      }
-    }
-    return values;
-  }
+  const auto words = load_pack<uint32_t, kCount * kSize / 4>(static_cast<const uint32_t*>(address));
+  Pack<float, kCount> values;
+  with_element_of<kSize>(is_bfloat16,
+                         [&](auto type) { words_to_reals<decltype(type)>(words.v, values.v); });
+  return values;
 }
 
 template <int kSize>
@@ -91,20 +72,10 @@ struct Vectors {
       if (!exists) return;
       char* const target = address(chunk);
       if (view_.step < 0) values = reversed(values);
-      if constexpr (kSize == 4) {
-        store_pack(reinterpret_cast<float*>(target), values);
-      } else {
-        Pack<uint32_t, S::kItems / 2> words;
-#pragma unroll
-        for (int i = 0; i < S::kItems / 2; ++i) {
-          const float first = values.v[2 * i];
-          const float second = values.v[2 * i + 1];
-          words.v[i] = view_.dtype == DType::kBFloat16
-                           ? bit_cast<uint32_t>(__floats2bfloat162_rn(first, second))
-                           : bit_cast<uint32_t>(__floats2half2_rn(first, second));
-        }
-        store_pack(reinterpret_cast<uint32_t*>(target), words);
-      }
+      Pack<uint32_t, S::kItems * kSize / 4> words;
+      with_element_of<kSize>(view_.dtype == DType::kBFloat16,
+                             [&](auto type) { reals_to_words<decltype(type)>(values.v, words.v); });
+      store_pack(reinterpret_cast<uint32_t*>(target), words);
     }
 
    private:

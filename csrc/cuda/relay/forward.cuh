@@ -8,11 +8,11 @@
 // Bound by: issue slots; with few warps a multiprocessor and short chunks by the hand-over.
 #pragma once
 
+#include "../kit/barriers.cuh"
 #include "../kit/dependent_launch.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
-#include "cluster.cuh"
 #include "copies.cuh"
 
 namespace selective_scan::cuda::relay {
@@ -63,28 +63,15 @@ struct FirstPass {
   }
 };
 
-/// What the warps of a block hand on. Consecutive warps form bands: within a band what its chunks
-/// do to a state is composed, and the state itself goes from band to band, so that fewer
-/// hand-overs follow one another. Two of everything, for rounds in turn: a warp may be late by one.
-template <int kStates, int kWarpsPerMap>
-struct alignas(16) Handover {
-  using Lanes = Pack<float, kStates>[kWarpSize];
-  static constexpr int kMaps = kMaxRelayWarps / kWarpsPerMap;
-  BarrierState state_barriers[2][kMaps];
-  BarrierState prefix_barriers[2][kMaxRelayWarps];
-  Lanes states[2][kMaps];
-};
-/// What the chunks before a warp's within its band do.
+/// What the warps of a block hand on: the state that enters a warp's chunk. There are two of
+/// everything, for turns one after the other: a warp may be late by one.
 template <int kStates>
-struct alignas(16) BandPrefixes {
-  using Lanes = Pack<float, kStates>[kWarpSize];
-  Lanes factors[2][kMaxRelayWarps];
-  Lanes offsets[2][kMaxRelayWarps];
+struct alignas(16) Handover {
+  BarrierState barriers[2][kMaxRelayWarps];
+  Pack<float, kStates> states[2][kMaxRelayWarps][kWarpSize];
 };
 
-static_assert(sizeof(Handover<4, 1>) == handover_bytes(4, 1) &&
-              sizeof(Handover<4, kClusterWarpsPerMap>) + sizeof(BandPrefixes<4>) ==
-                  handover_bytes(4, kClusterWarpsPerMap));
+static_assert(sizeof(Handover<4>) == handover_bytes(4));
 
 /// Brings B and C of a warp's chunks to its shared memory, as they have been written in global
 /// memory before.
@@ -117,8 +104,7 @@ class TileCopies {
   const char* source_;
 };
 
-/// kWarpsPerMap > 1: the ring of warps goes through all blocks of a cluster.
-template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
+template <int kStates, int kSteps, class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
   using S = Shape<kStates, kSteps>;
@@ -129,46 +115,24 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   constexpr bool kKeepDelta = Formula<kMethod>::kBbarDependsOnA;
   const ForwardParams& params = args.params;
   char* const shared = shared_memory();
-  const Place<S> place(args.geometry, kWarpsPerMap > 1 ? args.geometry.cluster : 1);
+  const Place<S> place(args.geometry);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
   const bool has_output = params.wanted == ForwardWanted::kOutput;
   const bool has_gate = params.z.present();
 
-  constexpr bool kHasBands = kWarpsPerMap > 1;
-  auto& handover = *reinterpret_cast<Handover<kStates, kWarpsPerMap>*>(shared);
-  auto& prefixes = *reinterpret_cast<BandPrefixes<kStates>*>(&handover + 1);
-  float* const own =
-      (kHasBands ? reinterpret_cast<float*>(&prefixes + 1) : reinterpret_cast<float*>(&prefixes)) +
-      place.warp * Layout::kSize;
-  // Every warp one or two of them: the lanes of a warp would have to take turns.
+  auto& handover = *reinterpret_cast<Handover<kStates>*>(shared);
+  float* const own = reinterpret_cast<float*>(&handover + 1) + place.warp * Layout::kSize;
+  // Every warp two of them: the lanes of a warp would have to take turns.
   if (lane == 0) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      // Two have a say in when the first band of a cluster's block goes on: the block that hands
-      // it a state, and the last warp of its own block. The latter is always earlier; but so it is
-      // ordered within the block that nothing is overwritten before it has been read.
-      if (place.warp % kWarpsPerMap == 0) {
-        SharedBarrier(handover.state_barriers[which][place.warp / kWarpsPerMap])
-            .initialize(kHasBands && place.warp == 0 ? 1 + kWarpSize : kWarpSize);
-      }
-      if constexpr (kHasBands)
-        SharedBarrier(handover.prefix_barriers[which][place.warp]).initialize();
+      SharedBarrier(handover.barriers[which][place.warp]).initialize();
     }
-    if constexpr (kHasBands) SharedBarrier::publish_in_cluster();
   }
   __syncwarp();
-  const int cluster = kHasBands ? args.geometry.cluster : 1;
-  const int rank = kHasBands ? static_cast<int>(blockIdx.x) % cluster : 0;
-  if constexpr (kHasBands) {
-    arrive_at_cluster();
-    // In round 0 there is nothing yet to wait for in the own block.
-    if (rank > 0 && place.warp == 0) SharedBarrier(handover.state_barriers[0][0]).signal();
-  }
-  const int turn = cluster * warps * kSteps;  // steps from one of the warp's chunks to its next
-  const int band = place.warp / kWarpsPerMap;
-  const int member = place.warp % kWarpsPerMap;
-  const bool is_first_band = rank == 0 && band == 0;
+  const int turn = warps * kSteps;  // steps from one of the warp's chunks to its next
+  const bool is_first = place.warp == 0;
   const auto origin = [&](int array) {
     return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
   };
@@ -200,7 +164,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     return own + Layout::kPlanes + (channel * S::kLanes + part) * S::kRow;
   };
 
-  Chunk chunk = chunk_at((static_cast<int64_t>(rank) * warps + place.warp) * kSteps);
+  Chunk chunk = chunk_at(static_cast<int64_t>(place.warp) * kSteps);
   if (chunk.steps > 0) copy_rows(chunk, 0);
   // While these are on their way:
   const float D = place.item_component(params.D);
@@ -210,12 +174,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   wait_for_primary();
   if (chunk.steps > 0) tiles.copy(chunk, 0);
   __pipeline_commit();
-  // Batons are ready.
-  if constexpr (kHasBands) {
-    wait_for_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();  // barriers are ready
   for (int round = 0; chunk.steps > 0; ++round) {
     const int buffer = round & 1;
     const bool is_last = chunk.first_step + kSteps >= params.seqlen;
@@ -251,68 +210,27 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     __pipeline_commit();
 
     FirstPass<S, kMethod> pass(delta_row, input_row, projections, poles);
-    States factor_before;  // of the chunks before this one in the band
-    States offset_before;
-    if constexpr (kHasBands) {
-      if (member > 0) {
-        SharedBarrier(handover.prefix_barriers[buffer][place.warp]).wait(round >> 1 & 1);
-        factor_before = load_pack<float, kStates>(prefixes.factors[buffer][place.warp][lane].v);
-        offset_before = load_pack<float, kStates>(prefixes.offsets[buffer][place.warp][lane].v);
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          pass.offset.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], offset_before.v[s]);
-          pass.factor.v[s] *= factor_before.v[s];
-        }
-      }
-      if (member + 1 < kWarpsPerMap && !is_last) {
-        store_pack(prefixes.factors[buffer][place.warp + 1][lane].v, pass.factor);
-        store_pack(prefixes.offsets[buffer][place.warp + 1][lane].v, pass.offset);
-        SharedBarrier(handover.prefix_barriers[buffer][place.warp + 1]).signal();
-      }
-    }
-
-    States h{};  // that enters the band
-    if (round == 0 && is_first_band) {
+    States h{};  // that enters the chunk
+    if (round == 0 && is_first) {
       if (place.exists() && params.initial_state.present()) {
         h = load_states<float, kStates>(params.initial_state,
                                         place.state_base(params.initial_state), place.first_state(),
                                         params.dstate);
       }
     } else {
-      const int wait = is_first_band ? round - 1 : round;  // how many went before
-      const SharedBarrier barrier(handover.state_barriers[wait & 1][band]);
-      if (kHasBands && threadIdx.x == 0) barrier.expect(sizeof(handover.states[0][0]));
-      barrier.wait(wait >> 1 & 1);
-      h = load_pack<float, kStates>(handover.states[wait & 1][band][lane].v);
+      const int wait = is_first ? round - 1 : round;  // how many went before
+      SharedBarrier(handover.barriers[wait & 1][place.warp]).wait(wait >> 1 & 1);
+      h = load_pack<float, kStates>(handover.states[wait & 1][place.warp][lane].v);
     }
-    if (member + 1 == kWarpsPerMap && !is_last) {
+    if (!is_last) {
       States leaving;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         leaving.v[s] = apply_map(pass.factor.v[s], pass.offset.v[s], h.v[s]);
       }
-      const int next = place.warp + 1 < warps ? band + 1 : 0;
-      const SharedBarrier barrier(handover.state_barriers[buffer][next]);
-      Pack<float, kStates>& target = handover.states[buffer][next][lane];
-      if (kHasBands && next == 0) {
-        const int next_rank = rank + 1 < cluster ? rank + 1 : 0;
-        if constexpr (kHasBands) {
-          send_in_cluster(address_in_cluster(shared_address(&target), next_rank), leaving,
-                          address_in_cluster(barrier.address, next_rank));
-          SharedBarrier(handover.state_barriers[rank == 0 ? buffer : buffer ^ 1][0]).signal();
-        }
-      } else {
-        store_pack(target.v, leaving);
-        barrier.signal();
-      }
-    }
-    if constexpr (kHasBands) {
-      if (member > 0) {
-#pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          h.v[s] = apply_map(factor_before.v[s], offset_before.v[s], h.v[s]);
-        }
-      }
+      const int next = place.warp + 1 < warps ? place.warp + 1 : 0;
+      store_pack(handover.states[buffer][next][lane].v, leaving);
+      SharedBarrier(handover.barriers[buffer][next]).signal();
     }
 
 #pragma unroll
@@ -382,15 +300,14 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
     chunk = next_chunk;
   }
-  // Nobody leaves while others may hand it something.
-  if constexpr (kHasBands) sync_cluster();
 }
 
-template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
-cudaError_t RelayForward<kStates, kSteps, kWarpsPerMap, Storage, kMethod>::launch(
-    const RelayForwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(relay_forward_kernel<kStates, kSteps, kWarpsPerMap, Storage, kMethod>, shape,
-                       stream, args);
+template <int kStates, int kSteps, class Storage, Method kMethod>
+cudaError_t RelayForward<kStates, kSteps, Storage, kMethod>::launch(const RelayForwardArgs& args,
+                                                                    const LaunchShape& shape,
+                                                                    cudaStream_t stream) {
+  return launch_kernel(relay_forward_kernel<kStates, kSteps, Storage, kMethod>, shape, stream,
+                       args);
 }
 
 }  // namespace selective_scan::cuda::relay

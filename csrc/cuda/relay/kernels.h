@@ -31,58 +31,10 @@ struct RelayBackwardArgs {
   BackwardWorkspace workspace;  // partial sums: projections of every tile, the rest of every batch
 };
 
-/// kStates per lane and kSteps per chunk: see Shape; kWarpsPerMap warps a band: see Handover.
-template <int kStates, int kSteps, int kWarpsPerMap, class Storage, Method kMethod>
+/// kStates per lane and kSteps per chunk: see Shape.
+template <int kStates, int kSteps, class Storage, Method kMethod>
 struct RelayForward {
   static cudaError_t launch(const RelayForwardArgs& args, const LaunchShape& shape,
-                            cudaStream_t stream);
-};
-
-/// What rounds.cuh takes: little enough to be read at once, with every distance within an array in
-/// bytes and in 32 bits. Where the scan goes against the order of memory, addresses are those of
-/// the last vector, or of the last kChunk steps.
-struct RoundsForwardArgs {
-  struct Rows {  // (batch, channel, step)
-    char* data;
-    int batch;
-    int channel;
-  };
-  struct Projection {  // (batch, group, state, step)
-    const char* data;
-    int batch;
-    int group;
-    int state;
-  };
-  struct Once {  // what is read or written once, in elements
-    void* data;
-    DType dtype;
-    int batch;
-    int channel;
-    int state;
-  };
-  Rows u, delta, z, out;
-  Projection B, C;
-  int dstate;
-  int seqlen;
-  int dim;
-  int group_channels;
-  int slots;  // chunks of a block at a time
-  int pairs;  // of channels that a block has, as many as a cluster has blocks: 1 or 2
-  int rounds;
-  bool is_reversed;
-  bool has_output;
-  bool delta_softplus;
-  Method method;
-  Once A, D, delta_bias, initial_state, last_state;
-  float* states;
-  int groups;
-  int batches;
-};
-
-/// One state per lane, chunks of kChunk steps; arrays are vectors of kType.
-template <DType kType, Method kMethod>
-struct RoundsForward {
-  static cudaError_t launch(const RoundsForwardArgs& args, const LaunchShape& shape,
                             cudaStream_t stream);
 };
 

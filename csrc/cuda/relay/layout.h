@@ -40,8 +40,7 @@ struct RelayGeometry {
   int warps = 1;
   int64_t tiles = 1;  // of a group
   int64_t group_channels = 1;
-  int64_t blocks = 1;  // or clusters
-  int cluster = 1;     // blocks that share a tile
+  int64_t blocks = 1;
 };
 
 /// A row of raw B or C of a chunk: `size` bytes an element, and what spreads rows over the banks.
@@ -51,16 +50,11 @@ SELECTIVE_SCAN_HD constexpr int raw_row_bytes(int steps, int size) {
 
 // --- forward.cuh ---
 
-/// Warps whose chunks' maps are composed where blocks form clusters.
-constexpr int kClusterWarpsPerMap = 4;
-
-/// What the warps of a block share: Handover and, with several warps a map, BandPrefixes.
-constexpr int handover_bytes(int states, int warps_per_map) {
+/// What the warps of a block share: Handover.
+constexpr int handover_bytes(int states) {
   constexpr int kBarrier = 8;
-  const int maps = kMaxRelayWarps / warps_per_map;
   const int lanes = kWarpSize * states * static_cast<int>(sizeof(float));
-  const int prefixes = warps_per_map > 1 ? 2 * 2 * kMaxRelayWarps * lanes : 0;
-  return 2 * (maps + kMaxRelayWarps) * kBarrier + 2 * maps * lanes + prefixes;
+  return 2 * kMaxRelayWarps * (kBarrier + lanes);
 }
 
 /// Arrays of one warp, in floats from the start of its shared memory.
@@ -119,43 +113,5 @@ struct BlockSums {
 constexpr int kBackwardBlockBytes =
     kMaxRelayWarps * (8 + kWarpSize * static_cast<int>(sizeof(float))) +
     static_cast<int>(sizeof(BlockSums));
-
-// --- rounds.cuh ---
-
-constexpr int kBandWarps = 4;                            // warps
-constexpr int kMostBands = kMaxRelayWarps / kBandWarps;  // of a block
-/// A block has at most so many channels, and a cluster so many blocks.
-constexpr int kMostPairs = 2;
-
-/// What the warps of a block share: RoundMaps.
-constexpr int kRoundMapBytes =
-    2 * (kMaxRelayWarps + kMostPairs * kMostBands) * kWarpSize * 8 + (2 + kMostBands) * 8;
-
-/// What lies where in shared memory, in bytes.
-template <class S, int kSize>
-struct RoundsLayout {
-  static constexpr int kRowBytes = raw_row_bytes(S::kSteps, kSize);
-  static constexpr int kItemsBytes = kWarpSize * S::kItems * kSize;
-  static constexpr int kPlaneBytes = S::kRow * 4;
-
-  /// A slot has raw B and C for all warps that have its chunk, of as many rounds as there are
-  /// buffers.
-  static constexpr int kProjectionBytes = kPaddedStates * kRowBytes;
-  static constexpr int kProjections = 2 * kProjectionBytes;
-
-  /// A warp has parts of y, [channel][part][step]. Those of the second channel begin half the banks
-  /// away.
-  static constexpr int kShift = 64;
-  static constexpr int kChannelPlanes = kPaddedStates * kPlaneBytes + kShift;
-  static constexpr int kDeltaRows = S::kChannels * kChannelPlanes - kShift;
-  static constexpr int kInputRows = kDeltaRows + S::kChannels * S::kRow * 4;
-  /// Raw u, delta and z, again of several rounds.
-  static constexpr int kRawItems = kInputRows + S::kChannels * S::kRow * 4;
-  static constexpr int kItems = 3 * kItemsBytes;
-  static_assert(kProjectionBytes % 16 == 0 && kRawItems % 16 == 0 && kItemsBytes % 16 == 0);
-
-  SELECTIVE_SCAN_HD static int slot_bytes(int buffers) { return buffers * kProjections; }
-  SELECTIVE_SCAN_HD static int warp_bytes(int buffers) { return kRawItems + buffers * kItems; }
-};
 
 }  // namespace selective_scan::cuda::relay

@@ -3,10 +3,9 @@
 // The path is for problems of few channels, whose warps could not fill the device if each walked
 // through time alone. A block owns the few channels that one warp can hold, and its warps divide
 // time in chunks. What a chunk does to the state that enters it, x → factor·x + offset, a warp
-// learns on its own. In forward.cuh and backward.cuh warps take turns, warp w with chunks w, w + W,
-// w + 2W and so on, of W warps: it waits for that state, hands the next warp the state that leaves,
-// and only then computes y. So one hand-over through shared memory is all that is serial.
-// rounds.cuh goes about it differently.
+// learns on its own. Warps take turns, warp w with chunks w, w + W, w + 2W and so on, of W warps:
+// it waits for that state, hands the next warp the state that leaves, and only then computes y. So
+// one hand-over through shared memory is all that is serial.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -28,14 +27,14 @@ struct Place {
   int64_t first_channel;
   int channels;  // of the tile that exist
 
-  /// For a grid of tiles (of `cluster` blocks each), groups and batches.
-  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry, unsigned cluster = 1)
+  /// For a grid of tiles, groups and batches.
+  __device__ __forceinline__ explicit Place(const RelayGeometry& geometry)
       : lane(threadIdx.x % kWarpSize),
         warp(threadIdx.x / kWarpSize),
         role(lane_role(lane, S::kLaneBits)),
         batch(blockIdx.z),
         group(blockIdx.y),
-        tile(blockIdx.x / cluster) {
+        tile(blockIdx.x) {
     first_channel = group * geometry.group_channels + tile * S::kChannels;
     const int64_t left = geometry.group_channels - tile * S::kChannels;
     channels = static_cast<int>(left < S::kChannels ? left : S::kChannels);

@@ -12,14 +12,8 @@
 namespace selective_scan::cuda::relay {
 
 struct ForwardPlan {
-  int vector_size;          // bytes of an element where arrays are vectors, or 0: see Vectors
-  bool may_have_one_state;  // blocks of one state a lane are few enough for the device
-  bool has_one_state;       // the kernel of rounds.cuh, else that of forward.cuh
+  int vector_size;  // bytes of an element where arrays are vectors, or 0: see Vectors
   RelayGeometry geometry;
-  // With one state a lane: see RoundsForwardArgs.
-  int slots = 0;
-  int pairs = 0;
-  int rounds = 0;
   LaunchShape shape;
   ForwardScratch scratch;
 };

@@ -26,8 +26,7 @@ class WeightRing {
       full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);
       empty(stage).initialize(kComputeThreads);
     }
-    SharedBarrier::publish_in_cluster();
-    if constexpr (kHasBulkCopy) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    SharedBarrier::publish();
   }
 
   /// The next stage, by threads that compute.
@@ -60,11 +59,8 @@ class WeightRing {
       if (lane == 0) full(stage_).expect(count * bytes);
       __syncwarp();
       if (lane < count) {
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-            "[%3];" ::"r"(shared_address(target + lane * kRowPitch)),
-            "l"(source_of(first + lane)), "r"(bytes), "r"(full(stage_).address)
-            : "memory");
+        full(stage_).copy(shared_address(target + lane * kRowPitch), source_of(first + lane),
+                          bytes);
       }
     } else {
       constexpr int kAccess = 16;

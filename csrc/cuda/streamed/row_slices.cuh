@@ -5,9 +5,6 @@
 // A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "../kit/elements.cuh"
 #include "../kit/geometry.cuh"
 #include "row_array.h"
@@ -166,17 +163,12 @@ class RowCursor {
       return;
     }
     Element elements[kItems];
-    const auto convert = [&](const auto& element_of) {
+    with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) elements[i] = element_of(values.v[i]);
-    };
-    if constexpr (kSize == 4) {
-      convert([](float value) { return bit_cast<uint32_t>(value); });
-    } else if (slice.is_bfloat16) {
-      convert([](float value) { return to_bfloat16(value).bits; });
-    } else {
-      convert([](float value) { return to_half(value).bits; });
-    }
+      for (int i = 0; i < kItems; ++i) {
+        elements[i] = bit_cast<Element>(from_real<decltype(type)>(values.v[i]));
+      }
+    });
     const auto store = [&](int i) {
       *reinterpret_cast<Element*>(element_address(rows, i)) = elements[i];
     };
@@ -198,21 +190,8 @@ class RowCursor {
   static __device__ __forceinline__ Words to_words(const LaneSlice& slice,
                                                    const Slice<kItems>& values) {
     Words words;
-    if constexpr (kSize == 4) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) words.v[i] = bit_cast<uint32_t>(values.v[i]);
-    } else if (slice.is_bfloat16) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        words.v[i] =
-            bit_cast<uint32_t>(__floats2bfloat162_rn(values.v[2 * i], values.v[2 * i + 1]));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        words.v[i] = bit_cast<uint32_t>(__floats2half2_rn(values.v[2 * i], values.v[2 * i + 1]));
-      }
-    }
+    with_element_of<kSize>(slice.is_bfloat16,
+                           [&](auto type) { reals_to_words<decltype(type)>(values.v, words.v); });
     return words;
   }
   __device__ __forceinline__ void store_words(const Words& words) const {
@@ -230,35 +209,17 @@ class RowCursor {
         return values;
       }
     }
-    if constexpr (kSize == 4) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i]);
-    } else if (slice.is_bfloat16) {
-      if (slice.has_vectors(rows)) {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const uint32_t word = raw.words[i / 2];
-          values.v[i] = bit_cast<float>(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) values.v[i] = bit_cast<float>(raw.words[i] << 16);
-      }
-    } else {
-      if (slice.has_vectors(rows)) {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          const float2 both = __half22float2(bit_cast<__half2>(raw.words[i]));
-          values.v[2 * i] = both.x;
-          values.v[2 * i + 1] = both.y;
-        }
+    with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
+      using Type = decltype(type);
+      if (kSize == 4 || slice.has_vectors(rows)) {
+        words_to_reals<Type>(raw.words, values.v);
       } else {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
-          values.v[i] = to_float(Half{static_cast<uint16_t>(raw.words[i])});
+          values.v[i] = to_real(bit_cast<Type>(static_cast<Element>(raw.words[i])));
         }
       }
-    }
+    });
     return values;
   }
 
@@ -282,7 +243,7 @@ class RowCursor {
   __device__ __forceinline__ void store_pairs(const RowArray& rows, const LaneSlice& slice,
                                               bool both, const Slice<kItems>& values) const {
     Pack<uint32_t, kHalfWords> packs[2];
-    const auto convert = [&](const auto& word_of) {
+    with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
 #pragma unroll
       for (int i = 0; i < kHalfWords; ++i) {
 #pragma unroll
@@ -290,45 +251,29 @@ class RowCursor {
           if constexpr (kSize == 4) {
             packs[j].v[i] = bit_cast<uint32_t>(values.v[2 * i + j]);
           } else {
-            packs[j].v[i] = word_of(values.v[4 * i + j], values.v[4 * i + 2 + j]);
+            packs[j].v[i] = pack(values.v[4 * i + j], values.v[4 * i + 2 + j], type);
           }
         }
       }
-    };
-    if (slice.is_bfloat16) {
-      convert([](float low, float high) {
-        return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
-      });
-    } else {
-      convert(
-          [](float low, float high) { return bit_cast<uint32_t>(__floats2half2_rn(low, high)); });
-    }
+    });
     store_pack(reinterpret_cast<uint32_t*>(address_), packs[0]);
     if (both) store_pack(reinterpret_cast<uint32_t*>(address_ + rows.step), packs[1]);
   }
   static __device__ __forceinline__ void pairs_to_values(const LaneSlice& slice,
                                                          const RawSlice<kItems>& raw,
                                                          Slice<kItems>& values) {
-    const auto convert = [&](const auto& value_of) {
+    with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int c = i / 2;
-        const int j = i % 2;
-        values.v[i] = value_of(raw.words[j * kHalfWords + c * kSize / 4], c % 2 == 0);
+        const uint32_t word = raw.words[i % 2 * kHalfWords + c * kSize / 4];
+        if constexpr (kSize == 4) {
+          values.v[i] = bit_cast<float>(word);
+        } else {
+          values.v[i] = half_of(word, c % 2 == 0, type);
+        }
       }
-    };
-    if constexpr (kSize == 4) {
-      convert([](uint32_t word, bool) { return bit_cast<float>(word); });
-    } else if (slice.is_bfloat16) {
-      convert([](uint32_t word, bool is_low) {
-        return bit_cast<float>(is_low ? word << 16 : word & 0xffff0000u);
-      });
-    } else {
-      convert([](uint32_t word, bool is_low) {
-        const float2 both = __half22float2(bit_cast<__half2>(word));
-        return is_low ? both.x : both.y;
-      });
-    }
+    });
   }
 
   /// The i-th channel's. From an unsigned stride of 32 bits that is one instruction.
