@@ -174,5 +174,7 @@ struct ConvOps {
   decltype(&causal_conv1d_bwd_out<void>) backward;
 };
 extern const ConvOps kCpuConvOps, kCudaConvOps;
+/// The activation of a layer's convolution.
+inline const std::optional<std::string> kSilu = "silu";
 
 }  // namespace selective_scan::op

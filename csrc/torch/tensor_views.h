@@ -136,6 +136,10 @@ inline Tensor as_contiguous(const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
 }
+/// Casts where the dtypes are not the same.
+inline void copy(const Tensor& target, const Tensor& source) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
+}
 /// Copies where a view cannot have these sizes.
 inline Tensor reshaped(const Tensor& tensor, IntHeaderOnlyArrayRef sizes) {
   return allocating(tensor, [&] { return torch::stable::reshape(tensor, sizes); });
