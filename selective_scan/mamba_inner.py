@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._discretization import Method, poles
-from ._mamba_operators import ABSENT_FROM_OP, MAMBA_INNER
+from ._mamba_operators import LAYER_ARGUMENTS, MAMBA_INNER
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
@@ -20,8 +20,8 @@ from .functional import selective_scan_fn, selective_scan_ref
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
-class _Layer(NamedTuple):
-    """The arguments of a layer, as _mamba_operators.LAYER_ARGUMENTS has them."""
+class Layer(NamedTuple):
+    """The arguments of a layer, those of _mamba_operators.LAYER_ARGUMENTS."""
 
     xz: Tensor
     conv1d_weight: Tensor
@@ -57,7 +57,7 @@ def _autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def _compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer: _Layer) -> Tensor:
+def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer: Layer) -> Tensor:
     """What a layer computes, of a selective scan, a causal convolution and PyTorch; for autograd,
     which keeps what it likes, whatever checkpoint_lvl is."""
     dtype = layer.xz.dtype
@@ -98,7 +98,7 @@ def _compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer
     return F.linear(rows, layer.out_proj_weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _project(u: Tensor, layer: _Layer) -> tuple[Tensor, Tensor, Tensor]:
+def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     """delta, B and C, as the scan takes them, of u; B and C are those given, if so."""
     dtype, dstate = u.dtype, layer.A.shape[1]
     x_dbl = F.linear(u.transpose(1, 2), layer.x_proj_weight.to(dtype))
@@ -134,33 +134,37 @@ def _rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * scale * weight.to(x.dtype)).to(rows.dtype)
 
 
-def _run(layer: _Layer, backend: BackendName) -> Tensor:
+def _run(layer: Layer, backend: BackendName) -> Tensor:
     if not MAMBA_INNER.has_kernels((*layer, backend)):
         return _run_reference(layer, backend)
-    is_compiling = torch.compiler.is_compiling()
-    is_op = (
-        all(getattr(layer, name) is None for name in ABSENT_FROM_OP)
+    tensors = (
+        *(layer.xz, None, None, layer.conv1d_weight, layer.conv1d_bias, layer.x_proj_weight),
+        *(layer.delta_proj_weight, layer.out_proj_weight, layer.out_proj_bias),
+        *(layer.A, layer.A_b, layer.D, layer.delta_bias),
+    )
+    if (
+        layer.B is None
+        and layer.C is None
+        and layer.B_proj_bias is None
+        and layer.C_proj_bias is None
+        and layer.b_rms_weight is None
+        and layer.c_rms_weight is None
+        and layer.dt_rms_weight is None
         and not layer.A.is_complex()
         and layer.b_c_dt_rms_eps >= 0
-        # What a mode, a subclass of Tensor or a transform is to see is what a layer is made of.
-        and (is_compiling or not _are_parts_wanted(layer))
-    )
-    if not is_op:
-        MAMBA_INNER.check((*layer, backend))
-        MAMBA_INNER.refuse_tangents(layer)
-        return _compose(selective_scan_fn, causal_conv1d_fn, layer)
-    return MAMBA_INNER(
-        *(layer.xz, None, None, layer.conv1d_weight, layer.conv1d_bias, layer.x_proj_weight),
-        *(layer.delta_proj_weight, layer.out_proj_weight, layer.out_proj_bias, layer.A, layer.A_b),
-        *(layer.D, layer.delta_bias, layer.delta_softplus, layer.checkpoint_lvl),
-        *(layer.discretization_method, layer.bidirectional, layer.reverse, layer.cu_seqlens),
-        *(_autocast_dtype_of(layer.xz.device), None),
-    )[0]
+        and (torch.compiler.is_compiling() or not _are_parts_wanted(tensors))
+    ):
+        options = (layer.delta_softplus, layer.checkpoint_lvl, layer.discretization_method,
+                   layer.bidirectional, layer.reverse, layer.cu_seqlens)  # fmt: skip
+        return MAMBA_INNER(*tensors, *options, _autocast_dtype_of(layer.xz.device), None)[0]
+    LAYER_ARGUMENTS.check_values(layer)
+    MAMBA_INNER.refuse_tangents(layer)
+    return compose(selective_scan_fn, causal_conv1d_fn, layer)
 
 
-def _run_reference(layer: _Layer, backend: BackendName) -> Tensor:
+def _run_reference(layer: Layer, backend: BackendName) -> Tensor:
     MAMBA_INNER.check((*layer, backend))
-    return _compose(selective_scan_ref, causal_conv1d_ref, layer)
+    return compose(selective_scan_ref, causal_conv1d_ref, layer)
 
 
 def mamba_inner_ref(
@@ -206,7 +210,7 @@ def mamba_inner_ref(
         >>> mamba_inner_ref(torch.randn(2, 2 * dim, 20), *weights, None, A).shape
         torch.Size([2, 20, 6])
     """
-    layer = _Layer(
+    layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
         *(_given(out_proj_weight), out_proj_bias, A, None, B, C, D, delta_bias),
         *(B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl),
@@ -340,7 +344,7 @@ def mamba_inner_fn(
         >>> xz.grad.shape
         torch.Size([2, 128, 100])
     """
-    layer = _Layer(
+    layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
         *(_given(out_proj_weight), out_proj_bias, A, None, B, C, D, delta_bias),
         *(B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl),
@@ -380,7 +384,7 @@ def mamba_rows(
     added; either is gated and has D. With `reverse` it is as if xz were turned around, and the
     result too: the convolution looks at the steps to come.
     """
-    layer = _Layer(
+    layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
         *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
         reverse=reverse,
@@ -451,11 +455,13 @@ def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
     return dtype in (product_dtype, torch.promote_types(product_dtype, torch.float32))
 
 
-def _are_parts_wanted(values: tuple) -> bool:
+def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a mode, a subclass of Tensor or a transform, which has rules for the parts, is to see
     what a layer is made of."""
-    return bool(_pytorch.num_modes() or _pytorch.are_transforms_active()) or any(
-        isinstance(value, Tensor) and type(value) not in OPAQUE_TYPES for value in values
+    return (
+        bool(_pytorch.num_modes())
+        or _pytorch.are_transforms_active()
+        or not OPAQUE_TYPES.issuperset(map(type, tensors))
     )
 
 

@@ -347,9 +347,9 @@ struct Layer {
 
   /// Both of two are gated; of two that share A one has D.
   std::vector<Scan> scans() const {
-    static const OptionalTensor kNone;
+    static const OptionalTensor kNoD;
     std::vector<Scan> all{{A, args.D, args.reverse}};
-    if (args.bidirectional) all.push_back({A, kNone, true});
+    if (args.bidirectional) all.push_back({A, kNoD, true});
     if (args.A_b) all.push_back({*args.A_b, args.D, true});
     return all;
   }

@@ -99,117 +99,76 @@ LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
                               LayerKept kept, ScalarType xz_dtype);
 
-template <const LayerOps& kOps>
-std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-           OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>
-mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
-                const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
-                const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
-                const Tensor& delta_proj_weight, const OptionalTensor& out_proj_weight,
-                const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& A_b,
-                const OptionalTensor& D, const OptionalTensor& delta_bias, bool delta_softplus,
-                int64_t checkpoint_lvl, const std::string& discretization_method,
-                bool bidirectional, bool reverse, const OptionalTensor& cu_seqlens,
-                std::optional<ScalarType> autocast_dtype, const OptionalTensor& residual,
-                bool save_states) {
-  const auto [out, kept] = layer_forward(kOps,
-                                         {xz,
-                                          in_proj_weight,
-                                          in_proj_bias,
-                                          conv1d_weight,
-                                          conv1d_bias,
-                                          x_proj_weight,
-                                          delta_proj_weight,
-                                          out_proj_weight,
-                                          out_proj_bias,
-                                          A,
-                                          A_b,
-                                          D,
-                                          delta_bias,
-                                          delta_softplus,
-                                          checkpoint_lvl,
-                                          discretization_method,
-                                          bidirectional,
-                                          reverse,
-                                          cu_seqlens,
-                                          autocast_dtype,
-                                          residual},
-                                         save_states);
-  return {out,
-          if_defined(kept.input),
-          if_defined(kept.xz_rows),
-          if_defined(kept.poles),
-          if_defined(kept.x_dbl),
-          if_defined(kept.y),
-          if_defined(kept.u),
-          if_defined(kept.steps),
-          if_defined(kept.states),
-          if_defined(kept.second_states)};
-}
+/// The ops, of which the types are those of a layer's arguments without the residual.
+template <class... Types>
+struct LayerOpsOf {
+  /// out, and what is kept.
+  template <const LayerOps& kOps>
+  static std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                    OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>
+  forward(Types... layer, const OptionalTensor& residual, bool save_states) {
+    const auto [out, kept] = layer_forward(kOps, {layer..., residual}, save_states);
+    return {out,
+            if_defined(kept.input),
+            if_defined(kept.xz_rows),
+            if_defined(kept.poles),
+            if_defined(kept.x_dbl),
+            if_defined(kept.y),
+            if_defined(kept.u),
+            if_defined(kept.steps),
+            if_defined(kept.states),
+            if_defined(kept.second_states)};
+  }
 
-/// Room, a tensor, or none: rows like y that may be written over, y's for one.
-template <const LayerOps& kOps, class... Room>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-           Tensor, Tensor>
-mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor& in_proj_weight,
-                const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
-                const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
-                const Tensor& delta_proj_weight, const OptionalTensor& out_proj_weight,
-                const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& A_b,
-                const OptionalTensor& D, const OptionalTensor& delta_bias, bool delta_softplus,
-                int64_t checkpoint_lvl, const std::string& discretization_method,
-                bool bidirectional, bool reverse, const OptionalTensor& cu_seqlens,
-                std::optional<ScalarType> autocast_dtype, const OptionalTensor& xz_rows,
-                const OptionalTensor& poles, const OptionalTensor& x_dbl, const OptionalTensor& y,
-                const OptionalTensor& u, const OptionalTensor& steps, const OptionalTensor& states,
-                const OptionalTensor& second_states, ScalarType xz_dtype, const Room&... room) {
-  LayerKept kept{Tensor(),
-                 or_undefined(xz_rows),
-                 or_undefined(poles),
-                 or_undefined(x_dbl),
-                 or_undefined(y),
-                 or_undefined(u),
-                 or_undefined(steps),
-                 or_undefined(states),
-                 or_undefined(second_states),
-                 Tensor()};
-  ((kept.room = room), ...);
-  const LayerGradients made = layer_backward(kOps,
-                                             {xz,
-                                              in_proj_weight,
-                                              in_proj_bias,
-                                              conv1d_weight,
-                                              conv1d_bias,
-                                              x_proj_weight,
-                                              delta_proj_weight,
-                                              out_proj_weight,
-                                              out_proj_bias,
-                                              A,
-                                              A_b,
-                                              D,
-                                              delta_bias,
-                                              delta_softplus,
-                                              checkpoint_lvl,
-                                              discretization_method,
-                                              bidirectional,
-                                              reverse,
-                                              cu_seqlens,
-                                              autocast_dtype,
-                                              std::nullopt},
-                                             dout, std::move(kept), xz_dtype);
-  return {made.dxz,
-          made.din_proj_weight,
-          made.din_proj_bias,
-          made.dconv1d_weight,
-          made.dconv1d_bias,
-          made.dx_proj_weight,
-          made.ddelta_proj_weight,
-          made.dout_proj_weight,
-          made.dout_proj_bias,
-          made.dA,
-          made.dA_b,
-          made.dD,
-          made.ddelta_bias};
+  /// The gradients. Room, a tensor, or none: rows like y that may be written over, y's for one.
+  template <const LayerOps& kOps, class... Room>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+                    Tensor, Tensor, Tensor>
+  backward(const Tensor& dout, Types... layer, const OptionalTensor& xz_rows,
+           const OptionalTensor& poles, const OptionalTensor& x_dbl, const OptionalTensor& y,
+           const OptionalTensor& u, const OptionalTensor& steps, const OptionalTensor& states,
+           const OptionalTensor& second_states, ScalarType xz_dtype, const Room&... room) {
+    LayerKept kept{Tensor(),
+                   or_undefined(xz_rows),
+                   or_undefined(poles),
+                   or_undefined(x_dbl),
+                   or_undefined(y),
+                   or_undefined(u),
+                   or_undefined(steps),
+                   or_undefined(states),
+                   or_undefined(second_states),
+                   Tensor()};
+    ((kept.room = room), ...);
+    const LayerGradients made =
+        layer_backward(kOps, {layer..., std::nullopt}, dout, std::move(kept), xz_dtype);
+    return {made.dxz,
+            made.din_proj_weight,
+            made.din_proj_bias,
+            made.dconv1d_weight,
+            made.dconv1d_bias,
+            made.dx_proj_weight,
+            made.ddelta_proj_weight,
+            made.dout_proj_weight,
+            made.dout_proj_bias,
+            made.dA,
+            made.dA_b,
+            made.dD,
+            made.ddelta_bias};
+  }
+};
+using MambaInner =
+    LayerOpsOf<const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&,
+               const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+               const OptionalTensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+               const OptionalTensor&, bool, int64_t, const std::string&, bool, bool,
+               const OptionalTensor&, std::optional<ScalarType>>;
+
+/// Registers them for one backend.
+template <const LayerOps& kOps>
+void implement_mamba_inner(auto& library) {
+  implement_forward<&MambaInner::forward<kOps>>(library, "mamba_inner_fwd");
+  library.impl("mamba_inner_bwd", TORCH_BOX(&MambaInner::backward<kOps>));
+  library.impl("mamba_inner_bwd_over", TORCH_BOX((&MambaInner::backward<kOps, Tensor>)));
 }
 
 }  // namespace selective_scan::op

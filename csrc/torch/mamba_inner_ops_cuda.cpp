@@ -51,9 +51,7 @@ constexpr LayerOps kLayerOps{
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_forward<&mamba_inner_fwd<kLayerOps>>(m, "mamba_inner_fwd");
-  m.impl("mamba_inner_bwd", TORCH_BOX(&mamba_inner_bwd<kLayerOps>));
-  m.impl("mamba_inner_bwd_over", TORCH_BOX((&mamba_inner_bwd<kLayerOps, Tensor>)));
+  implement_mamba_inner<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

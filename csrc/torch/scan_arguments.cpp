@@ -21,25 +21,6 @@ void check_matrices(const ScanArguments& args, const Tensor& tensor) {
        kMethodNames[static_cast<int>(args.method)], "'");
 }
 
-/// A view whose strides count components: `stride(i)` is the tensor's i-th.
-struct Components {
-  const Tensor& tensor;
-  int64_t per_element;
-
-  explicit Components(const Tensor& tensor) : tensor(tensor), per_element(components(tensor)) {}
-
-  int64_t stride(int64_t dim) const { return tensor.stride(dim) * per_element; }
-
-  ArrayView view() const {
-    ArrayView view;
-    // Inputs are only read; outputs are new, or given to be written to.
-    view.data = const_cast<void*>(tensor.const_data_ptr());
-    view.dtype = component_dtype(tensor);
-    view.imag = per_element - 1;
-    return view;
-  }
-};
-
 template <class Predicate>
 std::string method_names(const Predicate& is_wanted, const char* separator) {
   std::string names;
@@ -48,13 +29,6 @@ std::string method_names(const Predicate& is_wanted, const char* separator) {
     names += std::string(names.empty() ? "" : separator) + kMethodNames[i];
   }
   return names;
-}
-
-ArrayView reversed(ArrayView view, int64_t seqlen) {
-  if (seqlen == 0) return view;
-  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
-  view.step = -view.step;
-  return view;
 }
 
 }  // namespace
@@ -92,51 +66,16 @@ ScalarType state_dtype(const ScanParams& params) {
 }
 
 ArrayView sequence_view(const Tensor& tensor, bool reverse) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.channel = components.stride(1);
-  view.step = components.stride(2);
+  const ArrayView view = sequence_view(tensor);
   return reverse ? reversed(view, tensor.size(2)) : view;
-}
-
-ArrayView channel_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.channel = components.stride(0);
-  return view;
-}
-
-ArrayView pole_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.channel = components.stride(0);
-  view.state = components.stride(1);
-  return view;
-}
-
-ArrayView state_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.channel = components.stride(1);
-  view.state = components.stride(2);
-  return view;
 }
 
 ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse) {
   if (!is_variable(tensor)) return pole_view(tensor);
-  const Components components(tensor);
-  const int64_t rank = tensor.dim();
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.group = rank == 4 ? components.stride(1) : 0;
-  view.state = components.stride(rank - 2);
-  view.step = components.stride(rank - 1);
-  if (params.is_complex && components.per_element == 1) {
-    view.imag = view.step;
-    view.step *= 2;
-  }
+  const auto group = tensor.dim() == 4 ? &ArrayView::group : kNone;
+  const ArrayView view =
+      with_parts(view_of(tensor, &ArrayView::batch, group, &ArrayView::state, &ArrayView::step),
+                 tensor, params.is_complex);
   return reverse ? reversed(view, params.seqlen) : view;
 }
 

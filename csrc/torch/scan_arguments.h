@@ -6,7 +6,7 @@
 
 #include "../core/params.h"
 #include "packed_sequences.h"
-#include "tensor_checks.h"
+#include "tensor_views.h"
 
 namespace selective_scan::op {
 
@@ -51,12 +51,6 @@ ScalarType state_dtype(const ScanParams& params);
 
 /// (batch, dim, seqlen)
 ArrayView sequence_view(const Tensor& tensor, bool reverse);
-/// (dim,)
-ArrayView channel_view(const Tensor& tensor);
-/// (dim, dstate)
-ArrayView pole_view(const Tensor& tensor);
-/// (sequences, dim, dstate)
-ArrayView state_view(const Tensor& tensor);
 /// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
 /// dimension twice as long where a real tensor interleaves complex values.
 ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse);

@@ -60,6 +60,40 @@ ArrayView view_of(const Tensor& tensor, Strides... strides) {
 
 constexpr int64_t ArrayView::* kNone = nullptr;
 
+// Views of tensors that were checked, by the dimensions that operators share.
+
+/// (dim,)
+inline ArrayView channel_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::channel);
+}
+/// (dim, dstate)
+inline ArrayView pole_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::channel, &ArrayView::state);
+}
+/// (sequences, dim, dstate)
+inline ArrayView state_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
+}
+/// (batch, dim, seqlen)
+inline ArrayView sequence_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::step);
+}
+
+/// At the last of its steps, with a negative stride.
+inline ArrayView reversed(ArrayView view, int64_t seqlen) {
+  if (seqlen == 0) return view;
+  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
+  view.step = -view.step;
+  return view;
+}
+/// That of B or C with steps; real ones interleave (re, im) along time where the state is complex.
+inline ArrayView with_parts(ArrayView view, const Tensor& projection, bool is_complex) {
+  if (!is_complex || components(projection) == 2) return view;
+  view.imag = view.step;
+  view.step *= 2;
+  return view;
+}
+
 inline IntHeaderOnlyArrayRef sizes_of(const std::vector<int64_t>& sizes) {
   return {sizes.data(), sizes.size()};
 }

@@ -264,7 +264,7 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(
   }
   if (u.numel() == 0) return {out, last_state, states};
 
-  params.out = unitary_sequence_view(out);
+  params.out = sequence_view(out);
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states->mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
@@ -379,10 +379,10 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
     params.state_gradient = state_gradient.mutable_data_ptr();
     params.states = const_cast<void*>(own_states.const_data_ptr());
     params.sums = {theta_sums.mutable_data_ptr(), db.sums(), dc.sums(), D_sums.mutable_data_ptr()};
-    if (dout) params.dout = unitary_sequence_view(*dout);
-    if (initial_state) params.initial_state = unitary_state_view(*initial_state);
-    params.ddt = unitary_sequence_view(ddt);
-    if (z) params.dz = unitary_sequence_view(dz);
+    if (dout) params.dout = sequence_view(*dout);
+    if (initial_state) params.initial_state = state_view(*initial_state);
+    params.ddt = sequence_view(ddt);
+    if (z) params.dz = sequence_view(dz);
 
     const std::vector<Slab> slabs = make_slabs(params, layout.rows(), Backend::kThetaBytes);
     for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {
