@@ -14,13 +14,6 @@ bool parse_activation(const std::optional<std::string>& name) {
   return true;
 }
 
-/// Checks final states or their gradient.
-void check_states_shape(const char* name, const Tensor& tensor, const ConvParams& params) {
-  check_shape(
-      name, tensor,
-      {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
-}
-
 void check_sequences(const ConvArguments& args, bool uses_states) {
   if (!args.seq_idx) return;
   if (args.cu_seqlens) fail("cu_seqlens must be None where seq_idx is given");
@@ -52,21 +45,13 @@ ConvParams make_conv_params(const ConvArguments& args, bool uses_states) {
 void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                           const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                           const OptionalTensor& dx) {
-  const auto check = [&](const char* name, const Tensor& tensor) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "x", args.x);
-    check_dtype(name, tensor, {dtype_of(args.x)});
+  const auto check = [&](const char* name, const OptionalTensor& tensor, Dims dims) {
+    if (tensor) check_beside(name, *tensor, "x", args.x, {dtype_of(args.x)}, dims);
   };
-  const auto check_sequence = [&](const char* name, const Tensor& tensor) {
-    check(name, tensor);
-    check_shape(name, tensor,
-                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
-  };
-  if (dout) check_sequence("dout", *dout);
-  if (dfinal_states) {
-    check("dfinal_states", *dfinal_states);
-    check_states_shape("dfinal_states", *dfinal_states, params);
-  }
+  const Dim dim{"dim", params.dim};
+  check("dout", dout, {{"batch", params.batch}, dim, {"seqlen", params.seqlen}});
+  check("dfinal_states", dfinal_states,
+        {{"sequences", params.sequences}, dim, {"width-1", params.width - 1}});
   if (dx) check_given_gradient("dx", *dx, "x", args.x);
 }
 

@@ -238,10 +238,6 @@ struct Layer {
                 {{"dt_rank+dstate+dstate", projected()}, {"dim", dim}});
   }
 
-  void check_out_shape(const char* name, const Tensor& tensor) const {
-    check_shape(name, tensor, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
-  }
-
   /// It must not be less precise than out would be without it.
   void check_residual(const Tensor& residual) const {
     const ScalarType single = at_least_single(dtype);
@@ -254,10 +250,8 @@ struct Layer {
 
   /// Rows that the backward pass is given.
   void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
-    check_dense(name, rows);
-    check_same_device(name, rows, "xz", args.xz);
-    check_dtype(name, rows, {dtype});
-    check_shape(name, rows, {{"batch", batch}, {"seqlen", seqlen}, channels});
+    check_beside(name, rows, "xz", args.xz, {dtype},
+                 {{"batch", batch}, {"seqlen", seqlen}, channels});
     if (!rows.is_contiguous()) fail(name, " must be contiguous");
   }
 
@@ -439,10 +433,8 @@ void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta
 }
 
 LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype) {
-  check_dense("dout", dout);
-  check_same_device("dout", dout, "xz", args.xz);
-  check_dtype("dout", dout, kRealDtypes);
-  check_out_shape("dout", dout);
+  check_beside("dout", dout, "xz", args.xz, kRealDtypes,
+               {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
   const Tensor gradient = in_products_dtype(dout);
   run_casts();
   if (kept.x_dbl.defined()) {

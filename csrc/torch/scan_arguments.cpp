@@ -50,11 +50,6 @@ Method parse_method(const std::string& name) {
   fail("discretization_method must be one of ", names, ", got '", name, "'");
 }
 
-void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
-  check_shape(name, tensor,
-              {{"sequences", params.sequences()}, {"dim", params.dim}, {"dstate", params.dstate}});
-}
-
 Method parse_matrix_method(const std::string& name) {
   const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
   if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");

@@ -40,9 +40,6 @@ Method parse_matrix_method(const std::string& name);
 /// `max_dstate` is the backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
 
-/// Checks a tensor of one state for each sequence.
-void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params);
-
 /// The dtype of states: float32 or float64, as that of arithmetic, and complex where A is.
 ScalarType state_dtype(const ScanParams& params);
 

@@ -133,23 +133,16 @@ Tensor recompute_states(const Problem<Backend>& problem) {
 
 inline void check_gradients(const ScanParams& params, const Tensor& u, const OptionalTensor& dout,
                             const OptionalTensor& dlast_state, const OptionalTensor& states) {
-  const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "u", u);
-    check_dtype(name, tensor, {dtype});
+  const auto check = [&](const char* name, const OptionalTensor& tensor, ScalarType dtype,
+                         Dims dims) {
+    if (tensor) check_beside(name, *tensor, "u", u, {dtype}, dims);
   };
-  if (dout) {
-    check("dout", *dout, dtype_of(u));
-    check_shape("dout", *dout,
-                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
-  }
-  if (dlast_state) {
-    check("dlast_state", *dlast_state, state_dtype(params));
-    check_state_shape("dlast_state", *dlast_state, params);
-  }
+  const Dim dim{"dim", params.dim};
+  check("dout", dout, dtype_of(u), {{"batch", params.batch}, dim, {"seqlen", params.seqlen}});
+  check("dlast_state", dlast_state, state_dtype(params),
+        {{"sequences", params.sequences()}, dim, {"dstate", params.dstate}});
   if (states && states->numel() > 0) {
-    check("states", *states, state_dtype(params));
-    check_shape("states", *states, {{"saved values", num_saved_values(params)}});
+    check("states", states, state_dtype(params), {{"saved values", num_saved_values(params)}});
   }
 }
 
@@ -324,6 +317,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
                        new_gradient(initial_state)};
   scan_backward(problem, dout, dlast_state, states, made);
   return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
+}
+
+/// Registers the ops of two backends, of which the other one takes matrices.
+template <class Backend, class MatrixBackend>
+void implement_scans(auto& library) {
+  implement_forward<&selective_scan_fwd<Backend>>(library, "selective_scan_fwd");
+  library.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<Backend>));
+  library.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<Backend>));
+  library.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<Backend>));
+  library.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<Backend>));
+  implement_forward<&selective_scan_fwd<MatrixBackend>>(library, "matrix_scan_fwd");
+  library.impl("matrix_scan_bwd", TORCH_BOX(&selective_scan_bwd<MatrixBackend>));
 }
 
 /// The ops of a backend, for others that are made of them.

@@ -11,6 +11,7 @@
 
 #include "../core/params.h"
 #include "allocation.h"
+#include "dispatcher.h"
 #include "huge_pages.h"
 
 namespace selective_scan::op {
@@ -151,14 +152,9 @@ inline Tensor allocate_like(const Tensor& tensor) {
 
 /// empty_like with another dtype; torch::stable's has no such argument.
 inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
-  using torch::stable::detail::from;
   return allocating(tensor, tensor.sizes(), dtype, [&] {
-    std::array<StableIValue, 6> stack{from(tensor),       from(std::optional<ScalarType>(dtype)),
-                                      from(std::nullopt), from(std::nullopt),
-                                      from(std::nullopt), from(std::nullopt)};
-    TORCH_ERROR_CODE_CHECK(
-        torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
+    return call("aten::empty_like", "", tensor, std::optional<ScalarType>(dtype), std::nullopt,
+                std::nullopt, std::nullopt, std::nullopt);
   });
 }
 

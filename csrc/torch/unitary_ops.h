@@ -26,6 +26,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dispatcher.h"
 #include "optional_results.h"
 #include "unitary_arguments.h"
 
@@ -52,10 +53,7 @@ inline Tensor plus(const Tensor& a, const Tensor& b) {
   return allocating(a, [&] { return torch::stable::subtract(a, b, -1.0); });
 }
 inline Tensor view_as_real(const Tensor& tensor) {
-  std::array<StableIValue, 1> stack{torch::stable::detail::from(tensor)};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return call("aten::view_as_real", "", tensor);
 }
 /// (..., blocks·k) as (blocks, the product of the others, k); a view of what is contiguous.
 inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
@@ -66,13 +64,7 @@ inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
 /// The matrix product. Calls that name their output autocast leaves alone; the result of others it
 /// would give half the width, of which the kernels know nothing.
 inline void multiply(const char* op, const Tensor& a, const Tensor& b, const Tensor& result) {
-  allocating(a, [&] {  // may copy a factor
-    std::array<StableIValue, 3> stack{torch::stable::detail::from(a),
-                                      torch::stable::detail::from(b),
-                                      torch::stable::detail::from(result)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
-  });
+  allocating(a, [&] { return call(op, "out", a, b, result); });  // may copy a factor
 }
 /// (..., blocks·k), of which each block is multiplied by its matrix of (blocks, k, n), gives
 /// (..., blocks·n).
@@ -282,10 +274,7 @@ inline void check_unitary_gradients(const UnitaryScanParams& params, const Tenso
                                     const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                     const OptionalTensor& states) {
   const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype, Dims dims) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "u", u);
-    check_dtype(name, tensor, {dtype});
-    check_shape(name, tensor, dims);
+    check_beside(name, tensor, "u", u, {dtype}, dims);
   };
   const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, dstate{"dstate", params.dstate};
   const ScalarType state_dtype = float_dtype(params.is_double, true);
