@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 
 import torch
@@ -114,8 +115,9 @@ LAYER_ARGUMENTS = Table(
     equal_sizes=_EQUAL_SIZES,
     relations=_check_relations,
 )
+Layer = namedtuple("Layer", LAYER_ARGUMENTS.names, defaults=LAYER_ARGUMENTS.defaults)
 # The tensors that a layer lacks that is an op: it is real, and takes B and C from x as they are.
-ABSENT_FROM_OP = (
+_ABSENT_FROM_OP = (
     *("B", "C", "B_proj_bias", "C_proj_bias"),
     *("b_rms_weight", "c_rms_weight", "dt_rms_weight"),
 )
@@ -138,7 +140,7 @@ def _arguments(*own: TensorArgument) -> Table:
     xz, *others = (
         _OF_OP.get(argument.name, argument)
         for argument in LAYER_ARGUMENTS.arguments
-        if argument.name not in (*ABSENT_FROM_OP, "b_c_dt_rms_eps")
+        if argument.name not in (*_ABSENT_FROM_OP, "b_c_dt_rms_eps")
     )
     return Table(
         xz,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,43 +10,13 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._discretization import Method, poles
-from ._mamba_operators import LAYER_ARGUMENTS, MAMBA_INNER
+from ._mamba_operators import LAYER_ARGUMENTS, MAMBA_INNER, Layer
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
 
 # Behind which there is no other tensor that would see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
-
-
-class Layer(NamedTuple):
-    """The arguments of a layer, those of _mamba_operators.LAYER_ARGUMENTS."""
-
-    xz: Tensor
-    conv1d_weight: Tensor
-    conv1d_bias: Tensor | None
-    x_proj_weight: Tensor
-    delta_proj_weight: Tensor
-    out_proj_weight: Tensor | None
-    out_proj_bias: Tensor | None
-    A: Tensor
-    A_b: Tensor | None
-    B: Tensor | None
-    C: Tensor | None
-    D: Tensor | None
-    delta_bias: Tensor | None
-    B_proj_bias: Tensor | None
-    C_proj_bias: Tensor | None
-    delta_softplus: bool
-    checkpoint_lvl: int = 1
-    b_rms_weight: Tensor | None = None
-    c_rms_weight: Tensor | None = None
-    dt_rms_weight: Tensor | None = None
-    b_c_dt_rms_eps: float = 0.0
-    discretization_method: Method = "zoh"
-    bidirectional: bool = False
-    reverse: bool = False
-    cu_seqlens: Tensor | None = None
 
 
 def _autocast_dtype_of(device: torch.device) -> torch.dtype | None:
@@ -265,8 +234,8 @@ def mamba_inner_fn(
     xz is the transpose of a (batch, seqlen, 2·dim) tensor, as a matrix product gives it. Any other
     strides will do; xz is copied then, unless its channels are neighbours in memory. For the
     backward pass the inputs, the projection dt|B|C, the scan's output and its saved states are
-    kept; the convolution and delta are computed again. A layer with complex A, B or C given, or
-    biases or norms of B, C and delta is several nodes, which keep what they need.
+    kept; the convolution and delta are computed again. With complex A, with B or C given, or with
+    biases or norms of B, C and delta, it is several nodes, which keep what each of them needs.
 
     The matrix products, and all that they give, have the dtype of xz, or of torch.autocast where
     that is enabled, unless xz is float64; weights are cast to it. All else is as in

@@ -17,7 +17,8 @@ Tensor flipped(const Tensor& taps) {
   return call("aten::flip", "", taps, IntHeaderOnlyArrayRef(dims));
 }
 
-/// A causal convolution of `steps` that begins at `states`; its outputs are those from `first` on.
+/// A part is a causal convolution of `steps` that begins at `states` and gives the outputs from
+/// `first` on.
 struct Part {
   Tensor steps, states;
   int64_t first;
@@ -25,7 +26,7 @@ struct Part {
   int64_t count() const { return steps.size(2); }
 };
 
-/// What lies before the last width-1 outputs, if anything does, then these.
+/// Returns the part before the last width-1 outputs, if there is one, and that of these.
 std::vector<Part> parts_of(const Tensor& x, int64_t width) {
   const int64_t seqlen = x.size(2), history = width - 1;
   const int64_t last = std::min(seqlen, history), first = seqlen - last;

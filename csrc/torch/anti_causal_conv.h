@@ -12,12 +12,12 @@
 
 namespace selective_scan::op {
 
-/// silu of the convolution of x, (batch, dim, seqlen), as rows, (batch, seqlen, dim).
+/// Returns silu of the convolution of x, (batch, dim, seqlen), as rows, (batch, seqlen, dim).
 Tensor anti_causal_conv1d(const ConvOps& conv, const Tensor& x, const Tensor& weight,
                           const OptionalTensor& bias);
 
-/// The gradients of weight and bias, undefined where there is none; fills dx. `sum` adds two
-/// contiguous tensors of one dtype.
+/// Returns the gradients of weight and bias, the latter undefined where there is no bias, and fills
+/// dx. `sum` adds two contiguous tensors of one dtype.
 std::tuple<Tensor, Tensor> anti_causal_conv1d_backward(
     const ConvOps& conv, Tensor (*sum)(const Tensor&, const Tensor&), const Tensor& dout,
     const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Tensor& dx);

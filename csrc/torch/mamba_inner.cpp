@@ -84,7 +84,7 @@ struct Scan {
   bool reverse;
 };
 
-/// Gradients of rows that a scan writes: that of the steps where dx will be.
+/// A scan writes these gradients of rows, and that of the steps where dx will be.
 struct RowGradients {
   Tensor du, dxz, dx_dbl;
 };
@@ -313,14 +313,14 @@ struct Layer {
         dtype_of(*bias));
   }
 
-  /// As rows.
+  /// Returns rows.
   Tensor convolve(const Tensor& x) const {
     const Tensor taps = taps_of(args.conv1d_weight);
     if (args.reverse) return anti_causal_conv1d(ops.conv, x, taps, args.conv1d_bias);
     return rows_of(std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt,
                                                 args.cu_seqlens, std::nullopt, false, kSilu)));
   }
-  /// The gradients of weight and bias; fills dx.
+  /// Returns the gradients of weight and bias, and fills dx.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
                                                   const Tensor& dx) const {
     const Tensor taps = taps_of(args.conv1d_weight);

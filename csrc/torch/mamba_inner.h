@@ -102,7 +102,7 @@ LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, c
 /// The ops, of which the types are those of a layer's arguments without the residual.
 template <class... Types>
 struct LayerOpsOf {
-  /// out, and what is kept.
+  /// Returns out and what is kept.
   template <const LayerOps& kOps>
   static std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
                     OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>
@@ -120,7 +120,7 @@ struct LayerOpsOf {
             if_defined(kept.second_states)};
   }
 
-  /// The gradients. Room, a tensor, or none: rows like y that may be written over, y's for one.
+  /// Returns the gradients. Room is one tensor, rows like y that may be written over, or none.
   template <const LayerOps& kOps, class... Room>
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
                     Tensor, Tensor, Tensor>

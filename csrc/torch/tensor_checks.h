@@ -48,12 +48,11 @@ bool is_complex_dtype(ScalarType dtype);
 bool is_double_dtype(ScalarType dtype);
 
 bool is_dense(const Tensor& tensor);
-/// The device of a tensor.
-struct Place {
+struct DeviceOfTensor {
   int32_t type, index;
-  bool operator==(const Place&) const = default;
+  bool operator==(const DeviceOfTensor&) const = default;
 };
-Place place_of(const Tensor& tensor);
+DeviceOfTensor device_of(const Tensor& tensor);
 /// Whether its sizes are these, as far as they are known.
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims);
 
@@ -72,7 +71,7 @@ void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> di
 inline void check_shape(const char* name, const Tensor& tensor, Dims dims) {
   check_shape(name, tensor, std::span(dims.begin(), dims.size()));
 }
-/// All of these, for a tensor on the device of `other`.
+/// Checks all of these, the shape last.
 void check_beside(const char* name, const Tensor& tensor, const char* other_name,
                   const Tensor& other, std::initializer_list<ScalarType> allowed, Dims dims);
 /// That of `other`.

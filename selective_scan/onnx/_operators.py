@@ -17,12 +17,12 @@ from torch import Tensor
 
 from .._checks import fail
 from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
-from .._mamba_operators import ABSENT_FROM_OP
+from .._mamba_operators import Layer
 from .._s6_step import S6_STEP, StackTensors, compose_step
 from .._selective_scan import SELECTIVE_SCAN
 from ..causal_conv1d import CAUSAL_CONV1D, Activation
 from ..diagonal_scan import DIAGONAL_SCAN
-from ..mamba_inner import Layer, add, compose
+from ..mamba_inner import add, compose
 from ._pair import Pair
 from ._recurrence import (
     NEWEST_OPSET,
@@ -448,7 +448,7 @@ class Operators:
         if in_proj_weight is not None:  # then xz is the layer's input, and A is A_log
             bias = None if in_proj_bias is None else in_proj_bias.to(xz.dtype)
             xz, A = F.linear(xz, in_proj_weight.to(xz.dtype), bias).transpose(1, 2), poles(A)
-        layer = Layer(xz=xz, A=A, **dict.fromkeys(ABSENT_FROM_OP), **given)
+        layer = Layer(xz=xz, A=A, **given)
         return (add(residual, compose(self.scan, self.convolve, layer)),)
 
     def _step_op(self, hidden: Tensor, workspace: Tensor | None, **given) -> Tensor:
