@@ -31,10 +31,10 @@ void CheckedCall::check_kinds() {
     if (tensors_[i]) check_dense(table_.arguments[i].name, *tensors_[i]);
   }
   const Argument& anchor = table_.arguments[table_.anchor];
-  const DeviceOfTensor device = device_of(*tensors_[table_.anchor]);
+  const Place place = place_of(*tensors_[table_.anchor]);
   for (Index i = 0; i < count; ++i) {
     if (!tensors_[i]) continue;
-    if (device_of(*tensors_[i]) != device) {
+    if (place_of(*tensors_[i]) != place) {
       check_same_device(table_.arguments[i].name, *tensors_[i], anchor.name,
                         *tensors_[table_.anchor]);
     }

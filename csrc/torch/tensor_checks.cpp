@@ -137,11 +137,11 @@ bool is_dense(const Tensor& tensor) {
   return layout == aoti_torch_layout_strided();
 }
 
-DeviceOfTensor device_of(const Tensor& tensor) {
-  DeviceOfTensor device;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
-  return device;
+Place place_of(const Tensor& tensor) {
+  Place place;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &place.index));
+  return place;
 }
 
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
@@ -159,7 +159,7 @@ void check_dense(const char* name, const Tensor& tensor) {
 
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other) {
-  if (device_of(tensor) != device_of(other)) {
+  if (place_of(tensor) != place_of(other)) {
     fail(name, " must be on the device of ", other_name, ", ", device_name(other), ", got ",
          device_name(tensor));
   }

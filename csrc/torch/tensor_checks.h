@@ -48,11 +48,12 @@ bool is_complex_dtype(ScalarType dtype);
 bool is_double_dtype(ScalarType dtype);
 
 bool is_dense(const Tensor& tensor);
-struct DeviceOfTensor {
+/// The device of a tensor.
+struct Place {
   int32_t type, index;
-  bool operator==(const DeviceOfTensor&) const = default;
+  bool operator==(const Place&) const = default;
 };
-DeviceOfTensor device_of(const Tensor& tensor);
+Place place_of(const Tensor& tensor);
 /// Whether its sizes are these, as far as they are known.
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims);
 
