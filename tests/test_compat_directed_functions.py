@@ -24,8 +24,8 @@ KINDS = {
 }
 
 
-def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu") -> dict:
-    batch, dim, dstate, rank, width, d_model = 2, 6, 3, 2, 4, 5
+def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu", width=4) -> dict:
+    batch, dim, dstate, rank, d_model = 2, 6, 3, 2, 5
     states = dstate * (2 if kind == "complex" else 1)
     given = {"given B": "B", "given B and C": "BC"}.get(kind, "")
 
@@ -138,6 +138,16 @@ def test_turned_around(kind, seqlen, layout, device):
         xz = tensors["xz"].detach().contiguous()
         xz = xz.repeat_interleave(2, 2)[..., ::2] if layout == "sliced" else xz
         tensors["xz"] = xz.requires_grad_()
+    check_turned_around(tensors)
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("seqlen", [1, 7, 8, 20])
+def test_turned_around_by_width(width, seqlen, device):
+    check_turned_around(tensors_of("plain", seqlen=seqlen, device=device, width=width))
+
+
+def check_turned_around(tensors):
     arguments = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=True)
     actual = mamba_rows(*arguments)
     turned = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=False)
