@@ -41,8 +41,8 @@ std::string cpu_build_info() {
 
 }  // namespace
 
-const ScanOps kCpuScanOps{&selective_scan_fwd<CpuBackend<DiagonalA>>,
-                          &selective_scan_bwd_out<CpuBackend<DiagonalA>>};
+const ScanOps kCpuScanOps{&SelectiveScan::forward<CpuBackend<DiagonalA>>,
+                          &SelectiveScan::backward_out<CpuBackend<DiagonalA>>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
   const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";

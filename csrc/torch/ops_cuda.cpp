@@ -43,8 +43,8 @@ int64_t cuda_driver_version() {
 
 }  // namespace
 
-const ScanOps kCudaScanOps{&selective_scan_fwd<CudaBackend<DiagonalA>>,
-                           &selective_scan_bwd_out<CudaBackend<DiagonalA>>};
+const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
+                           &SelectiveScan::backward_out<CudaBackend<DiagonalA>>};
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");

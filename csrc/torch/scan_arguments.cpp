@@ -10,17 +10,6 @@ bool is_variable(const Tensor& projection) {
   return projection.dim() != 2;
 }
 
-/// What the tables do not say: what goes with a matrix A, and with no other.
-void check_matrices(const ScanArguments& args, const Tensor& tensor) {
-  if (args.is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
-    fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
-  }
-  if (args.is_matrix_A || &tensor != &args.A || tensor.dim() != 3) return;
-  if (args.method == Method::kBilinear) return;
-  fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
-       kMethodNames[static_cast<int>(args.method)], "'");
-}
-
 template <class Predicate>
 std::string method_names(const Predicate& is_wanted, const char* separator) {
   std::string names;
@@ -50,12 +39,6 @@ Method parse_method(const std::string& name) {
   fail("discretization_method must be one of ", names, ", got '", name, "'");
 }
 
-Method parse_matrix_method(const std::string& name) {
-  const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
-  if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
-  return Method::kBilinear;
-}
-
 ScalarType state_dtype(const ScanParams& params) {
   return float_dtype(params.is_double, params.is_complex);
 }
@@ -74,15 +57,37 @@ ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool r
   return reverse ? reversed(view, params.seqlen) : view;
 }
 
-ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
+namespace {
+
+/// Parses the name of a method that takes an A of shape (dim, dstate, dstate).
+Method parse_matrix_method(const std::string& name) {
+  const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
+  if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
+  return Method::kBilinear;
+}
+
+}  // namespace
+
+ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate) {
   ScanParams params;
-  params.method = args.method;
+  params.method = is_matrix_A ? parse_matrix_method(args.discretization_method)
+                              : parse_method(args.discretization_method);
   params.delta_softplus = args.delta_softplus;
 
-  CheckedCall call(args.is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
-                   args.u, args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
+  CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate}, args.u,
+                   args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
                    args.initial_state, args.cu_seqlens);
-  call.check_shapes([&](const Tensor& tensor) { check_matrices(args, tensor); });
+  // The tables do not say what goes with a matrix A, and with no other.
+  call.check_shapes([&](const Tensor& tensor) {
+    if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
+      fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
+    }
+    const bool takes_matrices = is_matrix_A || params.method == Method::kBilinear;
+    if (!takes_matrices && &tensor == &args.A && tensor.dim() == 3) {
+      fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
+           args.discretization_method, "'");
+    }
+  });
   set_sizes(params, call);
   params.variable_B = is_variable(args.B);
   params.variable_C = is_variable(args.C);
