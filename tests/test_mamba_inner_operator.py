@@ -199,8 +199,9 @@ def gradients_of(tensors, out, cotangents, **options):
     return torch.autograd.grad(out, list(tensors.values()), cotangents, **options)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("level", [0, 1])
-def test_memory_that_was_kept_is_written_over_in_the_last_pass_alone(level, device):
+def test_memory_that_was_kept_is_written_over_in_the_last_pass_alone(level, bidirectional, device):
     tensors = {name: t for name, t in tensors_of(BASE, device).items() if t is not None}
     shape = (BASE.batch, BASE.seqlen, BASE.dim)
     kept = []
@@ -210,7 +211,7 @@ def test_memory_that_was_kept_is_written_over_in_the_last_pass_alone(level, devi
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = mamba_inner_fn(**tensors, checkpoint_lvl=level)
+        out = mamba_inner_fn(**tensors, checkpoint_lvl=level, bidirectional=bidirectional)
     assert len(kept) == (1 if level == 1 else 3)
     before = [tensor.clone() for tensor in kept]
     cotangent = torch.randn_like(out)
