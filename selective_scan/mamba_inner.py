@@ -363,17 +363,7 @@ def mamba_rows(
 
 def mamba_layer(
     hidden: Tensor,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    conv1d_weight: Tensor,
-    conv1d_bias: Tensor | None,
-    x_proj_weight: Tensor,
-    delta_proj_weight: Tensor,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    A_log: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
+    weights: tuple[Tensor | None, ...],
     delta_softplus: bool,
     discretization_method: Method,
     bidirectional: bool,
@@ -381,15 +371,18 @@ def mamba_layer(
     residual: Tensor | None,
 ) -> Tensor:
     """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
-    where there is no in_proj_weight; and of −exp(A_log). To its result the residual is added."""
-    tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
-               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, None, D, delta_bias,
-               residual)  # fmt: skip
+    where in_proj has no weight; and of −exp(A_log). To its result the residual is added.
+
+    Args:
+        weights: weight and bias of in_proj, of conv1d; those of x_proj and dt_proj; weight and bias
+            of out_proj; A_log, D, and the bias of dt_proj.
+    """
+    in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
     # A compiler does better with parts, which it fuses with what is around them.
     is_one_call = not (
         in_proj_weight is None
         or torch.compiler.is_compiling()
-        or _are_parts_wanted(tensors)
+        or _are_parts_wanted((hidden, *weights, residual))
         or hidden.device.type not in _library.devices
         or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
     )
@@ -399,17 +392,16 @@ def mamba_layer(
         is_cast = autocast_dtype is not None and torch.float64 not in dtypes
         is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
         if is_right and (is_cast or dtypes[0] == dtypes[1]):
+            tensors = (hidden, *weights[:-2], None, D, delta_bias)
             options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
-            given = (*tensors[:-1], *options, autocast_dtype)
+            given = (*tensors, *options, autocast_dtype)
             product_dtype = autocast_dtype if is_cast else dtypes[0]
             if residual is None or _is_as_precise(residual.dtype, product_dtype):
                 return MAMBA_INNER(*given, residual)[0]
             return residual + MAMBA_INNER(*given, None)[0]
     xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
-        xz.transpose(1, 2),
-        *tensors[3:9],
-        poles(A_log),
+        *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,
         delta_bias=delta_bias,
         delta_softplus=delta_softplus,

@@ -168,7 +168,9 @@ def test_a_residual_is_added_as_behind_the_layer(kind, strides, device):
 
     def gradients(joined):
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            out = mamba_layer(*given, True, "zoh", False, None, residual if joined else None)
+            hidden, *weights = given
+            options = (True, "zoh", False, None)
+            out = mamba_layer(hidden, tuple(weights), *options, residual if joined else None)
             out = out if joined else residual + out
         cotangent = torch.randn(out.shape, generator=generator(case)).to(out)
         return out, *torch.autograd.grad(out, [residual, *given], cotangent)
