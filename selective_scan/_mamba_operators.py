@@ -1,16 +1,16 @@
-"""What lies between a Mamba layer's projections as Operators: what their ops take and return."""
+"""What lies between a Mamba layer's projections as an Operator: what its ops take and return."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import _mamba_inner, _pytorch
+from . import _pytorch
 from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
-from ._composed import ComposedOperator
 from ._derivative import Derivative
 from ._discretization import METHODS
 from ._operator import Operator
@@ -19,6 +19,7 @@ from ._selective_scan import PROJECTION
 from ._table import (
     CU_SEQLENS,
     PROJECTION_DTYPES,
+    STATE_DTYPES,
     Case,
     Cases,
     Number,
@@ -29,12 +30,28 @@ from ._table import (
 )
 
 
-def check_x_proj_weight(call: Call) -> None:
+def _check_x_proj_weight(call: Call) -> None:
     """It has rows for dt, and for the states of those of B and C that are not given."""
     sizes = dict(call.sizes)
     parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
     sizes["+".join(parts)] = sum(_size(part, sizes) for part in parts)
     check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
+
+
+def _check_relations(call: Call) -> None:
+    """csrc/torch/mamba_inner.cpp checks the same, in the same words."""
+    _check_x_proj_weight(call)
+    if "out_proj_bias" in call.tensors and "out_proj_weight" not in call.tensors:
+        fail("out_proj_bias must be None where out_proj_weight is None")
+    for name, others in {
+        "reverse": ("bidirectional", "A_b", "cu_seqlens"),
+        "bidirectional": ("A_b",),
+    }.items():
+        for other in others:
+            if call.options[name] and (call.options.get(other) or other in call.tensors):
+                fail(f"{name} must be False where {other} is given, got True")
+    if "A_b" in call.tensors and "in_proj_weight" in call.tensors:
+        fail("A_b must be None where in_proj_weight is given")
 
 
 def _projected_states(projection: str) -> Shape:
@@ -61,90 +78,80 @@ _ROWS = ("batch", "seqlen", "dim")
 _ROWS_OUT = ("batch", "seqlen", "d_model")
 _XZ = ("batch", "2*dim", "seqlen")
 _POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
+# Without an output projection the rows that it would take are the result.
+_EQUAL_SIZES = {"cu_seqlens": ("sequences", "batch"), "out_proj_weight": ("d_model", "dim")}
 
-
-def _arguments(*own: Option) -> Table:
-    return Table(
-        TensorArgument("xz", REAL, _XZ),
-        TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
-        TensorArgument("conv1d_bias", REAL, _CHANNELS, optional=True),
-        TensorArgument("x_proj_weight", REAL, ("projected", "dim")),
-        TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
-        TensorArgument("out_proj_weight", REAL, ("d_model", "dim")),
-        TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
-        TensorArgument("A", _POLE_DTYPES, _POLES),
-        TensorArgument("B", PROJECTION_DTYPES, PROJECTION, optional=True),
-        TensorArgument("C", PROJECTION_DTYPES, PROJECTION, optional=True),
-        TensorArgument("D", REAL, _CHANNELS, optional=True),
-        TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
-        TensorArgument("B_proj_bias", REAL, _projected_states("B"), optional=True),
-        TensorArgument("C_proj_bias", REAL, _projected_states("C"), optional=True),
-        Option("delta_softplus"),
-        Option("checkpoint_lvl", (1, 0)),
-        TensorArgument("b_rms_weight", REAL, _projected_states("B"), optional=True),
-        TensorArgument("c_rms_weight", REAL, _projected_states("C"), optional=True),
-        TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
-        Number("b_c_dt_rms_eps", 1e-6, low=0),
-        Option("discretization_method", METHODS),
-        Option("bidirectional"),
-        CU_SEQLENS,
-        *own,
-        anchor="xz",
-        complex_by=("A",),
-        relations=check_x_proj_weight,
-    )
-
-
-_FUNCTION_ARGUMENTS = _arguments()
-AUTOCAST_DTYPE = Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True)
-MAMBA_INNER = ComposedOperator(
-    "mamba_inner",
-    _arguments(AUTOCAST_DTYPE),
-    results=[
-        Result("out", _ROWS_OUT, lambda call: call["xz"].dtype),
-        *map(Kept, ("x_dbl", "y", "u", "steps", "states", "reverse_states")),
-    ],
-    backward=(
-        f"dout {' '.join(_FUNCTION_ARGUMENTS.names)} autocast_dtype "
-        "x_dbl y u steps states reverse_states"
-    ),
-    forward_kernel=_mamba_inner.forward,
-    backward_kernel=_mamba_inner.backward,
-    function_arguments=_FUNCTION_ARGUMENTS,
+# Those of a layer, whatever it is made of. Where A_b is given there is a second scan, by these
+# poles, from the last step to the first. With reverse there is this one alone, and the convolution,
+# too, looks at the steps to come.
+LAYER_ARGUMENTS = Table(
+    TensorArgument("xz", REAL, _XZ),
+    TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
+    TensorArgument("conv1d_bias", REAL, _CHANNELS, optional=True),
+    TensorArgument("x_proj_weight", REAL, ("projected", "dim")),
+    TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
+    TensorArgument("out_proj_weight", REAL, ("d_model", "dim"), optional=True),
+    TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
+    TensorArgument("A", _POLE_DTYPES, _POLES),
+    TensorArgument("A_b", STATE_DTYPES, _POLES, optional=True),
+    TensorArgument("B", PROJECTION_DTYPES, PROJECTION, optional=True),
+    TensorArgument("C", PROJECTION_DTYPES, PROJECTION, optional=True),
+    TensorArgument("D", REAL, _CHANNELS, optional=True),
+    TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
+    TensorArgument("B_proj_bias", REAL, _projected_states("B"), optional=True),
+    TensorArgument("C_proj_bias", REAL, _projected_states("C"), optional=True),
+    Option("delta_softplus"),
+    Option("checkpoint_lvl", (1, 0)),
+    TensorArgument("b_rms_weight", REAL, _projected_states("B"), optional=True),
+    TensorArgument("c_rms_weight", REAL, _projected_states("C"), optional=True),
+    TensorArgument("dt_rms_weight", REAL, _CHANNELS, optional=True),
+    Number("b_c_dt_rms_eps", 1e-6, low=0),
+    Option("discretization_method", METHODS),
+    Option("bidirectional"),
+    Option("reverse"),
+    CU_SEQLENS,
+    anchor="xz",
+    complex_by=("A",),
+    equal_sizes=_EQUAL_SIZES,
+    relations=_check_relations,
+)
+Layer = namedtuple("Layer", LAYER_ARGUMENTS.names, defaults=LAYER_ARGUMENTS.defaults)
+# The tensors that a layer lacks that is an op: it is real, and takes B and C from x as they are.
+_ABSENT_FROM_OP = (
+    *("B", "C", "B_proj_bias", "C_proj_bias"),
+    *("b_rms_weight", "c_rms_weight", "dt_rms_weight"),
 )
 
+# --- the ops --------------------------------------------------------------------------------------
 
-# --- a plain layer --------------------------------------------------------------------------------
-
-# What a layer lacks that goes one way, is real and takes B and C from x as they are.
-ABSENT_FROM_PLAIN = {
-    **dict.fromkeys(("B", "C", "B_proj_bias", "C_proj_bias")),
-    **dict.fromkeys(("b_rms_weight", "c_rms_weight", "dt_rms_weight")),
-    "b_c_dt_rms_eps": 0.0,
-    "bidirectional": False,
+_INPUT = ("batch", "seqlen", "d_input")
+# With in_proj_weight A is A_log.
+_LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES)))
+_OF_OP = {
+    "xz": TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
+    "A": TensorArgument(
+        "A", Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES))), _POLES
+    ),
+    "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, _POLES, optional=True),
 }
 
 
-_INPUT = ("batch", "seqlen", "d_input")
-_LOGARITHM_OR_A = TensorArgument(
-    "A", Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES))), _POLES
-)
-
-
-def _plain_arguments(*own: TensorArgument) -> Table:
-    others = (
-        _LOGARITHM_OR_A if argument.name == "A" else argument
-        for argument in _arguments(AUTOCAST_DTYPE).arguments[1:]
-        if argument.name not in ABSENT_FROM_PLAIN
+def _arguments(*own: TensorArgument) -> Table:
+    xz, *others = (
+        _OF_OP.get(argument.name, argument)
+        for argument in LAYER_ARGUMENTS.arguments
+        if argument.name not in (*_ABSENT_FROM_OP, "b_c_dt_rms_eps")
     )
     return Table(
-        TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
+        xz,
         TensorArgument("in_proj_weight", REAL, ("2*dim", "d_input"), optional=True),
         TensorArgument("in_proj_bias", REAL, ("2*dim",), optional=True),
         *others,
+        Option("autocast_dtype", (torch.float16, torch.bfloat16), optional=True),
         *own,
         anchor="xz",
-        relations=check_x_proj_weight,
+        equal_sizes=_EQUAL_SIZES,
+        relations=_check_relations,
     )
 
 
@@ -166,7 +173,8 @@ def _out_dtype(call: Call) -> torch.dtype:
 
 def _states_dtype(call: Call) -> torch.dtype:
     """Of the scan's states, which the convolution's and the products' weights do not decide."""
-    given = [call.tensors[name].dtype for name in ("A", "D", "delta_bias") if name in call.tensors]
+    names = ("A", "A_b", "D", "delta_bias")
+    given = [call.tensors[name].dtype for name in names if name in call.tensors]
     is_double = torch.float64 in (_products_dtype(call), *given)
     return torch.float64 if is_double else torch.float32
 
@@ -175,9 +183,21 @@ def _is_projected(call: Call) -> bool:
     return "in_proj_weight" in call.tensors
 
 
-class _PlainDerivative(Derivative):
-    """That of a plain layer, whose backward op is given the layer's input as it was cast, in place
-    of xz, and leaves to autograd what is as simple as the residual's gradient: that of out."""
+def _is_to_be_projected(call: Call) -> bool:
+    return "out_proj_weight" in call.tensors
+
+
+def _has_second_scan(call: Call) -> bool:
+    return call.options["bidirectional"] or "A_b" in call.tensors
+
+
+def _keeps_all(call: Call) -> bool:
+    return call.options["checkpoint_lvl"] == 0
+
+
+class _LayerDerivative(Derivative):
+    """That of a layer, whose backward op is given the layer's input as it was cast, in place of xz,
+    and leaves to autograd what is as simple as the residual's gradient: that of out."""
 
     def _arguments_and_results(self, inputs: tuple, results: tuple) -> list:
         row = super()._arguments_and_results(inputs, results)
@@ -193,11 +213,11 @@ class _PlainDerivative(Derivative):
         return *gradients[:_RESIDUAL_PLACE], dout, *gradients[_RESIDUAL_PLACE + 1 :]
 
 
-class _PlainOperator(Operator):
-    """That of a plain layer. Its callers let go of y, so that the last pass of a graph is run by
-    the op ``plain_mamba_inner_bwd_over``, which is given y once more, to write over its memory."""
+class _LayerOperator(Operator):
+    """That of a layer. Its callers let go of y, so that the last pass of a graph is run by the op
+    ``mamba_inner_bwd_over``, which is given y once more, to write over its memory."""
 
-    _derivative_type = _PlainDerivative
+    _derivative_type = _LayerDerivative
 
     def _register_backward(self) -> None:
         super()._register_backward()
@@ -235,14 +255,12 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
-_ARGUMENTS = _plain_arguments(
-    TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
-)
+_ARGUMENTS = _arguments(TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True))
 _RESIDUAL_PLACE = _ARGUMENTS.names.index("residual")
-# The same as MAMBA_INNER in C++, since a small layer waits for the host. With in_proj_weight, xz
-# is the layer's input, (batch, seqlen, d_input), and A is A_log. The residual is added to out.
-PLAIN_MAMBA_INNER = _PlainOperator(
-    "plain_mamba_inner",
+# In C++, since a small layer waits for the host. With in_proj_weight, xz is the layer's input,
+# (batch, seqlen, d_input), and A is A_log. The residual is added to out.
+MAMBA_INNER = _LayerOperator(
+    "mamba_inner",
     _ARGUMENTS,
     results=[
         Result("out", _ROWS_OUT, _out_dtype),
@@ -259,17 +277,25 @@ PLAIN_MAMBA_INNER = _PlainOperator(
             is_asked=_is_projected,
         ),
         _kept("x_dbl", ("batch", "seqlen", "projected")),
-        _kept("y", _ROWS),
-        _kept("u", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
-        _kept("steps", _ROWS, is_asked=lambda call: call.options["checkpoint_lvl"] == 0),
+        _kept("y", _ROWS, is_asked=_is_to_be_projected),
+        _kept("u", _ROWS, is_asked=_keeps_all),
+        _kept("steps", _ROWS, is_asked=_keeps_all),
         Kept("states", ("saved values",), _states_dtype, chunk="state_chunk"),
+        Kept(
+            "second_states",
+            ("saved values",),
+            _states_dtype,
+            chunk="state_chunk",
+            is_asked=_has_second_scan,
+        ),
     ],
     backward=(
-        f"dout {' '.join(_plain_arguments().names)} xz_rows poles x_dbl y u steps states xz_dtype"
+        f"dout {' '.join(_arguments().names)} "
+        "xz_rows poles x_dbl y u steps states second_states xz_dtype"
     ),
     derived={"xz_dtype": lambda inputs: inputs[0].dtype},
+    function_arguments=LAYER_ARGUMENTS,
+    backward_arguments=_arguments(),
     gradient_like={"xz": _allocate_dxz},
-    backward_arguments=_plain_arguments(),
     has_batching_rules=False,
-    reference="mamba_inner_ref",
 )

@@ -62,10 +62,10 @@ class Operator:
         )
 
         def decay_fn(a, b, *, initial_state=None, reverse=False, backend="auto"):
-            arguments = (a, b, initial_state, reverse)
-            if not DECAY.has_kernels((*arguments, backend)):
-                return decay_ref(a, b, initial_state=initial_state, reverse=reverse)
-            return DECAY(*arguments)
+            values = (a, b, initial_state, reverse, backend)
+            if not DECAY.has_kernels(values):
+                return DECAY.run_reference(decay_ref, values)
+            return DECAY(*values[:-1])
 
     where ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse, "auto"))``.
     That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
@@ -211,6 +211,12 @@ class Operator:
             return True
         _library.handle_missing_kernels(type_of_device, backend)
         return False
+
+    def run_reference(self, reference: Callable, values: tuple):
+        """What the reference gives for a call of the function; `values` are as in `check`."""
+        options = [option.name for option in self._function_options[:-1]]
+        names = (*self._function_arguments.names, *options)
+        return reference(**dict(zip(names, values[:-1], strict=True)))
 
     def has_kernels_for(self, device_type: str) -> bool:
         """Whether the library for devices of a type has this op."""

@@ -33,25 +33,14 @@ def run_in_one(
         weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
     else:
         hidden, weight, bias = in_proj(hidden), None, None
-    return mamba_layer(
-        hidden,
-        weight,
-        bias,
-        parameter(conv1d, "weight"),
-        parameter(conv1d, "bias"),
-        parameter(parts["x_proj"], "weight"),
-        parameter(dt_proj, "weight"),
-        parameter(out_proj, "weight"),
-        parameter(out_proj, "bias"),
-        parameter(mixer, "A_log"),
-        parameter(mixer, "D"),
-        parameter(dt_proj, "bias"),
-        delta_softplus,
-        discretization_method,
-        bidirectional,
-        cu_seqlens,
-        residual,
+    weights = (
+        *(weight, bias, parameter(conv1d, "weight"), parameter(conv1d, "bias")),
+        *(parameter(parts["x_proj"], "weight"), parameter(dt_proj, "weight")),
+        *(parameter(out_proj, "weight"), parameter(out_proj, "bias")),
+        *(parameter(mixer, "A_log"), parameter(mixer, "D"), parameter(dt_proj, "bias")),
     )
+    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
+    return mamba_layer(hidden, weights, *options, residual)
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:

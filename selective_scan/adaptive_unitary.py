@@ -285,10 +285,9 @@ def adaptive_unitary_scan_fn(
         torch.Size([2, 16, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    if not _ADAPTIVE_UNITARY_SCAN.has_kernels((*inputs, return_last_state, backend)):
-        return adaptive_unitary_scan_ref(
-            *inputs[:8], initial_state=initial_state, return_last_state=return_last_state
-        )
+    values = (*inputs, return_last_state, backend)
+    if not _ADAPTIVE_UNITARY_SCAN.has_kernels(values):
+        return _ADAPTIVE_UNITARY_SCAN.run_reference(adaptive_unitary_scan_ref, values)
     dtype = _FUNCTION_ARGUMENTS.check_values(inputs).state_dtype
     weights = (polar_form(B, dtype), polar_form(C, dtype))
     out, last_state, _ = _ADAPTIVE_UNITARY_SCAN(*inputs[:4], *weights, D, z, initial_state)

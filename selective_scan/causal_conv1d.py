@@ -398,12 +398,7 @@ def causal_conv1d_fn(
     arguments = (x, weight, bias, seq_idx, cu_seqlens, initial_states, return_final_states)
     values = (*arguments, activation, final_states_out, backend)
     if not CAUSAL_CONV1D.has_kernels(values):
-        return causal_conv1d_ref(
-            *(x, weight, bias, seq_idx, initial_states),
-            *(return_final_states, final_states_out, activation),
-            cu_seqlens=cu_seqlens,
-            backend=backend,
-        )
+        return CAUSAL_CONV1D.run_reference(causal_conv1d_ref, values)
     if final_states_out is not None:
         CAUSAL_CONV1D.check(values)  # the op is not given it
     out, final_states = CAUSAL_CONV1D(*arguments, activation)

@@ -204,8 +204,6 @@ def causal_conv1d_update(
     options = (activation, cache_seqlens, conv_state_indices, pad_slot_id, out)
     arguments = (x, conv_state, weight, bias, *options)
     if not _CAUSAL_CONV1D_UPDATE.has_kernels((*arguments, backend)):
-        return causal_conv1d_update_ref(
-            *arguments[:7], pad_slot_id=pad_slot_id, out=out, backend=backend
-        )
+        return _CAUSAL_CONV1D_UPDATE.run_reference(causal_conv1d_update_ref, (*arguments, backend))
     result = _CAUSAL_CONV1D_UPDATE(*arguments)
     return result if out is None else out

@@ -218,7 +218,5 @@ def diagonal_scan_fn(
     """
     arguments = (a, b, initial_state, reverse, cu_seqlens)
     if not DIAGONAL_SCAN.has_kernels((*arguments, backend)):
-        return diagonal_scan_ref(
-            a, b, initial_state=initial_state, reverse=reverse, cu_seqlens=cu_seqlens
-        )
+        return DIAGONAL_SCAN.run_reference(diagonal_scan_ref, (*arguments, backend))
     return DIAGONAL_SCAN(*arguments)

@@ -328,14 +328,8 @@ def selective_scan_fn(
     options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
     arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
     scan = operator_for(A, discretization_method)
-    if not scan.has_kernels((*arguments, return_last_state, backend)):
-        return selective_scan_ref(
-            *arguments[:9],
-            return_last_state,
-            discretization_method=discretization_method,
-            initial_state=initial_state,
-            reverse=reverse,
-            cu_seqlens=cu_seqlens,
-        )
+    values = (*arguments, return_last_state, backend)
+    if not scan.has_kernels(values):
+        return scan.run_reference(selective_scan_ref, values)
     out, last_state, _ = scan(*arguments)
     return (out, last_state) if return_last_state else out

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._discretization import Method, poles
-from ._mamba_inner import rms_norm
-from ._mamba_operators import MAMBA_INNER, PLAIN_MAMBA_INNER
+from ._mamba_operators import LAYER_ARGUMENTS, MAMBA_INNER, Layer
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
@@ -20,107 +19,121 @@ from .functional import selective_scan_fn, selective_scan_ref
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
-def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
+def _autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     # PyTorch refuses the question for a device that has no autocast.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
-def compose(
-    scan: Callable[..., Tensor],
-    convolve: Callable[..., Tensor],
-    xz: Tensor,
-    conv1d_weight: Tensor,
-    conv1d_bias: Tensor | None,
-    x_proj_weight: Tensor,
-    delta_proj_weight: Tensor,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    A: Tensor,
-    B: Tensor | None,
-    C: Tensor | None,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
-    B_proj_bias: Tensor | None,
-    C_proj_bias: Tensor | None,
-    delta_softplus: bool,
-    checkpoint_lvl: int,
-    b_rms_weight: Tensor | None,
-    c_rms_weight: Tensor | None,
-    dt_rms_weight: Tensor | None,
-    b_c_dt_rms_eps: float,
-    discretization_method: Method,
-    bidirectional: bool,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
-    """What mamba_inner_fn computes, of a selective scan, a causal convolution and PyTorch;
-    checkpoint_lvl is of no use for that."""
-    dtype = xz.dtype
+def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer: Layer) -> Tensor:
+    """What a layer computes, of a selective scan, a causal convolution and PyTorch; for autograd,
+    which keeps what it likes, whatever checkpoint_lvl is."""
+    dtype = layer.xz.dtype
     if dtype != torch.float64:
-        dtype = autocast_dtype_of(xz.device) or dtype
-    x, z = xz.to(dtype).chunk(2, dim=1)
-    u = convolve(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu", cu_seqlens=cu_seqlens)
-    norms = (b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps)
-    delta, B, C = project_rows(
-        u, x_proj_weight, delta_proj_weight, A, B, C, B_proj_bias, C_proj_bias, *norms
+        dtype = _autocast_dtype_of(layer.xz.device) or dtype
+    # Halves of rows, whose gradients are put together in one piece.
+    rows = layer.xz.transpose(1, 2).to(dtype)
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    x, z = (half.transpose(1, 2) for half in rows.chunk(2, dim=-1))
+    u = convolve(
+        x.flip(2) if layer.reverse else x,
+        layer.conv1d_weight.squeeze(1),
+        layer.conv1d_bias,
+        activation="silu",
+        cu_seqlens=layer.cu_seqlens,
     )
-    scanned = (u, delta, A, B, C)
+    u = u.flip(2) if layer.reverse else u
+    delta, B, C = _project(u, layer)
     options = {
-        "delta_bias": delta_bias,
-        "delta_softplus": delta_softplus,
-        "discretization_method": discretization_method,
-        "cu_seqlens": cu_seqlens,
+        "delta_bias": layer.delta_bias,
+        "delta_softplus": layer.delta_softplus,
+        "discretization_method": layer.discretization_method,
+        "cu_seqlens": layer.cu_seqlens,
     }
-    if bidirectional:
-        y = scan(*scanned, D, **options)
-        y = y + scan(*scanned, **options, reverse=True)
-        y = y * F.silu(z)
+    A, D = layer.A, layer.D
+    if layer.bidirectional:
+        y = scan(u, delta, A, B, C, D, **options)
+        y = (y + scan(u, delta, A, B, C, **options, reverse=True)) * F.silu(z)
     else:
-        y = scan(*scanned, D, z, **options)
-    if out_proj_bias is not None:
-        out_proj_bias = out_proj_bias.to(dtype)
-    return F.linear(y.transpose(1, 2), out_proj_weight.to(dtype), out_proj_bias)
+        y = scan(u, delta, A, B, C, D, z, **options, reverse=layer.reverse)
+    if layer.A_b is not None:
+        y = y + scan(u, delta, layer.A_b, B, C, D, z, **options, reverse=True)
+    rows = y.transpose(1, 2)
+    if layer.out_proj_weight is None:
+        return rows
+    bias = layer.out_proj_bias
+    return F.linear(rows, layer.out_proj_weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def project_rows(
-    u: Tensor,
-    x_proj_weight: Tensor,
-    delta_proj_weight: Tensor,
-    A: Tensor,
-    B: Tensor | None,
-    C: Tensor | None,
-    B_proj_bias: Tensor | None,
-    C_proj_bias: Tensor | None,
-    b_rms_weight: Tensor | None = None,
-    c_rms_weight: Tensor | None = None,
-    dt_rms_weight: Tensor | None = None,
-    b_c_dt_rms_eps: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     """delta, B and C, as the scan takes them, of u; B and C are those given, if so."""
-    dtype, dstate = u.dtype, A.shape[1]
-    x_dbl = F.linear(u.transpose(1, 2), x_proj_weight.to(dtype))
-    rank, states = delta_proj_weight.shape[1], dstate * (2 if A.is_complex() else 1)
+    dtype, dstate = u.dtype, layer.A.shape[1]
+    x_dbl = F.linear(u.transpose(1, 2), layer.x_proj_weight.to(dtype))
+    rank, states = layer.delta_proj_weight.shape[1], dstate * (2 if layer.A.is_complex() else 1)
     dt, B_rows, C_rows = x_dbl.split(
-        [rank, *(0 if given is not None else states for given in (B, C))], dim=-1
+        [rank, *(0 if given is not None else states for given in (layer.B, layer.C))], dim=-1
     )
-    delta = F.linear(dt, delta_proj_weight.to(dtype))
-    if dt_rms_weight is not None:
-        delta = rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+    delta = F.linear(dt, layer.delta_proj_weight.to(dtype))
+    if layer.dt_rms_weight is not None:
+        delta = _rms_norm(delta, layer.dt_rms_weight, layer.b_c_dt_rms_eps)
 
-    def projection(rows: Tensor, bias: Tensor | None, rms_weight: Tensor | None) -> Tensor:
+    def projection(
+        given: Tensor | None, rows: Tensor, bias: Tensor | None, rms_weight: Tensor | None
+    ) -> Tensor:
+        if given is not None:
+            return given
         if bias is not None:
             rows = rows + bias.to(dtype)
         if rms_weight is not None:
-            rows = rms_norm(rows, rms_weight, b_c_dt_rms_eps)
+            rows = _rms_norm(rows, rms_weight, layer.b_c_dt_rms_eps)
         # Complex ones as (re, im) interleaved along time.
         return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
 
-    if B is None:
-        B = projection(B_rows, B_proj_bias, b_rms_weight)
-    if C is None:
-        C = projection(C_rows, C_proj_bias, c_rms_weight)
+    B = projection(layer.B, B_rows, layer.B_proj_bias, layer.b_rms_weight)
+    C = projection(layer.C, C_rows, layer.C_proj_bias, layer.c_rms_weight)
     return delta.transpose(1, 2), B, C
+
+
+def _rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rows / rms(rows)·weight, at least in float32, in the dtype of rows."""
+    x = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * scale * weight.to(x.dtype)).to(rows.dtype)
+
+
+def _run(layer: Layer, backend: BackendName) -> Tensor:
+    if not MAMBA_INNER.has_kernels((*layer, backend)):
+        return _run_reference(layer, backend)
+    tensors = (
+        *(layer.xz, None, None, layer.conv1d_weight, layer.conv1d_bias, layer.x_proj_weight),
+        *(layer.delta_proj_weight, layer.out_proj_weight, layer.out_proj_bias),
+        *(layer.A, layer.A_b, layer.D, layer.delta_bias),
+    )
+    if (
+        layer.B is None
+        and layer.C is None
+        and layer.B_proj_bias is None
+        and layer.C_proj_bias is None
+        and layer.b_rms_weight is None
+        and layer.c_rms_weight is None
+        and layer.dt_rms_weight is None
+        and not layer.A.is_complex()
+        and layer.b_c_dt_rms_eps >= 0
+        and (torch.compiler.is_compiling() or not _are_parts_wanted(tensors))
+    ):
+        options = (layer.delta_softplus, layer.checkpoint_lvl, layer.discretization_method,
+                   layer.bidirectional, layer.reverse, layer.cu_seqlens)  # fmt: skip
+        return MAMBA_INNER(*tensors, *options, _autocast_dtype_of(layer.xz.device), None)[0]
+    LAYER_ARGUMENTS.check_values(layer)
+    MAMBA_INNER.refuse_tangents(layer)
+    return compose(selective_scan_fn, causal_conv1d_fn, layer)
+
+
+def _run_reference(layer: Layer, backend: BackendName) -> Tensor:
+    MAMBA_INNER.check((*layer, backend))
+    return compose(selective_scan_ref, causal_conv1d_ref, layer)
 
 
 def mamba_inner_ref(
@@ -166,14 +179,14 @@ def mamba_inner_ref(
         >>> mamba_inner_ref(torch.randn(2, 2 * dim, 20), *weights, None, A).shape
         torch.Size([2, 20, 6])
     """
-    arguments = (
+    layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
-        *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
-        *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
-        *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
+        *(_given(out_proj_weight), out_proj_bias, A, None, B, C, D, delta_bias),
+        *(B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl),
+        *(b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps),
+        *(discretization_method, bidirectional, False, cu_seqlens),
     )
-    MAMBA_INNER.check((*arguments, backend))
-    return compose(selective_scan_ref, causal_conv1d_ref, *arguments)
+    return _run_reference(layer, backend)
 
 
 def mamba_inner_fn(
@@ -221,7 +234,8 @@ def mamba_inner_fn(
     xz is the transpose of a (batch, seqlen, 2·dim) tensor, as a matrix product gives it. Any other
     strides will do; xz is copied then, unless its channels are neighbours in memory. For the
     backward pass the inputs, the projection dt|B|C, the scan's output and its saved states are
-    kept; the convolution and delta are computed again.
+    kept; the convolution and delta are computed again. With complex A, with B or C given, or with
+    biases or norms of B, C and delta, it is several nodes, which keep what each of them needs.
 
     The matrix products, and all that they give, have the dtype of xz, or of torch.autocast where
     that is enabled, unless xz is float64; weights are cast to it. All else is as in
@@ -249,7 +263,7 @@ def mamba_inner_fn(
         C_proj_bias: likewise to C.
         delta_softplus: whether the step is softplus(delta + delta_bias).
         checkpoint_lvl: 1, or 0 to keep the convolution's output and delta for the backward pass
-            instead of computing them again.
+            instead of computing them again, where the layer is one node.
         b_rms_weight: (dstate,); (2·dstate,) for complex A, whose components are one row.
         c_rms_weight: likewise.
         dt_rms_weight: of delta, (dim,).
@@ -299,61 +313,57 @@ def mamba_inner_fn(
         >>> xz.grad.shape
         torch.Size([2, 128, 100])
     """
-    arguments = (
+    layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight),
-        *(out_proj_weight, out_proj_bias, A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
-        *(delta_softplus, checkpoint_lvl, b_rms_weight, c_rms_weight, dt_rms_weight),
-        *(b_c_dt_rms_eps, discretization_method, bidirectional, cu_seqlens),
+        *(_given(out_proj_weight), out_proj_bias, A, None, B, C, D, delta_bias),
+        *(B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl),
+        *(b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps),
+        *(discretization_method, bidirectional, False, cu_seqlens),
     )
-    if not MAMBA_INNER.has_kernels((*arguments, backend)):
-        return mamba_inner_ref(
-            *arguments[:-3],
-            discretization_method=discretization_method,
-            bidirectional=bidirectional,
-            cu_seqlens=cu_seqlens,
-        )
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling and _pytorch.are_transforms_active():
-        # The parts have batching rules, which their composition as one operator can not have.
-        MAMBA_INNER.refuse_tangents(arguments)
-        return compose(selective_scan_fn, causal_conv1d_fn, *arguments)
-    autocast_dtype = autocast_dtype_of(xz.device)
-    is_plain = (
-        B is None
-        and C is None
-        and B_proj_bias is None
-        and C_proj_bias is None
-        and b_rms_weight is None
-        and c_rms_weight is None
-        and dt_rms_weight is None
-        and not bidirectional
-        and not A.is_complex()
-        and b_c_dt_rms_eps >= 0
-    )
-    if is_plain:
-        tensors = (xz, None, None, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight,
-                   out_proj_weight, out_proj_bias, A, D, delta_bias)  # fmt: skip
-        if is_compiling or not _are_parts_wanted(tensors):
-            options = (delta_softplus, checkpoint_lvl, discretization_method, cu_seqlens)
-            return PLAIN_MAMBA_INNER(*tensors, *options, autocast_dtype, None)[0]
-    if is_compiling and torch.compiler.is_exporting():  # without Python there are the parts alone
-        return compose(selective_scan_fn, causal_conv1d_fn, *arguments)
-    return MAMBA_INNER(*arguments, autocast_dtype)[0]
+    return _run(layer, backend)
 
 
-def mamba_layer(
-    hidden: Tensor,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
+def _given(out_proj_weight: Tensor) -> Tensor:
+    if out_proj_weight is None:
+        raise TypeError("selective_scan: out_proj_weight must be a Tensor, got NoneType")
+    return out_proj_weight
+
+
+def mamba_rows(
+    xz: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Tensor | None,
     x_proj_weight: Tensor,
     delta_proj_weight: Tensor,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    A_log: Tensor,
-    D: Tensor | None,
-    delta_bias: Tensor | None,
+    A: Tensor,
+    A_b: Tensor | None = None,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    reverse: bool = False,
+) -> Tensor:
+    """What mamba_inner_fn's out_proj takes, (batch, seqlen, dim): layers of several sets of weights
+    do that once for each set, and the projections once.
+
+    With A_b a second scan of the same inputs, by these poles, from the last step to the first, is
+    added; either is gated and has D. With `reverse` it is as if xz were turned around, and the
+    result too: the convolution looks at the steps to come.
+    """
+    layer = Layer(
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
+        *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
+        reverse=reverse,
+    )
+    return _run(layer, "auto")
+
+
+def mamba_layer(
+    hidden: Tensor,
+    weights: tuple[Tensor | None, ...],
     delta_softplus: bool,
     discretization_method: Method,
     bidirectional: bool,
@@ -361,36 +371,37 @@ def mamba_layer(
     residual: Tensor | None,
 ) -> Tensor:
     """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
-    where there is no in_proj_weight; and of −exp(A_log). To its result the residual is added."""
-    tensors = (hidden, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
-               delta_proj_weight, out_proj_weight, out_proj_bias, A_log, D, delta_bias,
-               residual)  # fmt: skip
+    where in_proj has no weight; and of −exp(A_log). To its result the residual is added.
+
+    Args:
+        weights: weight and bias of in_proj, of conv1d; those of x_proj and dt_proj; weight and bias
+            of out_proj; A_log, D, and the bias of dt_proj.
+    """
+    in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
     # A compiler does better with parts, which it fuses with what is around them.
     is_one_call = not (
         in_proj_weight is None
-        or bidirectional
         or torch.compiler.is_compiling()
-        or _pytorch.are_transforms_active()
-        or _are_parts_wanted(tensors)
+        or _are_parts_wanted((hidden, *weights, residual))
         or hidden.device.type not in _library.devices
         or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
     )
     if is_one_call:
-        autocast_dtype = autocast_dtype_of(hidden.device)
+        autocast_dtype = _autocast_dtype_of(hidden.device)
         dtypes = hidden.dtype, in_proj_weight.dtype
         is_cast = autocast_dtype is not None and torch.float64 not in dtypes
         is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
         if is_right and (is_cast or dtypes[0] == dtypes[1]):
-            options = (delta_softplus, 1, discretization_method, cu_seqlens, autocast_dtype)
+            tensors = (hidden, *weights[:-2], None, D, delta_bias)
+            options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
+            given = (*tensors, *options, autocast_dtype)
             product_dtype = autocast_dtype if is_cast else dtypes[0]
             if residual is None or _is_as_precise(residual.dtype, product_dtype):
-                return PLAIN_MAMBA_INNER(*tensors[:-1], *options, residual)[0]
-            return residual + PLAIN_MAMBA_INNER(*tensors[:-1], *options, None)[0]
+                return MAMBA_INNER(*given, residual)[0]
+            return residual + MAMBA_INNER(*given, None)[0]
     xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
-        xz.transpose(1, 2),
-        *tensors[3:9],
-        poles(A_log),
+        *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,
         delta_bias=delta_bias,
         delta_softplus=delta_softplus,
@@ -406,8 +417,13 @@ def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
 
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether a mode or a subclass of Tensor is to see what a layer is made of."""
-    return bool(_pytorch.num_modes()) or not OPAQUE_TYPES.issuperset(map(type, tensors))
+    """Whether a mode, a subclass of Tensor or a transform, which has rules for the parts, is to see
+    what a layer is made of."""
+    return (
+        bool(_pytorch.num_modes())
+        or _pytorch.are_transforms_active()
+        or not OPAQUE_TYPES.issuperset(map(type, tensors))
+    )
 
 
 def add(residual: Tensor | None, out: Tensor) -> Tensor:

@@ -304,17 +304,6 @@ def selective_scan_prefill(
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
     arguments = (*arguments, *slot_arguments, *options)
     if not _PREFILL.has_kernels((*arguments, backend)):
-        return selective_scan_prefill_ref(
-            *arguments[:10],
-            cu_seqlens=cu_seqlens,
-            cache_indices=cache_indices,
-            has_initial_state=has_initial_state,
-            pad_slot_id=pad_slot_id,
-            checkpoint_every=checkpoint_every,
-            first_position=first_position,
-            checkpoint_slots=checkpoint_slots,
-            discretization_method=discretization_method,
-            out=out,
-        )
+        return _PREFILL.run_reference(selective_scan_prefill_ref, (*arguments, backend))
     result = _PREFILL(*arguments)
     return result if out is None else out

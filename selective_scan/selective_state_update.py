@@ -303,13 +303,7 @@ def selective_state_update(
     options = (dt_softplus, *indices, out, discretization_method)
     arguments = (state, x, dt, A, B, C, D, z, dt_bias, *options)
     if not _STATE_UPDATE.has_kernels((*arguments, backend)):
-        return selective_state_update_ref(
-            *arguments[:11],
-            dst_state_batch_indices=dst_state_batch_indices,
-            pad_slot_id=pad_slot_id,
-            out=out,
-            discretization_method=discretization_method,
-        )
+        return _STATE_UPDATE.run_reference(selective_state_update_ref, (*arguments, backend))
     result = _STATE_UPDATE(*arguments)
     return result if out is None else out
 

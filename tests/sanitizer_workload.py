@@ -171,7 +171,7 @@ def check_all(check, cases) -> int:
 
 def check_mamba_inner(case, device) -> None:
     for autocast in (False, True):
-        mamba_inner.test_a_plain_layer_has_the_bits_of_its_parts(case, autocast, device)
+        mamba_inner.test_a_layer_is_what_its_parts_are(case, autocast, device)
 
 
 CHECKS = {
@@ -185,7 +185,7 @@ CHECKS = {
     "matrix": lambda: check_all(
         lambda case, device: matrix.check(case, device=device), matrix_cases()
     ),
-    "mamba_inner": lambda: check_all(check_mamba_inner, mamba_inner.PLAIN),
+    "mamba_inner": lambda: check_all(check_mamba_inner, mamba_inner.OP_CASES),
     "convolution": lambda: check_all(conv.check, conv.case_list()),
     "convolution_update": lambda: check_all(conv_update.check, conv_update.CASES),
     "convolution_pool": lambda: check_all(

@@ -447,7 +447,7 @@ def test_tensors_that_trace_stand_for_plain_weights(device):
     exported = torch.export.export(layer, (x,))
     assert torch.equal(exported.module()(x), layer(x))
     called = {str(node.target) for node in exported.graph.nodes}
-    assert "selective_scan.plain_mamba_inner_fwd.default" in called
+    assert "selective_scan.mamba_inner_fwd.default" in called
 
 
 # --- moved weights --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and the op that they are."""
+"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and what they are made of."""
 
 import inspect
 from functools import partial
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from directed import ROUNDING, assert_near, nudge, plain_rows
-from opchecks import QUICK, THOROUGH, opcheck_forward
-from selective_scan._mamba_rows import mamba_rows
 from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
+from selective_scan.mamba_inner import mamba_rows
 
 INPUTS = ("xz", "conv1d_weight", "conv1d_bias", "x_proj_weight", "delta_proj_weight")
 BIASES = ("B", "C", "D", "delta_bias", "B_proj_bias", "C_proj_bias", "delta_softplus")
 KINDS = {
     "all": "",
+    "plain": "B_proj_bias C_proj_bias",
     "no bias": "conv1d_bias D delta_bias B_proj_bias C_proj_bias",
     "given B": "B_proj_bias",
     "given B and C": "B_proj_bias C_proj_bias conv1d_bias",
@@ -24,8 +24,8 @@ KINDS = {
 }
 
 
-def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu") -> dict:
-    batch, dim, dstate, rank, width, d_model = 2, 6, 3, 2, 4, 5
+def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu", width=4) -> dict:
+    batch, dim, dstate, rank, d_model = 2, 6, 3, 2, 5
     states = dstate * (2 if kind == "complex" else 1)
     given = {"given B": "B", "given B and C": "BC"}.get(kind, "")
 
@@ -138,6 +138,16 @@ def test_turned_around(kind, seqlen, layout, device):
         xz = tensors["xz"].detach().contiguous()
         xz = xz.repeat_interleave(2, 2)[..., ::2] if layout == "sliced" else xz
         tensors["xz"] = xz.requires_grad_()
+    check_turned_around(tensors)
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("seqlen", [1, 7, 8, 20])
+def test_turned_around_by_width(width, seqlen, device):
+    check_turned_around(tensors_of("plain", seqlen=seqlen, device=device, width=width))
+
+
+def check_turned_around(tensors):
     arguments = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=True)
     actual = mamba_rows(*arguments)
     turned = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=False)
@@ -154,27 +164,10 @@ def test_turned_around(kind, seqlen, layout, device):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", ["all", "complex"])
-@pytest.mark.parametrize("form", ["one way", "turned around", "second poles"])
-def test_opcheck(kind, form, device):
-    tensors = tensors_of(kind, torch.float32, device=device) | {"autocast_dtype": None}
-    if form != "second poles":
-        tensors["A_b"] = None
-    names = [*inspect.signature(mamba_rows).parameters, "autocast_dtype"]
-    given = tensors | {"delta_softplus": True, "reverse": form == "turned around"}
-    arguments = tuple(given[name] for name in names)
-    ops = torch.ops.selective_scan
-    opcheck_forward(ops.mamba_rows_fwd, arguments, THOROUGH if kind == "all" else QUICK)
-    detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
-    for saves in (False, True):
-        y, *kept = ops.mamba_rows_fwd(*detached, saves)
-        backward = (torch.ones_like(y), *detached, *kept)
-        torch.library.opcheck(ops.mamba_rows_bwd, backward, test_utils=QUICK)
-
-
 @of_functions
-def test_transforms_and_checkpoints(function):
-    arguments = arguments_of(function, tensors_of())
+@pytest.mark.parametrize("kind", ["all", "plain"])
+def test_transforms_and_checkpoints(function, kind):
+    arguments = arguments_of(function, tensors_of(kind))
     expected = function(*arguments)
     mapped = torch.func.vmap(lambda xz: function(xz, *arguments[1:]))(arguments[0][:, None])
     torch.testing.assert_close(mapped[:, 0], expected)

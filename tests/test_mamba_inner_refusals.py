@@ -1,5 +1,7 @@
 """mamba_inner_fn: what is refused, and with which sentence."""
 
+import re
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -7,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cases import REAL, assert_refused, fake
 from problem import METHODS
 from selective_scan import mamba_inner_fn, mamba_inner_ref
-from selective_scan._mamba_operators import PLAIN_MAMBA_INNER
 from test_mamba_inner import BASE, EVERYTHING, tensors_of
 from test_mamba_inner_operator import op_arguments
 
@@ -111,17 +112,49 @@ def test_a_bad_call_after_a_good_one():
             mamba_inner_fn(**tensors | {"out_proj_bias": torch.zeros(1)})
 
 
+@pytest.mark.parametrize("way", ["op", "fake"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reverse": True, "bidirectional": True}, "reverse must be False where bidirectional is"),
+        ({"reverse": True, "A_b": torch.ones(e, n)}, "reverse must be False where A_b is given"),
+        (
+            {"reverse": True, "xz": torch.ones(1, 2 * e, s), "cu_seqlens": torch.tensor([0, s])},
+            "reverse must be False where cu_seqlens is given",
+        ),
+        (
+            {"bidirectional": True, "A_b": torch.ones(e, n)},
+            "bidirectional must be False where A_b is given",
+        ),
+        (
+            {"A_b": torch.ones(e, n), "in_proj_weight": torch.ones(2 * e, 3),
+             "xz": torch.ones(b, s, 3)},
+            "A_b must be None where in_proj_weight is given",
+        ),
+        (
+            {"out_proj_weight": None, "out_proj_bias": torch.ones(e)},
+            "out_proj_bias must be None where out_proj_weight is None",
+        ),
+        ({"A_b": torch.ones(e, n + 1)}, "A_b must be (dim, dstate) = "),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)  # fmt: skip
+def test_what_the_op_does_not_do_at_once(changes, message, way):
+    arguments = op_arguments(BASE, requires_grad=False, **changes)
+    if way == "fake":
+        mode = FakeTensorMode()
+        arguments = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        torch.ops.selective_scan.mamba_inner_fwd(*arguments, False)
+
+
 def test_the_backward_op_checks_what_it_is_given():
     ops = torch.ops.selective_scan
     arguments = op_arguments(BASE, requires_grad=False)
-    _, *kept = ops.mamba_inner_fwd(*arguments, True)
+    out, _, *kept = ops.mamba_inner_fwd(*arguments, True)
     message = r"dout must be \(batch, seqlen, d_model\) = \(2, 70, 5\), got \(2, 70, 4\)"
     with pytest.raises(RuntimeError, match=message):
-        ops.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments, *kept)
-    arguments = op_arguments(BASE, requires_grad=False, operator=PLAIN_MAMBA_INNER)
-    out, _, *kept = ops.plain_mamba_inner_fwd(*arguments, True)
-    with pytest.raises(RuntimeError, match=message):
-        ops.plain_mamba_inner_bwd(torch.ones(2, 70, 4), *arguments[:-1], *kept, torch.float32)
+        ops.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments[:-1], *kept, torch.float32)
     kept[3] = kept[3][:, :-1]
     with pytest.raises(RuntimeError, match=r"y must be \(batch, seqlen, dim\) = \(2, 70, 6\)"):
-        ops.plain_mamba_inner_bwd(torch.ones_like(out), *arguments[:-1], *kept, torch.float32)
+        ops.mamba_inner_bwd(torch.ones_like(out), *arguments[:-1], *kept, torch.float32)

@@ -176,8 +176,8 @@ def test_operations_of_a_model_are_counted(device):
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
     counts = counter.get_flop_counts()["Global"]
-    assert counts[torch.ops.selective_scan.selective_scan_bwd_out] == 22 * steps * inner * dstate
-    assert counts[torch.ops.selective_scan.causal_conv1d_bwd_out] == 4 * steps * inner * width
+    assert counts[torch.ops.selective_scan.selective_scan_bwd] == 22 * steps * inner * dstate
+    assert counts[torch.ops.selective_scan.causal_conv1d_bwd] == 4 * steps * inner * width
 
 
 def test_operations_of_the_other_scans_are_counted(device):

@@ -98,7 +98,7 @@ def _change_values(model, cache):
 
 
 def _change_dtype(model, cache):
-    model.layers[1].D.data = model.layers[1].D.data.to(torch.bfloat16)
+    model.layers[1].D.data = (model.layers[1].D.data + 0.5).to(torch.bfloat16)
 
 
 def _hook_a_part(model, cache):

@@ -20,7 +20,7 @@ TABLES = {
     "kSelectiveScanPrefill": ("selective_scan_prefill", "_PREFILL"),
     "kSelectiveStateUpdate": ("selective_state_update", "_STATE_UPDATE"),
     "kAdaptiveUnitaryScan": ("adaptive_unitary", "_ADAPTIVE_UNITARY_SCAN"),
-    "kPlainMambaInner": ("_mamba_operators", "PLAIN_MAMBA_INNER"),
+    "kMambaInner": ("_mamba_operators", "MAMBA_INNER"),
     "kCausalConv1d": ("causal_conv1d", "CAUSAL_CONV1D"),
     "kCausalConv1dPrefill": ("causal_conv1d", "_PREFILL"),
     "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),

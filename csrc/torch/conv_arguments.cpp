@@ -14,21 +14,6 @@ bool parse_activation(const std::optional<std::string>& name) {
   return true;
 }
 
-/// Checks final states or their gradient.
-void check_states_shape(const char* name, const Tensor& tensor, const ConvParams& params) {
-  check_shape(
-      name, tensor,
-      {{"sequences", params.sequences}, {"dim", params.dim}, {"width-1", params.width - 1}});
-}
-
-ArrayView view_of(const Tensor& tensor) {
-  ArrayView view;
-  // Inputs are only read; what is written is freshly allocated, or lent to be written to.
-  view.data = const_cast<void*>(tensor.const_data_ptr());
-  view.dtype = component_dtype(tensor);
-  return view;
-}
-
 void check_sequences(const ConvArguments& args, bool uses_states) {
   if (!args.seq_idx) return;
   if (args.cu_seqlens) fail("cu_seqlens must be None where seq_idx is given");
@@ -60,21 +45,13 @@ ConvParams make_conv_params(const ConvArguments& args, bool uses_states) {
 void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                           const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                           const OptionalTensor& dx) {
-  const auto check = [&](const char* name, const Tensor& tensor) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "x", args.x);
-    check_dtype(name, tensor, {dtype_of(args.x)});
+  const auto check = [&](const char* name, const OptionalTensor& tensor, Dims dims) {
+    if (tensor) check_beside(name, *tensor, "x", args.x, {dtype_of(args.x)}, dims);
   };
-  const auto check_sequence = [&](const char* name, const Tensor& tensor) {
-    check(name, tensor);
-    check_shape(name, tensor,
-                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
-  };
-  if (dout) check_sequence("dout", *dout);
-  if (dfinal_states) {
-    check("dfinal_states", *dfinal_states);
-    check_states_shape("dfinal_states", *dfinal_states, params);
-  }
+  const Dim dim{"dim", params.dim};
+  check("dout", dout, {{"batch", params.batch}, dim, {"seqlen", params.seqlen}});
+  check("dfinal_states", dfinal_states,
+        {{"sequences", params.sequences}, dim, {"width-1", params.width - 1}});
   if (dx) check_given_gradient("dx", *dx, "x", args.x);
 }
 
@@ -97,8 +74,7 @@ ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
   params.slots.channels = params.dim;
   params.slots.dstate = params.width - 1;
   params.slots.is_double = params.is_double;
-  params.slots.pool =
-      view_of(args.conv_states, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
+  params.slots.pool = state_view(args.conv_states);
   return params;
 }
 
@@ -128,18 +104,13 @@ ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
 }
 
 ArrayView conv_view(const Tensor& tensor) {
-  ArrayView view = view_of(tensor);
-  view.batch = tensor.stride(0);
-  view.channel = tensor.stride(1);
-  if (tensor.dim() == 3) view.step = tensor.stride(2);
-  return view;
+  return tensor.dim() == 3 ? sequence_view(tensor)
+                           : view_of(tensor, &ArrayView::batch, &ArrayView::channel);
 }
 
 ArrayView taps_view(const Tensor& tensor) {
-  ArrayView view = view_of(tensor);
-  view.channel = tensor.stride(0);
-  if (tensor.dim() == 2) view.step = tensor.stride(1);
-  return view;
+  return tensor.dim() == 2 ? view_of(tensor, &ArrayView::channel, &ArrayView::step)
+                           : channel_view(tensor);
 }
 
 }  // namespace selective_scan::op

@@ -168,11 +168,23 @@ Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Ten
   return result;
 }
 
+/// Registers the ops of a backend.
+template <class Backend>
+void implement_convolution(auto& library) {
+  implement_forward<&causal_conv1d_fwd<Backend>>(library, "causal_conv1d_fwd");
+  library.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<Backend>));
+  library.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<Backend>));
+  library.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<Backend>));
+  library.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<Backend>));
+}
+
 /// The ops of a backend, for others that are made of them.
 struct ConvOps {
   decltype(&causal_conv1d_fwd<void>) forward;
   decltype(&causal_conv1d_bwd_out<void>) backward;
 };
 extern const ConvOps kCpuConvOps, kCudaConvOps;
+/// The activation of a layer's convolution.
+inline const std::optional<std::string> kSilu = "silu";
 
 }  // namespace selective_scan::op

@@ -21,10 +21,7 @@ struct CpuBackend {
     const IndexArray& indices = params.conv_state_indices;
     if (!indices.present()) return;
     for (int64_t row = 0; row < params.batch; ++row) {
-      const int64_t slot = indices.at(row);
-      if (slot >= params.slots && slot != params.pad_slot_id) {
-        fail("conv_state_indices must be less than slots = ", params.slots, ", got ", slot);
-      }
+      check_slot("conv_state_indices", indices.at(row), params);
     }
   }
   void launch(const ConvForwardParams& params, const auto& memory) const {
@@ -52,15 +49,12 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
       "Tensor? cu_seqlens=None, Tensor? initial_states=None, bool return_final_states=False, "
       "str? activation=None",
       "Tensor out, Tensor? final_states");
-  m.def(
-      "causal_conv1d_bwd(Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, "
-      "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
-      "str? activation) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)");
-  m.def(
-      "causal_conv1d_bwd_out(Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, "
-      "Tensor? bias, Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, "
-      "str? activation, *, Tensor(a!) dx) -> (Tensor dweight, Tensor dbias, "
-      "Tensor dinitial_states)");
+  const std::string gradients =
+      "Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, Tensor? bias, "
+      "Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, str? activation";
+  const std::string sums = "Tensor dweight, Tensor dbias, Tensor dinitial_states)";
+  m.def(("causal_conv1d_bwd(" + gradients + ") -> (Tensor dx, " + sums).c_str());
+  m.def(("causal_conv1d_bwd_out(" + gradients + ", *, Tensor(a!) dx) -> (" + sums).c_str());
   m.def(
       "causal_conv1d_prefill(Tensor x, Tensor weight, Tensor(a!) conv_states, Tensor? bias, "
       "str? activation, Tensor cu_seqlens, Tensor? cache_indices=None, "
@@ -72,11 +66,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  implement_forward<&causal_conv1d_fwd<CpuBackend>>(m, "causal_conv1d_fwd");
-  m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CpuBackend>));
-  m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CpuBackend>));
-  m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CpuBackend>));
-  m.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<CpuBackend>));
+  implement_convolution<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op

@@ -35,11 +35,7 @@ struct CudaBackend {
 const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_forward<&causal_conv1d_fwd<CudaBackend>>(m, "causal_conv1d_fwd");
-  m.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<CudaBackend>));
-  m.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<CudaBackend>));
-  m.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<CudaBackend>));
-  m.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<CudaBackend>));
+  implement_convolution<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op

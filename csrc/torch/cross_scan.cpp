@@ -21,21 +21,13 @@ Sizes values_of(IntHeaderOnlyArrayRef values) {
   return {values.begin(), values.end()};
 }
 
-Tensor view_as(const Tensor& tensor, const Sizes& sizes, const Sizes& strides, int64_t offset = 0) {
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
-                                     strides.data(), offset, &handle));
-  return Tensor(handle);
-}
-
 /// The map with rows for columns.
 Tensor turned(const Tensor& map) {
   Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
   const size_t last = sizes.size() - 1;
   std::swap(sizes[last - 1], sizes[last]);
   std::swap(strides[last - 1], strides[last]);
-  return view_as(map, sizes, strides);
+  return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
 Tensor contiguous_copy(const Tensor& map) {
@@ -63,7 +55,7 @@ Tensor by_rows(const Tensor& map) {
   strides.pop_back();
   sizes.back() = height * width;
   strides.back() = step;
-  return view_as(map, sizes, strides);
+  return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
 /// In the order of a direction, or of that which goes the other way.
@@ -79,14 +71,16 @@ Tensor as_map(const Tensor& sequence, size_t direction, int64_t height, int64_t 
   sizes.push_back(width);
   strides.push_back(strides.back());
   strides[strides.size() - 2] *= width;
-  const Tensor map = view_as(sequence, sizes, strides);
+  const Tensor map = view_as(sequence, sizes_of(sizes), sizes_of(strides));
   return is_along_columns(direction) ? turned(map) : map;
 }
 
 /// What the directions have of a parameter whose first dimension they are.
 Tensor entry_of(const Tensor& parameter, size_t direction) {
-  const Sizes sizes = values_of(parameter.sizes()), strides = values_of(parameter.strides());
-  return view_as(parameter, {sizes.begin() + 1, sizes.end()}, {strides.begin() + 1, strides.end()},
+  const auto sizes = parameter.sizes(), strides = parameter.strides();
+  const size_t rank = sizes.size() - 1;
+  return view_as(parameter, IntHeaderOnlyArrayRef(sizes.data() + 1, rank),
+                 IntHeaderOnlyArrayRef(strides.data() + 1, rank),
                  static_cast<int64_t>(direction) * strides[0]);
 }
 OptionalTensor entry_of(const OptionalTensor& parameter, size_t direction) {

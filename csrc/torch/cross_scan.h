@@ -55,4 +55,10 @@ CrossGradients cross_scan_bwd(const Tensor& dout, const TensorList& sequences, c
                              {A, D, delta_bias, delta_softplus, discretization_method}, states);
 }
 
+template <const ScanOps& kScan>
+void implement_cross_scan(auto& library) {
+  library.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kScan>));
+  library.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kScan>));
+}
+
 }  // namespace selective_scan::op

@@ -2,29 +2,14 @@
 
 #include <array>
 
+#include "anti_causal_conv.h"
 #include "checked_call.h"
 #include "dispatcher.h"
 
 namespace selective_scan::op {
 namespace {
 
-using Sizes = std::initializer_list<int64_t>;
-
 // --- views and casts --------------------------------------------------------------------------
-
-/// `offset` counts from the first element of `tensor`.
-Tensor view_as(const Tensor& tensor, IntHeaderOnlyArrayRef sizes, IntHeaderOnlyArrayRef strides,
-               int64_t offset = 0) {
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
-                                     strides.data(), offset, &handle));
-  return Tensor(handle);
-}
-Tensor view_as(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
-  return view_as(tensor, IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()),
-                 IntHeaderOnlyArrayRef(strides.begin(), strides.size()), offset);
-}
 
 /// `count` of a row's channels, from `first` on, of rows (batch, seqlen, channels), as
 /// (batch, count, seqlen).
@@ -54,10 +39,6 @@ Tensor taps_of(const Tensor& weight) {
   return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
 }
 
-void copy(const Tensor& target, const Tensor& source) {
-  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
-}
-
 Tensor cast(const Tensor& tensor, ScalarType dtype) {
   if (dtype_of(tensor) == dtype) return tensor;
   const Tensor result = tensor.is_contiguous()
@@ -76,8 +57,20 @@ ScalarType at_least_single(ScalarType dtype) {
 /// Weights and biases as the matrix products take them.
 struct ProductWeights {
   OptionalTensor in_proj, in_proj_bias;
-  Tensor x_proj, delta_proj, out_proj;
-  OptionalTensor out_proj_bias;
+  Tensor x_proj, delta_proj;
+  OptionalTensor out_proj, out_proj_bias;
+};
+
+/// One of a layer's scans, whose results are added.
+struct Scan {
+  const Tensor& A;
+  const OptionalTensor& D;
+  bool reverse;
+};
+
+/// A scan writes these gradients of rows, and that of the steps where dx will be.
+struct RowGradients {
+  Tensor du, dxz, dx_dbl;
 };
 
 /// A call that has been checked, and what follows from it.
@@ -137,7 +130,7 @@ struct Layer {
     visit_optional(weights.in_proj_bias);
     visit(weights.x_proj);
     visit(weights.delta_proj);
-    visit(weights.out_proj);
+    visit_optional(weights.out_proj);
     visit_optional(weights.out_proj_bias);
     if (others.empty()) return;
     const Tensor memory = allocate(args.xz, std::array<int64_t, 1>{count}, dtype);
@@ -191,17 +184,32 @@ struct Layer {
       fail("autocast_dtype must be None or one of torch.float16, torch.bfloat16, got torch.",
            dtype_name(*args.autocast_dtype));
     }
+    check_directions();
+  }
+
+  void check_directions() const {
+    const auto refuse = [](const char* name, bool is_set, const char* other, bool is_given) {
+      if (is_set && is_given) fail(name, " must be False where ", other, " is given, got True");
+    };
+    refuse("reverse", args.reverse, "bidirectional", args.bidirectional);
+    refuse("reverse", args.reverse, "A_b", args.A_b.has_value());
+    refuse("reverse", args.reverse, "cu_seqlens", args.cu_seqlens.has_value());
+    refuse("bidirectional", args.bidirectional, "A_b", args.A_b.has_value());
+    if (args.A_b && args.in_proj_weight) fail("A_b must be None where in_proj_weight is given");
+    if (args.out_proj_bias && !args.out_proj_weight) {
+      fail("out_proj_bias must be None where out_proj_weight is None");
+    }
   }
 
   void check_tensors() {
-    CheckedCall call(tables::kPlainMambaInner, {.is_given = args.in_proj_weight.has_value()},
-                     args.xz, args.in_proj_weight, args.in_proj_bias, args.conv1d_weight,
-                     args.conv1d_bias, args.x_proj_weight, args.delta_proj_weight,
-                     args.out_proj_weight, args.out_proj_bias, args.A, args.D, args.delta_bias,
-                     args.cu_seqlens, args.residual);
+    CheckedCall call(tables::kMambaInner, {.is_given = args.in_proj_weight.has_value()}, args.xz,
+                     args.in_proj_weight, args.in_proj_bias, args.conv1d_weight, args.conv1d_bias,
+                     args.x_proj_weight, args.delta_proj_weight, args.out_proj_weight,
+                     args.out_proj_bias, args.A, args.A_b, args.D, args.delta_bias, args.cu_seqlens,
+                     args.residual);
     call.check_shapes([&](const Tensor& tensor) {
       if (&tensor == &args.A && is_complex_dtype(dtype_of(tensor))) {
-        fail("A must be real in a plain layer");
+        fail("A must be real, got a complex one");
       }
     });
     batch = call[tables::kBatch];
@@ -212,10 +220,6 @@ struct Layer {
     d_model = call[tables::kDModel];
     check_shape("x_proj_weight", args.x_proj_weight,
                 {{"dt_rank+dstate+dstate", projected()}, {"dim", dim}});
-  }
-
-  void check_out_shape(const char* name, const Tensor& tensor) const {
-    check_shape(name, tensor, {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
   }
 
   /// It must not be less precise than out would be without it.
@@ -230,10 +234,8 @@ struct Layer {
 
   /// Rows that the backward pass is given.
   void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
-    check_dense(name, rows);
-    check_same_device(name, rows, "xz", args.xz);
-    check_dtype(name, rows, {dtype});
-    check_shape(name, rows, {{"batch", batch}, {"seqlen", seqlen}, channels});
+    check_beside(name, rows, "xz", args.xz, {dtype},
+                 {{"batch", batch}, {"seqlen", seqlen}, channels});
     if (!rows.is_contiguous()) fail(name, " must be contiguous");
   }
 
@@ -295,12 +297,24 @@ struct Layer {
         dtype_of(*bias));
   }
 
-  // The convolution as rows, and delta as the product gives it.
+  /// Returns rows.
   Tensor convolve(const Tensor& x) const {
-    const Tensor u =
-        std::get<0>(ops.conv.forward(x, taps_of(args.conv1d_weight), args.conv1d_bias, std::nullopt,
-                                     args.cu_seqlens, std::nullopt, false, kSilu));
-    return rows_of(u);
+    const Tensor taps = taps_of(args.conv1d_weight);
+    if (args.reverse) return anti_causal_conv1d(ops.conv, x, taps, args.conv1d_bias);
+    return rows_of(std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt,
+                                                args.cu_seqlens, std::nullopt, false, kSilu)));
+  }
+  /// Returns the gradients of weight and bias, and fills dx.
+  std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
+                                                  const Tensor& dx) const {
+    const Tensor taps = taps_of(args.conv1d_weight);
+    if (args.reverse) {
+      return anti_causal_conv1d_backward(ops.conv, ops.sum, du, x, taps, args.conv1d_bias, dx);
+    }
+    const auto [dweight, dbias, dstates] =
+        ops.conv.backward(du, std::nullopt, x, taps, args.conv1d_bias, std::nullopt,
+                          args.cu_seqlens, std::nullopt, kSilu, dx);
+    return {dweight, dbias};
   }
   /// steps is a matrix.
   void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
@@ -309,11 +323,23 @@ struct Layer {
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
 
+  /// Both of two are gated; of two that share A one has D.
+  std::vector<Scan> scans() const {
+    static const OptionalTensor kNoD;
+    std::vector<Scan> all{{A, args.D, args.reverse}};
+    if (args.bidirectional) all.push_back({A, kNoD, true});
+    if (args.A_b) all.push_back({*args.A_b, args.D, true});
+    return all;
+  }
+  void add(Tensor& total, Tensor term) const {
+    if (term.defined()) total = ops.sum(total, term);
+  }
+
   Tensor forward(bool saves, LayerKept& kept);
   Tensor run(bool saves, LayerKept& kept);
   LayerGradients backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype);
-
-  static inline const std::optional<std::string> kSilu = "silu";
+  void scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta, const LayerKept& kept,
+                     RowGradients& rows, LayerGradients& made) const;
 };
 
 Tensor Layer::forward(bool saves, LayerKept& kept) {
@@ -329,31 +355,71 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   multiply(x_dbl, u, weights.x_proj, std::nullopt);
   const Tensor steps = new_rows(dim);
   project_steps(matrix_of(steps), x_dbl);
-  const auto [scanned, last_state, states] =
-      ops.scan.forward(channels_of(u), channels_of(steps), A, B_of(x_dbl), C_of(x_dbl), args.D,
-                       half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                       std::nullopt, false, args.cu_seqlens, saves);
-  const Tensor y = rows_of(scanned);
-  const Tensor out = new_rows(d_model);
-  multiply(out, y, weights.out_proj, weights.out_proj_bias);
+  const auto scan = [&](const Scan& it, Tensor& kept_states) {
+    const auto [scanned, last_state, states] =
+        ops.scan.forward(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
+                         half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
+                         std::nullopt, it.reverse, args.cu_seqlens, saves);
+    if (saves) kept_states = *states;
+    return rows_of(scanned);
+  };
+  const std::vector<Scan> all = scans();
+  Tensor y = scan(all[0], kept.states);
+  if (all.size() > 1) add(y, scan(all[1], kept.second_states));
   if (saves) {
     kept.x_dbl = x_dbl;
-    kept.y = y;
-    kept.states = *states;
+    if (weights.out_proj) kept.y = y;
     if (args.checkpoint_lvl == 0) {
       kept.u = u;
       kept.steps = steps;
     }
   }
+  if (!weights.out_proj) return y;
+  const Tensor out = new_rows(d_model);
+  multiply(out, y, *weights.out_proj, weights.out_proj_bias);
   return out;
 }
 
+/// Fills what rows have but for dt's part of dx_dbl, and finds the gradients of what else a scan
+/// takes. dy may be rows.du, and delta where that of the steps is written.
+void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta,
+                          const LayerKept& kept, RowGradients& rows, LayerGradients& made) const {
+  const auto run = [&](const Scan& it, const Tensor& states, const RowGradients& into) {
+    return ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), delta, it.A,
+                             B_of(kept.x_dbl), C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
+                             args.delta_softplus, args.discretization_method, std::nullopt,
+                             it.reverse, args.cu_seqlens, if_defined(states), channels_of(into.du),
+                             channels_of(into.dxz, 0, dim), B_of(into.dx_dbl), C_of(into.dx_dbl),
+                             channels_of(into.dxz, dim, dim));
+  };
+  const std::vector<Scan> all = scans();
+  if (all.size() == 1) {
+    std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = run(all[0], kept.states, rows);
+    return;
+  }
+  // The first scan, which may write over what the other one reads, comes last.
+  RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(projected())};
+  const auto [dA, dD, ddelta_bias, _] = run(all[1], kept.second_states, others);
+  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = run(all[0], kept.states, rows);
+  if (args.A_b) {
+    made.dA_b = dA;
+  } else {
+    add(made.dA, dA);
+  }
+  add(made.dD, dD);
+  add(made.ddelta_bias, ddelta_bias);
+  add(rows.du, std::move(others.du));
+  add(rows.dxz, std::move(others.dxz));
+  for (const Tensor& dx_dbl : {rows.dx_dbl, others.dx_dbl}) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(channels_of(dx_dbl, 0, rank).get()));
+  }
+  add(rows.dx_dbl, std::move(others.dx_dbl));
+}
+
 LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType xz_dtype) {
-  check_dense("dout", dout);
-  check_same_device("dout", dout, "xz", args.xz);
-  check_dtype("dout", dout, kRealDtypes);
-  check_out_shape("dout", dout);
-  const Tensor gradient = matrix_of(in_products_dtype(dout));
+  check_beside("dout", dout, "xz", args.xz, kRealDtypes,
+               {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
+  const Tensor gradient = in_products_dtype(dout);
   run_casts();
   if (kept.x_dbl.defined()) {
     project(kept);
@@ -362,41 +428,42 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
     kept.room = kept.y;
   }
   check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
-  check_kept("y", kept.y, {"dim", dim});
+  if (weights.out_proj) check_kept("y", kept.y, {"dim", dim});
   if (kept.room.defined()) check_kept("room", kept.room, {"dim", dim});
   if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
   if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
   const Tensor& x_dbl = kept.x_dbl;
-  const Tensor x = half(0), z = half(1);
+  const Tensor x = half(0);
   LayerGradients made;
-  made.dout_proj_weight = weight_gradient(args.out_proj_weight, gradient, matrix_of(kept.y));
-  made.dout_proj_bias = bias_gradient(args.out_proj_bias, gradient).value_or(Tensor());
   // Rows are long: the scan writes du in dy's place, which may be y's, and the gradient of the
   // steps where dx will be. There the steps are too, unless they were kept.
-  const Tensor dxz = new_rows(2 * dim), dx_dbl = new_rows(projected());
-  const Tensor dx = channels_of(dxz, 0, dim), dz = channels_of(dxz, dim, dim);
-  Tensor du = kept.room.defined() ? std::move(kept.room) : new_rows(dim);
-  multiply(matrix_of(du), gradient, weights.out_proj);
+  RowGradients rows{kept.room.defined() ? std::move(kept.room) : new_rows(dim), new_rows(2 * dim),
+                    new_rows(projected())};
+  Tensor dy = gradient;
+  if (weights.out_proj) {
+    const Tensor of_out = matrix_of(gradient);
+    made.dout_proj_weight = weight_gradient(*args.out_proj_weight, of_out, matrix_of(kept.y));
+    made.dout_proj_bias = bias_gradient(args.out_proj_bias, of_out).value_or(Tensor());
+    dy = rows.du;
+    multiply(matrix_of(dy), of_out, *weights.out_proj);
+  }
   Tensor u = kept.u.defined() ? kept.u : convolve(x);
-  const Tensor dsteps = matrix_of(dxz, 0, dim);
-  if (!kept.steps.defined()) project_steps(dsteps, x_dbl);
-  const Tensor delta = kept.steps.defined() ? channels_of(kept.steps) : dx;
-  const OptionalTensor states = kept.states.defined() ? OptionalTensor(kept.states) : std::nullopt;
-  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = ops.scan.backward(
-      channels_of(du), std::nullopt, channels_of(u), delta, A, B_of(x_dbl), C_of(x_dbl), args.D, z,
-      args.delta_bias, args.delta_softplus, args.discretization_method, std::nullopt, false,
-      args.cu_seqlens, states, channels_of(du), dx, B_of(dx_dbl), C_of(dx_dbl), dz);
+  if (!kept.steps.defined()) project_steps(matrix_of(rows.dxz, 0, dim), x_dbl);
+  const Tensor delta =
+      kept.steps.defined() ? channels_of(kept.steps) : channels_of(rows.dxz, 0, dim);
+  scan_backward(dy, u, delta, kept, rows, made);
+  dy = Tensor();
 
+  const Tensor &dxz = rows.dxz, &dx_dbl = rows.dx_dbl, dsteps = matrix_of(dxz, 0, dim);
   multiply(matrix_of(dx_dbl, 0, rank), dsteps, weights.delta_proj);
   made.ddelta_proj_weight =
       weight_gradient(args.delta_proj_weight, dsteps, matrix_of(x_dbl, 0, rank));
-  accumulate(matrix_of(du), matrix_of(dx_dbl), weights.x_proj);
+  accumulate(matrix_of(rows.du), matrix_of(dx_dbl), weights.x_proj);
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
   u = Tensor();
-  std::tie(made.dconv1d_weight, made.dconv1d_bias, std::ignore) =
-      ops.conv.backward(channels_of(du), std::nullopt, x, taps_of(args.conv1d_weight),
-                        args.conv1d_bias, std::nullopt, args.cu_seqlens, std::nullopt, kSilu, dx);
-  du = Tensor();
+  std::tie(made.dconv1d_weight, made.dconv1d_bias) =
+      convolution_backward(channels_of(rows.du), x, channels_of(dxz, 0, dim));
+  rows.du = Tensor();
   const Tensor& taps = made.dconv1d_weight;
   made.dconv1d_weight =
       view_as(taps, {dim, 1, taps.size(1)}, {taps.stride(0), taps.stride(0), taps.stride(1)});

@@ -1,9 +1,11 @@
 // What lies between the projections of a Mamba layer, or the layer, of the ops of one backend and
-// of PyTorch's matrix products: the plain layer alone, of one direction, real, with B and C taken
-// from x.
+// of PyTorch's matrix products: layers that are real and take B and C from x as they are.
 //
-// Everything is called without PyTorch's dispatcher, which a small layer would wait for.
-// selective_scan/_mamba_inner.py has the same for every layer, step by step, and tells the layout.
+// Nearly everything is called without PyTorch's dispatcher, which a small layer would wait for.
+// Everything lies channel-last. Rows are (batch, seqlen, channels), which matrix products take and
+// give, and the scan and the convolution read as (batch, channels, seqlen). What is a part of a
+// row, x and z of xz, dt, B and C of x_dbl, is read where it lies, and its gradient written where
+// it belongs. selective_scan/mamba_inner.py has the same for every layer, of differentiable parts.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -43,8 +45,13 @@ struct LayerOps {
 };
 
 /// In the order of the schemas. With in_proj_weight, xz is the layer's input, (batch, seqlen,
-/// d_input), and A the logarithm of −A. The residual, whose gradient is that of out, is added to
-/// out, which has its dtype then.
+/// d_input), and A the logarithm of −A. Without out_proj_weight the result is the rows that it
+/// would take. The residual, whose gradient is that of out, is added to out, which has its dtype
+/// then.
+///
+/// A second scan of the same inputs, from the last step to the first, is added if `bidirectional`,
+/// by the same poles and without D, or by those of A_b, with D. With `reverse` there is one scan,
+/// from the last step to the first, and the convolution looks at the steps to come.
 struct LayerArguments {
   const Tensor& xz;
   const OptionalTensor& in_proj_weight;
@@ -53,14 +60,17 @@ struct LayerArguments {
   const OptionalTensor& conv1d_bias;
   const Tensor& x_proj_weight;
   const Tensor& delta_proj_weight;
-  const Tensor& out_proj_weight;
+  const OptionalTensor& out_proj_weight;
   const OptionalTensor& out_proj_bias;
   const Tensor& A;
+  const OptionalTensor& A_b;
   const OptionalTensor& D;
   const OptionalTensor& delta_bias;
   bool delta_softplus;
   int64_t checkpoint_lvl;
   const std::string& discretization_method;
+  bool bidirectional;
+  bool reverse;
   const OptionalTensor& cu_seqlens;
   std::optional<ScalarType> autocast_dtype;
   const OptionalTensor& residual;
@@ -68,9 +78,10 @@ struct LayerArguments {
 
 /// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
 /// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
-/// `room` is for rows like y that the pass makes, and y's own memory where no later pass wants y.
+/// y is there with out_proj_weight alone. `room` is for rows like y that the pass makes, and y's
+/// own memory where no later pass wants y.
 struct LayerKept {
-  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states, room;
+  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states, second_states, room;
 };
 
 struct LayerForward {
@@ -80,7 +91,7 @@ struct LayerForward {
 
 struct LayerGradients {
   Tensor dxz, din_proj_weight, din_proj_bias, dconv1d_weight, dconv1d_bias, dx_proj_weight,
-      ddelta_proj_weight, dout_proj_weight, dout_proj_bias, dA, dD, ddelta_bias;
+      ddelta_proj_weight, dout_proj_weight, dout_proj_bias, dA, dA_b, dD, ddelta_bias;
 };
 
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves);
@@ -88,72 +99,76 @@ LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
                               LayerKept kept, ScalarType xz_dtype);
 
-template <const LayerOps& kOps>
-std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-           OptionalTensor, OptionalTensor, OptionalTensor>
-plain_mamba_inner_fwd(const Tensor& xz, const OptionalTensor& in_proj_weight,
-                      const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
-                      const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
-                      const Tensor& delta_proj_weight, const Tensor& out_proj_weight,
-                      const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& D,
-                      const OptionalTensor& delta_bias, bool delta_softplus, int64_t checkpoint_lvl,
-                      const std::string& discretization_method, const OptionalTensor& cu_seqlens,
-                      std::optional<ScalarType> autocast_dtype, const OptionalTensor& residual,
-                      bool save_states) {
-  const auto [out, kept] = layer_forward(
-      kOps,
-      {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
-       delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
-       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, residual},
-      save_states);
-  return {out,
-          if_defined(kept.input),
-          if_defined(kept.xz_rows),
-          if_defined(kept.poles),
-          if_defined(kept.x_dbl),
-          if_defined(kept.y),
-          if_defined(kept.u),
-          if_defined(kept.steps),
-          if_defined(kept.states)};
-}
+/// The ops, of which the types are those of a layer's arguments without the residual.
+template <class... Types>
+struct LayerOpsOf {
+  /// Returns out and what is kept.
+  template <const LayerOps& kOps>
+  static std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                    OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>
+  forward(Types... layer, const OptionalTensor& residual, bool save_states) {
+    const auto [out, kept] = layer_forward(kOps, {layer..., residual}, save_states);
+    return {out,
+            if_defined(kept.input),
+            if_defined(kept.xz_rows),
+            if_defined(kept.poles),
+            if_defined(kept.x_dbl),
+            if_defined(kept.y),
+            if_defined(kept.u),
+            if_defined(kept.steps),
+            if_defined(kept.states),
+            if_defined(kept.second_states)};
+  }
 
-/// Room, a tensor, or none: rows like y that may be written over, y's for one.
-template <const LayerOps& kOps, class... Room>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-           Tensor>
-plain_mamba_inner_bwd(const Tensor& dout, const Tensor& xz, const OptionalTensor& in_proj_weight,
-                      const OptionalTensor& in_proj_bias, const Tensor& conv1d_weight,
-                      const OptionalTensor& conv1d_bias, const Tensor& x_proj_weight,
-                      const Tensor& delta_proj_weight, const Tensor& out_proj_weight,
-                      const OptionalTensor& out_proj_bias, const Tensor& A, const OptionalTensor& D,
-                      const OptionalTensor& delta_bias, bool delta_softplus, int64_t checkpoint_lvl,
-                      const std::string& discretization_method, const OptionalTensor& cu_seqlens,
-                      std::optional<ScalarType> autocast_dtype, const OptionalTensor& xz_rows,
-                      const OptionalTensor& poles, const OptionalTensor& x_dbl,
-                      const OptionalTensor& y, const OptionalTensor& u, const OptionalTensor& steps,
-                      const OptionalTensor& states, ScalarType xz_dtype, const Room&... room) {
-  LayerKept kept{Tensor(),        or_undefined(xz_rows), or_undefined(poles), or_undefined(x_dbl),
-                 or_undefined(y), or_undefined(u),       or_undefined(steps), or_undefined(states),
-                 Tensor()};
-  ((kept.room = room), ...);
-  const LayerGradients made = layer_backward(
-      kOps,
-      {xz, in_proj_weight, in_proj_bias, conv1d_weight, conv1d_bias, x_proj_weight,
-       delta_proj_weight, out_proj_weight, out_proj_bias, A, D, delta_bias, delta_softplus,
-       checkpoint_lvl, discretization_method, cu_seqlens, autocast_dtype, std::nullopt},
-      dout, std::move(kept), xz_dtype);
-  return {made.dxz,
-          made.din_proj_weight,
-          made.din_proj_bias,
-          made.dconv1d_weight,
-          made.dconv1d_bias,
-          made.dx_proj_weight,
-          made.ddelta_proj_weight,
-          made.dout_proj_weight,
-          made.dout_proj_bias,
-          made.dA,
-          made.dD,
-          made.ddelta_bias};
+  /// Returns the gradients. Room is one tensor, rows like y that may be written over, or none.
+  template <const LayerOps& kOps, class... Room>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+                    Tensor, Tensor, Tensor>
+  backward(const Tensor& dout, Types... layer, const OptionalTensor& xz_rows,
+           const OptionalTensor& poles, const OptionalTensor& x_dbl, const OptionalTensor& y,
+           const OptionalTensor& u, const OptionalTensor& steps, const OptionalTensor& states,
+           const OptionalTensor& second_states, ScalarType xz_dtype, const Room&... room) {
+    LayerKept kept{Tensor(),
+                   or_undefined(xz_rows),
+                   or_undefined(poles),
+                   or_undefined(x_dbl),
+                   or_undefined(y),
+                   or_undefined(u),
+                   or_undefined(steps),
+                   or_undefined(states),
+                   or_undefined(second_states),
+                   Tensor()};
+    ((kept.room = room), ...);
+    const LayerGradients made =
+        layer_backward(kOps, {layer..., std::nullopt}, dout, std::move(kept), xz_dtype);
+    return {made.dxz,
+            made.din_proj_weight,
+            made.din_proj_bias,
+            made.dconv1d_weight,
+            made.dconv1d_bias,
+            made.dx_proj_weight,
+            made.ddelta_proj_weight,
+            made.dout_proj_weight,
+            made.dout_proj_bias,
+            made.dA,
+            made.dA_b,
+            made.dD,
+            made.ddelta_bias};
+  }
+};
+using MambaInner =
+    LayerOpsOf<const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&,
+               const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+               const OptionalTensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+               const OptionalTensor&, bool, int64_t, const std::string&, bool, bool,
+               const OptionalTensor&, std::optional<ScalarType>>;
+
+/// Registers them for one backend.
+template <const LayerOps& kOps>
+void implement_mamba_inner(auto& library) {
+  implement_forward<&MambaInner::forward<kOps>>(library, "mamba_inner_fwd");
+  library.impl("mamba_inner_bwd", TORCH_BOX(&MambaInner::backward<kOps>));
+  library.impl("mamba_inner_bwd_over", TORCH_BOX((&MambaInner::backward<kOps, Tensor>)));
 }
 
 }  // namespace selective_scan::op

@@ -1,4 +1,4 @@
-// Schemas of the ops of a plain Mamba layer, and their CPU backend.
+// Schemas of the ops of a Mamba layer, and their CPU backend.
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
@@ -31,40 +31,32 @@ constexpr LayerOps kLayerOps{
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
-  define_forward(
-      m, "plain_mamba_inner_fwd",
-      "Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
-      "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
-      "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
-      "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
-      "Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? residual, bool "
-      "save_states",
-      "Tensor out, Tensor? input, Tensor? xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, "
-      "Tensor? u, Tensor? steps, Tensor? states");
+  const std::string arguments =
+      "Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor conv1d_weight, "
+      "Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
+      "Tensor? out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? A_b, Tensor? D, "
+      "Tensor? delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
+      "bool bidirectional, bool reverse, Tensor? cu_seqlens, ScalarType? autocast_dtype";
+  const std::string kept =
+      "Tensor? xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, "
+      "Tensor? states, Tensor? second_states";
+  define_forward(m, "mamba_inner_fwd", arguments + ", Tensor? residual, bool save_states",
+                 "Tensor out, Tensor? input, " + kept);
   const auto define_backward = [&](const std::string& name, const std::string& room) {
     const std::string schema =
-        name +
-        "(Tensor dout, Tensor xz, Tensor? in_proj_weight, Tensor? in_proj_bias, Tensor "
-        "conv1d_weight, Tensor? conv1d_bias, Tensor x_proj_weight, Tensor delta_proj_weight, "
-        "Tensor out_proj_weight, Tensor? out_proj_bias, Tensor A, Tensor? D, Tensor? "
-        "delta_bias, bool delta_softplus, int checkpoint_lvl, str discretization_method, "
-        "Tensor? cu_seqlens, ScalarType? autocast_dtype, Tensor? xz_rows, Tensor? poles, "
-        "Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, Tensor? states, ScalarType "
-        "xz_dtype" +
-        room +
+        name + "(Tensor dout, " + arguments + ", " + kept + ", ScalarType xz_dtype" + room +
         ") -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor dconv1d_weight, "
         "Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, Tensor "
-        "dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dD, Tensor ddelta_bias)";
+        "dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dA_b, Tensor dD, Tensor "
+        "ddelta_bias)";
     m.def(schema.c_str());
   };
-  define_backward("plain_mamba_inner_bwd", "");
-  define_backward("plain_mamba_inner_bwd_over", ", Tensor(a!) room");
+  define_backward("mamba_inner_bwd", "");
+  define_backward("mamba_inner_bwd_over", ", Tensor(a!) room");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
-  m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
-  m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
+  implement_mamba_inner<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

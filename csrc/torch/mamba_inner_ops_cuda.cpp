@@ -1,4 +1,4 @@
-// The CUDA backend of the ops of a plain Mamba layer.
+// The CUDA backend of the ops of a Mamba layer.
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
@@ -51,9 +51,7 @@ constexpr LayerOps kLayerOps{
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_forward<&plain_mamba_inner_fwd<kLayerOps>>(m, "plain_mamba_inner_fwd");
-  m.impl("plain_mamba_inner_bwd", TORCH_BOX(&plain_mamba_inner_bwd<kLayerOps>));
-  m.impl("plain_mamba_inner_bwd_over", TORCH_BOX((&plain_mamba_inner_bwd<kLayerOps, Tensor>)));
+  implement_mamba_inner<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

@@ -1,6 +1,7 @@
 // Op schemas and the CPU backend. This library is always built.
 
 #include "../cpu/capability.h"
+#include "../cpu/matrix/launch.h"
 #include "../cpu/selective/launch.h"
 #include "build_info.h"
 #include "cross_scan.h"
@@ -12,15 +13,16 @@
 namespace selective_scan::op {
 namespace {
 
-struct CpuBackend : DiagonalA {
+template <class Poles>
+struct CpuBackend : Poles {
   static constexpr int64_t kMaxDstate = 0;
 
   explicit CpuBackend(const Tensor&) {}
 
-  void launch(const ForwardParams& params, const auto& memory) const {
+  void launch(const typename Poles::Forward& params, const auto& memory) const {
     cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
   }
-  void launch(const BackwardParams& params, const auto& memory) const {
+  void launch(const typename Poles::Backward& params, const auto& memory) const {
     cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
   void check(const PackedSequences& packed) const { check_boundaries(packed); }
@@ -40,38 +42,40 @@ std::string cpu_build_info() {
 
 }  // namespace
 
-const ScanOps kCpuScanOps{&selective_scan_fwd<CpuBackend>, &selective_scan_bwd_out<CpuBackend>};
+const ScanOps kCpuScanOps{&SelectiveScan::forward<CpuBackend<DiagonalA>>,
+                          &SelectiveScan::backward_out<CpuBackend<DiagonalA>>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
-  define_forward(
-      m, "selective_scan_fwd",
-      "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
-      "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
-      "str discretization_method=\"zoh\", Tensor? initial_state=None, bool reverse=False, "
-      "Tensor? cu_seqlens=None, bool save_states=False",
-      "Tensor out, Tensor last_state, Tensor? states");
+  const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
+  const std::string scanned = tensors +
+                              "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+                              "str discretization_method, Tensor? initial_state, bool reverse";
+  const std::string gradients =
+      "Tensor? dout, Tensor? dlast_state, " + scanned + ", Tensor? cu_seqlens, Tensor? states";
+  for (const auto& [name, method] :
+       {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
+    define_forward(m, joined({name, "_fwd"}),
+                   joined({tensors,
+                           "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
+                           "bool delta_softplus=False, str discretization_method=\"",
+                           method,
+                           "\", Tensor? initial_state=None, bool reverse=False, "
+                           "Tensor? cu_seqlens=None, bool save_states=False"}),
+                   "Tensor out, Tensor last_state, Tensor? states");
+    m.def(joined({name, "_bwd(", gradients,
+                  ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                  "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"})
+              .c_str());
+  }
+  m.def(joined({"selective_scan_bwd_out(", gradients,
+                ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
+                "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
+                "Tensor dinitial_state)"})
+            .c_str());
   m.def(
-      "selective_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
-      "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? cu_seqlens, Tensor? "
-      "states) -> "
-      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
-      "Tensor ddelta_bias, Tensor dinitial_state)");
-  m.def(
-      "selective_scan_bwd_out(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor delta, Tensor A, "
-      "Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-      "str discretization_method, Tensor? initial_state, bool reverse, Tensor? cu_seqlens, Tensor? "
-      "states, "
-      "*, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, Tensor(e!)? dz) -> "
-      "(Tensor dA, Tensor dD, Tensor ddelta_bias, Tensor dinitial_state)");
-  m.def(
-      "selective_scan_state_gradient(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
-      "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
-      "Tensor? initial_state, bool reverse, Tensor dout) -> Tensor dinitial_state");
-  m.def(
-      "selective_scan_segment_map(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
-      "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, str discretization_method, "
-      "Tensor? initial_state, bool reverse) -> Tensor map");
+      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
+          .c_str());
+  m.def(joined({"selective_scan_segment_map(", scanned, ") -> Tensor map"}).c_str());
   // Python alone calls these, and nothing that traces.
   m.def(
       "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "
@@ -92,13 +96,8 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  implement_forward<&selective_scan_fwd<CpuBackend>>(m, "selective_scan_fwd");
-  m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CpuBackend>));
-  m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CpuBackend>));
-  m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CpuBackend>));
-  m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CpuBackend>));
-  m.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kCpuScanOps>));
-  m.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kCpuScanOps>));
+  implement_scans<CpuBackend<DiagonalA>, CpuBackend<MatrixA>>(m);
+  implement_cross_scan<kCpuScanOps>(m);
 }
 
 }  // namespace selective_scan::op

@@ -11,15 +11,17 @@
 namespace selective_scan::op {
 namespace {
 
-struct CudaBackend : DiagonalA {
-  static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
+template <class Poles>
+struct CudaBackend : Poles {
+  static constexpr int64_t kMaxDstate =
+      Poles::kIsMatrixA ? cuda::kMaxMatrixDstate : cuda::kMaxDstate;
 
   explicit CudaBackend(const Tensor& u) : stream(u) {}
 
-  void launch(const ForwardParams& params, const cuda::ScratchMemory& memory) const {
+  void launch(const typename Poles::Forward& params, const cuda::ScratchMemory& memory) const {
     STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
   }
-  void launch(const BackwardParams& params, const cuda::ScratchMemory& memory) const {
+  void launch(const typename Poles::Backward& params, const cuda::ScratchMemory& memory) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
   void check(const PackedSequences&) const {}  // whose boundaries the kernels clamp
@@ -42,7 +44,8 @@ int64_t cuda_driver_version() {
 
 }  // namespace
 
-const ScanOps kCudaScanOps{&selective_scan_fwd<CudaBackend>, &selective_scan_bwd_out<CudaBackend>};
+const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
+                           &SelectiveScan::backward_out<CudaBackend<DiagonalA>>};
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
@@ -55,13 +58,8 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_forward<&selective_scan_fwd<CudaBackend>>(m, "selective_scan_fwd");
-  m.impl("selective_scan_bwd", TORCH_BOX(&selective_scan_bwd<CudaBackend>));
-  m.impl("selective_scan_bwd_out", TORCH_BOX(&selective_scan_bwd_out<CudaBackend>));
-  m.impl("selective_scan_state_gradient", TORCH_BOX(&selective_scan_state_gradient<CudaBackend>));
-  m.impl("selective_scan_segment_map", TORCH_BOX(&selective_scan_segment_map<CudaBackend>));
-  m.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kCudaScanOps>));
-  m.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kCudaScanOps>));
+  implement_scans<CudaBackend<DiagonalA>, CudaBackend<MatrixA>>(m);
+  implement_cross_scan<kCudaScanOps>(m);
 }
 
 }  // namespace selective_scan::op

@@ -17,13 +17,9 @@ void check_options(const PrefillArguments& args) {
 }
 
 ArrayView projection_view(const Tensor& tensor, bool is_complex) {
-  if (tensor.dim() == 2) return view_of(tensor, &ArrayView::channel, &ArrayView::state);
-  ArrayView view = view_of(tensor, &ArrayView::group, &ArrayView::state, &ArrayView::step);
-  if (is_complex && components(tensor) == 1) {  // (re, im) interleaved along time
-    view.imag = view.step;
-    view.step *= 2;
-  }
-  return view;
+  if (tensor.dim() == 2) return pole_view(tensor);
+  return with_parts(view_of(tensor, &ArrayView::group, &ArrayView::state, &ArrayView::step), tensor,
+                    is_complex);
 }
 
 StateSlots slots_of(const PrefillArguments& args, const PrefillParams& params) {
@@ -34,7 +30,7 @@ StateSlots slots_of(const PrefillArguments& args, const PrefillParams& params) {
   slots.dstate = params.dstate;
   slots.is_complex = params.is_complex;
   slots.is_double = params.is_double;
-  slots.pool = view_of(args.states, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
+  slots.pool = state_view(args.states);
   return slots;
 }
 
@@ -68,12 +64,12 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
 
   params.u = prefill_view(args.u);
   params.delta = prefill_view(args.delta);
-  params.A = view_of(args.A, &ArrayView::channel, &ArrayView::state);
+  params.A = pole_view(args.A);
   params.B = projection_view(args.B, params.is_complex);
   params.C = projection_view(args.C, params.is_complex);
-  if (args.D) params.D = view_of(*args.D, &ArrayView::channel);
+  if (args.D) params.D = channel_view(*args.D);
   if (args.z) params.z = prefill_view(*args.z);
-  if (args.delta_bias) params.delta_bias = view_of(*args.delta_bias, &ArrayView::channel);
+  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
   params.slots = slots_of(args, params);
   params.checkpoint_every = args.checkpoint_every;
   if (args.first_position) params.first_positions = index_view(*args.first_position);

@@ -10,36 +10,6 @@ bool is_variable(const Tensor& projection) {
   return projection.dim() != 2;
 }
 
-/// What the tables do not say: what goes with a matrix A, and with no other.
-void check_matrices(const ScanArguments& args, const Tensor& tensor) {
-  if (args.is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
-    fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
-  }
-  if (args.is_matrix_A || &tensor != &args.A || tensor.dim() != 3) return;
-  if (args.method == Method::kBilinear) return;
-  fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
-       kMethodNames[static_cast<int>(args.method)], "'");
-}
-
-/// A view whose strides count components: `stride(i)` is the tensor's i-th.
-struct Components {
-  const Tensor& tensor;
-  int64_t per_element;
-
-  explicit Components(const Tensor& tensor) : tensor(tensor), per_element(components(tensor)) {}
-
-  int64_t stride(int64_t dim) const { return tensor.stride(dim) * per_element; }
-
-  ArrayView view() const {
-    ArrayView view;
-    // Inputs are only read; outputs are new, or given to be written to.
-    view.data = const_cast<void*>(tensor.const_data_ptr());
-    view.dtype = component_dtype(tensor);
-    view.imag = per_element - 1;
-    return view;
-  }
-};
-
 template <class Predicate>
 std::string method_names(const Predicate& is_wanted, const char* separator) {
   std::string names;
@@ -48,13 +18,6 @@ std::string method_names(const Predicate& is_wanted, const char* separator) {
     names += std::string(names.empty() ? "" : separator) + kMethodNames[i];
   }
   return names;
-}
-
-ArrayView reversed(ArrayView view, int64_t seqlen) {
-  if (seqlen == 0) return view;
-  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
-  view.step = -view.step;
-  return view;
 }
 
 }  // namespace
@@ -76,79 +39,55 @@ Method parse_method(const std::string& name) {
   fail("discretization_method must be one of ", names, ", got '", name, "'");
 }
 
-void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params) {
-  check_shape(name, tensor,
-              {{"sequences", params.sequences()}, {"dim", params.dim}, {"dstate", params.dstate}});
+ScalarType state_dtype(const ScanParams& params) {
+  return float_dtype(params.is_double, params.is_complex);
 }
 
+ArrayView sequence_view(const Tensor& tensor, bool reverse) {
+  const ArrayView view = sequence_view(tensor);
+  return reverse ? reversed(view, tensor.size(2)) : view;
+}
+
+ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse) {
+  if (!is_variable(tensor)) return pole_view(tensor);
+  const auto group = tensor.dim() == 4 ? &ArrayView::group : kNone;
+  const ArrayView view =
+      with_parts(view_of(tensor, &ArrayView::batch, group, &ArrayView::state, &ArrayView::step),
+                 tensor, params.is_complex);
+  return reverse ? reversed(view, params.seqlen) : view;
+}
+
+namespace {
+
+/// Parses the name of a method that takes an A of shape (dim, dstate, dstate).
 Method parse_matrix_method(const std::string& name) {
   const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
   if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
   return Method::kBilinear;
 }
 
-ScalarType state_dtype(const ScanParams& params) {
-  return float_dtype(params.is_double, params.is_complex);
-}
+}  // namespace
 
-ArrayView sequence_view(const Tensor& tensor, bool reverse) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.channel = components.stride(1);
-  view.step = components.stride(2);
-  return reverse ? reversed(view, tensor.size(2)) : view;
-}
-
-ArrayView channel_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.channel = components.stride(0);
-  return view;
-}
-
-ArrayView pole_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.channel = components.stride(0);
-  view.state = components.stride(1);
-  return view;
-}
-
-ArrayView state_view(const Tensor& tensor) {
-  const Components components(tensor);
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.channel = components.stride(1);
-  view.state = components.stride(2);
-  return view;
-}
-
-ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse) {
-  if (!is_variable(tensor)) return pole_view(tensor);
-  const Components components(tensor);
-  const int64_t rank = tensor.dim();
-  ArrayView view = components.view();
-  view.batch = components.stride(0);
-  view.group = rank == 4 ? components.stride(1) : 0;
-  view.state = components.stride(rank - 2);
-  view.step = components.stride(rank - 1);
-  if (params.is_complex && components.per_element == 1) {
-    view.imag = view.step;
-    view.step *= 2;
-  }
-  return reverse ? reversed(view, params.seqlen) : view;
-}
-
-ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate) {
+ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate) {
   ScanParams params;
-  params.method = args.method;
+  params.method = is_matrix_A ? parse_matrix_method(args.discretization_method)
+                              : parse_method(args.discretization_method);
   params.delta_softplus = args.delta_softplus;
 
-  CheckedCall call(args.is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
-                   args.u, args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
+  CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate}, args.u,
+                   args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
                    args.initial_state, args.cu_seqlens);
-  call.check_shapes([&](const Tensor& tensor) { check_matrices(args, tensor); });
+  // The tables do not say what goes with a matrix A, and with no other.
+  call.check_shapes([&](const Tensor& tensor) {
+    if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
+      fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
+    }
+    const bool takes_matrices = is_matrix_A || params.method == Method::kBilinear;
+    if (!takes_matrices && &tensor == &args.A && tensor.dim() == 3) {
+      fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
+           args.discretization_method, "'");
+    }
+  });
   set_sizes(params, call);
   params.variable_B = is_variable(args.B);
   params.variable_C = is_variable(args.C);

@@ -6,11 +6,11 @@
 
 #include "../core/params.h"
 #include "packed_sequences.h"
-#include "tensor_checks.h"
+#include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// What the forward and the backward op have in common, in the order of their schemas.
+/// What the ops of the scan have in common, in the order of their schemas.
 struct ScanArguments {
   const Tensor& u;
   const Tensor& delta;
@@ -21,11 +21,10 @@ struct ScanArguments {
   const std::optional<Tensor>& z;
   const std::optional<Tensor>& delta_bias;
   bool delta_softplus;
-  Method method;
+  const std::string& discretization_method;
   const std::optional<Tensor>& initial_state;
   bool reverse;
   const std::optional<Tensor>& cu_seqlens;
-  bool is_matrix_A = false;  // A is (dim, dstate, dstate), not (dim, dstate)
 };
 
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
@@ -33,15 +32,11 @@ std::string built_methods();
 
 /// By its name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
-/// Of those that take an A of shape (dim, dstate, dstate).
-Method parse_matrix_method(const std::string& name);
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
-/// `max_dstate` is the backend's limit, 0 for none.
-ScanParams make_scan_params(const ScanArguments& args, int64_t max_dstate);
-
-/// Checks a tensor of one state for each sequence.
-void check_state_shape(const char* name, const Tensor& tensor, const ScanParams& params);
+/// With `is_matrix_A`, A is (dim, dstate, dstate), not (dim, dstate). `max_dstate` is the backend's
+/// limit, 0 for none.
+ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate);
 
 /// The dtype of states: float32 or float64, as that of arithmetic, and complex where A is.
 ScalarType state_dtype(const ScanParams& params);
@@ -51,12 +46,6 @@ ScalarType state_dtype(const ScanParams& params);
 
 /// (batch, dim, seqlen)
 ArrayView sequence_view(const Tensor& tensor, bool reverse);
-/// (dim,)
-ArrayView channel_view(const Tensor& tensor);
-/// (dim, dstate)
-ArrayView pole_view(const Tensor& tensor);
-/// (sequences, dim, dstate)
-ArrayView state_view(const Tensor& tensor);
 /// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
 /// dimension twice as long where a real tensor interleaves complex values.
 ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse);

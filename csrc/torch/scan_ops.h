@@ -75,7 +75,9 @@ struct Problem {
   Backend backend;
 
   explicit Problem(const ScanArguments& args)
-      : args(args), params(make_scan_params(args, Backend::kMaxDstate)), backend(args.u) {
+      : args(args),
+        params(make_scan_params(args, Backend::kIsMatrixA, Backend::kMaxDstate)),
+        backend(args.u) {
     backend.check(params.packed);
   }
 
@@ -87,36 +89,6 @@ struct Problem {
     return inputs;
   }
 };
-
-template <class Backend>
-Method parse_method_of(const std::string& name) {
-  return Backend::kIsMatrixA ? parse_matrix_method(name) : parse_method(name);
-}
-
-template <class Backend>
-std::tuple<Tensor, Tensor, OptionalTensor> selective_scan_fwd(
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& delta_bias,
-    bool delta_softplus, const std::string& discretization_method,
-    const OptionalTensor& initial_state, bool reverse, const OptionalTensor& cu_seqlens,
-    bool save_states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, cu_seqlens, Backend::kIsMatrixA});
-  const Backend& backend = problem.backend;
-  auto params = problem.template inputs<typename Backend::Forward>();
-  const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
-  Tensor out = allocate_like(u), last_state = allocate(u, shape, state_dtype(params));
-  params.out = sequence_view(out, reverse);
-  params.last_state = state_view(last_state);
-  OptionalTensor states;
-  if (save_states) {
-    states = new_states(u, params);
-    params.states = states->mutable_data_ptr();
-  }
-  if (!is_empty(params)) launch_with_workspace(backend, u, params);
-  return {out, last_state, states};
-}
 
 /// Runs the forward scan for its states alone, for a backward pass that was given none.
 template <class Backend>
@@ -133,23 +105,16 @@ Tensor recompute_states(const Problem<Backend>& problem) {
 
 inline void check_gradients(const ScanParams& params, const Tensor& u, const OptionalTensor& dout,
                             const OptionalTensor& dlast_state, const OptionalTensor& states) {
-  const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "u", u);
-    check_dtype(name, tensor, {dtype});
+  const auto check = [&](const char* name, const OptionalTensor& tensor, ScalarType dtype,
+                         Dims dims) {
+    if (tensor) check_beside(name, *tensor, "u", u, {dtype}, dims);
   };
-  if (dout) {
-    check("dout", *dout, dtype_of(u));
-    check_shape("dout", *dout,
-                {{"batch", params.batch}, {"dim", params.dim}, {"seqlen", params.seqlen}});
-  }
-  if (dlast_state) {
-    check("dlast_state", *dlast_state, state_dtype(params));
-    check_state_shape("dlast_state", *dlast_state, params);
-  }
+  const Dim dim{"dim", params.dim};
+  check("dout", dout, dtype_of(u), {{"batch", params.batch}, dim, {"seqlen", params.seqlen}});
+  check("dlast_state", dlast_state, state_dtype(params),
+        {{"sequences", params.sequences()}, dim, {"dstate", params.dstate}});
   if (states && states->numel() > 0) {
-    check("states", *states, state_dtype(params));
-    check_shape("states", *states, {{"saved values", num_saved_values(params)}});
+    check("states", states, state_dtype(params), {{"saved values", num_saved_values(params)}});
   }
 }
 
@@ -212,79 +177,6 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   launch_with_workspace(backend, args.u, params);
 }
 
-template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-selective_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlast_state, const Tensor& u,
-                   const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-                   const OptionalTensor& D, const OptionalTensor& z,
-                   const OptionalTensor& delta_bias, bool delta_softplus,
-                   const std::string& discretization_method, const OptionalTensor& initial_state,
-                   bool reverse, const OptionalTensor& cu_seqlens, const OptionalTensor& states) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, cu_seqlens, Backend::kIsMatrixA});
-  check_gradients(problem.params, u, dout, dlast_state, states);
-  const Gradients made{allocate_like(u), allocate_like(delta),     allocate_like(A),
-                       allocate_like(B), allocate_like(C),         new_gradient(D),
-                       new_gradient(z),  new_gradient(delta_bias), new_gradient(initial_state)};
-  scan_backward(problem, dout, dlast_state, states, made);
-  return {made.du,          made.ddelta,        made.dA, made.dB, made.dC, made.dD, made.dz,
-          made.ddelta_bias, made.dinitial_state};
-}
-
-/// The gradient of the state before the first step alone, where none comes of the last state.
-template <class Backend>
-Tensor selective_scan_state_gradient(const Tensor& u, const Tensor& delta, const Tensor& A,
-                                     const Tensor& B, const Tensor& C, const OptionalTensor& D,
-                                     const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                     bool delta_softplus, const std::string& discretization_method,
-                                     const OptionalTensor& initial_state, bool reverse,
-                                     const Tensor& dout) {
-  const OptionalTensor no_cu_seqlens;
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, no_cu_seqlens, Backend::kIsMatrixA});
-  check_gradients(problem.params, u, dout, std::nullopt, std::nullopt);
-  auto params = problem.template inputs<BackwardParams>();
-  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
-  Tensor gradient = allocate(u, shape, state_dtype(params));
-  if (is_empty(params) || params.seqlen == 0) return torch::stable::zero_(gradient);
-  params.wanted = BackwardWanted::kStateAlone;
-  params.dout = sequence_view(dout, reverse);
-  params.dinitial_state = state_view(gradient);
-  launch_with_workspace(problem.backend, u, params);
-  return gradient;
-}
-
-/// What all steps do to the state that enters them, h -> factor·h + offset: (batch, 2, dim,
-/// dstate).
-template <class Backend>
-Tensor selective_scan_segment_map(const Tensor& u, const Tensor& delta, const Tensor& A,
-                                  const Tensor& B, const Tensor& C, const OptionalTensor& D,
-                                  const OptionalTensor& z, const OptionalTensor& delta_bias,
-                                  bool delta_softplus, const std::string& discretization_method,
-                                  const OptionalTensor& initial_state, bool reverse) {
-  const OptionalTensor no_cu_seqlens;
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, no_cu_seqlens, Backend::kIsMatrixA});
-  auto params = problem.template inputs<ForwardParams>();
-  const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
-  Tensor map = allocate(u, shape, state_dtype(params));
-  Tensor factor = torch::stable::select(map, 1, 0), offset = torch::stable::select(map, 1, 1);
-  if (is_empty(params) || params.seqlen == 0) {
-    torch::stable::zero_(map);
-    torch::stable::fill_(factor, 1);
-    return map;
-  }
-  params.wanted = ForwardWanted::kMapAlone;
-  params.D = params.z = params.initial_state = {};
-  params.map_factor = state_view(factor);
-  params.last_state = state_view(offset);
-  launch_with_workspace(problem.backend, u, params);
-  return map;
-}
-
 /// What the gradient of an optional input is to be written into is there where the input is.
 inline void check_given_gradient(const char* name, const OptionalTensor& gradient,
                                  const char* input_name, const OptionalTensor& input) {
@@ -294,42 +186,139 @@ inline void check_given_gradient(const char* name, const OptionalTensor& gradien
   if (input) check_given_gradient(name, *gradient, input_name, *input);
 }
 
-/// The same with gradients of tensors that may be large written into tensors that the caller gives,
-/// such as slices of wider rows.
-template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> selective_scan_bwd_out(
-    const OptionalTensor& dout, const OptionalTensor& dlast_state, const Tensor& u,
-    const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C, const OptionalTensor& D,
-    const OptionalTensor& z, const OptionalTensor& delta_bias, bool delta_softplus,
-    const std::string& discretization_method, const OptionalTensor& initial_state, bool reverse,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& states, const Tensor& du,
-    const Tensor& ddelta, const Tensor& dB, const Tensor& dC, const OptionalTensor& dz) {
-  const Problem<Backend> problem({u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                  parse_method_of<Backend>(discretization_method), initial_state,
-                                  reverse, cu_seqlens, Backend::kIsMatrixA});
-  check_gradients(problem.params, u, dout, dlast_state, states);
-  check_given_gradient("du", du, "u", u);
-  check_given_gradient("ddelta", ddelta, "delta", delta);
-  check_given_gradient("dB", dB, "B", B);
-  check_given_gradient("dC", dC, "C", C);
-  check_given_gradient("dz", dz, "z", z);
-  const Gradients made{du,
-                       ddelta,
-                       allocate_like(A),
-                       dB,
-                       dC,
-                       new_gradient(D),
-                       dz ? *dz : Tensor(),
-                       new_gradient(delta_bias),
-                       new_gradient(initial_state)};
-  scan_backward(problem, dout, dlast_state, states, made);
-  return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
+/// The ops. They have the arguments `scanned` in common, whose types these are, and whose names
+/// ScanArguments has.
+template <class... Types>
+struct ScanOpsOf {
+  /// Returns out, the last state, and saved states.
+  template <class Backend>
+  static std::tuple<Tensor, Tensor, OptionalTensor> forward(Types... scanned,
+                                                            const OptionalTensor& cu_seqlens,
+                                                            bool save_states) {
+    const Problem<Backend> problem({scanned..., cu_seqlens});
+    const ScanArguments& args = problem.args;
+    auto params = problem.template inputs<typename Backend::Forward>();
+    const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
+    Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
+    params.out = sequence_view(out, args.reverse);
+    params.last_state = state_view(last_state);
+    OptionalTensor states;
+    if (save_states) {
+      states = new_states(args.u, params);
+      params.states = states->mutable_data_ptr();
+    }
+    if (!is_empty(params)) launch_with_workspace(problem.backend, args.u, params);
+    return {out, last_state, states};
+  }
+
+  /// Returns the gradients in their order.
+  template <class Backend>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+  backward(const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
+           const OptionalTensor& cu_seqlens, const OptionalTensor& states) {
+    const Problem<Backend> problem({scanned..., cu_seqlens});
+    const ScanArguments& args = problem.args;
+    check_gradients(problem.params, args.u, dout, dlast_state, states);
+    const Gradients made{
+        allocate_like(args.u), allocate_like(args.delta),     allocate_like(args.A),
+        allocate_like(args.B), allocate_like(args.C),         new_gradient(args.D),
+        new_gradient(args.z),  new_gradient(args.delta_bias), new_gradient(args.initial_state)};
+    scan_backward(problem, dout, dlast_state, states, made);
+    return {made.du,          made.ddelta,        made.dA, made.dB, made.dC, made.dD, made.dz,
+            made.ddelta_bias, made.dinitial_state};
+  }
+
+  /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
+  /// slices of wider rows, and returns the others.
+  template <class Backend>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> backward_out(
+      const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
+      const OptionalTensor& cu_seqlens, const OptionalTensor& states, const Tensor& du,
+      const Tensor& ddelta, const Tensor& dB, const Tensor& dC, const OptionalTensor& dz) {
+    const Problem<Backend> problem({scanned..., cu_seqlens});
+    const ScanArguments& args = problem.args;
+    check_gradients(problem.params, args.u, dout, dlast_state, states);
+    check_given_gradient("du", du, "u", args.u);
+    check_given_gradient("ddelta", ddelta, "delta", args.delta);
+    check_given_gradient("dB", dB, "B", args.B);
+    check_given_gradient("dC", dC, "C", args.C);
+    check_given_gradient("dz", dz, "z", args.z);
+    const Gradients made{du,
+                         ddelta,
+                         allocate_like(args.A),
+                         dB,
+                         dC,
+                         new_gradient(args.D),
+                         or_undefined(dz),
+                         new_gradient(args.delta_bias),
+                         new_gradient(args.initial_state)};
+    scan_backward(problem, dout, dlast_state, states, made);
+    return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
+  }
+
+  /// Returns the gradient of the state before the first step alone, where none comes of the last
+  /// state.
+  template <class Backend>
+  static Tensor state_gradient(Types... scanned, const Tensor& dout) {
+    const OptionalTensor no_cu_seqlens;
+    const Problem<Backend> problem({scanned..., no_cu_seqlens});
+    const ScanArguments& args = problem.args;
+    check_gradients(problem.params, args.u, dout, std::nullopt, std::nullopt);
+    auto params = problem.template inputs<BackwardParams>();
+    const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+    Tensor gradient = allocate(args.u, shape, state_dtype(params));
+    if (is_empty(params) || params.seqlen == 0) return torch::stable::zero_(gradient);
+    params.wanted = BackwardWanted::kStateAlone;
+    params.dout = sequence_view(dout, args.reverse);
+    params.dinitial_state = state_view(gradient);
+    launch_with_workspace(problem.backend, args.u, params);
+    return gradient;
+  }
+
+  /// Returns what all steps do to the state that enters them, h -> factor·h + offset: (batch, 2,
+  /// dim, dstate).
+  template <class Backend>
+  static Tensor segment_map(Types... scanned) {
+    const OptionalTensor no_cu_seqlens;
+    const Problem<Backend> problem({scanned..., no_cu_seqlens});
+    auto params = problem.template inputs<ForwardParams>();
+    const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
+    Tensor map = allocate(problem.args.u, shape, state_dtype(params));
+    Tensor factor = torch::stable::select(map, 1, 0), offset = torch::stable::select(map, 1, 1);
+    if (is_empty(params) || params.seqlen == 0) {
+      torch::stable::zero_(map);
+      torch::stable::fill_(factor, 1);
+      return map;
+    }
+    params.wanted = ForwardWanted::kMapAlone;
+    params.D = params.z = params.initial_state = {};
+    params.map_factor = state_view(factor);
+    params.last_state = state_view(offset);
+    launch_with_workspace(problem.backend, problem.args.u, params);
+    return map;
+  }
+};
+using SelectiveScan =
+    ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+              const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
+              const std::string&, const OptionalTensor&, bool>;
+
+/// Registers the ops of two backends, of which the other one takes matrices.
+template <class Backend, class MatrixBackend>
+void implement_scans(auto& library) {
+  implement_forward<&SelectiveScan::forward<Backend>>(library, "selective_scan_fwd");
+  library.impl("selective_scan_bwd", TORCH_BOX(&SelectiveScan::backward<Backend>));
+  library.impl("selective_scan_bwd_out", TORCH_BOX(&SelectiveScan::backward_out<Backend>));
+  library.impl("selective_scan_state_gradient", TORCH_BOX(&SelectiveScan::state_gradient<Backend>));
+  library.impl("selective_scan_segment_map", TORCH_BOX(&SelectiveScan::segment_map<Backend>));
+  implement_forward<&SelectiveScan::forward<MatrixBackend>>(library, "matrix_scan_fwd");
+  library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
 }
 
 /// The ops of a backend, for others that are made of them.
 struct ScanOps {
-  decltype(&selective_scan_fwd<DiagonalA>) forward;
-  decltype(&selective_scan_bwd_out<DiagonalA>) backward;
+  decltype(&SelectiveScan::forward<DiagonalA>) forward;
+  decltype(&SelectiveScan::backward_out<DiagonalA>) backward;
 };
 extern const ScanOps kCpuScanOps, kCudaScanOps;
 

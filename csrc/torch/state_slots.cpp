@@ -15,12 +15,6 @@ StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
   return slots;
 }
 
-void check_slot(const char* name, int64_t index, const StateSlots& slots) {
-  if (index >= slots.slots && index != slots.pad_slot_id) {
-    fail(name, " must be less than slots = ", slots.slots, ", got ", index);
-  }
-}
-
 void check_slots(const StateSlots& slots) {
   if (!slots.indices.present()) return;
   for (int64_t i = 0; i < slots.sequences; ++i) {

@@ -11,8 +11,13 @@ namespace selective_scan::op {
 StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id);
 
-/// Refuses an index of a slot that there is not.
-void check_slot(const char* name, int64_t index, const StateSlots& slots);
+/// Refuses an index of a slot that there is not; `Pool` has `slots` and pad_slot_id.
+template <class Pool>
+void check_slot(const char* name, int64_t index, const Pool& pool) {
+  if (index >= pool.slots && index != pool.pad_slot_id) {
+    fail(name, " must be less than slots = ", pool.slots, ", got ", index);
+  }
+}
 /// The same for all sequences; reads the indices, so that they must be the host's.
 void check_slots(const StateSlots& slots);
 

@@ -178,6 +178,14 @@ void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> di
   if (!has_shape(tensor, dims)) fail_on_shape(name, tensor, dims);
 }
 
+void check_beside(const char* name, const Tensor& tensor, const char* other_name,
+                  const Tensor& other, std::initializer_list<ScalarType> allowed, Dims dims) {
+  check_dense(name, tensor);
+  check_same_device(name, tensor, other_name, other);
+  check_dtype(name, tensor, allowed);
+  check_shape(name, tensor, dims);
+}
+
 void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });

@@ -72,6 +72,9 @@ void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> di
 inline void check_shape(const char* name, const Tensor& tensor, Dims dims) {
   check_shape(name, tensor, std::span(dims.begin(), dims.size()));
 }
+/// Checks all of these, the shape last.
+void check_beside(const char* name, const Tensor& tensor, const char* other_name,
+                  const Tensor& other, std::initializer_list<ScalarType> allowed, Dims dims);
 /// That of `other`.
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other);

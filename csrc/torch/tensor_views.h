@@ -11,6 +11,7 @@
 
 #include "../core/params.h"
 #include "allocation.h"
+#include "dispatcher.h"
 #include "huge_pages.h"
 
 namespace selective_scan::op {
@@ -60,8 +61,57 @@ ArrayView view_of(const Tensor& tensor, Strides... strides) {
 
 constexpr int64_t ArrayView::* kNone = nullptr;
 
+// Views of tensors that were checked, by the dimensions that operators share.
+
+/// (dim,)
+inline ArrayView channel_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::channel);
+}
+/// (dim, dstate)
+inline ArrayView pole_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::channel, &ArrayView::state);
+}
+/// (sequences, dim, dstate)
+inline ArrayView state_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
+}
+/// (batch, dim, seqlen)
+inline ArrayView sequence_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::step);
+}
+
+/// At the last of its steps, with a negative stride.
+inline ArrayView reversed(ArrayView view, int64_t seqlen) {
+  if (seqlen == 0) return view;
+  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
+  view.step = -view.step;
+  return view;
+}
+/// That of B or C with steps; real ones interleave (re, im) along time where the state is complex.
+inline ArrayView with_parts(ArrayView view, const Tensor& projection, bool is_complex) {
+  if (!is_complex || components(projection) == 2) return view;
+  view.imag = view.step;
+  view.step *= 2;
+  return view;
+}
+
 inline IntHeaderOnlyArrayRef sizes_of(const std::vector<int64_t>& sizes) {
   return {sizes.data(), sizes.size()};
+}
+
+/// A view of these sizes and strides, which begins `offset` behind the tensor's first element.
+inline Tensor view_as(const Tensor& tensor, IntHeaderOnlyArrayRef sizes,
+                      IntHeaderOnlyArrayRef strides, int64_t offset = 0) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
+                                     strides.data(), offset, &handle));
+  return Tensor(handle);
+}
+inline Tensor view_as(const Tensor& tensor, std::initializer_list<int64_t> sizes,
+                      std::initializer_list<int64_t> strides, int64_t offset = 0) {
+  return view_as(tensor, IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()),
+                 IntHeaderOnlyArrayRef(strides.begin(), strides.size()), offset);
 }
 
 // New tensors, uninitialised. Through the C interface where that can be: torch::stable's functions
@@ -117,14 +167,9 @@ inline Tensor allocate_like(const Tensor& tensor) {
 
 /// empty_like with another dtype; torch::stable's has no such argument.
 inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
-  using torch::stable::detail::from;
   return allocating(tensor, tensor.sizes(), dtype, [&] {
-    std::array<StableIValue, 6> stack{from(tensor),       from(std::optional<ScalarType>(dtype)),
-                                      from(std::nullopt), from(std::nullopt),
-                                      from(std::nullopt), from(std::nullopt)};
-    TORCH_ERROR_CODE_CHECK(
-        torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
+    return call("aten::empty_like", "", tensor, std::optional<ScalarType>(dtype), std::nullopt,
+                std::nullopt, std::nullopt, std::nullopt);
   });
 }
 
@@ -135,6 +180,10 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarTy
 inline Tensor as_contiguous(const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
+}
+/// Casts where the dtypes are not the same.
+inline void copy(const Tensor& target, const Tensor& source) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
 }
 /// Copies where a view cannot have these sizes.
 inline Tensor reshaped(const Tensor& tensor, IntHeaderOnlyArrayRef sizes) {

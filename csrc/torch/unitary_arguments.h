@@ -23,11 +23,4 @@ struct UnitaryArguments {
 /// but for theta and the states. `max_dstate` is the backend's limit, 0 for none.
 UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate);
 
-// Views of tensors that were checked.
-
-/// (batch, dim, seqlen)
-ArrayView unitary_sequence_view(const Tensor& tensor);
-/// (batch, dim, dstate)
-ArrayView unitary_state_view(const Tensor& tensor);
-
 }  // namespace selective_scan::op

@@ -26,6 +26,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dispatcher.h"
 #include "optional_results.h"
 #include "unitary_arguments.h"
 
@@ -52,10 +53,7 @@ inline Tensor plus(const Tensor& a, const Tensor& b) {
   return allocating(a, [&] { return torch::stable::subtract(a, b, -1.0); });
 }
 inline Tensor view_as_real(const Tensor& tensor) {
-  std::array<StableIValue, 1> stack{torch::stable::detail::from(tensor)};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return call("aten::view_as_real", "", tensor);
 }
 /// (..., blocks·k) as (blocks, the product of the others, k); a view of what is contiguous.
 inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
@@ -66,13 +64,7 @@ inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
 /// The matrix product. Calls that name their output autocast leaves alone; the result of others it
 /// would give half the width, of which the kernels know nothing.
 inline void multiply(const char* op, const Tensor& a, const Tensor& b, const Tensor& result) {
-  allocating(a, [&] {  // may copy a factor
-    std::array<StableIValue, 3> stack{torch::stable::detail::from(a),
-                                      torch::stable::detail::from(b),
-                                      torch::stable::detail::from(result)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
-  });
+  allocating(a, [&] { return call(op, "out", a, b, result); });  // may copy a factor
 }
 /// (..., blocks·k), of which each block is multiplied by its matrix of (blocks, k, n), gives
 /// (..., blocks·n).
@@ -264,7 +256,7 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(
   }
   if (u.numel() == 0) return {out, last_state, states};
 
-  params.out = unitary_sequence_view(out);
+  params.out = sequence_view(out);
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states->mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
@@ -282,10 +274,7 @@ inline void check_unitary_gradients(const UnitaryScanParams& params, const Tenso
                                     const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                     const OptionalTensor& states) {
   const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype, Dims dims) {
-    check_dense(name, tensor);
-    check_same_device(name, tensor, "u", u);
-    check_dtype(name, tensor, {dtype});
-    check_shape(name, tensor, dims);
+    check_beside(name, tensor, "u", u, {dtype}, dims);
   };
   const Dim batch{"batch", params.batch}, dim{"dim", params.dim}, dstate{"dstate", params.dstate};
   const ScalarType state_dtype = float_dtype(params.is_double, true);
@@ -379,10 +368,10 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
     params.state_gradient = state_gradient.mutable_data_ptr();
     params.states = const_cast<void*>(own_states.const_data_ptr());
     params.sums = {theta_sums.mutable_data_ptr(), db.sums(), dc.sums(), D_sums.mutable_data_ptr()};
-    if (dout) params.dout = unitary_sequence_view(*dout);
-    if (initial_state) params.initial_state = unitary_state_view(*initial_state);
-    params.ddt = unitary_sequence_view(ddt);
-    if (z) params.dz = unitary_sequence_view(dz);
+    if (dout) params.dout = sequence_view(*dout);
+    if (initial_state) params.initial_state = state_view(*initial_state);
+    params.ddt = sequence_view(ddt);
+    if (z) params.dz = sequence_view(dz);
 
     const std::vector<Slab> slabs = make_slabs(params, layout.rows(), Backend::kThetaBytes);
     for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {

@@ -1,6 +1,7 @@
 #include "update_arguments.h"
 
 #include "checked_call.h"
+#include "state_slots.h"
 
 namespace selective_scan::op {
 namespace {
@@ -96,10 +97,7 @@ void check_slots(const UpdateParams& params) {
     if (!indices.present()) return;
     for (int64_t row = 0; row < params.batch; ++row) {
       for (int64_t step = 0; step < steps; ++step) {
-        const int64_t index = indices.at(row, step);
-        if (index >= params.slots && index != params.pad_slot_id) {
-          fail(name, " must be less than slots = ", params.slots, ", got ", index);
-        }
+        check_slot(name, indices.at(row, step), params);
       }
     }
   };

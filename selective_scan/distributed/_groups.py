@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _pytorch
-from .._composed import ComposedOperator
 
 Group = dist.ProcessGroup | dist.DeviceMesh | None
 # Of groups that were given so far, for a PyTorch that does not find them.
@@ -165,21 +164,3 @@ def _all_reduce(tensor: Tensor, name: str) -> Tensor:
     total = tensor.clone()
     dist.all_reduce(total, group=_group_of(name))
     return total
-
-
-class DistributedOperator(ComposedOperator):
-    """A composed operator whose kernels exchange data between ranks."""
-
-    def _fail_on_tangents(self, *_) -> NoReturn:
-        raise RuntimeError(
-            "selective_scan: forward-mode differentiation is not supported over several ranks"
-        )
-
-    def require_kernels(self, values: tuple) -> None:
-        """Fails where there are none for these arguments of the function: the references know no
-        groups."""
-        if not self.has_kernels((*values, "auto")):
-            raise NotImplementedError(
-                f"selective_scan: {self.name} needs kernels for tensors on "
-                f"{values[self._anchor].device}, and has no reference"
-            )

@@ -14,7 +14,8 @@ from .._ops import ops
 from .._result import Kept, Result
 from .._table import Option, Table, TensorArgument
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
-from ._groups import DistributedOperator, Group, GroupName, Ranks, name_of
+from ._groups import Group, GroupName, Ranks, name_of
+from ._operator import DistributedOperator
 
 _STATES = ("batch", "dim", "width-1")
 

@@ -15,7 +15,8 @@ from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
 from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
-from ._groups import DistributedOperator, Group, GroupName, name_of
+from ._groups import Group, GroupName, name_of
+from ._operator import DistributedOperator
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._checks import fail
 from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
-from .._mamba_operators import ABSENT_FROM_PLAIN
+from .._mamba_operators import Layer
 from .._s6_step import S6_STEP, StackTensors, compose_step
 from .._selective_scan import SELECTIVE_SCAN
 from ..causal_conv1d import CAUSAL_CONV1D, Activation
@@ -420,7 +420,6 @@ class Operators:
             "causal_conv1d_update": self.convolve_on,
             "causal_conv1d_prefill": self.convolve_prefill,
             "selective_state_update": self.update,
-            "plain_mamba_inner_fwd": self._plain_layer_op,
             "mamba_inner_fwd": self._layer_op,
             "s6_step": self._step_op,
         }
@@ -435,11 +434,6 @@ class Operators:
         return self.convolve(**given, return_final_states=True)
 
     def _layer_op(
-        self, xz: Tensor, autocast_dtype: torch.dtype | None, save_states: bool, **given
-    ) -> tuple[Tensor]:
-        return (compose(self.scan, self.convolve, _cast(xz, autocast_dtype), **given),)
-
-    def _plain_layer_op(
         self,
         xz: Tensor,
         in_proj_weight: Tensor | None,
@@ -454,8 +448,8 @@ class Operators:
         if in_proj_weight is not None:  # then xz is the layer's input, and A is A_log
             bias = None if in_proj_bias is None else in_proj_bias.to(xz.dtype)
             xz, A = F.linear(xz, in_proj_weight.to(xz.dtype), bias).transpose(1, 2), poles(A)
-        out = compose(self.scan, self.convolve, xz, A=A, **ABSENT_FROM_PLAIN, **given)
-        return (add(residual, out),)
+        layer = Layer(xz=xz, A=A, **given)
+        return (add(residual, compose(self.scan, self.convolve, layer)),)
 
     def _step_op(self, hidden: Tensor, workspace: Tensor | None, **given) -> Tensor:
         refuse("state_batch_indices", given["state_batch_indices"])

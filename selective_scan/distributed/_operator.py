@@ -1,37 +1,28 @@
-"""Operators whose kernels are made of other ops, in Python."""
+"""Operators whose kernels are made of other ops and of collectives, in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from . import _pytorch
-from ._checks import check_dims
-from ._operator import Operator
-from ._ops import add_op_namespace_prefix
-from ._result import Result
-from ._table import Number, Option, Table, TensorArgument
-
-_SCHEMA_TYPES = {
-    bool: "bool",
-    int: "int",
-    float: "float",
-    str: "str",
-    torch.dtype: "ScalarType",
-}
+from .. import _pytorch
+from .._checks import check_dims
+from .._operator import Operator
+from .._ops import add_op_namespace_prefix
+from .._result import Result
+from .._table import Option, Table, TensorArgument
+from ._groups import GroupName
 
 
-_MOST_KINDS = 1024  # of calls, whose checks are not repeated
-
-
-class ComposedOperator(Operator):
-    """An operator whose ops call others, and so serve as their own fake kernels.
+class DistributedOperator(Operator):
+    """An operator whose ops call others and exchange data between ranks, and so serve as their own
+    fake kernels.
 
     The ops are opaque for torch.compile, torch.export and the transforms of torch.func. Eager calls
-    take no way through the dispatcher to what is Python again: modes see the parts, and so the
-    matrix products that torch.utils.flop_counter counts.
+    take no way through the dispatcher to what is Python again.
 
     Args:
         name, arguments, backward: see Operator. Schemas follow from them, and have no defaults.
@@ -39,7 +30,6 @@ class ComposedOperator(Operator):
             may be given None for a gradient where there are several.
         forward_kernel: from the forward op's arguments to its results.
         backward_kernel: from the backward op's arguments to the gradients.
-        function_arguments: see Operator.
     """
 
     def __init__(
@@ -51,41 +41,32 @@ class ComposedOperator(Operator):
         *,
         forward_kernel: Callable[..., tuple[Tensor | None, ...]],
         backward_kernel: Callable[..., tuple[Tensor | None, ...]],
-        function_arguments: Table | None = None,
     ) -> None:
         self._forward_kernel = forward_kernel
         self._backward_kernel = backward_kernel
-        self._known_kinds: set[tuple] = set()
-        super().__init__(
-            name,
-            arguments,
-            results,
-            backward,
-            function_arguments=function_arguments,
-            has_batching_rules=False,
+        super().__init__(name, arguments, results, backward, has_batching_rules=False)
+
+    def require_kernels(self, values: tuple) -> None:
+        """Fails where there are none for these arguments of the function: the references know no
+        groups."""
+        if not self.has_kernels((*values, "auto")):
+            raise NotImplementedError(
+                f"selective_scan: {self.name} needs kernels for tensors on "
+                f"{values[self._anchor].device}, and has no reference"
+            )
+
+    def _fail_on_tangents(self, *_) -> NoReturn:
+        raise RuntimeError(
+            "selective_scan: forward-mode differentiation is not supported over several ranks"
         )
 
     def _register(self) -> None:
         self._define()
         super()._register()
         # Eager calls.
-        self._run_forward = self._forward_of_eager_calls
-        function = self._make_function(self._forward_of_eager_calls, self._backward_of_eager_calls)
+        self._run_forward = self._forward_fake
+        function = self._make_function(self._forward_fake, self._backward_of_eager_calls)
         self._apply = _pytorch.apply_outside_transforms(function)
-
-    def _forward_of_eager_calls(self, *arguments):
-        """Checks a call only if none like it was checked before."""
-        try:
-            kind = tuple(map(_kind, arguments))
-            is_known = kind in self._known_kinds
-        except TypeError:  # symbolic sizes have no hash
-            return self._forward_fake(*arguments)
-        if not is_known:
-            self.arguments.check_values(arguments)
-            if len(self._known_kinds) == _MOST_KINDS:
-                self._known_kinds.clear()
-            self._known_kinds.add(kind)
-        return self._forward_kernel(*arguments)
 
     def _backward_of_eager_calls(self, *arguments):
         """Of several cotangents at once the op is called for each: the kernel has ops that write to
@@ -130,13 +111,7 @@ class ComposedOperator(Operator):
             torch.library.impl(op, "default", kernel)
 
 
-def _kind(argument: object) -> object:
-    """All that is checked of an argument."""
-    if isinstance(argument, Tensor):
-        return argument.shape, argument.dtype, argument.device, argument.layout
-    return argument
-
-
-def _schema_type(argument: TensorArgument | Option | Number) -> str:
-    name = "Tensor" if isinstance(argument, TensorArgument) else _SCHEMA_TYPES[argument.type]
+def _schema_type(argument: TensorArgument | Option | GroupName) -> str:
+    names = {bool: "bool", str: "str"}
+    name = "Tensor" if isinstance(argument, TensorArgument) else names[argument.type]
     return f"{name}?" if argument.optional else name
