@@ -129,9 +129,7 @@ _INPUT = ("batch", "seqlen", "d_input")
 _LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES)))
 _OF_OP = {
     "xz": TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
-    "A": TensorArgument(
-        "A", Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES))), _POLES
-    ),
+    "A": TensorArgument("A", _LOGARITHM_OR_POLES, _POLES),
     "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, _POLES, optional=True),
 }
 
