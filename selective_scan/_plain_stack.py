@@ -79,7 +79,9 @@ def step_in_one(
         _pytorch.is_plain_call() and type(hidden) is Tensor and not torch.is_grad_enabled()
     )
     if can_be_kept:
-        around = (*layers, *caches, head)
+        # Not the caches: what the first one keeps must not keep it.
+        states = [state for cache in caches for state in (cache.conv_state, cache.state)]
+        around = (*layers, *states, head)
         if stack is not None:
             around = (*around, *stack.modules, stack.norm_f)
         if (prepared := known.get(hidden.shape)) is not None:
@@ -167,7 +169,7 @@ def step_in_one(
             read |= dict.fromkeys(layers, _OPTIONS)
             if stack is not None:
                 read |= dict.fromkeys(norms, (stack.eps_name,))
-            known[hidden.shape] = PreparedStep(call, around, read, called, caches)
+            known[hidden.shape] = PreparedStep(call, around, read, called, states)
     return out if head is None or is_plain_head else head(out)
 
 

@@ -54,7 +54,7 @@ class PreparedStep:
         around: tuple[object, ...],
         read: Mapping[nn.Module, Collection[str]],
         called: Collection[nn.Module],
-        caches: Sequence[object],
+        changed: Sequence[Tensor],
     ) -> None:
         """Prepares a call that has just been made.
 
@@ -63,7 +63,7 @@ class PreparedStep:
             around: all of which whoever calls gives it anew.
             read: the modules whose parts and parameters these are, and which options of theirs.
             called: those of them that are no longer called, and so must have no hooks.
-            caches: the layers'.
+            changed: the tensors that the op changes, which are around it, too.
         """
         self._around = around
         self._modules = [*read]
@@ -79,9 +79,7 @@ class PreparedStep:
         for own in self._members:
             self._seen.add(own, _HOOKS)
         self._hooks = [own[kind] for own in self._members for kind in _HOOKS]
-        for cache in caches:
-            self._seen.add(vars(cache), ("conv_state", "state"))
-        self._changed = [tensor for cache in caches for tensor in cache._tensors()]
+        self._changed = changed
         self._number = ops.s6_step_prepare(*call)
         self._again = _pytorch.shortest_call(ops.s6_step_again.default)
         forget = getattr(ops, f"{call[0].device.type}_s6_step_forget").default

@@ -1,7 +1,6 @@
 """Steps that come again: they are prepared, give the same bits, and see whatever has changed."""
 
 import copy
-import gc
 import pickle
 from collections import OrderedDict
 
@@ -246,8 +245,7 @@ def test_what_is_prepared_goes_with_its_cache():
     number = cache.layers[0]._steps[x.shape]._number
     expected = anew(model, cache, x)
     assert torch.equal(ops.s6_step_again(x, number), expected)
-    del cache
-    gc.collect()
+    del cache  # which nothing else keeps, not even until garbage is collected
     with pytest.raises(RuntimeError, match=f"there is no prepared step {number}"):
         ops.s6_step_again(x, number)
 
