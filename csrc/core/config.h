@@ -43,7 +43,7 @@ SELECTIVE_SCAN_HD int64_t first_saved_state(int64_t first_step) {
   return first_step / kStateChunk;
 }
 
-/// As kStateChunk, for the adaptive unitary scan, whose angles are recomputed in slabs of whole
+/// This is kStateChunk of the adaptive unitary scan, whose angles are recomputed in slabs of whole
 /// chunks.
 constexpr int64_t kUnitaryStateChunk = 64;
 

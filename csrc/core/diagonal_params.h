@@ -80,8 +80,8 @@ struct DiagonalBackwardParams : DiagonalScanParams {
   RowArray da;
   RowArray dinitial_state;  // optional
 
-  /// For an `a` that is broadcast over time: what is written to da is the sum over each segment of
-  /// time, and da's steps are the segments. See num_segments() of the backend.
+  /// This is for an `a` that is broadcast over time: da then gets its sum over each segment of
+  /// time, and its steps are the segments. See num_segments() of the backend.
   bool sum_da = false;
 };
 

@@ -59,7 +59,8 @@ struct PrefillParams : ForwardParams {
     return first_position(sequence) / checkpoint_every + index;
   }
 
-  /// As many as there can be in all sequences, whatever their boundaries and positions are.
+  /// These are as many as there can be in all sequences, whatever their boundaries and positions
+  /// are.
   SELECTIVE_SCAN_HD int64_t checkpoint_candidates() const {
     return checkpoint_every == 0 ? 0 : packed.total / checkpoint_every + packed.count;
   }

@@ -55,7 +55,7 @@ struct ReducedAngle {
 constexpr float kRound = 0x1.8p23f;
 constexpr float kQuartersPerRadian = 0.636619772f;
 
-/// In three parts of π/2: products of n with the first two are exact.
+/// This subtracts π/2 in three parts: products of n with the first two are exact.
 template <class R>
 SELECTIVE_SCAN_HD ReducedAngle<R> reduce(R angle, R low) {
   const R shifted = angle * R(kQuartersPerRadian) + R(kRound);
@@ -67,9 +67,9 @@ SELECTIVE_SCAN_HD ReducedAngle<R> reduce(R angle, R low) {
   return {r, (head - r) + tail, shifted};
 }
 
-/// In two parts, for a fused multiplication leaves nothing to lose: angle and n·P, P the first part
-/// with its 24 bits, are multiples of 2^-23 (or n is 0 or ±1), and so is their difference, which is
-/// below 1.
+/// This subtracts it in two parts, for a fused multiplication leaves nothing to lose: angle and
+/// n·P, P the first part with its 24 bits, are multiples of 2^-23 (or n is 0 or ±1), and so is
+/// their difference, which is below 1.
 SELECTIVE_SCAN_HD ReducedAngle<float> reduce(float angle, float low) {
   const float shifted = std::fma(angle, kQuartersPerRadian, kRound);
   const float n = shifted - kRound;

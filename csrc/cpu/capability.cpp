@@ -22,7 +22,7 @@ bool processor_has(const Capability& capability) {
 #endif
 }
 
-/// From the best to the one that always works.
+/// They are in order, from the best to the one that always works.
 const Capability* const kCapabilities[] = {
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     &kAvx512Capability,

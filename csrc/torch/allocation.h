@@ -89,7 +89,7 @@ Tensor allocating(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dt
   return function();
 }
 
-/// The same for a tensor like `like`.
+/// Does the same for a tensor like `like`.
 template <class Function>
 Tensor allocating(const Tensor& like, const Function& function) {
   return allocating(like, like.sizes(), dtype_of(like), function);

@@ -69,7 +69,7 @@ void CheckedCall::check_dtype_of_argument(Index index) const {
   }
 }
 
-/// Without the dimensions that the call does not have.
+/// Leaves out the dimensions that the call does not have.
 Alternative CheckedCall::present(const Alternative& dims) const {
   Alternative result{{}, 0};
   for (const Index dim : entries(dims)) {

@@ -47,7 +47,7 @@ class CheckedCall {
   bool is_double() const { return is_double_; }
   /// That of B and C.
   int64_t groups() const { return groups_ > 0 ? groups_ : 1; }
-  /// By its name among those of the tables.
+  /// Sizes are found by their names among those of the tables.
   int64_t operator[](Index size) const { return sizes_[size]; }
 
  private:

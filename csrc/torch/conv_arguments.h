@@ -31,7 +31,7 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                           const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                           const OptionalTensor& dx);
 
-/// In the order of the schema.
+/// The arguments are in the order of the schema.
 struct ConvPrefillArguments {
   const Tensor& x;
   const Tensor& weight;
@@ -44,7 +44,7 @@ struct ConvPrefillArguments {
   int64_t pad_slot_id;
 };
 
-/// As make_conv_params; out and the states that kernels use are still to be filled in.
+/// Does what make_conv_params does; out and the states that kernels use are still to be filled in.
 ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args);
 
 struct ConvUpdateArguments {
@@ -59,7 +59,7 @@ struct ConvUpdateArguments {
   const OptionalTensor& out;
 };
 
-/// As make_conv_params.
+/// Does what make_conv_params does.
 ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args);
 
 // Views of tensors that were checked.

@@ -93,8 +93,8 @@ ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBa
   return sums;
 }
 
-/// As causal_conv1d_bwd below, but dx is a tensor of any strides that the caller lends, such as one
-/// half of a wider row. It must share no memory with the inputs.
+/// Does what causal_conv1d_bwd below does, but dx is a tensor of any strides that the caller lends,
+/// such as one half of a wider row. It must share no memory with the inputs.
 template <class Backend>
 ConvSums causal_conv1d_bwd_out(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                                const Tensor& x, const Tensor& weight, const OptionalTensor& bias,

@@ -58,7 +58,7 @@ Tensor by_rows(const Tensor& map) {
   return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
-/// In the order of a direction, or of that which goes the other way.
+/// Gives the places of a map in the order of a direction, or of that which goes the other way.
 Tensor as_sequence(const Tensor& map, size_t direction) {
   return by_rows(is_along_columns(direction) ? turned(map) : map);
 }
@@ -87,7 +87,7 @@ OptionalTensor entry_of(const OptionalTensor& parameter, size_t direction) {
   return parameter ? OptionalTensor(entry_of(*parameter, direction)) : std::nullopt;
 }
 
-/// Where the sequences of a kind begin in the list of all.
+/// The sequences of a kind begin here in the list of all.
 enum Kind : size_t { kX = 0, kDelta = 2, kB = kDelta + kDirections, kC = kB + kDirections };
 
 const Tensor& sequence_of(const TensorList& sequences, Kind kind, size_t direction) {

@@ -36,7 +36,7 @@ void check_dtypes(const Tensor& a, const char* b_name, const Tensor& b,
   }
 }
 
-/// With `first` in place of the first size.
+/// Has `first` in place of the first size.
 std::string row_shape_text(const Tensor& b, int64_t first) {
   const auto sizes = b.sizes();
   std::string text = "(";

@@ -1,5 +1,5 @@
-// From the arguments of the diagonal scan ops to kernel parameters: validation, and the layout of
-// rows.
+// This goes from the arguments of the diagonal scan ops to kernel parameters: validation, and the
+// layout of rows.
 #pragma once
 
 #include <vector>
@@ -48,7 +48,7 @@ class RowLayout {
   std::vector<Entry> entries_;
 };
 
-/// The same array from its last step to its first.
+/// Gives the same array from its last step to its first.
 RowArray reversed(RowArray array, int64_t seqlen);
 
 }  // namespace selective_scan::op

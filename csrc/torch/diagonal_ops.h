@@ -58,7 +58,8 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
   if (cu_seqlens) params.packed = packed_sequences(*cu_seqlens, "b", b);
   params.packed.reversed = reverse;
   backend.check(params.packed);
-  // With more row dimensions than kernels take, contiguous copies, whose rows are one dimension.
+  // Rows of more dimensions than kernels take are copied: those of contiguous copies are one
+  // dimension.
   for (const bool compact : {false, true}) {
     const Tensor a_rows = compact ? expanded_copy(a, b) : a;
     const Tensor b_rows = compact ? as_contiguous(b) : b;
@@ -134,7 +135,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
                                   ? float_dtype(is_double_dtype(h.scalar_type()), false)
                                   : h.scalar_type();
   const bool sums_da = is_broadcast(a, h);
-  // Of packed sequences the sum over time is left to PyTorch.
+  // The sum over time is left to PyTorch where sequences are packed.
   params.sum_da = is_broadcast_in_time(a, h) && !cu_seqlens;
 
   for (const bool compact : {false, true}) {

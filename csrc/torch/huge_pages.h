@@ -21,7 +21,7 @@ constexpr int64_t kAdvisedBytes = 1 << 20;
 inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kAdvisedBytes) return;
-  // With the pages that it shares, so that results side by side are one range for huge pages to
+  // The range has the pages that it shares, so that results side by side are one for huge pages to
   // lie in.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;

@@ -21,7 +21,7 @@ Tensor channels_of(const Tensor& rows) {
   return channels_of(rows, 0, rows.size(2));
 }
 
-/// Of contiguous rows as a matrix, batch and time in one dimension, `count` columns.
+/// Gives `count` columns of contiguous rows as a matrix, batch and time in one dimension.
 Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
   const int64_t channels = rows.size(2);
   return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
@@ -79,7 +79,7 @@ struct Layer {
   const LayerArguments& args;
   int64_t batch, seqlen, dim, dstate, rank, d_model;
   ScalarType dtype;  // of the matrix products, and of all that they take and give
-  // Of this dtype:
+  // These are of the products' dtype:
   ProductWeights weights;
   Tensor input;             // rows, with in_proj_weight
   Tensor xz;                // channels are neighbours in memory
@@ -246,7 +246,7 @@ struct Layer {
     return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, of);
   }
 
-  /// Of (batch, dim, seqlen).
+  /// Makes rows of (batch, dim, seqlen).
   Tensor rows_of(const Tensor& channels) const {
     return as_contiguous(view_as(channels, {batch, seqlen, dim},
                                  {channels.stride(0), channels.stride(2), channels.stride(1)}));
@@ -270,7 +270,7 @@ struct Layer {
       copy(out, product);
     }
   }
-  /// As torch.nn.functional.linear, of contiguous rows.
+  /// Does what torch.nn.functional.linear does, of contiguous rows.
   void multiply(const Tensor& out, const Tensor& rows, const Tensor& weight,
                 const OptionalTensor& bias) const {
     const Tensor target = matrix_of(out), left = matrix_of(rows), right = transposed(weight);

@@ -40,7 +40,7 @@ struct LayerOps {
   bool has_single_products;
   /// Fills the targets.
   void (*cast)(const std::vector<Cast>& casts);
-  /// Of contiguous tensors; of the residual's dtype, and rounded once.
+  /// Adds contiguous tensors; the sum has the residual's dtype, and is rounded once.
   Tensor (*sum)(const Tensor& residual, const Tensor& product);
 };
 

@@ -1,4 +1,4 @@
-// Where the ops are registered: torch.ops.selective_scan, unless a build names another namespace,
+// The ops are registered in this namespace: torch.ops.selective_scan, unless a build names another,
 // so that several builds can be loaded into one process. selective_scan/_ops.py has the same name.
 #pragma once
 

@@ -13,7 +13,7 @@ IndexArray index_view(const Tensor& tensor);
 
 /// The sequences in `total` steps whose boundaries are cu_seqlens, which were checked.
 PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total);
-/// The same of those in `packed`, called `name`, (batch, ..., seqlen); checks their shapes.
+/// Gives those in `packed`, called `name`, (batch, ..., seqlen); checks their shapes.
 PackedSequences packed_sequences(const Tensor& cu_seqlens, const char* name, const Tensor& packed);
 
 /// Refuses boundaries that do not rise; they must be the host's to read.

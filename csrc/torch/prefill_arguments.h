@@ -1,4 +1,4 @@
-// From the arguments of the prefill op to kernel parameters.
+// This goes from the arguments of the prefill op to kernel parameters.
 #pragma once
 
 #include "../core/prefill_params.h"
@@ -7,7 +7,7 @@
 
 namespace selective_scan::op {
 
-/// In the order of the schema.
+/// The arguments are in the order of the schema.
 struct PrefillArguments {
   const Tensor& u;
   const Tensor& states;

@@ -30,7 +30,7 @@ struct ScanArguments {
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
 std::string built_methods();
 
-/// By its name; refuses one that was left out of this build.
+/// Finds a method by its name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.

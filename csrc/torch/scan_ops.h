@@ -126,8 +126,8 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// Of D, z, delta_bias and initial_state those that are there have a gradient, and else an
-/// undefined tensor, None in Python.
+/// D, z, delta_bias and initial_state have a gradient where they are there, and else an undefined
+/// tensor, None in Python.
 struct Gradients {
   Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state;
 };

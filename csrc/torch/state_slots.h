@@ -7,7 +7,7 @@
 
 namespace selective_scan::op {
 
-/// With what these arguments say; the pool is still to be filled in.
+/// Fills in what these arguments say; the pool is still to be filled in.
 StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id);
 
@@ -18,7 +18,7 @@ void check_slot(const char* name, int64_t index, const Pool& pool) {
     fail(name, " must be less than slots = ", pool.slots, ", got ", index);
   }
 }
-/// The same for all sequences; reads the indices, so that they must be the host's.
+/// Checks the slots of all sequences; reads the indices, so that they must be the host's.
 void check_slots(const StateSlots& slots);
 
 }  // namespace selective_scan::op

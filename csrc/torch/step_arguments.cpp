@@ -100,7 +100,7 @@ void for_each_entry(const Args& args, size_t argument, const Visit& visit) {
   const auto entries = args.tensors[argument];
   for (size_t i = 0; i < entries.size(); ++i) visit(argument, i, entries[i]);
 }
-/// Of all arguments, in schema order.
+/// Calls it for every tensor of all arguments, in schema order.
 template <class Visit>
 void for_each_tensor(const Args& args, const Visit& visit) {
   for (size_t argument = 0; argument < Args::kArguments; ++argument) {

@@ -1,4 +1,4 @@
-// From the arguments of s6_step to kernel parameters.
+// This goes from the arguments of s6_step to kernel parameters.
 #pragma once
 
 #include <array>

@@ -28,7 +28,7 @@
 
 namespace selective_scan::op {
 
-/// Of a workspace that the caller keeps from call to call, or one for this call alone.
+/// Takes a workspace that the caller keeps from call to call, or one for this call alone.
 template <class Backend>
 void launch_step(const Backend& backend, const StepParams& params, const Tensor& hidden,
                  const OptionalTensor& workspace) {

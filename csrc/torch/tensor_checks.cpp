@@ -18,7 +18,7 @@ std::string tuple_text(const Range& entries, const TextOf& text_of) {
   }
   return text + (count == 1 ? ",)" : ")");
 }
-/// Of sizes or strides.
+/// Gives the text of sizes or strides.
 std::string tuple_text(torch::headeronly::IntHeaderOnlyArrayRef entries) {
   return tuple_text(entries, [](int64_t entry) { return std::to_string(entry); });
 }

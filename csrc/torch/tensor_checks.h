@@ -28,7 +28,7 @@ template <class... Parts>
 /// adds up in small calls.
 ScalarType dtype_of(const Tensor& tensor);
 
-/// As Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
+/// These are texts as Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
 std::string dtype_name(ScalarType dtype);
 std::string device_name(const Tensor& tensor);
 std::string shape_text(const Tensor& tensor);

@@ -157,7 +157,7 @@ Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, Sca
   return allocate(like, sizes, strides, dtype);
 }
 
-/// As torch.empty_like.
+/// Gives what torch.empty_like gives.
 inline Tensor allocate_like(const Tensor& tensor) {
   if (!tensor.is_contiguous()) {
     return with_huge_pages(allocating(tensor, [&] { return torch::stable::empty_like(tensor); }));

@@ -1,4 +1,4 @@
-// From the arguments of the adaptive unitary scan ops to kernel parameters.
+// This goes from the arguments of the adaptive unitary scan ops to kernel parameters.
 #pragma once
 
 #include "../core/unitary_params.h"

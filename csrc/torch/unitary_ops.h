@@ -150,7 +150,7 @@ struct ThetaLayout {
     return array;
   }
 
-  /// From per-channel terms, (2, batch, step, row), to sums over the channels of a group:
+  /// Goes from per-channel terms, (2, batch, step, row), to sums over the channels of a group:
   /// (batch, group, state, step, 2).
   Tensor sum_over_channels(const Tensor& terms, int64_t batches, int64_t steps) const {
     Tensor sums;  // (2, batch, step, group, state)

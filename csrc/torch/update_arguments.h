@@ -1,4 +1,4 @@
-// From the arguments of the state update op to kernel parameters.
+// This goes from the arguments of the state update op to kernel parameters.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace selective_scan::op {
 
-/// In the order of the schema.
+/// The arguments are in the order of the schema.
 struct UpdateArguments {
   const Tensor& state;
   const Tensor& x;

@@ -168,7 +168,7 @@ struct ExactIncrements {
     T abar;
     T inverse;  // 1/A
   };
-  /// By a policy that has growth(Δ, exact_hold_constants(A)).
+  /// This takes a policy that has growth(Δ, exact_hold_constants(A)).
   template <class Math, class T>
   static SELECTIVE_SCAN_HD IncrementStep<T> step(real_t<T> delta, real_t<T> u,
                                                  const ExactHold::Constants<Math, T>& constants) {

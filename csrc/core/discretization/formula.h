@@ -109,7 +109,7 @@ struct StepForms {
   /// Whether scans may go by ExactIncrements.
   static constexpr bool kHasIncrements = false;
 
-  // For scans that take each step from Δ, A and u.
+  // These are for scans that take each step from Δ, A and u.
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
@@ -137,7 +137,7 @@ struct StepForms {
     return dx;
   }
 
-  // For scans that prepare a pole once and have Δ·u at hand.
+  // These are for scans that prepare a pole once and have Δ·u at hand.
 
   template <class Math, class T>
   using Constants = Pole<T>;

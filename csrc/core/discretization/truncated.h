@@ -12,10 +12,11 @@ namespace selective_scan {
 template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
 
-/// As many terms as the method of the call has: at run time, coefficients that it lacks are zero.
+/// A series has as many terms as the method of the call: coefficients are known at run time, and
+/// those that it lacks are zero.
 constexpr int kAnyTerms = 0;
 
-/// In the place of a Series where all coefficients are known.
+/// This stands in the place of a Series where all coefficients are known.
 struct NoSeries {
   template <class R>
   SELECTIVE_SCAN_HD operator Series<R>() const {
@@ -84,7 +85,8 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     if constexpr (kTerms == kAnyTerms) static_cast<Series<real_t<T>>&>(result) = series;
     result.rate = Math::rate(A);
     for (int k = 1; k < kMostTerms; ++k) {
-      // From the coefficient on: A power of A by itself may be infinite, which times zero is none.
+      // The product begins with the coefficient: a power of A by itself may be infinite, which
+      // times zero is no number.
       T& product = result.coefficients[k - 1];
       product = coefficient<T>(k, series) * A;
       for (int i = 1; i < k; ++i) product = product * A;

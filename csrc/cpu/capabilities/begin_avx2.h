@@ -1,4 +1,4 @@
-// From here to end.h, code for x86-64 processors with AVX2 and FMA.
+// From here to end.h the code is for x86-64 processors with AVX2 and FMA.
 #include "../simd/standard_headers.h"
 
 #if defined(__clang__)

@@ -49,8 +49,8 @@ class ConvForward {
     block.store(params.final_states, sequence, 0, block.history, tile);
   }
 
-  /// From x at each step and the width - 1 before, in consecutive rows, makes the output, in the
-  /// row of the oldest of them.
+  /// It makes the output, in the row of the oldest step, from x at each step and the width - 1
+  /// before, in consecutive rows.
   using Convolve = void (*)(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile);
 
   static Convolve convolve_for(const ConvParams& params) {

@@ -171,7 +171,7 @@ void diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspac
   const DiagonalKernels& kernels = kernels_for(params);
   run_calls(params, workspace, pool,
             [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {
-              // From nothing: the gradient after the last step is part of dh.
+              // They begin with nothing: the gradient after the last step is part of dh.
               run(call, kernels.lanes, kernels.backward, RowArray(), memory, threads);
             });
 }

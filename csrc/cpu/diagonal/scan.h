@@ -293,7 +293,7 @@ class DiagonalKernel {
     put(h_, steps - 1, before);
   }
 
-  /// In the lane of every chain that is a row's first, or last, segment.
+  /// The values are in the lane of every chain that is a row's first, or last, segment.
   V load_rows(const RowArray& array) const {
     V values{};
     for (int lane = 0; lane < chains_.lanes; ++lane) {

@@ -117,8 +117,8 @@ void load_backward_steps(const BackwardParams& params, const Block& block, const
   }
 }
 
-/// From Re(Σ C·h) in y and the parts of du and ddelta that the states have, the gradients of the
-/// sequences, which are stored, and of D and delta_bias, which are added to.
+/// Makes the gradients of the sequences, which are stored, and of D and delta_bias, which are added
+/// to, from Re(Σ C·h) in y and the parts of du and ddelta that the states have.
 template <class State, class R>
 void finish_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
                            const Chunk& chunk, R D, const BackwardSteps<R>& steps,

@@ -30,11 +30,11 @@ struct Lanes {
   SELECTIVE_SCAN_HD int64_t stride(const ArrayView& view) const {
     return segment_steps * view.step + channel_stride(view);
   }
-  /// In an array without steps.
+  /// This is the stride in an array without steps.
   SELECTIVE_SCAN_HD int64_t channel_stride(const ArrayView& view) const {
     return channels * view.channel;
   }
-  /// In variable B or C, which lanes do not share.
+  /// This is the stride in variable B or C, which lanes do not share.
   SELECTIVE_SCAN_HD int64_t projection_stride(const ArrayView& view) const {
     return are_segments() ? segment_steps * view.step : view.group;
   }

@@ -194,7 +194,7 @@ class Pass {
       });
       return;
     }
-    // For the last run's map nobody waits.
+    // Nobody waits for the last run's map.
     const int64_t last = runs_.count - 1;
     for_each_run(0, std::max<int64_t>(last, 1), [&](int64_t chain, int64_t run, void* scratch) {
       if (run == 0) return scan_run(chain, run, scratch);

@@ -11,7 +11,7 @@ namespace {
 /// them. Its map costs a few steps' worth, and a set is the least that a thread can take.
 constexpr int64_t kLaneSteps = 2 * kStateChunk;
 
-/// By how much segments must use the lanes better than channels do, since they take more work.
+/// Segments must use the lanes better than channels do by this factor, since they take more work.
 constexpr int64_t kWorthwhileGain = 2;
 
 /// Fewer chains than this may leave threads without one.

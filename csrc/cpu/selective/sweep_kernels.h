@@ -367,7 +367,7 @@ class MethodSweeps {
     for (int j = 0; j < kStates; ++j) poles[j] = Form::pole(source[j]);
   }
 
-  /// From the gradients of the states after the chunk to those before it.
+  /// Goes from the gradients of the states after the chunk to those before it.
   template <int kStates, class Rows>
   static SELECTIVE_SCAN_HD void go_back(const BackwardSweep<State>& sweep,
                                         const Pole<State> (&poles)[kStates], const Rows& B,

@@ -423,7 +423,7 @@ SELECTIVE_SCAN_HD R widen_halves(native_t<uint16_t, R::kWidth> halves) {
   return R::from(_mm512_maskz_cvtph_ps(-1, bit_cast<__m256i>(halves)));
 }
 
-/// As the elements lie in memory, zeros behind the first `count` of them.
+/// Loads elements as they lie in memory, and zeros behind the first `count` of them.
 template <class R, class Element>
 SELECTIVE_SCAN_HD auto load_native_part(const Element* source, int64_t count) {
   const auto mask = static_cast<__mmask16>((1u << count) - 1);

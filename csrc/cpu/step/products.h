@@ -64,7 +64,7 @@ class Product {
   }
 
  private:
-  /// As many outputs as a vector has lanes, or those that are left.
+  /// A group has as many outputs as a vector has lanes, or those that are left.
   template <class Element>
   class Group {
     using Convert = Converter<R, Element>;

@@ -207,7 +207,7 @@ class UpdateKernel {
     }
   }
 
-  /// From y to out, vector by vector of all steps.
+  /// Makes out of y, vector by vector of all steps.
   static void finish_outputs(const UpdateParams& params, int64_t vectors, int64_t vectors_per_step,
                              const Scratch& scratch) {
     R* ys = reinterpret_cast<R*>(scratch.y);

@@ -215,7 +215,8 @@ __device__ void store_zeros(const ArrayView& array, const Place& place, int64_t 
   }
 }
 
-/// As for_each_run(), or, of a kernel for batch entries that are a run each, that one.
+/// Does what for_each_run() does, or visits the one run of an entry in a kernel whose batch entries
+/// are a run each.
 template <bool kIsWhole, class Visit>
 __device__ __forceinline__ void visit_runs(const ConvParams& params, int64_t batch, int64_t first,
                                            int64_t stop, int64_t limit, const Visit& visit) {

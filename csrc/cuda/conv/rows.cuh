@@ -267,7 +267,7 @@ struct RowGradients {
   }
 };
 
-/// As convolve_runs().
+/// Goes through the runs as convolve_runs() does.
 template <class Element, int kTaps, int kSteps, class Place>
 __device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& params,
                                                    const Place& place, const RowTaps<kTaps>& taps,
@@ -321,7 +321,8 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
                gather);
 }
 
-/// As gradient_at(), of a call that is_plain(), kTaps - 1 steps or more after the row's first.
+/// Gives what gradient_at() gives in a call that is_plain(), kTaps - 1 steps or more after the
+/// row's first.
 template <int kTaps, class Element>
 __device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& params,
                                                  const RowTaps<kTaps>& taps, const Element* x,

@@ -17,7 +17,7 @@ template <class Element, bool kReversed>
 struct Stored {};
 struct AnyStorage {};
 
-/// As many elements as a vector of 16 bytes has room for, or one.
+/// A pack has as many elements as a vector of 16 bytes has room for, or one.
 template <class Element, int n>
 struct alignas(sizeof(Element) * n < 16 ? sizeof(Element) * n : 16) Pack {
   Element value[n];

@@ -1,5 +1,5 @@
-// Where a block and a lane stand, and how arrays of any dtype and layout get to shared memory and
-// back. Both passes build on this.
+// This file has where a block and a lane stand, and how arrays of any dtype and layout get to
+// shared memory and back. Both passes build on it.
 #pragma once
 
 #include <type_traits>

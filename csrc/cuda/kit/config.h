@@ -23,7 +23,7 @@ constexpr int kBlocksPerChunk = kChunk / kBlockSteps;
 /// Distance between the rows of a [channel][step] array in shared memory. The padding keeps rows
 /// aligned to 16 bytes and spreads a column over the banks.
 constexpr int kRowStride = kChunk + 4;
-/// The same where rows are read by single steps.
+/// This is the pitch of rows that are read by single steps.
 constexpr int kElementRow = kChunk + 1;
 
 constexpr int kMaxWarps = 12;

@@ -92,7 +92,7 @@ __device__ __forceinline__ void reals_to_words(const float (&values)[kCount],
   }
 }
 
-/// The same of what a `raw` of as many bytes holds.
+/// Converts what a `raw` of as many bytes holds.
 template <class Element, class Raw, int kCount>
 __device__ __forceinline__ void to_reals(const Raw& raw, float (&values)[kCount]) {
   if constexpr (std::is_same_v<Element, BFloat16> && kCount % 2 == 0) {

@@ -7,8 +7,8 @@
 
 namespace selective_scan::cuda {
 
-/// In the order of the scan, one sequence's behind the other's, and the segments that they are cut
-/// into.
+/// These are the chunks in the order of the scan, one sequence's behind the other's, and the
+/// segments that they are cut into.
 class PackedChunks {
  public:
   /// The memory is aligned to 16 bytes.

@@ -29,14 +29,14 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream);
 
-/// Where the map of all steps alone is wanted, once segments are combined: its offset is what
-/// enters the empty segment behind them, its factor the product of theirs.
+/// Stores the map of all steps, where it alone is wanted, once segments are combined: its offset is
+/// what enters the empty segment behind them, its factor the product of theirs.
 template <class T>
 cudaError_t store_map(const ForwardParams& params, int64_t segments, int padded_states,
                       const SegmentStates& states, cudaStream_t stream);
 
-/// Where the gradient of the initial state alone is wanted, it is what comes back to the segment in
-/// front: see add_empty_segment().
+/// Copies the gradient of the initial state, where it alone is wanted: it is what comes back to the
+/// segment in front, see add_empty_segment().
 template <class T>
 cudaError_t copy_state_gradient(const BackwardParams& params, int padded_states,
                                 const SegmentStates& segments, cudaStream_t stream) {

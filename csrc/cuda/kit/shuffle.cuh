@@ -35,14 +35,14 @@ __device__ T shuffle_xor(T value, int lane_mask) {
   return for_each_part(value, [&](auto x) { return __shfl_xor_sync(lanes, x, lane_mask, kLanes); });
 }
 
-/// From the lane `distance` below; a lane that has none keeps its own.
+/// Gives the value of the lane `distance` below; a lane that has none keeps its own.
 template <int kLanes, class T>
 __device__ T shuffle_up(T value, int distance) {
   const unsigned lanes = lanes_mask<kLanes>();
   return for_each_part(value, [&](auto x) { return __shfl_up_sync(lanes, x, distance, kLanes); });
 }
 
-/// From lane `lane` of the group.
+/// Gives the value of lane `lane` of the group.
 template <int kLanes, class T>
 __device__ T shuffle(T value, int lane) {
   const unsigned lanes = lanes_mask<kLanes>();

@@ -26,7 +26,7 @@ struct ScanMathFor : DeviceMath {
     float angle;
     float angle_low;
   };
-  /// For sine and cosine by the special-function unit: to 3e-7, on average 1e-7 too small.
+  /// The special-function unit takes sine and cosine of it: to 3e-7, on average 1e-7 too small.
   struct ShortRate {
     float log2_modulus;
     float angle;
@@ -199,7 +199,7 @@ struct ScanMathFor : DeviceMath {
     const auto growth = growth_at(delta, hold.rate);
     return {growth.abar, growth.expm1 * (step_inverse(delta) * hold.inverse)};
   }
-  /// With Δ·φ1(x) = expm1(x)/A.
+  /// The step is Δ·φ1(x) = expm1(x)/A.
   static __device__ __forceinline__ Step<Complex<float>, Complex<float>> exact_hold_step(
       float delta, float delta_u, const ComplexHold& hold) {
     const auto growth = growth_at(delta, hold.rate);

@@ -218,7 +218,7 @@ struct Row {
   __device__ void store_values(T* values, const Vector& x) const {
     for_own<kOwn>(order, [&](int i, int n) { values[n] = x.v[i]; });
   }
-  /// With zeros behind the states, up to `padded` of them.
+  /// Stores zeros behind the states, up to `padded` of them.
   __device__ void store_padded(T* values, int padded, const Vector& x) const {
     for_own<kOwn>(padded, [&](int i, int n) { values[n] = n < order ? x.v[i] : T{}; });
   }

@@ -192,7 +192,7 @@ class System {
         delta, start, input, [&](const Vector& x) { return product(x); },
         [&](Vector& x) { solve(factors, x); });
   }
-  /// Likewise with H^H, and without an input.
+  /// Takes the same step with H^H, and without an input.
   __device__ MidpointStep<T, kOwn> adjoint_step(R delta, const Vector& start,
                                                 const Factors<T>& factors) const {
     return midpoint_step(

@@ -70,7 +70,7 @@ ColumnSplit split_columns(const Params& params, int channels, int64_t resident) 
   set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
   split.lane_bits = kWarpBits;
-  // As few lanes without channels as can be, but rows of 8 vectors at least.
+  // As few lanes as can be have no channels, but rows have 8 vectors at least.
   while (split.lane_bits > 3 && round_up(vectors, int64_t{1} << (split.lane_bits - 1)) <
                                     round_up(vectors, int64_t{1} << split.lane_bits)) {
     --split.lane_bits;

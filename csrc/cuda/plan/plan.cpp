@@ -74,7 +74,7 @@ bool is_preferred(const ForwardParams& params, const Device& device,
          params.seqlen >= figures.relay_steps[rounds - 1];
 }
 
-/// Likewise. Every tile writes partial sums of dB and dC.
+/// Says the same of the backward pass, whose tiles write partial sums of dB and dC.
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const relay::BackwardPlan& plan) {
   const Choice& figures = choice_of(device);
@@ -147,7 +147,8 @@ bool takes(const Params& params, const Device& device, AnyPlan& any) {
          is_preferred(params, device, std::get<static_cast<size_t>(kPath)>(any.of_path));
 }
 
-/// By path; those that AnyPlan lacks refuse every call.
+/// The functions that make plans are in the order of paths; those that AnyPlan lacks refuse every
+/// call.
 template <class AnyPlan, class Params>
 using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
 template <class AnyPlan, class Params>

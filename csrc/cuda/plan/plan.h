@@ -29,7 +29,7 @@ enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kPrompt };
 constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "relay", "streamed", "floor",
                                                         "prompt"};
 
-/// In the order of Path.
+/// The plans are in the order of Path.
 template <class... Plans>
 struct AnyPlan {
   std::variant<Plans...> of_path;

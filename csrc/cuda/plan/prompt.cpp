@@ -47,7 +47,8 @@ Refusal refuse(const ForwardParams& params) {
   return {};
 }
 
-/// As many warps make as keep up with those that scan, and leave no scheduler with fewer warps.
+/// So many warps make rows that they keep up with those that scan, and that no scheduler has fewer
+/// warps than others.
 int makers_for(int64_t scanners) {
   constexpr int64_t kSchedulers = 4;
   constexpr int64_t kEach = 6;
@@ -87,7 +88,7 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
-  // Of one state a lane there is not room for as many channels.
+  // With one state a lane there is not room for as many channels.
   const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
   if (refusal || plan.waves == 1) return refusal;
   return divide<Shape<2, 2>>(params, device, plan);

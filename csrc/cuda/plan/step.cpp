@@ -8,7 +8,7 @@ namespace selective_scan::cuda::step {
 namespace {
 
 constexpr int kFewestStages = 2;
-/// Of a block; of fewer there are fewer blocks than multiprocessors.
+/// A block has no fewer channels; rather there are fewer blocks than multiprocessors.
 constexpr int64_t kFewestChannels = 8;
 
 Refusal refusal_of(const StepParams& params, const Device& device) {

@@ -50,7 +50,7 @@ constexpr Variant make_variant() {
           &summary_bytes<T, kLaneBits, kVariable>};
 }
 
-/// For all that needs more than half of the warps.
+/// Makes the variant of all that needs more than half of the warps.
 template <int kWarps>
 constexpr Variant make_team_variant() {
   using Shape = TeamShape<kWarps>;

@@ -193,8 +193,8 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
 }
 
-/// For the map of all steps alone: as many segments as the device can summarize at a time, and an
-/// empty one behind them.
+/// Chooses for the map of all steps alone: it takes as many segments as the device can summarize at
+/// a time, and an empty one behind them.
 ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
                                     int64_t chunks) {
   constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see SummaryShape

@@ -35,7 +35,7 @@ namespace selective_scan::cuda::prompt {
 constexpr int kFull = 1;
 constexpr int kFree = 3;
 
-/// Of all that derives from it the compiler knows that it is the same in all lanes.
+/// The compiler knows of all that derives from the result that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
   return __shfl_sync(kFullMask, value, 0);
 }
@@ -54,7 +54,7 @@ struct LaneItem {
   int step = threadIdx.x % S::kLanes * kBlockSteps;
 };
 
-/// Where a block stands.
+/// This is where a block stands.
 struct Tile {
   int64_t batch;
   int group;
@@ -62,7 +62,7 @@ struct Tile {
   int channels;  // of the group from there on
 };
 
-/// Where the arrays of a block lie in shared memory.
+/// This is where the arrays of a block lie in shared memory.
 template <class S, class Element>
 struct Shared {
   static constexpr int kSize = sizeof(Element);
@@ -181,7 +181,7 @@ class Maker {
   static constexpr int kItemBytes = kBlockSteps * kSize;
   static constexpr int kRawGroup = kWarpSize * kItemBytes;
   static constexpr int kRawDelta = S::kGroups * kRawGroup;
-  // Of rows of B and C a lane takes one vector at a time.
+  // A lane takes one vector of the rows of B and C at a time.
   static constexpr int kVectorSteps = 16 / kSize;
   static constexpr int kRowVectors = S::kSteps / kVectorSteps;
   static constexpr int kPassRows = kWarpSize / kRowVectors;

@@ -7,7 +7,7 @@ namespace selective_scan::cuda::prompt {
 
 constexpr int kPaddedStates = 16;
 
-/// Of a chunk's input in shared memory: one is scanned while the next is made.
+/// A chunk's input has so many places in shared memory: one is scanned while the next is made.
 constexpr int kBuffers = 2;
 
 /// A lane holds kStates of a channel's states. A lane that moves rows has kGroups times four
@@ -25,9 +25,9 @@ struct Shape {
   static_assert(kSteps % kChunk == 0);
   static constexpr int kMostWarps = kStates == 1 ? 24 : 16;  // of a block, which bounds registers
 
-  // In floats. Rows are 16 bytes longer than their steps, so that eight neighbouring ones have
-  // banks of their own; the planes of two channels, which are written together, lie half of all
-  // banks apart.
+  // These count floats. Rows are 16 bytes longer than their steps, so that eight neighbouring ones
+  // have banks of their own; the planes of two channels, which are written together, lie half of
+  // all banks apart.
   static constexpr int kRow = kSteps + 4;
   static constexpr int kProjections = 2 * kPaddedStates * kRow;  // rows of B, then of C
   static constexpr int kRows = 2 * kChannels * kRow;             // of Δ, then of inputs, of a warp
@@ -35,7 +35,7 @@ struct Shape {
   static constexpr int kBiases = 4;                              // no fewer than channels, 16 bytes
   static constexpr int kScanner = kBuffers * kRows + kChannels * kPlanes + kBiases;
 
-  // In bytes: what comes as it lies in memory, of u and delta of a warp, and of B and C.
+  // These count bytes of what comes as it lies in memory: u and delta of a warp, and B and C.
   static constexpr int raw_row_bytes(int size) { return 2 * kChannels * kSteps * size; }
   static constexpr int raw_projection_bytes(int size) { return 2 * kPaddedStates * kSteps * size; }
 

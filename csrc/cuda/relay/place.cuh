@@ -27,7 +27,7 @@ struct Place {
   int64_t first_channel;
   int channels;  // of the tile that exist
 
-  /// For a grid of tiles, groups and batches.
+  /// The grid is one of tiles, groups and batches.
   __device__ __forceinline__ explicit Place(const RelayGeometry& geometry)
       : lane(threadIdx.x % kWarpSize),
         warp(threadIdx.x / kWarpSize),

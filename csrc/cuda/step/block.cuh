@@ -17,9 +17,9 @@ __device__ __forceinline__ RawElement fetch_optional(const void* data, DType dty
   return data == nullptr ? RawElement() : RawElement(data, dtype, index);
 }
 
-/// Of a row: what the stream is multiplied with before it is rounded to W, a power of two about as
-/// large as the last norm's scale, in layers of even and of odd numbers; and what then remains of
-/// this norm's scale.
+/// A row has these scales: what the stream is multiplied with before it is rounded to W, a power of
+/// two about as large as the last norm's scale, in layers of even and of odd numbers; and what then
+/// remains of this norm's scale.
 struct Scale {
   float before[2];
   float after;

@@ -117,7 +117,7 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   }
 }
 
-// As many lanes share a channel's states, one by one.
+// So many lanes share a channel's states, one by one.
 constexpr int kChannelLanes = 16;
 constexpr int kItems = kComputeThreads / kChannelLanes;  // at a time
 
@@ -187,7 +187,7 @@ __device__ __forceinline__ void scan_state(const Block<W, kRows>& own, const Ste
       y = B[dstate * kRows] * h;
     }
     y = sum_of_lanes<kChannelLanes>(y);
-    // Of more states than lanes there are several sums.
+    // There are several sums where there are more states than lanes.
     float& sum = own.template shared<float>(own.plan.shared.y)[item.local * kRows + row];
     if (state.n >= kChannelLanes && item.exists) y += sum;
     if (!is_last) {

@@ -30,7 +30,7 @@ constexpr int kMostStages = 8;
 /// Channels are given to blocks by so many: two-byte weights of dt_proj are then copied in whole
 /// words, and pairs of channels are one block's.
 constexpr int kChannelUnit = 4;
-/// Of two-byte matrices; dim and inner must be multiples.
+/// Products of two-byte matrices take so many columns at a time: dim and inner must be multiples.
 constexpr int kColumnUnit = 16;
 
 /// Consecutive rows, or channels.

@@ -84,7 +84,7 @@ class TileSums {
     const W* values[kParts];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      // Of a row that does not exist nobody wants the sums.
+      // Nobody wants the sums of a row that does not exist.
       const int row = min(part * 8 + lane % 8, rows - 1);
       values[part] = activations.data + row * activations.pitch + column + lane / 8 % 2 * 8;
     }

@@ -20,7 +20,7 @@ class WeightRing {
         stages_(shared_memory() + plan.shared.stages),
         count_(plan.stages) {}
 
-  /// By one thread, before the block's threads meet.
+  /// One thread calls this, before the block's threads meet.
   __device__ __forceinline__ void initialize() const {
     for (int stage = 0; stage < count_; ++stage) {
       full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);

@@ -21,7 +21,7 @@ namespace selective_scan::cuda::step {
 
 // --- the stream ---
 
-/// By one thread for each row, when all squares are there.
+/// One thread calls this for each row, when all squares are there.
 template <class W, int kRows>
 __device__ __forceinline__ void find_scale(const Block<W, kRows>& own, int row, int layer) {
   float squares = 0;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store(const Block<W, kRows>& own, int row, int64
                 is_padding ? 0.0f : value);
 }
 
-/// Where there is no head.
+/// Ends the stack where there is no head.
 template <class W, int kRows>
 __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
   const void* const norm = own.params.final_norm;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void read_words(const Word* source, Word (&words)[2])
                : "memory");
 }
 
-/// Of so many words of a thread the way is one.
+/// So many words of a thread are on their way at once.
 constexpr int kWordBatch = 4;
 
 /// Receives [count][kRows] words at `source`, of which the first `rows` columns are sent: the

@@ -88,7 +88,7 @@ const KernelTables& tables_for(const ScanParams& params, int team_warps) {
 void begin_behind_front_segment(const BackwardParams& params, const BackwardPlan& plan,
                                 BackwardArgs& summary) {
   summary.params = behind_front_segment(params, plan.geometry);
-  // As where the last state has a gradient, the summary is then of dout·C.
+  // The summary is then of dout·C, as where the last state has a gradient.
   summary.params.dlast_state = params.dinitial_state;
   if (summary.projections == nullptr) return;
   const int chunk_bytes = PackedBC(params, plan.padded_states).chunk_bytes;

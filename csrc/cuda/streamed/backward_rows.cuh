@@ -46,7 +46,7 @@ class WarpRows {
       slice_.is_bfloat16 = kElements == Elements::kBFloat16;
     }
     if (lane < kRowArrays) {
-      // In place of an array that is absent u: which ones are needed is asked last.
+      // u stands in place of an array that is absent: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
       // Gradients of a chunk are stored after the one before it was fetched.
       const int chunks_behind = lane >= static_cast<int>(Row::kDu) ? 1 : 0;

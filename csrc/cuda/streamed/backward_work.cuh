@@ -162,8 +162,8 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
   return result;
 }
 
-/// From what sweeps by h/B and g/C sum up to what they would by h and g, and so with `carry` in
-/// front of the first step: see constant_sweeps.cuh.
+/// Makes of what sweeps by h/B and g/C sum up to what they would by h and g, and of `carry` what it
+/// is in front of the first step: see constant_sweeps.cuh.
 template <class Shape, int kSize, Method kMethod>
 __device__ __forceinline__ void finish_constant_sums(
     const BackwardArgs& args, const LaneWork<Shape, float, kSize, kMethod>& work, bool is_second,

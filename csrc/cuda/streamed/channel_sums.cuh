@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>
     store_pack(target, values);
   }
 }
-/// Without a branch, past which the compiler would not move other instructions.
+/// Has no branch, past which the compiler would not move other instructions.
 __device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
                                              bool is_added) {
 #if __CUDA_ARCH__ >= 900

@@ -23,7 +23,8 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// In place of a constant B that is smaller: sweeps divide by it, and h keeps its digits.
+/// This takes the place of a constant B that is smaller: sweeps divide by it, and h keeps its
+/// digits.
 constexpr float kLeastB = 1e-18f;
 /// C may be no less than this where there is a gradient of the last state. The inverse squares of
 /// both together must be numbers.

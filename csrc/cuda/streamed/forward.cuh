@@ -63,7 +63,7 @@ struct LaneStates {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Quad = Pack<T, Shape::kQuad>;
 
-  /// From an fp32 array (channel, state) or (batch, channel, state): all loads at a time.
+  /// Loads from an fp32 array (channel, state) or (batch, channel, state), all at a time.
   static __device__ __forceinline__ void load(const ArrayView& view, int64_t base, int part,
                                               int64_t dstate, T (&states)[kStates]) {
     const float* data = static_cast<const float*>(view.data) + base;
@@ -78,7 +78,7 @@ struct LaneStates {
       }
     }
   }
-  /// From an array of any dtype.
+  /// Loads from an array of any dtype.
   static __device__ __forceinline__ void load_any(const ArrayView& view, int64_t base, int part,
                                                   int64_t dstate, T (&states)[kStates]) {
 #pragma unroll
@@ -89,7 +89,7 @@ struct LaneStates {
       for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
     }
   }
-  /// From and to a (segment, batch, channel, padded state) array.
+  /// These load from, and store to, a (segment, batch, channel, padded state) array.
   static __device__ __forceinline__ void load_packed(const void* array, const BlockItem& item,
                                                      int64_t channel, int part,
                                                      const ScanParams& params,
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   const float* input_row = input_rows + role.channel * kRowStride;
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
 
-  // In registers, not to be made again for every chunk.
+  // This is kept in a register, not to be made again for every chunk.
   int features = (args.z.present() ? kGate : 0) |
                  (params.wanted == ForwardWanted::kOutput ? kOutput : 0) |
                  (params.states != nullptr && exists ? kSaveStates : 0) |

@@ -1,5 +1,5 @@
-// From the sweeps' sums of a group of steps, which lie in planes, one for each lane of a channel,
-// to the gradients.
+// This file goes from the sweeps' sums of a group of steps, which lie in planes, one for each lane
+// of a channel, to the gradients.
 #pragma once
 
 #include "backward_sweeps.cuh"

@@ -57,7 +57,8 @@ struct RowCopies {
     }
   }
 
-  /// From a chunk's first element to the lowest address of the lane's slice, which lies together.
+  /// Gives the distance from a chunk's first element to the lowest address of the lane's slice,
+  /// which lies together.
   static __device__ __forceinline__ int slice_offset(const RowArray& array,
                                                      const LaneSlice& slice) {
     return slice.channel * static_cast<int>(array.channel) + slice.step * kSize;

@@ -87,7 +87,7 @@ class RowCursor {
     address_ += steps * rows.step;
   }
 
-  /// For who knows how far apart chunks lie.
+  /// This is for who knows how far apart chunks lie.
   __device__ __forceinline__ void advance_bytes(int bytes) { address_ += bytes; }
 
   /// Starts loading; what does not exist is zero.

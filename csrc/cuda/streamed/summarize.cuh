@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
     }
   }
 
-  // As one that makes rows.
+  // The warp stands here as one that makes rows.
   const int left = item.channels - warp * Shape::kChannels;
   const int row_channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
   const int64_t first_channel = item.first_channel + warp * Shape::kChannels;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   const Channels bias(params.delta_bias, slice,
                       Channels::load(params.delta_bias, first_channel, slice, lane));
 
-  // As one that has states.
+  // The warp stands here as one that has states.
   const int part = warp;
   const int64_t channel = item.first_channel + lane;
   const bool exists = lane < item.channels;
@@ -303,7 +303,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   ForwardArgs args = whole;
   ForwardParams& params = args.params;
-  // As many groups as there are lanes for are one to the block.
+  // A block takes as many groups for one as there are lanes for.
   int tile_groups = 1;
   while (!params.packed.present() && 2 * tile_groups <= Summary::kMostGroups &&
          params.groups % 2 == 0 && 2 * (params.dim / params.groups) <= kWarpSize) {

@@ -280,7 +280,7 @@ class TeamRows {
     }
     return Cursor(address(static_cast<int>(which)) + offset);
   }
-  /// In the order of the scan.
+  /// The values are in the order of the scan.
   __device__ __forceinline__ Values values_of(Row which, const Raw& raw) const {
     Values values = Cursor::to_values(args_.row(which), slice_, raw);
     if (against_memory()) {

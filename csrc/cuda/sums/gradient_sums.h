@@ -14,7 +14,7 @@ struct BackwardWorkspace {
   void* dA = nullptr;
   void* dB = nullptr;  // of a constant B
   void* dC = nullptr;
-  // Likewise (segment, batch, channel, part), real
+  // These are (segment, batch, channel, part), too, and real.
   void* dD = nullptr;
   void* ddelta_bias = nullptr;
   SegmentStates segments;

@@ -33,7 +33,7 @@ struct Fetched {
     return values;
   }
 
-  /// As it would have been fetched with its neighbours.
+  /// Sets a value as it would have been fetched with its neighbours.
   __device__ __forceinline__ void set(int i, const char* address, int size) {
     if (kSize == 2 || size == 2) {
       const uint32_t bits = *reinterpret_cast<const uint16_t*>(address);
