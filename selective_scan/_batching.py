@@ -177,7 +177,7 @@ def by_batch(dims: Dims) -> Dims:
 
 
 def _entry(value: object, dim: int | list | None, index: int) -> object:
-    """Of a tensor, or of each in a list."""
+    """Takes an entry of a tensor, or of each in a list."""
     if isinstance(dim, list | tuple):
         return [_entry(*pair, index) for pair in zip(value, dim, strict=True)]
     return value if dim is None else value.select(dim, index)

@@ -80,7 +80,7 @@ class Call:
         self.equal_sizes: Sequence[tuple[str, str]] = ()
         self.options: dict[str, object] = {}
         self.is_complex = any(tensors[name].is_complex() for name in complex_by)
-        # As a number, since torch.compile of PyTorch 2.11 takes no bool for an index.
+        # It is a number, since torch.compile of PyTorch 2.11 takes no bool for an index.
         precision = int(any(tensor.dtype in _DOUBLE for tensor in tensors.values()))
         self.compute_dtype = SINGLE_OR_DOUBLE[precision]
         self.state_dtype = COMPLEX[precision] if self.is_complex else self.compute_dtype
@@ -89,7 +89,7 @@ class Call:
         return self.tensors[name]
 
     def check_dims(self, name: str, tensor: Tensor, dims: tuple[str, ...]) -> None:
-        """As the function of this name does; also finds the sizes that are as large as others."""
+        """Does what the function of this name does, and finds sizes that are as large as others."""
         check_dims(name, tensor, dims, self.sizes)
         for dim, other in self.equal_sizes:
             if other in self.sizes:
@@ -189,7 +189,7 @@ def _agrees(
 
 
 def check_groups(name: str, groups: int | torch.SymInt, divided: str, call: Call) -> None:
-    """Of B or C: as many as the others of the call have, which share the dimension `divided`."""
+    """Checks that B or C has as many groups as the call, which share the dimension `divided`."""
     size = call.sizes[divided]
     if groups == 0 or size % groups != 0:
         fail(f"{name} must have a number of groups that divides {divided} = {size}, got {groups}")

@@ -93,7 +93,7 @@ class Derivative:
     def _differentiate(
         self, run: Callable[..., Gradients], ctx, *cotangents: Tensor | None
     ) -> Gradients:
-        """As many gradients as PyTorch says there are inputs: those left out may not be counted."""
+        """Gives as many gradients as PyTorch counts inputs, which may leave out the last ones."""
         num_inputs = len(ctx.needs_input_grad)
         cotangents = cotangents[: self.num_cotangents]
         for cotangent in cotangents:  # any() of a generator takes several times as long
@@ -125,5 +125,5 @@ def _picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
 
 
 def _traced_picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
-    """The same for compilers, which do not see through an itemgetter."""
+    """Makes the same for compilers, which do not see through an itemgetter."""
     return lambda row: tuple([row[i] for i in indices])

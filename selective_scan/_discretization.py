@@ -45,7 +45,7 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
 
-# From a step Δ and x = Δ·A to (abar, bbar) in h[t] = abar·h[t-1] + bbar·B[t]·u[t].
+# These go from a step Δ and x = Δ·A to (abar, bbar) in h[t] = abar·h[t-1] + bbar·B[t]·u[t].
 DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "zoh": lambda delta, x: (x.exp(), delta),
     "foh": lambda delta, x: (x.exp(), delta * phi1(x)),
@@ -55,7 +55,7 @@ DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
     "rk4": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6 + x**3 / 24)),
 }
 
-# Where abar = exp(x).
+# These have abar = exp(x).
 EXPONENTIAL = {"zoh", "foh", "poly", "highorder", "rk4"}
 
 METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h

@@ -81,7 +81,7 @@ _reasons: dict[str, str] = {}
 
 
 def library_path(name: str) -> Path | None:
-    """Where the library of a backend lies, None if it was not built."""
+    """The place of a backend's library, None if it was not built."""
     candidates = (_FOLDER / f"_{name}{suffix}" for suffix in _SUFFIXES)
     return next((path for path in candidates if path.exists()), None)
 
@@ -231,7 +231,7 @@ def _warn_of_fallback(device: str) -> None:
 
 
 def handle_missing_kernels(device: str, backend: str) -> None:
-    """For a call whose device has no kernels: returns if the reference may serve, else raises."""
+    """Returns if the reference may serve a call whose device has no kernels, else raises."""
     if backend == "auto" and _fallback_allowed:
         _warn_of_fallback(device)
         return

@@ -170,7 +170,8 @@ def _out_dtype(call: Call) -> torch.dtype:
 
 
 def _states_dtype(call: Call) -> torch.dtype:
-    """Of the scan's states, which the convolution's and the products' weights do not decide."""
+    """The dtype of the scan's states, which weights of the convolution and products do not
+    decide."""
     names = ("A", "A_b", "D", "delta_bias")
     given = [call.tensors[name].dtype for name in names if name in call.tensors]
     is_double = torch.float64 in (_products_dtype(call), *given)

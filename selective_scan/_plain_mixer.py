@@ -88,8 +88,8 @@ def has_plain_weights(
 
 
 def _is_of_numbers(own: dict[str, Any], name: str) -> bool:
-    """Of a weight, wherever its module has put it; one that is nowhere is computed when it is read.
-    Operators themselves know what to do with DTensors, which are sharded numbers."""
+    """Whether a weight is, wherever its module has put it; one that is nowhere is computed when it
+    is read. Operators themselves know what to do with DTensors, which are sharded numbers."""
     places = (own["_parameters"], own["_buffers"], own)
     weight = next((place[name] for place in places if name in place), None)
     return (

@@ -110,7 +110,7 @@ SEGMENT_MAP = Operator(
     scan_arguments(_POLES_OF_METHODS, METHODS),
     results=[Result("map", ("batch", 2, "dim", "dstate"), lambda call: call.state_dtype)],
 )
-# Of the gradients that of the state before the first step alone, where none comes of the last one.
+# The gradient of the state before the first step alone, where none comes of the last state.
 STATE_GRADIENT = Operator(
     "selective_scan_state_gradient",
     scan_arguments(

@@ -84,7 +84,7 @@ def call_sharded(
 
 
 def _split_dims(name: str, dims: Sequence[str], anchor: DTensor) -> list[str | None]:
-    """For each dimension of the mesh, the dimension that it shares out."""
+    """The dimension that each dimension of the mesh shares out."""
     from torch.distributed.tensor import Replicate, Shard
 
     split = []

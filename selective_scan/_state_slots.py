@@ -55,6 +55,6 @@ def first_states(call: Call, pool: Tensor, slots: list[int | None]) -> list[Tens
 
 
 def boundaries_of(call: Call, total: int) -> list[tuple[int, int]]:
-    """Where every sequence begins and ends; out of range they are moved into it."""
+    """The begin and end of every sequence; those out of range are moved into it."""
     bounds = call["cu_seqlens"].clamp(0, total).tolist()
     return [(begin, max(begin, end)) for begin, end in itertools.pairwise(bounds)]

@@ -89,7 +89,7 @@ class TensorArgument:
 
     @property
     def dim_names(self) -> set[str]:
-        """Of all dimensions that it may have."""
+        """The names of all dimensions that it may have."""
         return self.shape.names if isinstance(self.shape, Shape) else set(self.dims)
 
 
@@ -279,7 +279,8 @@ class Table:
             argument.check_type(given[argument.name])
 
     def check_values(self, values: Sequence[object]) -> Call:
-        """As check. PyTorch may have left out the last ones, or have one of its own behind them."""
+        """Checks as check does. PyTorch may have left out the last values, or put one of its own
+        behind them."""
         filled = (*values, *self.defaults[len(values) :])
         return self.check(dict(zip(self.names, filled, strict=False)))
 
@@ -483,7 +484,7 @@ class DtypeOf:
 
 STATE_DTYPES = Cases((Case(COMPLEX, is_complex=True), Case(SINGLE_OR_DOUBLE)))
 REAL_OR_COMPLEX = Cases((Case(COMPLEX, " (complex A)", is_complex=True), Case(REAL)))
-# Of B and C, where A is complex: constant ones, then those with steps.
+# B and C may have these dtypes where A is complex: constant ones, then those with steps.
 PROJECTION_DTYPES = Cases(
     (
         Case(COMPLEX, " (complex A, constant B and C)", is_complex=True, rank=2),

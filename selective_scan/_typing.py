@@ -9,5 +9,5 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def typed_as(_twin: Callable[[], Function]) -> Callable[[Callable[..., object]], Function]:
-    """For a function that has the overloads of another one, its twin, and is left as it is."""
+    """Gives a function, which is left as it is, the overloads of another one, its twin."""
     return lambda function: cast(Function, function)

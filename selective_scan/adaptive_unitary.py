@@ -19,7 +19,7 @@ _PROJECTION = Shape((("dstate",), *PROJECTIONS), divided=("dim",))
 
 
 def _arguments(B: str, C: str, x: tuple[str, ...] | Shape) -> Table:
-    """With B and C under these names: the ops take b and c, their polar forms."""
+    """The table with B and C under these names: the ops take b and c, their polar forms."""
     return Table(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("dt", REAL, _SEQUENCE),
@@ -128,7 +128,7 @@ def adaptive_unitary_scan_ref(
 
 
 def _steps(weight: Tensor, dim: int, seqlen: int) -> list[Tensor]:
-    """For every step what broadcasts to (batch, dim, dstate)."""
+    """Gives for every step what broadcasts to (batch, dim, dstate)."""
     if weight.dim() == 1:
         return [weight] * seqlen
     if weight.dim() == 3:

@@ -89,7 +89,7 @@ class _Cache:
 
 @dataclass(eq=False)
 class MixerCache(_Cache):
-    """Where a batch of sequences is in one layer; :meth:`MambaMixer.allocate_cache` makes it.
+    """The place of a batch of sequences in one layer; :meth:`MambaMixer.allocate_cache` makes it.
 
     Both tensors are changed in place, always, so that a CUDA graph and compiled code find them
     where they were.
@@ -197,7 +197,7 @@ class MixerCache(_Cache):
 
 @dataclass(eq=False)
 class S6Cache(_Cache):
-    """Where a batch of sequences is in every layer; :meth:`S6.allocate_cache` makes it.
+    """The place of a batch of sequences in every layer; :meth:`S6.allocate_cache` makes it.
 
     Attributes:
         layers: the cache of each layer.
@@ -229,8 +229,8 @@ def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
-    """The same by calling a module, which pads with width - 1 zeros on both sides, at all steps but
-    the first `history`."""
+    """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all steps
+    but the first `history`."""
     padded = F.pad(seen, (0, 1))
     return F.silu(conv1d(padded)[..., history : seen.shape[-1]])
 

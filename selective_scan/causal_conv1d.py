@@ -127,8 +127,8 @@ def _convolve_over_pool(values: tuple) -> Tensor:
 
 
 class _Steps(NamedTuple):
-    """Where steps lie, (batch, number) each: which steps, the first one of the sequence that each
-    belongs to, and the index of that sequence's states."""
+    """The places of steps, (batch, number) each: which steps, the first one of the sequence that
+    each belongs to, and the index of that sequence's states."""
 
     step: Tensor
     first: Tensor
@@ -224,7 +224,7 @@ def causal_conv1d_ref(
     if not return_final_states:
         return out
 
-    # Of every sequence its last steps, in a row for each batch entry.
+    # The last steps of every sequence are in a row for each batch entry.
     last = ends[..., None] - history + torch.arange(history, device=x.device)
     rows = (tensor[..., None].expand(last.shape) for tensor in (begins, each))
     at_end = _values_at(inputs, states, _Steps(*(t.flatten(1) for t in (last, *rows))))

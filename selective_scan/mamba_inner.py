@@ -163,7 +163,7 @@ def mamba_inner_ref(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The same as :func:`mamba_inner_fn`, of plain PyTorch's parts and the other references.
+    """Computes what :func:`mamba_inner_fn` does, of plain PyTorch's parts and the other references.
 
     Arguments, result and errors are those of :func:`mamba_inner_fn`; `checkpoint_lvl` and `backend`
     are checked as there, but choose nothing here. It runs on any device and can be differentiated

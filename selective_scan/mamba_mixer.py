@@ -308,7 +308,7 @@ class MambaMixer(nn.Module):
         return self._go_on_by_parts(hidden, cache) if out is None else out
 
     def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """The same; one step goes without a dimension for time."""
+        """Does the same by parts; one step goes without a dimension for time."""
         is_one_step = hidden.shape[1] == 1
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)

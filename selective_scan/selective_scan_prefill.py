@@ -78,7 +78,7 @@ _PREFILL = Operator(
 
 
 def _pieces(call: Call, slots: list[int | None]) -> list[list[tuple[int, int, int]]]:
-    """For every sequence (begin, end, slot): steps, and where the state behind them goes."""
+    """Gives for every sequence (begin, end, slot): steps, and where the state behind them goes."""
     every, num_slots = call.options["checkpoint_every"], len(call["states"])
     first = call.tensors.get("first_position")
     positions = [0] * len(slots) if first is None else first.tolist()

@@ -39,7 +39,7 @@ class _Importer:
         if not self.covers(name):
             return None
         if name in ABSENT:
-            # Without a name, by which Python would take it for a module that nobody asked for.
+            # It has no name, by which Python would take it for a module that nobody asked for.
             raise ModuleNotFoundError(_why_absent(name))
         if name not in MODULES:
             return None

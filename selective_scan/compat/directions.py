@@ -266,7 +266,7 @@ class DirectedMixer(MambaMixer):
         return self._scale(super()._go_on(hidden, cache))
 
     def _scale(self, out: Tensor) -> Tensor:
-        """In the dtype of out, though gamma, as A_log, is of a wider one."""
+        """Scales in the dtype of out, though gamma, as A_log, is of a wider one."""
         return out if self.init_layer_scale is None else (out * self.gamma).to(out.dtype)
 
     def _refuse_states(self) -> None:

@@ -363,7 +363,7 @@ def update_graph_cache(
 
 
 def _addresses(tensor: Tensor) -> Iterator[int]:
-    """Where a graph reads a tensor; one of quantized numbers has several parts."""
+    """The places where a graph reads a tensor; one of quantized numbers has several parts."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:

@@ -150,7 +150,7 @@ class Mamba(DirectedMixer):
         """A forward call that leaves the states after its last step."""
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden, self.d_model)
         x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
-        # Of a longer sequence the last steps; in front of a shorter one zeros.
+        # These are the last steps of a longer sequence; in front of a shorter one there are zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
         delta, B, C, delta_bias = self._project(x)

@@ -419,7 +419,8 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         """
         config = MambaConfig(**load_config_hf(pretrained_model_name))
         model = cls(config, device=device, dtype=dtype, **kwargs)
-        # As they were saved: A_log and D do not have `dtype`, and the device has room for one copy.
+        # They stay as they were saved: A_log and D do not have `dtype`, and the device has room for
+        # one copy.
         model.load_state_dict(load_state_dict_hf(pretrained_model_name))
         return model
 

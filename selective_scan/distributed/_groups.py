@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _pytorch
 
 Group = dist.ProcessGroup | dist.DeviceMesh | None
-# Of groups that were given so far, for a PyTorch that does not find them.
+# These groups were given so far, for a PyTorch that does not find them.
 _seen_groups: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 
 

@@ -65,7 +65,7 @@ def _backward(
     gathered = ranks.gather(torch.stack(parts))
     leaving = gathered[:, 1].sum(0) if scan.return_last_state else None
     if ranks.place < ranks.count - 1:
-        # From the last part to the one behind this one's.
+        # The parts are walked from the last to the one behind this one's.
         behind = slice(ranks.place + 1, None)
         leaving = _compose(
             factors[behind].flip(0).conj().resolve_conj(), gathered[behind, 0].flip(0), leaving

@@ -243,7 +243,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
 
 @dataclass(frozen=True)
 class _Enabled:
-    """Of a model: what was bound before, by owner and name, and how it was enabled."""
+    """What was bound before in a model, by owner and name, and how the model was enabled."""
 
     before: list[tuple[Any, str, Any]]
     fix_continuation: bool

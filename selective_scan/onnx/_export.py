@@ -1,4 +1,4 @@
-"""From a model to a program of ONNX."""
+"""Goes from a model to a program of ONNX."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Slot:
         self._old = pool.index_select(0, self._index)
 
     def bounds(self, total: int | torch.SymInt) -> tuple[Tensor, Tensor]:
-        """Where the sequence begins and ends."""
+        """The begin and end of the sequence."""
         begin, end = self._bounds.clamp(0, total).split(1)
         return begin, torch.maximum(begin, end)
 
@@ -460,5 +460,5 @@ class Operators:
 
 
 def _cast(xz: Tensor, autocast_dtype: torch.dtype | None) -> Tensor:
-    """In the dtype of a layer's products."""
+    """Casts to the dtype of a layer's products."""
     return xz if autocast_dtype is None or xz.dtype == torch.float64 else xz.to(autocast_dtype)

@@ -66,7 +66,7 @@ class Pair:
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
-        """Of what takes a tensor, and not a tensor's method."""
+        """Serves what takes a tensor, and is not a tensor's method."""
         if function is torch.where:
             condition, *others = arguments
             others = [*map(Pair.of, others)]

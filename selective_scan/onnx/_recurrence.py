@@ -47,12 +47,12 @@ class Inputs:
     still: float = 0.0
 
     def _names(self) -> tuple[list[str], list[str]]:
-        """Of what differs from step to step, and of what is shared."""
+        """The names of what differs from step to step, and of what is shared."""
         shared = [name for name in "BC" if parts_of(getattr(self, name))[0].dim() == 2]
         return [name for name in ("u", "delta", "B", "C") if name not in shared], [*shared, "A"]
 
     def of_steps(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """With a change of what differs from step to step."""
+        """The same with a change of what differs from step to step."""
         varying, _ = self._names()
         return replace(self, **{name: _changed(getattr(self, name), change) for name in varying})
 
@@ -100,7 +100,7 @@ def _changed(value: State, change: Callable[[Tensor], Tensor]) -> State:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Of the inputs of a loop PyTorch refuses any two that share memory; none needs a gradient."""
+    """Copies an input of a loop, in which no two may share memory; none needs a gradient."""
     return tensor.detach().clone()
 
 
@@ -127,8 +127,8 @@ def take_steps(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The same for chunks, by Scan: what LinearAttention takes has dstate times the size of the
-    inputs, and is there for one chunk only."""
+    """Does the same for chunks, by Scan: what LinearAttention takes has dstate times the size of
+    the inputs, and is there for one chunk only."""
     seqlen = inputs.u.shape[1]
     if isinstance(seqlen, int) and seqlen <= CHUNK:
         return take_steps(h, inputs)
@@ -203,7 +203,7 @@ def convolve_statefully(
 def convolve_plainly(
     x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """The same by operators that every opset has."""
+    """Does the same by operators that every opset has."""
     (batch, dim, seqlen), history = x.shape, weight.shape[1] - 1
     if states is None:
         states = x.new_zeros(batch, dim, history)
