@@ -229,8 +229,8 @@ def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
-    """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all steps
-    but the first `history`."""
+    """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all
+    steps but the first `history`."""
     padded = F.pad(seen, (0, 1))
     return F.silu(conv1d(padded)[..., history : seen.shape[-1]])
 
