@@ -133,6 +133,8 @@ SCANS = (
     ScanCall(
         "transformers 130m padded", _TRANSFORMERS, 8, 1536, 512, variant="padded", cpu_batch=2
     ),
+    ScanCall("transformers 130m prompt 64", _TRANSFORMERS, 1, 1536, 64, variant="padded"),
+    ScanCall("transformers 130m prompt 512", _TRANSFORMERS, 1, 1536, 512, variant="padded"),
     ScanCall("transformers 2.8b prompt", _TRANSFORMERS, 1, 5120, 2048, variant="padded"),
     ScanCall("transformers jamba autocast", _TRANSFORMERS, 4, 8192, 1024, variant="padded-normed"),
 )
