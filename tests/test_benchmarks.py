@@ -198,6 +198,7 @@ def test_users(tmp_path, device):
     assert content["failures"] == []
     rows = content["rows"]
     names = ("vim-small", "vim-small fp16", "s-d-mamba N=2", "transformers 130m padded",
+             "transformers 130m prompt 64", "transformers 130m prompt 512",
              "transformers 2.8b prompt", "transformers jamba autocast")  # fmt: skip
     assert [(row["name"], row["which"]) for row in rows] == [
         *((name, which) for name in names for which in PASSES[:2]),
