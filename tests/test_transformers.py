@@ -294,6 +294,15 @@ def test_a_token_is_one_operator(device):
     assert ops_of_tokens(model, tokens)[0] == []
 
 
+def test_a_model_that_trains_hands_back_no_cache_unasked(device):
+    model, tokens = make("mamba", device).backbone.train(), draw(device, seqlen=9)["input_ids"]
+    with torch.no_grad(), integration.enable():
+        cache = model(tokens, use_cache=True).cache
+        for use_cache in (None, True):
+            result = model(tokens[:, :1], use_cache=use_cache, cache=cache)
+            assert (result.cache is None) == (use_cache is None)
+
+
 def test_tokens_go_on_from_copies_of_a_cache(device):
     """What is known of a cache is not taken for what is known of its copies."""
     model, tokens = make("mamba", device), draw(device, seqlen=12)["input_ids"]
