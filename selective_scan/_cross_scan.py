@@ -15,7 +15,6 @@ from .mamba_inner import OPAQUE_TYPES
 
 # Arguments of the function in front of tensors.
 _OPTIONS = 3
-_KINDS = {*OPAQUE_TYPES, type(None)}
 
 
 def is_one_node(x: Tensor, *others: Tensor | None) -> bool:
@@ -23,7 +22,7 @@ def is_one_node(x: Tensor, *others: Tensor | None) -> bool:
     return (
         _pytorch.is_plain_call()
         and SELECTIVE_SCAN.has_kernels_for(x.device.type)
-        and {type(x), *map(type, others)} <= _KINDS
+        and {type(x), *map(type, others)} <= OPAQUE_TYPES
     )
 
 

@@ -162,12 +162,12 @@ def step_in_one(
         is_again = hidden.shape in known and not (hidden.is_cuda and workspace is None)
         known[hidden.shape] = None
         if is_again:
-            parts = [layer._modules[name] for layer in layers for name in _PARTS]
-            called = [*parts, *norms, *(() if stack is None else stack.modules)]
-            called += [head] if is_plain_head else []
-            read = dict.fromkeys((*called, *layers), ())
-            read |= dict.fromkeys(layers, _OPTIONS)
+            called = [layer._modules[name] for layer in layers for name in _PARTS]
+            called += [] if head is None else [head]
+            read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, _OPTIONS)
             if stack is not None:
+                called += [*norms, *stack.modules]
+                read = dict.fromkeys(stack.modules, ()) | read
                 read |= dict.fromkeys(norms, (stack.eps_name,))
             known[hidden.shape] = PreparedStep(call, around, read, called, states)
     return out if head is None or is_plain_head else head(out)

@@ -42,11 +42,20 @@ class _Seen(NamedTuple):
         return all(map(is_, now, self.values))
 
 
-class PreparedStep:
-    """A call of s6_step that is made again with other values of hidden.
+class NotCopied:
+    """What an owner keeps for itself: where the owner is copied or pickled, None goes along."""
 
-    It does not go along where a cache is copied or pickled.
-    """
+    def __reduce__(self) -> tuple[type[None], tuple]:
+        return type(None), ()
+
+
+def are_the_same(these: Sequence[object], those: Sequence[object]) -> bool:
+    """Whether these are the very objects that those are."""
+    return len(these) == len(those) and all(map(is_, these, those))
+
+
+class PreparedStep(NotCopied):
+    """A call of s6_step that is made again with other values of hidden."""
 
     def __init__(
         self,
@@ -85,11 +94,8 @@ class PreparedStep:
         forget = getattr(ops, f"{call[0].device.type}_s6_step_forget").default
         weakref.finalize(self, _run_unseen, forget, self._number).atexit = False
 
-    def __reduce__(self) -> tuple[type[None], tuple]:
-        return type(None), ()
-
     def is_of(self, around: tuple[object, ...]) -> bool:
-        return len(around) == len(self._around) and all(map(is_, around, self._around))
+        return are_the_same(around, self._around)
 
     def take(self, hidden: Tensor) -> Tensor | None:
         """The op's result; None where the call is no longer what it was, and nothing has changed.

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain
-from operator import is_
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ._plain_stack import Stack, serves, step_in_one
+from ._prepared_step import NotCopied, are_the_same
 from .cache import MixerCache
 
 if TYPE_CHECKING:
@@ -22,20 +22,14 @@ States = Sequence[tuple[Tensor, Tensor]]
 _NAME = "_selective_scan_states"
 
 
-class WiderStates:
-    """Views of a stack's states, by which it takes a step.
-
-    They do not go along where their owner is copied or pickled.
-    """
+class WiderStates(NotCopied):
+    """Views of a stack's states, by which it takes a step."""
 
     def __init__(self, states: States) -> None:
         self._tensors = [*chain(*states)]
         self._caches = [MixerCache(conv_state[..., 1:], state) for conv_state, state in states]
         self._oldest = [conv_state[..., 0] for conv_state, _ in states]
         self._next_oldest = [conv_state[..., 1] for conv_state, _ in states]
-
-    def __reduce__(self) -> tuple[type[None], tuple]:
-        return type(None), ()
 
     @classmethod
     def of(cls, states: States, owner: object | None) -> WiderStates:
@@ -51,9 +45,7 @@ class WiderStates:
         return kept
 
     def _are(self, states: States) -> bool:
-        return 2 * len(states) == len(self._tensors) and all(
-            map(is_, chain(*states), self._tensors)
-        )
+        return are_the_same([*chain(*states)], self._tensors)
 
     def step_in_one(
         self,

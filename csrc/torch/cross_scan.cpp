@@ -1,6 +1,5 @@
 #include "cross_scan.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace selective_scan::op {
@@ -30,19 +29,6 @@ Tensor turned(const Tensor& map) {
   return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
-Tensor contiguous_copy(const Tensor& map) {
-  const Sizes sizes = values_of(map.sizes());
-  Sizes strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  Tensor copy = allocate(map, sizes_of(sizes), sizes_of(strides), dtype_of(map));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(copy.get(), map.get(), 0));
-  return copy;
-}
-
 /// A map, (..., height, width), by its rows, (..., height·width): a view where their places are
 /// evenly spaced, else a copy.
 Tensor by_rows(const Tensor& map) {
@@ -50,7 +36,7 @@ Tensor by_rows(const Tensor& map) {
   const int64_t width = sizes.back(), height = sizes[sizes.size() - 2];
   const int64_t step = width > 1 ? strides.back() : strides[sizes.size() - 2];
   const bool is_even = height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
-  if (!is_even) return by_rows(contiguous_copy(map));
+  if (!is_even) return by_rows(as_contiguous(map));
   sizes.pop_back();
   strides.pop_back();
   sizes.back() = height * width;

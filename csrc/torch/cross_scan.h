@@ -1,8 +1,7 @@
 // The scans of a map in four directions as one call, forward and backward: along its rows, along
-// its columns, and along both from the end. Sums of the directions are whoever calls it's.
+// its columns, and along both from the end. Whoever calls adds up the directions.
 #pragma once
 
-#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -10,8 +9,6 @@
 #include "scan_ops.h"
 
 namespace selective_scan::op {
-
-using TensorList = std::vector<Tensor>;
 
 /// The arguments that have an entry for each direction in their first dimension, and options.
 struct CrossScanParameters {

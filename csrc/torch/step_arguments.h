@@ -13,7 +13,6 @@
 
 namespace selective_scan::op {
 
-using TensorList = std::vector<Tensor>;
 using OptionalTensors = std::optional<TensorList>;
 
 /// The tensors of a call in the order of the schema. Lists have an entry for each layer, or none.

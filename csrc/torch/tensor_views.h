@@ -17,6 +17,7 @@
 namespace selective_scan::op {
 
 using OptionalTensor = std::optional<Tensor>;
+using TensorList = std::vector<Tensor>;
 
 /// Real components per element.
 inline int64_t components(const Tensor& tensor) {
