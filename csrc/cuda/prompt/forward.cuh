@@ -36,6 +36,8 @@ namespace selective_scan::cuda::prompt {
 /// scanners, or scanners have left it to makers.
 constexpr int kFull = 1;
 constexpr int kFree = 3;
+/// All scanners have added up y of a chunk.
+constexpr int kSummed = 5;
 
 /// The compiler knows of all that derives from the result that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
@@ -95,8 +97,8 @@ class Maker {
         lane_(threadIdx.x % kWarpSize),
         B_(vectors_of(args.B)),
         C_(vectors_of(args.C)),
-        u_(pieces_of(args.u)),
-        delta_(pieces_of(args.delta)) {}
+        u_(tile_of(args.u)),
+        delta_(tile_of(args.delta)) {}
 
   /// Starts copies; what does not exist becomes zero.
   __device__ __forceinline__ void start(int first_step, int worker, int workers) const {
@@ -114,12 +116,13 @@ class Maker {
       copy<Vectors::kLength>(target + kRawC, C + static_cast<int64_t>(row) * args_.C.row, exists);
     }
 #pragma unroll 1
-    for (int scanner = worker; scanner < shared_.scanners; scanner += workers) {
-      const int channel = scanner * S::kChannels;
-      const int piece_steps = channel + pieces_.channel < tile_.channels ? steps - pieces_.step : 0;
-      const char* const u = u_ + bytes(args_.u.row, channel, first_step);
-      const char* const delta = delta_ + bytes(args_.delta.row, channel, first_step);
-      char* const target = raw_pieces(scanner);
+    for (int share = worker; share < shared_.scanners; share += workers) {
+      const Pieces pieces(share, shared_.scanners);
+      const int channel = pieces.scanner * S::kChannels + pieces.channel;
+      const int piece_steps = channel < tile_.channels ? steps - pieces.step : 0;
+      const char* const u = u_ + bytes(args_.u.row, channel, first_step + pieces.step);
+      const char* const delta = delta_ + bytes(args_.delta.row, channel, first_step + pieces.step);
+      char* const target = raw_pieces(share);
 #pragma unroll
       for (int p = 0; p < Pieces::kPieces; ++p) {
         const int step = p * Pieces::kPieceSteps;
@@ -148,19 +151,21 @@ class Maker {
           to_values(load_pack<Element, Vectors::kLength>(raw + kRawC / kSize)));
     }
 #pragma unroll 1
-    for (int scanner = worker; scanner < shared_.scanners; scanner += workers) {
-      float* const rows = shared_.rows(scanner, buffer) + pieces_.channel * S::kRow + pieces_.step;
-      const float* const biases = shared_.biases(scanner);
-      const Element* const raw = reinterpret_cast<const Element*>(raw_pieces(scanner));
+    for (int share = worker; share < shared_.scanners; share += workers) {
+      const Pieces pieces(share, shared_.scanners);
+      float* const rows =
+          shared_.rows(pieces.scanner, buffer) + pieces.channel * S::kRow + pieces.step;
+      const float* const biases = shared_.biases(pieces.scanner);
+      const Element* const raw = reinterpret_cast<const Element*>(raw_pieces(share));
 #pragma unroll
       for (int p = 0; p < Pieces::kPieces; ++p) {
         auto input = to_values(load_pack<Element, Pieces::kLength>(raw + p * kRawPiece / kSize));
         auto delta = to_values(
             load_pack<Element, Pieces::kLength>(raw + (kRawDelta + p * kRawPiece) / kSize));
 #pragma unroll
-        for (int i = 0; i < Pieces::kLength; ++i) delta.v[i] += biases[pieces_.channel_of(i)];
+        for (int i = 0; i < Pieces::kLength; ++i) delta.v[i] += biases[pieces.channel_of(i)];
         make_steps<kSize>(delta, args_.delta_softplus);
-        const int steps = args_.seqlen - first_step - p * Pieces::kPieceSteps - pieces_.step;
+        const int steps = args_.seqlen - first_step - p * Pieces::kPieceSteps - pieces.step;
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) {
           // A step that does not exist leaves states be.
@@ -196,24 +201,22 @@ class Maker {
     return view.data + (tile_.batch * view.batch + static_cast<int64_t>(tile_.group) * view.group +
                         bytes(view.row, vectors_.state(), vectors_.step()));
   }
-  __device__ __forceinline__ const char* pieces_of(const PromptArgs::Rows& rows) const {
-    return rows.data + (tile_.batch * rows.batch +
-                        bytes(rows.row, tile_.first_channel + pieces_.channel, pieces_.step));
+  __device__ __forceinline__ const char* tile_of(const PromptArgs::Rows& rows) const {
+    return rows.data + (tile_.batch * rows.batch + bytes(rows.row, tile_.first_channel, 0));
   }
   __device__ __forceinline__ char* raw_vector(int pass) const {
     return shared_.raw_projections() + (pass * kWarpSize + lane_) * 16;
   }
-  __device__ __forceinline__ char* raw_pieces(int scanner) const {
-    return shared_.raw_rows() + scanner * S::raw_row_bytes(kSize) + lane_ * kPieceBytes;
+  __device__ __forceinline__ char* raw_pieces(int share) const {
+    return shared_.raw_rows() + share * S::raw_row_bytes(kSize) + lane_ * kPieceBytes;
   }
 
   const PromptArgs& args_;
   const Tile& tile_;
   const Shared<S, Element>& shared_;
-  const Pieces pieces_{};
   const Vectors vectors_{};
   const int lane_;
-  // The lane's addresses, in the first chunk; of u and delta those of the tile's first warp.
+  // These lie in the first chunk: the lane's vectors, and the tile's first channel.
   const char* B_;
   const char* C_;
   const char* u_;
@@ -243,7 +246,6 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   // --- what is read once ---
 
   const bool is_scanner = warp < args.scanners;
-  const Pieces pieces;
   const LaneRole role = lane_role(lane, S::kLaneBits);
   const int warp_channels = is_scanner ? tile.channels - warp * S::kChannels : 0;
   const int64_t first_channel = tile.first_channel + warp * S::kChannels;
@@ -307,17 +309,19 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 
   // --- warps that scan ---
 
+  const Pieces pieces(warp, args.scanners);
+  const int piece_channel = pieces.scanner * S::kChannels + pieces.channel;  // of the tile
   const auto address_in = [&](const PromptArgs::Rows& rows) {
     return rows.data +
            (tile.batch * rows.batch +
-            bytes_to<kAlong, kSize>(rows.row, first_channel + pieces.channel, pieces.step));
+            bytes_to<kAlong, kSize>(rows.row, tile.first_channel + piece_channel, pieces.step));
   };
   const auto bytes_of = [](const PromptArgs::Rows& rows, int steps) {
     return bytes_to<kAlong, kSize>(rows.row, 0, steps);
   };
   int steps_left = args.seqlen;
   const auto exists = [&](int p) {
-    return pieces.channel < warp_channels && p * Pieces::kPieceSteps + pieces.step < steps_left;
+    return piece_channel < tile.channels && p * Pieces::kPieceSteps + pieces.step < steps_left;
   };
   const auto fetch = [&](const PromptArgs::Rows& rows, const char* address,
                          RawPiece(&raw)[Pieces::kPieces]) {
@@ -330,14 +334,19 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   };
   Piece D;
 #pragma unroll
-  for (int i = 0; i < Pieces::kLength; ++i) D.v[i] = shared.skips(warp)[pieces.channel_of(i)];
+  for (int i = 0; i < Pieces::kLength; ++i)
+    D.v[i] = shared.skips(pieces.scanner)[pieces.channel_of(i)];
   const bool has_gate = args.z.data != nullptr;
   const char* u_at = args.has_output ? address_in(args.u) : nullptr;
   const char* z_at = has_gate ? address_in(args.z) : nullptr;
   char* out_at = args.has_output ? address_in(args.out) : nullptr;
   float* const planes = shared.planes(warp);
   float* const y_row = planes + role.channel * S::kPlanes + role.part * S::kRow;
-  const float* const piece_planes = planes + pieces.channel * S::kPlanes + pieces.step;
+  // What the lane adds up lies along steps of the warp's own channels, whatever it moves.
+  const LanePieces<S, Along::kSteps> sums(warp, args.scanners);
+  float* const sum_planes = planes + sums.channel * S::kPlanes + sums.step;
+  const float* const piece_planes =
+      shared.planes(pieces.scanner) + pieces.channel * S::kPlanes + pieces.step;
   const int64_t saved_stride = static_cast<int64_t>(args.dim) * args.dstate;
   float* saved = args.states == nullptr
                      ? nullptr
@@ -399,30 +408,41 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     __syncwarp();
 
     if (args.has_output) {
+      Quad y[kGroups];
 #pragma unroll
-      for (int p = 0; p < Pieces::kPieces; ++p) {
-        const auto plane = [&](int part) {
-          return load_piece<kAlong, S::kPlanes, Pieces::kLength>(piece_planes + part * S::kRow +
-                                                                 p * Pieces::kPieceSteps);
-        };
-        Piece y = plane(0);
+      for (int g = 0; g < kGroups; ++g) {
+        y[g] = load_pack<float, kBlockSteps>(sum_planes + g * S::kGroupSteps);
 #pragma unroll
         for (int part = 1; part < S::kLanes; ++part) {
-          const Piece summand = plane(part);
+          const auto summand =
+              load_pack<float, kBlockSteps>(sum_planes + part * S::kRow + g * S::kGroupSteps);
 #pragma unroll
-          for (int i = 0; i < Pieces::kLength; ++i) y.v[i] += summand.v[i];
+          for (int i = 0; i < kBlockSteps; ++i) y[g].v[i] += summand.v[i];
+        }
+        if constexpr (kAlong == Along::kChannels) store_pack(sum_planes + g * S::kGroupSteps, y[g]);
+      }
+      if constexpr (kAlong == Along::kChannels) meet(kSummed, args.scanners);
+#pragma unroll
+      for (int p = 0; p < Pieces::kPieces; ++p) {
+        Piece y_piece;
+        if constexpr (kAlong == Along::kSteps) {
+          y_piece = y[p];
+        } else {
+          y_piece = load_piece<kAlong, S::kPlanes, Pieces::kLength>(piece_planes +
+                                                                    p * Pieces::kPieceSteps);
         }
         const Piece this_u = to_values(u[p]);
 #pragma unroll
-        for (int i = 0; i < Pieces::kLength; ++i) y.v[i] += D.v[i] * this_u.v[i];
+        for (int i = 0; i < Pieces::kLength; ++i) y_piece.v[i] += D.v[i] * this_u.v[i];
         if (has_gate) {
           const Piece this_z = to_values(z[p]);
 #pragma unroll
-          for (int i = 0; i < Pieces::kLength; ++i) y.v[i] = gated<kSize>(y.v[i], this_z.v[i]);
+          for (int i = 0; i < Pieces::kLength; ++i)
+            y_piece.v[i] = gated<kSize>(y_piece.v[i], this_z.v[i]);
         }
         RawPiece result;
 #pragma unroll
-        for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y.v[i]);
+        for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y_piece.v[i]);
         char* const piece = out_at + bytes_of(args.out, p * Pieces::kPieceSteps);
         if (exists(p)) store_pack(reinterpret_cast<Element*>(piece), result);
       }

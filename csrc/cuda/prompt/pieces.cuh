@@ -6,30 +6,42 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// A lane moves kPieces pieces of a warp's chunk, kPieceSteps apart. A piece is kLength elements
-/// that lie side by side in memory: steps of one channel, or all the warp's channels at one step.
+/// A chunk of a block's rows is divided into as many shares as warps scan. A lane moves kPieces
+/// pieces of a share, kPieceSteps apart. A piece is kLength elements that lie side by side in
+/// memory: steps of one channel, or all channels of a scanning warp at one step.
 template <class S, Along kAlong>
 struct LanePieces;
 
+/// A warp's channels are a share: their pieces lie along its rows.
 template <class S>
 struct LanePieces<S, Along::kSteps> {
   static constexpr int kLength = kBlockSteps;
   static constexpr int kPieces = S::kGroups;
   static constexpr int kPieceSteps = S::kGroupSteps;
+  int scanner;  // whose channels these are
   int channel = threadIdx.x % kWarpSize / S::kLanes;
   int step = threadIdx.x % S::kLanes * kBlockSteps;
 
+  __device__ LanePieces(int share, int /*scanners*/) : scanner(share) {}
   __device__ int channel_of(int) const { return channel; }
 };
 
+/// Neighbouring lanes move what lies side by side: the channels of the block's warps at a step,
+/// then those at the next one.
 template <class S>
 struct LanePieces<S, Along::kChannels> {
   static constexpr int kLength = S::kChannels;
   static constexpr int kPieces = S::kSteps / kWarpSize;
   static constexpr int kPieceSteps = kWarpSize;
+  int scanner;
   static constexpr int channel = 0;
-  int step = threadIdx.x % kWarpSize;
+  int step;
 
+  __device__ LanePieces(int share, int scanners) {
+    const int piece = share * kWarpSize + threadIdx.x % kWarpSize;
+    step = piece / scanners;
+    scanner = piece - step * scanners;
+  }
   __device__ int channel_of(int element) const { return element; }
 };
 
