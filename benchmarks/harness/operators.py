@@ -180,7 +180,7 @@ class SelectiveScan(Scan):
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, initial_state = self.arguments()
         return torch.ops.selective_scan.selective_scan_fwd(
-            *inputs, True, self._method, initial_state, self._reverse, None, save_states
+            *inputs, True, self._method, initial_state, self._reverse, None, None, save_states
         )
 
     def backward(self, saved: Tensor | None, dout: Tensor | None = None) -> Tensors:
@@ -188,7 +188,7 @@ class SelectiveScan(Scan):
         return self.named(
             torch.ops.selective_scan.selective_scan_bwd(
                 self.dout if dout is None else dout, None, *inputs, True, self._method,
-                initial_state, self._reverse, None, saved,
+                initial_state, self._reverse, None, None, saved,
             )
         )  # fmt: skip
 

@@ -26,11 +26,14 @@ struct BackwardSteps {
   R* dout;
   R* dy;
   R* y;
-  R* du;
+  R* du;  // that of the gains (step_forms.h) at first
   R* ddelta;
+  R* input_delta;
+  R* gains;
 
   SELECTIVE_SCAN_HD explicit BackwardSteps(Arena& arena) {
-    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
+    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta,
+                      &input_delta, &gains}) {
       *steps = arena.take<R>(kStateChunk);
     }
   }
@@ -114,6 +117,27 @@ void load_backward_steps(const BackwardParams& params, const Block& block, const
                        steps.dy);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
+  }
+}
+
+/// Turns the gradient of the gains into that of u, and adds to ddelta, or stores as dinput_delta,
+/// that of the steps in the gains.
+template <class State, class R>
+void return_gains(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                  const Chunk& chunk, const BackwardSteps<R>& steps) {
+  if (params.input_delta.present()) {
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      const R dgain = steps.du[t];
+      steps.du[t] = steps.input_delta[t] * dgain;
+      steps.input_delta[t] = steps.u[t] * dgain;
+    }
+    store_sequence(params.dinput_delta, block, lanes, chunk, -kStateChunk, steps.input_delta);
+  } else if (Sweeps<State>::of(params).gain_has_step) {
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      const R dgain = steps.du[t];
+      steps.du[t] = steps.delta[t] * dgain;
+      steps.ddelta[t] += steps.u[t] * dgain;
+    }
   }
 }
 
@@ -296,14 +320,15 @@ struct BackwardKernel {
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
     sweep.delta = scratch.steps.delta;
-    sweep.u = scratch.steps.u;
+    sweep.gain = load_gains<State>(params, block, lanes, chunk, -kStateChunk, scratch.steps.delta,
+                                   scratch.steps.u, scratch.steps.input_delta, scratch.steps.gains);
     sweep.poles = inputs.poles + of_vector;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);
     sweep.states = scratch.states;
     sweep.y = scratch.steps.y;
     sweep.dy = scratch.steps.dy;
-    sweep.du = scratch.steps.du;
+    sweep.dgain = scratch.steps.du;
     sweep.ddelta = scratch.steps.ddelta;
     sweep.carry = scratch.carry + of_vector;
     sweep.dA = scratch.dA + of_vector;
@@ -314,7 +339,7 @@ struct BackwardKernel {
       sweep.map = scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps,
                                     is_first_chunk(lanes, chunk));
     }
-    Sweeps<State>::all()[params.method].backward(sweep);
+    Sweeps<State>::of(params).backward(sweep);
   }
 
   static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
@@ -323,6 +348,7 @@ struct BackwardKernel {
     load_backward_steps(params, block, lanes, chunk, scratch.inputs.delta_bias[vector], steps);
     load_states_before(params, block, lanes, chunk, scratch.states);
     sweep(params, block, lanes, chunk, scratch, vector);
+    return_gains<State>(params, block, lanes, chunk, steps);
     clear_steps_beyond(lanes, chunk, steps.ddelta);
     finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps,
                                  scratch.dD[vector], scratch.ddelta_bias[vector]);

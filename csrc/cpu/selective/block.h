@@ -460,6 +460,22 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
   clear_steps_beyond(lanes, chunk, delta);
 }
 
+/// The gains of a chunk (step_forms.h) from Δ and u. `steps` and `gains` are room for what steps
+/// the input has of its own, and for the gains; they may be the same.
+template <class State, class R>
+const R* load_gains(const ScanParams& params, const Block& block, const Lanes& lanes,
+                    const Chunk& chunk, int64_t steps_ahead, const R* delta, const R* u, R* steps,
+                    R* gains) {
+  if (params.input_delta.present()) {
+    load_sequence(params.input_delta, block, lanes, chunk, steps_ahead, steps);
+    delta = steps;
+  } else if (!Sweeps<State>::of(params).gain_has_step) {
+    return u;
+  }
+  for (int64_t t = 0; t < chunk.steps; ++t) gains[t] = delta[t] * u[t];
+  return gains;
+}
+
 /// Turns Re(Σ C·h) in y to out, and stores it; z is room for the gate.
 template <class State, class R>
 void store_output(const ForwardParams& params, const Block& block, const Lanes& lanes,

@@ -25,6 +25,7 @@ struct ForwardScratch {
   State* states;          // (vector, state)
   R* delta;               // (step)
   R* u;
+  R* gains;
   R* z;
   R* y;
 
@@ -32,7 +33,7 @@ struct ForwardScratch {
       : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
     if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     states = arena.take<State>(num_vectors<R>(block) * params.dstate);
-    for (R** steps : {&delta, &u, &z, &y}) *steps = arena.take<R>(kStateChunk);
+    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
 };
 
@@ -107,7 +108,8 @@ struct ForwardKernel {
     sweep.dstate = dstate;
     sweep.steps = steps.steps;
     sweep.delta = scratch.delta;
-    sweep.u = scratch.u;
+    sweep.gain = load_gains<State>(params, block, lanes, steps, kStateChunk, scratch.delta,
+                                   scratch.u, scratch.gains, scratch.gains);
     sweep.poles = inputs.poles + vector * dstate;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);
@@ -117,7 +119,7 @@ struct ForwardKernel {
       sweep.map = scratch.maps.next(params, vector, scratch.delta, steps.steps,
                                     is_last_chunk(lanes, steps));
     }
-    Sweeps<State>::all()[params.method].forward(sweep);
+    Sweeps<State>::of(params).forward(sweep);
 
     if (params.wanted != ForwardWanted::kOutput) return;
     store_output<State>(params, block, lanes, steps, scratch.inputs.D[vector], scratch.u, scratch.z,
