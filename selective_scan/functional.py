@@ -67,8 +67,8 @@ def selective_scan_ref(
     input_steps = (delta if input_delta is None else input_delta.to(dtype)).unbind(-1)
     A = A.to(h_dtype)
     x = u.to(dtype)
-    B_steps = _steps(B, dim, seqlen, h_dtype)
-    C_steps = _steps(C, dim, seqlen, h_dtype)
+    B_steps = projection_steps(B, dim, seqlen, h_dtype)
+    C_steps = projection_steps(C, dim, seqlen, h_dtype)
 
     if initial_state is None:
         h = torch.zeros(call.sizes["sequences"], dim, A.shape[1], dtype=h_dtype, device=u.device)
@@ -88,26 +88,44 @@ def selective_scan_ref(
         else:
             abar, bbar = discretize(input_steps[t][..., None], delta_t * A)
             h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
-        y = (C_steps[t] * h).sum(-1)
-        y_steps.append(2 * y.real if y.is_complex() else y)
+        y_steps.append(observed(C_steps[t], h))
         if sequences is not None:
             h_steps.append(h)
 
-    if reverse:
-        y_steps.reverse()
     if sequences is not None:
         h = sequences.last_states(first_states, h_steps)
+    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    return (out, h) if return_last_state else out
+
+
+def observed(C: Tensor, h: Tensor) -> Tensor:
+    """y of a state, in which complex poles stand for themselves and their conjugates."""
+    y = (C * h).sum(-1)
+    return 2 * y.real if y.is_complex() else y
+
+
+def output_of(
+    y_steps: list[Tensor],
+    u: Tensor,
+    x: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    reverse: bool,
+    sequences: PackedSequences | None,
+) -> Tensor:
+    """out of y at every step, in the order of the scan; x is u in the dtype of arithmetic."""
+    if reverse:
+        y_steps.reverse()
     y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
     if D is not None:
-        y = y + D.to(dtype)[:, None] * x
+        y = y + D.to(x.dtype)[:, None] * x
     if z is not None:
-        y = y * F.silu(z.to(dtype))
+        y = y * F.silu(z.to(x.dtype))
     if sequences is not None:
         y = torch.where(sequences.are_none, 0, y)
     # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
     # tensor into another.
-    out = y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
-    return (out, h) if return_last_state else out
+    return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
 
 
 def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
@@ -118,20 +136,23 @@ def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
     return torch.linalg.solve_ex(identity - half, known[..., None]).result[..., 0]
 
 
-def _steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
+def projection_steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
     """B or C at every step, each (batch or 1, dim, dstate)."""
+    projection = whole_projection(projection, seqlen, dtype)
     if projection.dim() == 2:
-        return [projection.to(dtype)[None]] * seqlen
+        return [projection[None]] * seqlen
+    channels_per_group = dim // projection.shape[1]
+    return [step.repeat_interleave(channels_per_group, dim=1) for step in projection.unbind(-1)]
+
+
+def whole_projection(projection: Tensor, seqlen: int, dtype: torch.dtype) -> Tensor:
+    """B or C as (dim, dstate) or (batch, groups, dstate, seqlen), of the states' dtype."""
+    if projection.dim() == 2:
+        return projection.to(dtype)
     if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
         pairs = projection.to(dtype.to_real()).unflatten(-1, (seqlen, 2))
         projection = torch.complex(pairs[..., 0], pairs[..., 1])
-    if projection.dim() == 3:
-        projection = projection[:, None]
-    channels_per_group = dim // projection.shape[1]
-    return [
-        step.to(dtype).repeat_interleave(channels_per_group, dim=1)
-        for step in projection.unbind(-1)
-    ]
+    return (projection[:, None] if projection.dim() == 3 else projection).to(dtype)
 
 
 @overload
