@@ -180,17 +180,21 @@ class SelectiveScan(Scan):
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, initial_state = self.arguments()
         return torch.ops.selective_scan.selective_scan_fwd(
-            *inputs, True, self._method, initial_state, self._reverse, None, None, save_states
+            *inputs, True, self._method, initial_state, self._reverse, save_states=save_states
         )
 
     def backward(self, saved: Tensor | None, dout: Tensor | None = None) -> Tensors:
         *inputs, initial_state = self.arguments()
-        return self.named(
-            torch.ops.selective_scan.selective_scan_bwd(
-                self.dout if dout is None else dout, None, *inputs, True, self._method,
-                initial_state, self._reverse, None, None, saved,
-            )
-        )  # fmt: skip
+        backward = torch.ops.selective_scan.selective_scan_bwd
+        # Revisions that this is compared with may lack an argument, and its gradient.
+        has = {argument.name for argument in backward.default._schema.arguments}
+        gradients = backward(
+            *(self.dout if dout is None else dout, None, *inputs, True, self._method),
+            *(initial_state, self._reverse),
+            **dict.fromkeys({"cu_seqlens", "input_delta"} & has),
+            states=saved,
+        )
+        return self.named(gradients[: len(self.names)])
 
     def passes(self, backward: bool) -> dict[str, Callable[[], object]]:
         calls = super().passes(backward)

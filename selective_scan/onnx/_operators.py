@@ -356,10 +356,12 @@ class Operators:
         checkpoint_slots: Tensor | None = None,
         out: Tensor | None = None,
         discretization_method: Method = "zoh",
+        input_delta: Tensor | None = None,
     ) -> Tensor:
         """selective_scan_prefill of one sequence."""
         refuse("checkpoint_slots", checkpoint_slots)
         refuse("out", out)
+        refuse("input_delta", input_delta)
         slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
         begin, end = slot.bounds(u.shape[1])
         step = torch.arange(u.shape[1], device=u.device)
