@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH
-from ._discretization import METHODS, Method
+from ._discretization import LAYER_METHODS, LayerMethod
+from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
+from ._mamba3 import Sizes, add_parts, scan_as_mamba3
 from ._module_arguments import (
     check_choice,
     check_count,
@@ -26,18 +28,16 @@ from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
     check_rows,
-    convolve_by,
-    convolve_widely,
     refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
 )
-from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
 from .mamba_inner import add, poles
 from .step_projection import StepProjection, at_least_single, is_plain_projection, project_steps
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
+fx.wrap("causal_convolution")
 fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
@@ -135,7 +135,8 @@ class MambaMixer(nn.Module):
         dt_proj_bias: bool = True,
         dt_soft_plus: bool = True,
         bidirectional: bool = False,
-        discretization_method: Method = "zoh",
+        discretization_method: LayerMethod = "zoh",
+        rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -165,7 +166,8 @@ class MambaMixer(nn.Module):
         check_flag("conv_bias", conv_bias)
         check_flag("bias", bias)
         check_flag("bidirectional", bidirectional)
-        check_choice("discretization_method", discretization_method, METHODS)
+        check_choice("discretization_method", discretization_method, LAYER_METHODS)
+        sizes = Sizes.of(dt_rank, d_state, discretization_method, rotary)
         check_dtype(dtype)
 
         self.d_model = d_model
@@ -176,12 +178,14 @@ class MambaMixer(nn.Module):
         self.dt_soft_plus = dt_soft_plus
         self.bidirectional = bidirectional
         self.discretization_method = discretization_method
+        self.rotary = rotary
+        self.sizes = sizes
         where = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=bias, **where)
         self.conv1d = nn.Conv1d(
             d_inner, d_inner, d_conv, groups=d_inner, padding=d_conv - 1, bias=conv_bias, **where
         )
-        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * d_state, bias=False, **where)
+        self.x_proj = nn.Linear(d_inner, sum(sizes), bias=False, **where)
         self.dt_proj = StepProjection(
             dt_rank,
             d_inner,
@@ -194,8 +198,12 @@ class MambaMixer(nn.Module):
             **where,
         )
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **where)
-        self.A_log = nn.Parameter(torch.empty(d_inner, d_state, **where))
+        # Both states of a pair that rotates have one pole.
+        num_poles = sizes.turns or d_state
+        self.A_log = nn.Parameter(torch.empty(d_inner, num_poles, **where))
         self.D = nn.Parameter(torch.empty(d_inner, **where))
+        if sizes.are_mamba3s:
+            add_parts(self, where)
         self._reset_poles()
 
     def reset_parameters(self) -> None:
@@ -206,10 +214,13 @@ class MambaMixer(nn.Module):
 
     @torch.no_grad()
     def _reset_poles(self) -> None:
-        """Sets A to -1, -2, ... -d_state in every channel, and D to 1."""
+        """Sets A to -1, -2, ... -d_state in every channel, and D and biases of B and C to 1."""
         ones = torch.ones_like(self.A_log, dtype=at_least_single(self.A_log.dtype))
         self.A_log.copy_(ones.cumsum(1).log())
         self.D.fill_(1)
+        if self.sizes.are_mamba3s:
+            self.B_bias.fill_(1)
+            self.C_bias.fill_(1)
 
     def allocate_cache(
         self,
@@ -241,7 +252,12 @@ class MambaMixer(nn.Module):
         with torch.inference_mode(False):
             conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
             state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
-            return MixerCache(conv_state.transpose(1, 2), state)
+            cache = MixerCache(conv_state.transpose(1, 2), state)
+            if self.sizes.mix:
+                cache.last_input = torch.zeros_like(state)
+            if pairs := self.sizes.turns:
+                cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
+            return cache
 
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
@@ -283,7 +299,9 @@ class MambaMixer(nn.Module):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
-            check_rows(cache, hidden, (*self.A_log.shape, self.d_conv))
+            sizes = (self.A_log.shape[0], self.d_state, self.d_conv)
+            own = {"takes_last_input": self.sizes.mix > 0, "num_angles": self.sizes.turns}
+            check_rows(cache, hidden, sizes, **own)
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
@@ -299,7 +317,10 @@ class MambaMixer(nn.Module):
         xz = self.in_proj(hidden).transpose(1, 2)
         x, z = xz.chunk(2, dim=1)
         x = self._convolve(x, cu_seqlens)
-        y = self._scan(x, *self._project(x), z, cu_seqlens)
+        if self.sizes.are_mamba3s:
+            y = scan_as_mamba3(self, x, z, cu_seqlens)
+        else:
+            y = self._scan(x, *self._project(x), z, cu_seqlens)
         return add(residual, self.out_proj(y.transpose(1, 2)))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -309,13 +330,16 @@ class MambaMixer(nn.Module):
 
     def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Does the same by parts; one step goes without a dimension for time."""
-        is_one_step = hidden.shape[1] == 1
+        is_one_step = hidden.shape[1] == 1 and not self.sizes.are_mamba3s
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
         x = cache.convolve(x, self.conv1d, self.d_conv, is_called=not self._has_plain_convolution())
-        delta, B, C, delta_bias = self._project(x)
-        scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
-        y = cache.scan(*scanned, **self._scan_options())
+        if self.sizes.are_mamba3s:
+            y = scan_as_mamba3(self, x, z, cache=cache)
+        else:
+            delta, B, C, delta_bias = self._project(x)
+            scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
+            y = cache.scan(*scanned, **self._scan_options())
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 
@@ -329,6 +353,8 @@ class MambaMixer(nn.Module):
         return _across(delta), _across(B), _across(C), delta_bias
 
     def _is_plain(self) -> bool:
+        if self.sizes.are_mamba3s:
+            return False
         return self._has_plain_parts() and has_plain_weights(self._modules["out_proj"], nn.Linear)
 
     def _has_plain_parts(self, suffix: str = "") -> bool:
@@ -422,6 +448,7 @@ class MambaMixer(nn.Module):
         """ValueError unless Mamba computes the same from such parameters."""
         wanted = {
             "discretization_method": "zoh",
+            "rotary": False,
             "bidirectional": False,
             "dt_soft_plus": True,
         }
@@ -437,7 +464,7 @@ class MambaMixer(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"d_state={self.d_state}, bidirectional={self.bidirectional}, "
-            f"discretization_method='{self.discretization_method}'"
+            f"discretization_method='{self.discretization_method}'" + ", rotary=True" * self.rotary
         )
 
     # --- marks, which PyTorch does not carry over to the parameters that it puts for others -------
@@ -473,25 +500,6 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
             f"got {tuple(tensor.shape)}"
         )
     return tensor
-
-
-@fx.wrap
-def causal_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None = None
-) -> Tensor:
-    """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
-    width = weight.shape[2]
-    if width <= MAX_WIDTH:
-        return causal_conv1d_fn(
-            x, weight.squeeze(1), bias, activation="silu", cu_seqlens=cu_seqlens
-        )
-    refuse_boundaries(cu_seqlens, f"the convolution is wider than {MAX_WIDTH}")
-    return convolve_widely(F.pad(x, (width - 1, 0)), weight, bias)
-
-
-def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
-    if cu_seqlens is not None:
-        refuse("cu_seqlens", f"None where {reason}", cu_seqlens)
 
 
 @fx.wrap

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._discretization import Method
+from ._discretization import LayerMethod
 from ._module_arguments import check_count, refuse
 from ._plain_stack import Stack, step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
@@ -81,7 +81,8 @@ class S6(nn.Module):
         depth: int = 1,
         bidirectional: bool = False,
         *,
-        discretization_method: Method = "zoh",
+        discretization_method: LayerMethod = "zoh",
+        rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -106,6 +107,7 @@ class S6(nn.Module):
                 dt_soft_plus=dt_soft_plus,
                 bidirectional=bidirectional,
                 discretization_method=discretization_method,
+                rotary=rotary,
                 device=device,
                 dtype=dtype,
             )

@@ -47,7 +47,7 @@ def parallelize(
 
     Raises:
         TypeError: an argument is not of the type above.
-        ValueError: the mesh has no such dimension, or both are the same one, or neither is given;
+        ValueError: the model has rotary=True or the method "trapezoid"; or the mesh has no such dimension, or both are the same one, or neither is given;
             it is one of GPUs and its groups are gloo's; the model is parallel already, or its
             d_inner is no multiple of the ranks of `tensor_dim`, or channels are split and an
             adapter stands in the place of a part; or sequences are split and its convolution is
@@ -83,6 +83,8 @@ def parallelize(
     for layer in model.layers:
         if type(layer) is not S6Layer:
             refuse("model", "of layers that are not parallel yet", type(layer).__name__)
+        if layer.sizes.are_mamba3s:
+            refuse("model", "one without rotary=True and the method 'trapezoid'", repr(layer))
         width = layer.d_conv
         if sequences is not None and width > MAX_WIDTH:
             refuse("model", f"one with d_conv of at most {MAX_WIDTH}", width)
