@@ -88,7 +88,7 @@ def scan_as_mamba3(
 
 def _normed(norm: nn.Module, rows: Tensor, bias: Tensor) -> Tensor:
     """B or C, (batch, d_state, seqlen), in float32 at least."""
-    return (norm(_widened(rows)) + bias).transpose(1, 2)
+    return (_widened(norm(rows.to(bias.dtype))) + bias).transpose(1, 2)
 
 
 # What looks at its arguments stays one node in a graph of torch.fx.
