@@ -62,6 +62,19 @@ class MambaMixer(nn.Module):
     the gate: (forward + backward + D·x)·silu(z). :class:`S6` is a stack of such layers with norms
     and residuals.
 
+    Two options make it a layer in the manner of Mamba-3. x_proj then has more channels, and B and C
+    are normed and have biases::
+
+        B, C = B_norm(B) + B_bias, C_norm(C) + C_bias
+        λ    = sigmoid(mix_proj(mix))                 dt_rank channels; for the trapezoid
+        θ[t] = θ[t-1] + π·tanh(turns[t])·Δ[t]         d_state/2 channels; where states rotate
+
+    The method "trapezoid" scans by :func:`exponential_trapezoid_fn` with mix = λ. `rotary` turns
+    pairs of states by θ with :func:`rotate_states`, by any method; both states of a pair have one
+    pole, and A_log is (d_inner, d_state/2). As all channels have the same B and C, Δ in θ is the
+    mean of theirs. Either layer runs by its parts, also for a step with a cache. docs/methods.md
+    tells what differs from Mamba-3.
+
     The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
     takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
     ``nn.Conv1d``, and A_log and D. A_log and D carry the mark ``_no_weight_decay = True`` for
@@ -98,7 +111,8 @@ class MambaMixer(nn.Module):
         dt_soft_plus: whether the step is softplus(dt_proj(dt)). Else the projection is the step
             itself; it may become negative, and states then grow.
         bidirectional: see above.
-        discretization_method: see :func:`selective_scan_fn`.
+        discretization_method: see :func:`selective_scan_fn`; or "trapezoid", see above.
+        rotary: whether states rotate by angles that depend on the input; d_state is even then.
         device: of the parameters.
         dtype: of the parameters, float32, float16, bfloat16 or float64.
 
@@ -108,6 +122,7 @@ class MambaMixer(nn.Module):
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
         arXiv:2312.00752: section 3.4 and figure 3; the initialisation is that of its code.
+        "Mamba-3", 2026, arXiv:2603.15569: the trapezoid, the rotations, norms and biases.
 
     Example:
         >>> import torch
@@ -441,25 +456,8 @@ class MambaMixer(nn.Module):
         Raises:
             ValueError: Mamba does not compute what this mixer does.
         """
-        self.check_is_mamba()
+        _mamba_weights.check_is_mamba(self)
         return self.state_dict()
-
-    def check_is_mamba(self) -> None:
-        """ValueError unless Mamba computes the same from such parameters."""
-        wanted = {
-            "discretization_method": "zoh",
-            "rotary": False,
-            "bidirectional": False,
-            "dt_soft_plus": True,
-        }
-        for name, value in wanted.items():
-            if getattr(self, name) != value:
-                refuse(name, f"{value!r} for Mamba", getattr(self, name))
-        names = self.state_dict().keys()
-        if others := sorted(names - _mamba_weights.LAYER_NAMES):
-            refuse("parameters", "those of Mamba alone", others[0])
-        if "dt_proj.bias" not in names:
-            refuse("dt_proj_bias", "True for Mamba", False)
 
     def extra_repr(self) -> str:
         return (

@@ -42,7 +42,9 @@ class S6(nn.Module):
         dt_proj_bias, dt_soft_plus, conv_bias, bias: see there.
         depth: number of layers.
         bidirectional: whether a second scan runs from the last step to the first.
-        discretization_method: see :func:`selective_scan_fn`.
+        discretization_method: see :func:`selective_scan_fn`; "trapezoid" takes the input from both
+            ends of a step, see :class:`MambaMixer`.
+        rotary: whether states rotate by angles that depend on the input, see there.
         device: of the parameters.
         dtype: of the parameters, float32, float16, bfloat16 or float64.
 
@@ -253,7 +255,7 @@ class S6(nn.Module):
             ValueError: Mamba does not compute what this model does.
         """
         for layer in self.layers:
-            layer.check_is_mamba()
+            _mamba_weights.check_is_mamba(layer)
         return {_mamba_weights.name_elsewhere(n): w for n, w in self.state_dict().items()}
 
     def extra_repr(self) -> str:
