@@ -354,6 +354,16 @@ def test_compiled_steps(device):
     torch.testing.assert_close(torch.cat(parts, 1), model(x[:, :6]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_exported_for_any_length(options):
+    model, x = model_of(**options), sequence()
+    length = torch.export.Dim("length", min=2)
+    program = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
+    for seqlen in (2, SEQLEN, 40):
+        x = sequence(seqlen=seqlen)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_traced_symbolically(options):
     model, x = model_of(**options), sequence()
