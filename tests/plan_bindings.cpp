@@ -40,8 +40,8 @@ struct Call {
   bool reverse = false;
   bool mixed = false;  // delta of another dtype
   bool z = true;
-  int64_t padding = 0;              // elements behind every row
-  bool packed = false;              // sequences
+  int64_t padding = 0;  // elements behind every row
+  bool packed = false;  // sequences
   bool input_delta = false;
   bool state_alone = false;         // the initial state's gradient is the only one
   bool map_alone = false;           // neither out nor states are wanted
