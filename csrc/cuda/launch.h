@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 
 #include "../core/conv_params.h"
 #include "../core/conversion.h"
@@ -28,6 +29,9 @@ cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memor
                          cudaStream_t stream);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
+
+/// The names of those kernels of the scan that the current device has.
+cudaError_t scan_paths(std::string& names);
 
 /// Chunked prefill: the selective scan of packed sequences over a pool of states. Where checkpoints
 /// are wanted, `states` is there to be written to.

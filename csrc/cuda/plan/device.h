@@ -1,6 +1,8 @@
 // What the plans know of a device.
 #pragma once
 
+#include <string_view>
+
 namespace selective_scan::cuda {
 
 struct Device {
@@ -12,11 +14,19 @@ struct Device {
   /// device from PTX, has nothing of what came later.
   int major = 0;
 
+  /// Whether there are asynchronous copies to shared memory, and barriers that wait for them.
+  constexpr bool has_async_copies() const { return major >= 8; }
+
   /// How many blocks of that much shared memory a multiprocessor has room for.
   int blocks_by_shared_memory(int bytes) const {
     return shared_bytes / (bytes + kReservedSharedBytes);
   }
   static constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 };
+
+/// The device with less of what `text` tells, such as "multiprocessors=40 shared_bytes=65536", by
+/// the names above: plans for it run on the larger one. Throws std::runtime_error where that is not
+/// what the text says.
+Device lessened(const Device& device, std::string_view text);
 
 }  // namespace selective_scan::cuda

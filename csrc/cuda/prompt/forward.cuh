@@ -228,6 +228,7 @@ class Maker {
 template <class Element, int kStates, int kGroups, Method kMethod>
 __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize, 1)
     forward_kernel(const __grid_constant__ PromptArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using S = Shape<kStates, kGroups>;
   using Quad = Pack<float, kBlockSteps>;
   using RawQuad = Pack<Element, kBlockSteps>;
