@@ -490,6 +490,7 @@ PYBIND11_MODULE(plan_bindings, m) {
   m.def("lessened", [](const Device& device, const std::string& text) {
     return selective_scan::cuda::lessened(device, text);
   });
+  m.def("facts_of", &selective_scan::cuda::facts_of);
   m.def("cut_packed", &selective_scan::cut_packed);
   m.def("plan_forward", &selective_scan::plan_forward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());

@@ -354,10 +354,14 @@ def test_no_copies_for_kernels_that_are_not_there(plan):
 def test_a_device_may_be_said_to_have_less(plan_bindings):
     device = fill(plan_bindings.Device(), H200)
     text = "major=7 multiprocessors=40  block_shared_bytes=65536 shared_bytes=65536"
-    lessened = plan_bindings.lessened(device, text)
-    for name, value in asdict(T4).items():
-        assert getattr(lessened, name) == value
-    assert plan_bindings.lessened(device, "").multiprocessors == H200.multiprocessors
+    facts = plan_bindings.facts_of(plan_bindings.lessened(device, text))
+    assert dict(fact.split("=") for fact in facts.split()) == {
+        name: str(value) for name, value in asdict(T4).items()
+    }
+    for unchanged in ("", plan_bindings.facts_of(device)):
+        assert plan_bindings.facts_of(plan_bindings.lessened(device, unchanged)) == (
+            plan_bindings.facts_of(device)
+        )
 
 
 @pytest.mark.parametrize(

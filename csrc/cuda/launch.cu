@@ -91,13 +91,15 @@ cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t
 
 }  // namespace
 
-cudaError_t scan_paths(std::string& names) {
+cudaError_t describe_device(std::string& text) {
   Device device;
   const cudaError_t error = current_device(device);
+  std::string paths;
   for (size_t i = 0; i < kPathNames.size(); ++i) {
     if (!has_kernels(device, static_cast<Path>(i))) continue;
-    names.append(names.empty() ? "" : " ").append(kPathNames[i]);
+    paths.append(paths.empty() ? "" : ",").append(kPathNames[i]);
   }
+  text = facts_of(device) + " paths=" + paths;
   return error;
 }
 

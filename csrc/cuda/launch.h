@@ -30,8 +30,9 @@ cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memor
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
 
-/// The names of those kernels of the scan that the current device has.
-cudaError_t scan_paths(std::string& names);
+/// What plans know of the current device, and the paths of the scan that it has kernels of, such as
+/// "major=7 multiprocessors=40 [...] paths=dstate1,floor".
+cudaError_t describe_device(std::string& text);
 
 /// Chunked prefill: the selective scan of packed sequences over a pool of states. Where checkpoints
 /// are wanted, `states` is there to be written to.

@@ -1,6 +1,7 @@
 // What the plans know of a device.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace selective_scan::cuda {
@@ -24,9 +25,11 @@ struct Device {
   static constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 };
 
-/// The device with less of what `text` tells, such as "multiprocessors=40 shared_bytes=65536", by
-/// the names above: plans for it run on the larger one. Throws std::runtime_error where that is not
-/// what the text says.
+/// The figures by the names above, such as "multiprocessors=40 shared_bytes=65536".
+std::string facts_of(const Device& device);
+
+/// The device with the figures that `text` has, written likewise. None is greater than before, so
+/// that plans for the result run on the device. Throws std::runtime_error where that is not so.
 Device lessened(const Device& device, std::string_view text);
 
 }  // namespace selective_scan::cuda

@@ -1,4 +1,4 @@
-// Stands a smaller device in for the one that is there.
+// A device's figures as text, and smaller ones in the place of its own.
 
 #include <algorithm>
 #include <array>
@@ -43,6 +43,15 @@ void lessen(Device& device, std::string_view entry) {
 }
 
 }  // namespace
+
+std::string facts_of(const Device& device) {
+  std::string text;
+  for (const auto& [name, member] : kFacts) {
+    if (!text.empty()) text += ' ';
+    text += std::string(name) + "=" + std::to_string(device.*member);
+  }
+  return text;
+}
 
 Device lessened(const Device& device, std::string_view text) {
   Device result = device;
