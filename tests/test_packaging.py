@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
 SUPPORTED = {"75", "80", "86", "87", "89", "90", "100", "103", "120"}
 # All that is compiled for but the last, which has PTX too.
-ALL = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0"]
+ALL = ["7.5", "8.0", "8.6", "9.0", "10.0"]
 
 
 @pytest.fixture(scope="module")

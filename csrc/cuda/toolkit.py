@@ -16,7 +16,8 @@ from types import ModuleType
 
 MINIMUM_NVCC = 12  # the first with C++20
 MINIMUM_ARCHITECTURE = (7, 5)
-ALL_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+# 8.9 runs the code of 8.6, and nothing here takes more of it.
+ALL_ARCHITECTURES = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
 # GPUs that run the code of others: nvcc 13 is reported to make code of sm_103 with wrong results.
 SERVED_BY = {(10, 3): (10, 0)}
 # The names that PyTorch gives to groups of architectures.
