@@ -15,11 +15,14 @@ from test_plain_stack import Ops
 pytest.importorskip("transformers", reason="needs the package transformers")
 
 import transformers
+from transformers.models.mamba.modeling_mamba import MambaOutput
 
 import selective_scan.integrations.transformers as integration
 
 transformers.logging.set_verbosity_error()
 KINDS = tuple(integration._MIXERS)
+# What Mamba's models call a cache, as an argument and in their results.
+MAMBA_CACHE = "cache" if hasattr(MambaOutput, "cache") else "cache_params"  # until 5.24
 SIZES = {"hidden_size": 32, "vocab_size": 64, "pad_token_id": 0, "eos_token_id": None}
 PLAIN = {**SIZES, "state_size": 8, "num_hidden_layers": 2}
 HYBRID = {
@@ -262,7 +265,7 @@ def ops_of_tokens(model, tokens, **options):
         model(tokens[:, :-2], use_cache=True, cache=cache)
         with Ops() as ops:
             for token in tokens[:, -2:].split(1, 1):
-                result = model(token, use_cache=True, cache=cache, **options)
+                result = model(token, use_cache=True, **{MAMBA_CACHE: cache}, **options)
     return ops.names, result
 
 
@@ -298,10 +301,10 @@ def test_a_token_is_one_operator(device):
 def test_a_model_that_trains_hands_back_no_cache_unasked(device):
     model, tokens = make("mamba", device).backbone.train(), draw(device, seqlen=9)["input_ids"]
     with torch.no_grad(), integration.enable():
-        cache = model(tokens, use_cache=True).cache
+        cache = model(tokens, use_cache=True)[MAMBA_CACHE]
         for use_cache in (None, True):
-            result = model(tokens[:, :1], use_cache=use_cache, cache=cache)
-            assert (result.cache is None) == (use_cache is None)
+            result = model(tokens[:, :1], use_cache=use_cache, **{MAMBA_CACHE: cache})
+            assert (MAMBA_CACHE not in result) == (use_cache is None)
 
 
 def test_tokens_go_on_from_copies_of_a_cache(device):
@@ -310,11 +313,12 @@ def test_tokens_go_on_from_copies_of_a_cache(device):
     expected = advance(model, tokens.split([6, 1, 1, 1, 1, 1, 1], dim=1))["logits"]
     with integration.enable(), torch.no_grad():
         caches = [transformers.DynamicCache(config=model.config)]
-        model(tokens[:, :6], use_cache=True, cache=caches[0])
+        model(tokens[:, :6], use_cache=True, **{MAMBA_CACHE: caches[0]})
         for t in range(6, 12):
             caches.append(copy.deepcopy(caches[0]))
             for cache in caches[::-1]:
-                out = model(tokens[:, t : t + 1], use_cache=True, cache=cache).logits
+                token = tokens[:, t : t + 1]
+                out = model(token, use_cache=True, **{MAMBA_CACHE: cache}).logits
                 assert_near({"logits": out}, {"logits": expected[:, t : t + 1]})
 
 
@@ -328,7 +332,8 @@ def test_tokens_of_bfloat16(residual_in_fp32, device):
     with integration.enable():
         ours = errors(advance(model, chunks), exact)
         hidden = model.backbone(tokens[:, :3], use_cache=True)
-        after = model.backbone(tokens[:, :1], use_cache=True, cache=hidden.cache)
+        known = {MAMBA_CACHE: hidden[MAMBA_CACHE]}
+        after = model.backbone(tokens[:, :1], use_cache=True, **known)
     assert after.last_hidden_state.dtype == hidden.last_hidden_state.dtype
     for name, error in ours.items():
         assert error <= 1e-2 + 3 * own[name], (name, error, own[name])
