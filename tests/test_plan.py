@@ -43,7 +43,7 @@ TABLE = [
     ),
     (
         Call(2, 1536, 512, 16, channel_last=True, wider_rows=True),
-        ("streamed", 8, 1, 131072),
+        ("prompt", 24, 1, 0),
         ("streamed", 64, 1, 3497984),
     ),
     (Call(4, 2048, 2048, 64), ("streamed", 64, 1, 4194304), ("streamed", 24, 1, 188810752)),
@@ -316,8 +316,12 @@ def refusal(path):
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
         ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17|it has no backward pass"),
         ("prompt", {"mixed": True}, "must have one dtype|it has no backward pass"),
-        ("prompt", {"seqlen": 801}, "must be vectors of four|it has no backward pass"),
-        ("prompt", {"channel_last": True}, "must be vectors of four|it has no backward pass"),
+        ("prompt", {"seqlen": 801}, "must be vectors|it has no backward pass"),
+        (
+            "prompt",
+            {"channel_last": True, "dim": 1023},
+            "must be vectors|it has no backward pass",
+        ),
         ("prompt", {"batch": 1, "packed": True}, "sequences are packed|it has no backward pass"),
     ],
 )

@@ -13,6 +13,18 @@ BASE = Case(batch=2, dim=18, groups=2, seqlen=200)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def along_channels():
+    """Layouts of a layer: rows along channels, B and C along states, of any number of steps."""
+    base = BASE.with_(dim=24, layout="channel_last")
+    for dtype in FLOATS:
+        yield from (base.with_(method=method, dtype=dtype, seqlen=61) for method in METHODS)
+        yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (2, 31, 33, 64, 65, 129))
+        yield base.with_(dtype=dtype, dstate=8, reverse=True)
+    # Warps and blocks that are not full.
+    yield from (base.with_(dim=dim, groups=1) for dim in (2, 6, 40, 150))
+    yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+
+
 def cases():
     for dtype in FLOATS:
         yield from (BASE.with_(method=method, dtype=dtype) for method in METHODS)
@@ -23,6 +35,7 @@ def cases():
     yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 3, 40, 150))
     yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
     yield BASE.with_(channel_dtype=torch.bfloat16)
+    yield from along_channels()
     yield BASE.with_(delta_softplus=False, method="bilinear")
     yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
     yield BASE.with_(decay=1e-3)
@@ -34,6 +47,14 @@ OTHERS = (
     BASE.with_(seqlen=2056, decay=1e-3, dtype=torch.bfloat16, dim=300, groups=3, batch=1),
     *(BASE.with_(dstate=dstate, dtype=torch.float16) for dstate in (1, 2, 4)),
     BASE.with_(dim=5000, groups=1, batch=1, dtype=torch.bfloat16),
+    BASE.with_(dim=5000, groups=1, batch=1, dtype=torch.bfloat16, layout="channel_last"),
+    BASE.with_(seqlen=2051, dim=300, groups=3, batch=1, layout="channel_last"),
+)
+
+# Rows of B and C that are no vectors, and arrays of both layouts.
+NO_VECTORS = (
+    BASE.with_(dim=24, layout="channel_last", dstate=15),
+    BASE.with_(dim=24, layout="channel_last", layout_of=("u", "delta", "z")),
 )
 
 
@@ -53,7 +74,7 @@ def check_others() -> None:
         check_outputs(case, "cuda")
 
 
-@pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
+@pytest.mark.parametrize("case", [*dict.fromkeys(cases()), *NO_VECTORS], ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
 

@@ -101,6 +101,8 @@ VARIANTS = {
         # transformers' layers call so where there is a mask or a cache: their product leaves delta
         # along time. Layers that norm B and C make them anew, under autocast in float32.
         Variant("padded", channel_last=_TURNED, slices=("z", "B", "C")),
+        # So lies everything in a layer of this library.
+        Variant("layer", channel_last=(*_SEQUENCES, "B", "C"), slices=("z", "B", "C")),
         Variant("padded-normed", channel_last=_TURNED, slices=("z",), projection_dtype="float32"),
     )
 }

@@ -98,6 +98,7 @@ _MAMBA_VISION = "MambaVision, arXiv 2407.08083"
 _U_MAMBA = "U-Mamba, arXiv 2401.04722"
 _S_MAMBA = "S-Mamba, arXiv 2403.11144"
 _TRANSFORMERS = "transformers, a batch with a mask, or a prompt with a cache"
+_LAYER = "a layer of this library that reads a prompt with a cache"
 
 SCANS = (
     ScanCall("mamba-130m train", _MAMBA, 8, 1536, 2048, cpu_batch=2),
@@ -133,6 +134,8 @@ SCANS = (
     ScanCall(
         "transformers 130m padded", _TRANSFORMERS, 8, 1536, 512, variant="padded", cpu_batch=2
     ),
+    ScanCall("130m layer prompt 61", _LAYER, 1, 1536, 61, variant="layer"),
+    ScanCall("130m layer prompt 512", _LAYER, 1, 1536, 512, variant="layer"),
     ScanCall("transformers 130m prompt 64", _TRANSFORMERS, 1, 1536, 64, variant="padded"),
     ScanCall("transformers 130m prompt 512", _TRANSFORMERS, 1, 1536, 512, variant="padded"),
     ScanCall("transformers 2.8b prompt", _TRANSFORMERS, 1, 5120, 2048, variant="padded"),

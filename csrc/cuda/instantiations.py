@@ -88,16 +88,17 @@ RELAY = [
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps.
+# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense.
 PROMPT = [
     Source(
         "prompt",
         "prompt",
         ("forward",),
         tuple(
-            f"PromptForward<{element}, {shape}, METHOD>"
+            f"PromptForward<{element}, {shape}, Along::{along}, METHOD>"
             for element in ("float", "BFloat16", "Half")
             for shape in ("1, 1", "2, 2")
+            for along in ("kSteps", "kChannels")
         ),
     )
 ]

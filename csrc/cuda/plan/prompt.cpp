@@ -11,7 +11,7 @@ namespace selective_scan::cuda::prompt {
 namespace {
 
 /// Whether rows are vectors of what lanes move, from the first step on.
-bool have_vectors(const ForwardParams& params) {
+bool have_step_vectors(const ForwardParams& params) {
   const auto are_vectors = [&](const ArrayView& view, int64_t items) {
     return view.step == 1 && has_step_vectors(params, view, items);
   };
@@ -19,6 +19,22 @@ bool have_vectors(const ForwardParams& params) {
   const int64_t items = 16 / element_size(params.u.dtype);
   return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
          are_vectors(params.C, items);
+}
+
+/// Says the same of rows along channels, and of B and C along states.
+template <class S>
+bool have_channel_vectors(const ForwardParams& params) {
+  const auto is_row = [&](const ArrayView& view) {
+    return has_channel_vectors(params, view, S::kChannels);
+  };
+  const int64_t items = 16 / element_size(params.u.dtype);
+  const auto are_vectors = [&](const ArrayView& view) {
+    ArrayView vectors = view;
+    vectors.state = 0;  // where they begin
+    return view.state == 1 && params.dstate % items == 0 &&
+           is_aligned(params, vectors, reinterpret_cast<uintptr_t>(view.data), 16, false);
+  };
+  return all_of(rows_of(params), is_row) && are_vectors(params.B) && are_vectors(params.C);
 }
 
 Refusal refuse(const ForwardParams& params) {
@@ -36,14 +52,12 @@ Refusal refuse(const ForwardParams& params) {
 
   const auto fits = [&](const ArrayView& view) {
     return view.dtype == params.u.dtype &&
-           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}},
+           fits_32_bits({{1, view.channel}, {1, view.group}, {1, view.state}, {1, view.step}},
                         element_size(view.dtype));
   };
   if (!all_of(rows_of(params), fits) || !fits(params.B) || !fits(params.C)) {
     return {"u, delta, z, out, B and C must have one dtype, and strides must fit 32 bits"};
   }
-  if (!have_vectors(params))
-    return {"rows along steps must be vectors of four, of B and C of 16 bytes"};
   return {};
 }
 
@@ -57,6 +71,15 @@ int makers_for(int64_t scanners) {
 
 template <class S>
 Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  if (have_step_vectors(params)) {
+    plan.along = Along::kSteps;
+  } else if (have_channel_vectors<S>(params)) {
+    plan.along = Along::kChannels;
+  } else {
+    return {
+        "rows must be vectors along steps, of four, or along channels, of two; of B and C they "
+        "must be of 16 bytes, along steps or states"};
+  }
   plan.lane_states = S::kStates;
   plan.warp_channels = S::kChannels;
   const int64_t group_channels = params.dim / params.groups;

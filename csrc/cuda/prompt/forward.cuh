@@ -9,10 +9,11 @@
 // Makers and scanners wait for each other at a barrier of each buffer. Arrays come to makers by
 // asynchronous copies, as they lie in memory; each thread converts what it has copied itself, and
 // copies the chunk after. Scanning lanes leave their parts of y in planes; where these are added
-// up, gated and stored, lanes lie along steps.
+// up, gated and stored, lanes lie along steps. Arrays are dense along steps or along channels, B
+// and C along steps or states: see pieces.cuh for what a lane moves of either.
 //
 // Shared memory: raw B and C, two chunks of B and C in fp32, raw u and delta, then for each
-// scanning warp two chunks of rows, planes, and its channels' delta_bias: see Shape.
+// scanning warp two chunks of rows, planes, and its channels' delta_bias and D: see Shape.
 //
 // Bound by: latency for short sequences; then issue slots and, nearly as much, the special-function
 // unit.
@@ -27,6 +28,7 @@
 #include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "kernels.h"
+#include "pieces.cuh"
 
 namespace selective_scan::cuda::prompt {
 
@@ -34,6 +36,8 @@ namespace selective_scan::cuda::prompt {
 /// scanners, or scanners have left it to makers.
 constexpr int kFull = 1;
 constexpr int kFree = 3;
+/// All scanners have added up y of a chunk.
+constexpr int kSummed = 5;
 
 /// The compiler knows of all that derives from the result that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
@@ -46,13 +50,6 @@ __device__ __forceinline__ Pack<float, kCount> to_values(const Pack<Element, kCo
   to_reals<Element>(raw, values.v);
   return values;
 }
-
-/// What the lane moves of every warp's rows: kBlockSteps steps of one channel, kGroups times.
-template <class S>
-struct LaneItem {
-  int channel = threadIdx.x % kWarpSize / S::kLanes;
-  int step = threadIdx.x % S::kLanes * kBlockSteps;
-};
 
 /// This is where a block stands.
 struct Tile {
@@ -83,12 +80,13 @@ struct Shared {
     return planes(scanner) + S::kChannels * S::kPlanes + buffer * S::kRows;
   }
   __device__ float* biases(int scanner) const { return rows(scanner, kBuffers); }
+  __device__ float* skips(int scanner) const { return biases(scanner) + S::kBiases; }
   __device__ char* raw_rows() const { return reinterpret_cast<char*>(planes(scanners)); }
 };
 
 /// Brings a chunk's input to shared memory. `worker` of `workers` warps share that; what one has
 /// started it also finishes.
-template <class S, class Element, Method kMethod>
+template <class S, class Element, Method kMethod, Along kAlong>
 class Maker {
  public:
   __device__ __forceinline__ Maker(const PromptArgs& args, const Tile& tile,
@@ -97,41 +95,41 @@ class Maker {
         tile_(tile),
         shared_(shared),
         lane_(threadIdx.x % kWarpSize),
-        row_(lane_ / kRowVectors),
-        vector_step_(lane_ % kRowVectors * kVectorSteps),
         B_(vectors_of(args.B)),
         C_(vectors_of(args.C)),
-        u_(items_of(args.u)),
-        delta_(items_of(args.delta)) {}
+        u_(tile_of(args.u)),
+        delta_(tile_of(args.delta)) {}
 
   /// Starts copies; what does not exist becomes zero.
   __device__ __forceinline__ void start(int first_step, int worker, int workers) const {
-    const auto address = [&](const char* origin, int64_t row, int row_stride) {
-      return origin + row * row_stride + bytes_of(first_step);
-    };
-    const int vector_steps = args_.seqlen - first_step - vector_step_;  // that exist
+    const int steps = args_.seqlen - first_step;  // that are left
+    const char* const B = B_ + bytes(args_.B.row, 0, first_step);
+    const char* const C = C_ + bytes(args_.C.row, 0, first_step);
 #pragma unroll 1
-    for (int pass = worker; pass < kPasses; pass += workers) {
-      const int state = pass * kPassRows;
-      const int count = state + row_ < args_.dstate ? vector_steps : 0;
+    for (int pass = worker; pass < Vectors::kPasses; pass += workers) {
+      const int row = pass * Vectors::kPassRows;
+      const bool exists = kAlong == Along::kSteps
+                              ? row + vectors_.row < args_.dstate && vectors_.place < steps
+                              : row + vectors_.row < steps && vectors_.place < args_.dstate;
       char* const target = raw_vector(pass);
-      copy<kVectorSteps>(target, address(B_, state, args_.B.state), count);
-      copy<kVectorSteps>(target + kRawC, address(C_, state, args_.C.state), count);
+      copy<Vectors::kLength>(target, B + static_cast<int64_t>(row) * args_.B.row, exists);
+      copy<Vectors::kLength>(target + kRawC, C + static_cast<int64_t>(row) * args_.C.row, exists);
     }
 #pragma unroll 1
-    for (int scanner = worker; scanner < shared_.scanners; scanner += workers) {
-      const int channel = scanner * S::kChannels;
-      const int steps =
-          channel + item_.channel < tile_.channels ? args_.seqlen - first_step - item_.step : 0;
-      const char* const u = address(u_, channel, args_.u.channel);
-      const char* const delta = address(delta_, channel, args_.delta.channel);
-      char* const target = raw_items(scanner);
+    for (int share = worker; share < shared_.scanners; share += workers) {
+      const Pieces pieces(share, shared_.scanners);
+      const int channel = pieces.scanner * S::kChannels + pieces.channel;
+      const int piece_steps = channel < tile_.channels ? steps - pieces.step : 0;
+      const char* const u = u_ + bytes(args_.u.row, channel, first_step + pieces.step);
+      const char* const delta = delta_ + bytes(args_.delta.row, channel, first_step + pieces.step);
+      char* const target = raw_pieces(share);
 #pragma unroll
-      for (int g = 0; g < S::kGroups; ++g) {
-        const int first = g * S::kGroupSteps;
-        copy<kBlockSteps>(target + g * kRawGroup, u + bytes_of(first), steps - first);
-        copy<kBlockSteps>(target + kRawDelta + g * kRawGroup, delta + bytes_of(first),
-                          steps - first);
+      for (int p = 0; p < Pieces::kPieces; ++p) {
+        const int step = p * Pieces::kPieceSteps;
+        copy<Pieces::kLength>(target + p * kRawPiece, u + bytes(args_.u.row, 0, step),
+                              step < piece_steps);
+        copy<Pieces::kLength>(target + kRawDelta + p * kRawPiece,
+                              delta + bytes(args_.delta.row, 0, step), step < piece_steps);
       }
     }
     __pipeline_commit();
@@ -142,96 +140,98 @@ class Maker {
                                          int workers) const {
     __pipeline_wait_prior(0);
 #pragma unroll 1
-    for (int pass = worker; pass < kPasses; pass += workers) {
+    for (int pass = worker; pass < Vectors::kPasses; pass += workers) {
       const Element* const raw = reinterpret_cast<const Element*>(raw_vector(pass));
-      float* const target =
-          shared_.projections(buffer) + (pass * kPassRows + row_) * S::kRow + vector_step_;
-      store_pack(target, to_values(load_pack<Element, kVectorSteps>(raw)));
-      store_pack(target + kPaddedStates * S::kRow,
-                 to_values(load_pack<Element, kVectorSteps>(raw + kRawC / kSize)));
+      float* const target = shared_.projections(buffer) + vectors_.state() * S::kRow +
+                            vectors_.step() +
+                            pass * Vectors::kPassRows * (kAlong == Along::kSteps ? S::kRow : 1);
+      store_piece<kAlong, S::kRow>(target, to_values(load_pack<Element, Vectors::kLength>(raw)));
+      store_piece<kAlong, S::kRow>(
+          target + kPaddedStates * S::kRow,
+          to_values(load_pack<Element, Vectors::kLength>(raw + kRawC / kSize)));
     }
 #pragma unroll 1
-    for (int scanner = worker; scanner < shared_.scanners; scanner += workers) {
-      float* const rows = shared_.rows(scanner, buffer) + item_.channel * S::kRow + item_.step;
-      const float bias = shared_.biases(scanner)[item_.channel];
-      const Element* const raw = reinterpret_cast<const Element*>(raw_items(scanner));
+    for (int share = worker; share < shared_.scanners; share += workers) {
+      const Pieces pieces(share, shared_.scanners);
+      float* const rows =
+          shared_.rows(pieces.scanner, buffer) + pieces.channel * S::kRow + pieces.step;
+      const float* const biases = shared_.biases(pieces.scanner);
+      const Element* const raw = reinterpret_cast<const Element*>(raw_pieces(share));
 #pragma unroll
-      for (int g = 0; g < S::kGroups; ++g) {
-        auto input = to_values(load_pack<Element, kBlockSteps>(raw + g * kRawGroup / kSize));
-        auto delta =
-            to_values(load_pack<Element, kBlockSteps>(raw + (kRawDelta + g * kRawGroup) / kSize));
+      for (int p = 0; p < Pieces::kPieces; ++p) {
+        auto input = to_values(load_pack<Element, Pieces::kLength>(raw + p * kRawPiece / kSize));
+        auto delta = to_values(
+            load_pack<Element, Pieces::kLength>(raw + (kRawDelta + p * kRawPiece) / kSize));
 #pragma unroll
-        for (float& value : delta.v) value += bias;
+        for (int i = 0; i < Pieces::kLength; ++i) delta.v[i] += biases[pieces.channel_of(i)];
         make_steps<kSize>(delta, args_.delta_softplus);
-        const int steps = args_.seqlen - first_step - g * S::kGroupSteps - item_.step;
+        const int steps = args_.seqlen - first_step - p * Pieces::kPieceSteps - pieces.step;
 #pragma unroll
-        for (int i = 0; i < kBlockSteps; ++i) {
+        for (int i = 0; i < Pieces::kLength; ++i) {
           // A step that does not exist leaves states be.
           if (steps <= 0) delta.v[i] = 0;
           if constexpr (!kGoesByIncrements<kMethod>) input.v[i] *= delta.v[i];
         }
-        store_pack(rows + g * S::kGroupSteps, delta);
-        store_pack(rows + S::kChannels * S::kRow + g * S::kGroupSteps, input);
+        float* const target = rows + p * Pieces::kPieceSteps;
+        store_piece<kAlong, S::kRow>(target, delta);
+        store_piece<kAlong, S::kRow>(target + S::kChannels * S::kRow, input);
       }
     }
   }
 
  private:
   static constexpr int kSize = sizeof(Element);
-  static constexpr int kItemBytes = kBlockSteps * kSize;
-  static constexpr int kRawGroup = kWarpSize * kItemBytes;
-  static constexpr int kRawDelta = S::kGroups * kRawGroup;
-  // A lane takes one vector of the rows of B and C at a time.
-  static constexpr int kVectorSteps = 16 / kSize;
-  static constexpr int kRowVectors = S::kSteps / kVectorSteps;
-  static constexpr int kPassRows = kWarpSize / kRowVectors;
-  static constexpr int kPasses = kPaddedStates / kPassRows;
-  static constexpr int kRawC = kPasses * kWarpSize * 16;
+  using Pieces = LanePieces<S, kAlong>;
+  using Vectors = LaneVectors<S, kAlong, kSize>;
+  static constexpr int kPieceBytes = Pieces::kLength * kSize;
+  static constexpr int kRawPiece = kWarpSize * kPieceBytes;
+  static constexpr int kRawDelta = Pieces::kPieces * kRawPiece;
+  static constexpr int kRawC = Vectors::kPasses * kWarpSize * 16;
 
-  /// A vector of kCount steps, of which all exist if `count` is positive, else none.
+  /// kCount elements, of which all exist or none.
   template <int kCount>
-  __device__ __forceinline__ void copy(char* target, const char* source, int count) const {
+  __device__ __forceinline__ void copy(char* target, const char* source, bool exist) const {
     constexpr int kBytes = kCount * kSize;
-    __pipeline_memcpy_async(target, source, kBytes, count > 0 ? 0 : kBytes);
+    __pipeline_memcpy_async(target, source, kBytes, exist ? 0 : kBytes);
   }
-  static constexpr int64_t bytes_of(int64_t steps) { return steps * kSize; }
+  __device__ __forceinline__ static int64_t bytes(int row, int64_t channel, int64_t step) {
+    return bytes_to<kAlong, kSize>(row, channel, step);
+  }
   __device__ __forceinline__ const char* vectors_of(const PromptArgs::Projection& view) const {
     return view.data + (tile_.batch * view.batch + static_cast<int64_t>(tile_.group) * view.group +
-                        static_cast<int64_t>(row_) * view.state + bytes_of(vector_step_));
+                        bytes(view.row, vectors_.state(), vectors_.step()));
   }
-  __device__ __forceinline__ const char* items_of(const PromptArgs::Rows& rows) const {
-    return rows.data + (tile_.batch * rows.batch +
-                        static_cast<int64_t>(tile_.first_channel + item_.channel) * rows.channel +
-                        bytes_of(item_.step));
+  __device__ __forceinline__ const char* tile_of(const PromptArgs::Rows& rows) const {
+    return rows.data + (tile_.batch * rows.batch + bytes(rows.row, tile_.first_channel, 0));
   }
   __device__ __forceinline__ char* raw_vector(int pass) const {
     return shared_.raw_projections() + (pass * kWarpSize + lane_) * 16;
   }
-  __device__ __forceinline__ char* raw_items(int scanner) const {
-    return shared_.raw_rows() + scanner * S::raw_row_bytes(kSize) + lane_ * kItemBytes;
+  __device__ __forceinline__ char* raw_pieces(int share) const {
+    return shared_.raw_rows() + share * S::raw_row_bytes(kSize) + lane_ * kPieceBytes;
   }
 
   const PromptArgs& args_;
   const Tile& tile_;
   const Shared<S, Element>& shared_;
-  const LaneItem<S> item_{};
+  const Vectors vectors_{};
   const int lane_;
-  const int row_;
-  const int vector_step_;
-  // The lane's addresses, of state row_ or the tile's first warp.
+  // These lie in the first chunk: the lane's vectors, and the tile's first channel.
   const char* B_;
   const char* C_;
   const char* u_;
   const char* delta_;
 };
 
-template <class Element, int kStates, int kGroups, Method kMethod>
+template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
 __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize, 1)
     forward_kernel(const __grid_constant__ PromptArgs args) {
   if constexpr (!kHasAsyncCopies) return;
   using S = Shape<kStates, kGroups>;
   using Quad = Pack<float, kBlockSteps>;
-  using RawQuad = Pack<Element, kBlockSteps>;
+  using Pieces = LanePieces<S, kAlong>;
+  using Piece = Pack<float, Pieces::kLength>;
+  using RawPiece = Pack<Element, Pieces::kLength>;
   constexpr int kSize = sizeof(Element);
   const int lane = threadIdx.x % kWarpSize;
   const int warp = uniform(threadIdx.x / kWarpSize);
@@ -241,21 +241,20 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   const Tile tile{blockIdx.z, group, group * args.group_channels + offset,
                   args.group_channels - offset};
   const Shared<S, Element> shared(args.scanners);
-  const Maker<S, Element, kMethod> maker(args, tile, shared);
+  const Maker<S, Element, kMethod, kAlong> maker(args, tile, shared);
   maker.start(0, warp, warps);
 
   // --- what is read once ---
 
   const bool is_scanner = warp < args.scanners;
-  const LaneItem<S> item;
   const LaneRole role = lane_role(lane, S::kLaneBits);
   const int warp_channels = is_scanner ? tile.channels - warp * S::kChannels : 0;
   const int64_t first_channel = tile.first_channel + warp * S::kChannels;
-  const int64_t item_channel = first_channel + item.channel;
   const int64_t channel = first_channel + role.channel;
-  const bool item_exists = item.channel < warp_channels;
-  const RawElement raw_D(args.D, item_channel * args.D.channel, item_exists);
-  const RawElement raw_bias(args.delta_bias, item_channel * args.delta_bias.channel, item_exists);
+  const bool has_channel = lane < S::kChannels && lane < warp_channels;
+  const RawElement raw_D(args.D, (first_channel + lane) * args.D.channel, has_channel);
+  const RawElement raw_bias(args.delta_bias, (first_channel + lane) * args.delta_bias.channel,
+                            has_channel);
   const auto state_at = [&](const ArrayView& view, int s) {
     return tile.batch * view.batch + channel * view.channel +
            (s * S::kLanes + role.part) * view.state;
@@ -272,9 +271,9 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
       h[s] = static_cast<const float*>(args.initial_state.data)[state_at(args.initial_state, s)];
     }
   }
-  const float D = raw_D.value(args.D.dtype);
-  if (is_scanner && item.step == 0) {
-    shared.biases(warp)[item.channel] = raw_bias.value(args.delta_bias.dtype);
+  if (is_scanner && lane < S::kChannels) {
+    shared.biases(warp)[lane] = raw_bias.value(args.delta_bias.dtype);
+    shared.skips(warp)[lane] = raw_D.value(args.D.dtype);
   }
   using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(float{}));
   Constants constants[kStates];
@@ -311,30 +310,44 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 
   // --- warps that scan ---
 
-  const auto bytes_of = [](int64_t steps) { return steps * kSize; };
+  const Pieces pieces(warp, args.scanners);
+  const int piece_channel = pieces.scanner * S::kChannels + pieces.channel;  // of the tile
   const auto address_in = [&](const PromptArgs::Rows& rows) {
     return rows.data +
-           (tile.batch * rows.batch + item_channel * rows.channel + bytes_of(item.step));
+           (tile.batch * rows.batch +
+            bytes_to<kAlong, kSize>(rows.row, tile.first_channel + piece_channel, pieces.step));
+  };
+  const auto bytes_of = [](const PromptArgs::Rows& rows, int steps) {
+    return bytes_to<kAlong, kSize>(rows.row, 0, steps);
   };
   int steps_left = args.seqlen;
-  const auto steps_of = [&](int g) {  // that exist, of a vector
-    return item_exists ? steps_left - g * S::kGroupSteps - item.step : 0;
+  const auto exists = [&](int p) {
+    return piece_channel < tile.channels && p * Pieces::kPieceSteps + pieces.step < steps_left;
   };
-  const auto fetch = [&](const char* address, RawQuad(&raw)[kGroups]) {
+  const auto fetch = [&](const PromptArgs::Rows& rows, const char* address,
+                         RawPiece(&raw)[Pieces::kPieces]) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (steps_of(g) <= 0) continue;
-      const char* const vector = address + bytes_of(g * S::kGroupSteps);
-      raw[g] = load_pack<Element, kBlockSteps>(reinterpret_cast<const Element*>(vector));
+    for (int p = 0; p < Pieces::kPieces; ++p) {
+      if (!exists(p)) continue;
+      const char* const piece = address + bytes_of(rows, p * Pieces::kPieceSteps);
+      raw[p] = load_pack<Element, Pieces::kLength>(reinterpret_cast<const Element*>(piece));
     }
   };
+  Piece D;
+#pragma unroll
+  for (int i = 0; i < Pieces::kLength; ++i)
+    D.v[i] = shared.skips(pieces.scanner)[pieces.channel_of(i)];
   const bool has_gate = args.z.data != nullptr;
   const char* u_at = args.has_output ? address_in(args.u) : nullptr;
   const char* z_at = has_gate ? address_in(args.z) : nullptr;
   char* out_at = args.has_output ? address_in(args.out) : nullptr;
   float* const planes = shared.planes(warp);
   float* const y_row = planes + role.channel * S::kPlanes + role.part * S::kRow;
-  const float* const item_planes = planes + item.channel * S::kPlanes + item.step;
+  // What the lane adds up lies along steps of the warp's own channels, whatever it moves.
+  const LanePieces<S, Along::kSteps> sums(warp, args.scanners);
+  float* const sum_planes = planes + sums.channel * S::kPlanes + sums.step;
+  const float* const piece_planes =
+      shared.planes(pieces.scanner) + pieces.channel * S::kPlanes + pieces.step;
   const int64_t saved_stride = static_cast<int64_t>(args.dim) * args.dstate;
   float* saved = args.states == nullptr
                      ? nullptr
@@ -377,9 +390,9 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   int buffer = 0;
 #pragma unroll 1
   while (true) {
-    RawQuad u[kGroups]{}, z[kGroups]{};
-    if (args.has_output) fetch(u_at, u);
-    if (has_gate) fetch(z_at, z);
+    RawPiece u[Pieces::kPieces]{}, z[Pieces::kPieces]{};
+    if (args.has_output) fetch(args.u, u_at, u);
+    if (has_gate) fetch(args.z, z_at, z);
     const float* const delta_row = shared.rows(warp, buffer) + role.channel * S::kRow;
     const float* const B_row = shared.projections(buffer) + role.part * S::kRow;
 #pragma unroll 1
@@ -396,34 +409,48 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     __syncwarp();
 
     if (args.has_output) {
+      Quad y[kGroups];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        Quad y = load_pack<float, kBlockSteps>(item_planes + g * S::kGroupSteps);
+        y[g] = load_pack<float, kBlockSteps>(sum_planes + g * S::kGroupSteps);
 #pragma unroll
         for (int part = 1; part < S::kLanes; ++part) {
           const auto summand =
-              load_pack<float, kBlockSteps>(item_planes + part * S::kRow + g * S::kGroupSteps);
+              load_pack<float, kBlockSteps>(sum_planes + part * S::kRow + g * S::kGroupSteps);
 #pragma unroll
-          for (int i = 0; i < kBlockSteps; ++i) y.v[i] += summand.v[i];
+          for (int i = 0; i < kBlockSteps; ++i) y[g].v[i] += summand.v[i];
         }
-        const Quad this_u = to_values(u[g]);
-#pragma unroll
-        for (int i = 0; i < kBlockSteps; ++i) y.v[i] += D * this_u.v[i];
-        if (has_gate) {
-          const Quad this_z = to_values(z[g]);
-#pragma unroll
-          for (int i = 0; i < kBlockSteps; ++i) y.v[i] = gated<kSize>(y.v[i], this_z.v[i]);
-        }
-        RawQuad result;
-#pragma unroll
-        for (int i = 0; i < kBlockSteps; ++i) result.v[i] = from_real<Element>(y.v[i]);
-        char* const vector = out_at + bytes_of(g * S::kGroupSteps);
-        if (steps_of(g) > 0) store_pack(reinterpret_cast<Element*>(vector), result);
+        if constexpr (kAlong == Along::kChannels) store_pack(sum_planes + g * S::kGroupSteps, y[g]);
       }
-      u_at += bytes_of(S::kSteps);
-      out_at += bytes_of(S::kSteps);
+      if constexpr (kAlong == Along::kChannels) meet(kSummed, args.scanners);
+#pragma unroll
+      for (int p = 0; p < Pieces::kPieces; ++p) {
+        Piece y_piece;
+        if constexpr (kAlong == Along::kSteps) {
+          y_piece = y[p];
+        } else {
+          y_piece = load_piece<kAlong, S::kPlanes, Pieces::kLength>(piece_planes +
+                                                                    p * Pieces::kPieceSteps);
+        }
+        const Piece this_u = to_values(u[p]);
+#pragma unroll
+        for (int i = 0; i < Pieces::kLength; ++i) y_piece.v[i] += D.v[i] * this_u.v[i];
+        if (has_gate) {
+          const Piece this_z = to_values(z[p]);
+#pragma unroll
+          for (int i = 0; i < Pieces::kLength; ++i)
+            y_piece.v[i] = gated<kSize>(y_piece.v[i], this_z.v[i]);
+        }
+        RawPiece result;
+#pragma unroll
+        for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y_piece.v[i]);
+        char* const piece = out_at + bytes_of(args.out, p * Pieces::kPieceSteps);
+        if (exists(p)) store_pack(reinterpret_cast<Element*>(piece), result);
+      }
+      u_at += bytes_of(args.u, S::kSteps);
+      out_at += bytes_of(args.out, S::kSteps);
     }
-    if (has_gate) z_at += bytes_of(S::kSteps);
+    if (has_gate) z_at += bytes_of(args.z, S::kSteps);
     steps_left -= S::kSteps;
     if (steps_left <= 0) break;
     if (steps_left > S::kSteps) arrive(kFree + buffer, warps);
@@ -440,11 +467,11 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   }
 }
 
-template <class Element, int kStates, int kGroups, Method kMethod>
-cudaError_t PromptForward<Element, kStates, kGroups, kMethod>::launch(const PromptArgs& args,
-                                                                      const LaunchShape& shape,
-                                                                      cudaStream_t stream) {
-  return launch_kernel(forward_kernel<Element, kStates, kGroups, kMethod>, shape, stream, args);
+template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
+cudaError_t PromptForward<Element, kStates, kGroups, kAlong, kMethod>::launch(
+    const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+  return launch_kernel(forward_kernel<Element, kStates, kGroups, kAlong, kMethod>, shape, stream,
+                       args);
 }
 
 }  // namespace selective_scan::cuda::prompt

@@ -11,16 +11,16 @@ namespace selective_scan::cuda::prompt {
 
 /// What the kernels take: little enough to be read at once, with distances in bytes.
 struct PromptArgs {
-  struct Rows {  // (batch, channel, step), dense along steps
+  struct Rows {  // (batch, channel, step)
     char* data;
     int64_t batch;
-    int channel;
+    int row;  // from a channel to the next, of arrays along channels from a step
   };
   struct Projection {  // (batch, group, state, step)
     const char* data;
     int64_t batch;
     int group;
-    int state;
+    int row;  // from a state to the next, of arrays along channels from a step
   };
   Rows u, delta, z, out;
   Projection B, C;
@@ -37,7 +37,7 @@ struct PromptArgs {
 };
 
 /// kStates and kGroups: see Shape.
-template <class Element, int kStates, int kGroups, Method kMethod>
+template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

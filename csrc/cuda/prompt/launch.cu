@@ -9,12 +9,15 @@ namespace {
 PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
+  const bool along_steps = plan.along == Along::kSteps;
   const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
     if (!view.present()) return {};
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.channel)};
+    return {static_cast<char*>(view.data), view.batch * size,
+            bytes(along_steps ? view.channel : view.step)};
   };
   const auto projection = [&](const ArrayView& view) -> PromptArgs::Projection {
-    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group), bytes(view.state)};
+    return {static_cast<char*>(view.data), view.batch * size, bytes(view.group),
+            bytes(along_steps ? view.state : view.step)};
   };
   PromptArgs args;
   args.u = rows(params.u);
@@ -42,17 +45,24 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-template <class Element, int kStates, int kGroups>
+template <class Element, int kStates, int kGroups, Along kAlong>
 Launch launch_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launch>(
-      [&]<Method kMethod>() { return &PromptForward<Element, kStates, kGroups, kMethod>::launch; });
+  static constexpr auto kTable = make_kernel_table<Launch>([&]<Method kMethod>() {
+    return &PromptForward<Element, kStates, kGroups, kAlong, kMethod>::launch;
+  });
   return kTable[method];
+}
+
+template <class Element, Along kAlong>
+Launch launch_along(const ForwardPlan& plan, Method method) {
+  return plan.lane_states == 1 ? launch_of<Element, 1, 1, kAlong>(method)
+                               : launch_of<Element, 2, 2, kAlong>(method);
 }
 
 template <class Element>
 Launch launch_for(const ForwardPlan& plan, Method method) {
-  return plan.lane_states == 1 ? launch_of<Element, 1, 1>(method)
-                               : launch_of<Element, 2, 2>(method);
+  return plan.along == Along::kSteps ? launch_along<Element, Along::kSteps>(plan, method)
+                                     : launch_along<Element, Along::kChannels>(plan, method);
 }
 
 }  // namespace

@@ -10,6 +10,10 @@ constexpr int kPaddedStates = 16;
 /// A chunk's input has so many places in shared memory: one is scanned while the next is made.
 constexpr int kBuffers = 2;
 
+/// Rows are dense along one of these; those of B and C along states where others are along
+/// channels.
+enum class Along { kSteps, kChannels };
+
 /// A lane holds kStates of a channel's states. A lane that moves rows has kGroups times four
 /// consecutive steps of a chunk.
 template <int kStates_, int kGroups_>
@@ -32,8 +36,8 @@ struct Shape {
   static constexpr int kProjections = 2 * kPaddedStates * kRow;  // rows of B, then of C
   static constexpr int kRows = 2 * kChannels * kRow;             // of Δ, then of inputs, of a warp
   static constexpr int kPlanes = kLanes * kRow + 16;             // of a channel
-  static constexpr int kBiases = 4;                              // no fewer than channels, 16 bytes
-  static constexpr int kScanner = kBuffers * kRows + kChannels * kPlanes + kBiases;
+  static constexpr int kBiases = 4;  // and as many of D: no fewer than channels, 16 bytes
+  static constexpr int kScanner = kBuffers * kRows + kChannels * kPlanes + 2 * kBiases;
 
   // These count bytes of what comes as it lies in memory: u and delta of a warp, and B and C.
   static constexpr int raw_row_bytes(int size) { return 2 * kChannels * kSteps * size; }

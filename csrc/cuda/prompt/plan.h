@@ -9,10 +9,12 @@
 #include "../plan/device.h"
 #include "../plan/refusal.h"
 #include "../plan/scratch.h"
+#include "layout.h"
 
 namespace selective_scan::cuda::prompt {
 
 struct ForwardPlan {
+  Along along;
   int lane_states;    // of an instantiation: see Shape
   int warp_channels;  // likewise
   int scanners;       // warps of a block that scan; the others make what these read
