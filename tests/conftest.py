@@ -86,7 +86,7 @@ def pytest_runtest_call(item):
     try:
         return (yield)
     except RuntimeError as error:
-        is_refusal = re.search(r"shared memory.*this GPU|this GPU.*shared memory", str(error))
+        is_refusal = re.search(r"shared memory.*GPU|GPU.*shared memory", str(error))
         if is_refusal and torch.cuda.is_available() and has_less_shared_memory():
             pytest.skip(str(error))
         raise
