@@ -138,6 +138,7 @@ template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
   constexpr bool kTakesPacked = kPath == Path::kStreamed || kPath == Path::kFloor;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
+  if (!has_kernels(device, kPath)) return refusal_of_older(device);
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }
 
