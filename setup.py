@@ -5,7 +5,8 @@ Environment variables:
     USE_CUDA=0|1                leave the CUDA library out, or build it in any case
     CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
     TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native",
-                                "all"; unset, those of the GPUs that are there, else all
+                                "all", "9.0-virtual" for PTX alone; unset, those of the GPUs that
+                                are there, else all
     SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
     MAX_JOBS                    how many files are compiled at a time
     SELECTIVE_SCAN_WHEEL        cpu, cu12 or cu13: what a release's wheel holds; it is a part of the
@@ -320,7 +321,7 @@ def work_text(plan: CudaPlan, methods: list[str]) -> str:
             for names in (known, methods)
         )
         files += len(cuda_sources()) + kernels
-        targets = sum(1 + a.ptx for a in plan.architectures)
+        targets = sum(a.code + a.ptx for a in plan.architectures)
         minutes += CUDA_MINUTES * targets * kernels / all_kernels
     jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     return (

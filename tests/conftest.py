@@ -1,6 +1,7 @@
 """Shared fixtures: the device of a test, the seed of a run, the module that exposes the core."""
 
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -64,6 +65,31 @@ def cuda_device() -> str:
     if reason := why_unavailable("cuda"):
         pytest.skip(reason)
     return "cuda"
+
+
+@pytest.fixture
+def step_kernel(request) -> None:
+    """Skips a test where the GPU that it runs on lacks the kernel of a step through layers."""
+    from gpu_kernels import has_step
+
+    for name in {"device", "cuda_device"} & set(request.fixturenames):
+        if request.getfixturevalue(name) == "cuda" and not has_step():
+            pytest.skip("the GPU lacks the kernel of a step through layers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """What a GPU has too little shared memory for is refused there in words. None is refused on
+    Hopper."""
+    from gpu_kernels import has_less_shared_memory
+
+    try:
+        return (yield)
+    except RuntimeError as error:
+        is_refusal = re.search(r"shared memory.*GPU|GPU.*shared memory", str(error))
+        if is_refusal and torch.cuda.is_available() and has_less_shared_memory():
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

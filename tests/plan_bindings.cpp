@@ -40,8 +40,8 @@ struct Call {
   bool reverse = false;
   bool mixed = false;  // delta of another dtype
   bool z = true;
-  int64_t padding = 0;              // elements behind every row
-  bool packed = false;              // sequences
+  int64_t padding = 0;  // elements behind every row
+  bool packed = false;  // sequences
   bool input_delta = false;
   bool state_alone = false;         // the initial state's gradient is the only one
   bool map_alone = false;           // neither out nor states are wanted
@@ -258,7 +258,7 @@ py::dict plan_backward(const Call& call, const cuda::Device& device,
 /// How a call is arranged, None if it runs as it is.
 template <class Params, class Plan>
 py::object describe_slices(const Params& params, const cuda::Device& device, const Plan& plan) {
-  auto arrangement = cuda::arrange_states(params);
+  auto arrangement = cuda::arrange_states(params, device);
   const bool is_sliced = arrangement.has_value();
   if (!is_sliced) arrangement = cuda::arrange_rows(params, device, plan);
   if (!arrangement) return py::none();
@@ -490,6 +490,10 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("major", &Device::major);
   m.attr("paths") = std::vector<std::string>(selective_scan::cuda::kPathNames.begin(),
                                              selective_scan::cuda::kPathNames.end());
+  m.def("lessened", [](const Device& device, const std::string& text) {
+    return selective_scan::cuda::lessened(device, text);
+  });
+  m.def("facts_of", &selective_scan::cuda::facts_of);
   m.def("cut_packed", &selective_scan::cut_packed);
   m.def("plan_forward", &selective_scan::plan_forward, py::arg("call"), py::arg("device"),
         py::arg("wanted") = py::none());

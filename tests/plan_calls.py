@@ -50,6 +50,7 @@ class Device:
 H200 = Device(132, 232448, 233472, 9)
 A100 = Device(108, 166912, 167936, 8)
 RTX3090 = Device(82, 101376, 102400, 8)
+T4 = Device(40, 65536, 65536, 7)
 
 
 HALF = Call(8, 1024, 1024, 16, dtype="float16", projection_dtype="float16")

@@ -11,6 +11,7 @@ from torch import nn
 
 import operator_calls
 import selective_scan
+from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
 LOAD = """
@@ -61,7 +62,8 @@ def check(module, calls, folder, **options):
     "calls", [operator_calls.DIFFERENTIABLE, operator_calls.IN_PLACE], ids=["results", "in place"]
 )
 def test_every_operator(calls, device, tmp_path):
-    made = [operator_calls.make(name, device) for name in calls]
+    there = [name for name in calls if name != "step" or device == "cpu" or has_step()]
+    made = [operator_calls.make(name, device) for name in there]
     functions, arguments = zip(*made, strict=True)
     check(Several(functions), [arguments], tmp_path)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import selective_scan
+from gpu_kernels import skip_without_path
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PASSES = ("forward", "backward", "forward + backward")
@@ -551,6 +552,8 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
 
 @pytest.mark.parametrize(("limit", "status"), [(1000, 0), (0.001, 1)])
 def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, status):
+    if device == "cuda":
+        skip_without_path("streamed")
     done = run_program(
         "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs", "3",
         "--only", "small rl", "--limit", limit, "--json", tmp_path / "paths.json", status=status,

@@ -17,7 +17,9 @@ import test_denormals as denormals
 import test_diagonal_scan as diagonal
 import test_matrix_scan as matrix
 import test_own_projections as own_projections
+import test_s6_step as step
 import test_selective_state_update as update
+from gpu_kernels import has_step, skip_without_path
 from problem import METHODS, Case, check
 from selective_scan import backends
 
@@ -160,6 +162,7 @@ def cuda_program(path):
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", CUDA_PATHS)
 def test_a_cuda_path(cuda_device, path):
+    skip_without_path(path)
     result = run(path, "-c", cuda_program(path), variable=CUDA_VARIABLE)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -169,6 +172,15 @@ def test_a_cuda_path_that_cannot_run_a_call_says_why(cuda_device):
     result = run("dstate1", "-c", cuda_program("relay"), variable=CUDA_VARIABLE)
     expected = f"{CUDA_VARIABLE}=dstate1 cannot run this call: dstate must be 1, got 16"
     assert expected in result.stderr
+
+
+@pytest.mark.cuda
+def test_a_step_that_a_gpu_has_no_kernel_for_says_why(cuda_device):
+    if has_step():
+        pytest.skip("this GPU has the kernel")
+    message = r"the GPU's compute capability must be 8\.0 or later on CUDA, got 7"
+    with pytest.raises(RuntimeError, match=message):
+        step.s6_step(**step.make(step.BASE, cuda_device))
 
 
 @pytest.mark.cuda

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_kernels import skip_without_path
 from problem import Case, detached, inputs_on, make, op_arguments
 from selective_scan import selective_scan_fn
 
@@ -80,7 +81,10 @@ def peak_on_cuda(function):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_peak_beside_inputs_and_results(case, device):
-    """Saved states, transposes and workspaces together stay within a few times the unit."""
+    """Saved states, transposes and workspaces together stay within a few times the unit; the floor
+    takes more, where a GPU has nothing else."""
+    if device == "cuda":
+        skip_without_path("streamed")
     peak_of = {"cpu": peak_on_cpu, "cuda": peak_on_cuda}[device]
     inputs = inputs_on(case, device)
     arguments = op_arguments(case, inputs)

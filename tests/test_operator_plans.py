@@ -3,11 +3,10 @@ CUDA threads."""
 
 import os
 import random
-from dataclasses import replace
 
 import pytest
 
-from plan_calls import A100, H200, RTX3090, Call, fill
+from plan_calls import A100, H200, RTX3090, T4, Call, fill
 
 # --- the causal convolution -----------------------------------------------------------------------
 
@@ -47,7 +46,7 @@ def test_convolutions(plan_bindings, call, width, is_backward, expected):
     assert (made["kernels"], made["is_whole"], shape, made["blocks"]) == expected
 
 
-@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+@pytest.mark.parametrize("device", [H200, A100, RTX3090, T4], ids=["H200", "A100", "RTX3090", "T4"])
 def test_convolutions_cover_all_steps(plan_bindings, device):
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     for _ in range(300):
@@ -156,7 +155,7 @@ REFUSED_STEPS = [
      "all tensors must be of at most 4 bytes an element, got 8"),
     (H200, "bfloat16", 16, LARGE, NO_ROOM + "232448"),
     (RTX3090, "bfloat16", 16, SMALL, NO_ROOM + "101376"),
-    (replace(A100, major=7), "float32", 1, (1, 32, 0, 64),
+    (T4, "float32", 1, (1, 32, 0, 64),
      "the GPU's compute capability must be 8.0 or later, got 7"),
 ]  # fmt: skip
 

@@ -18,6 +18,8 @@ from selective_scan._discretization import METHODS
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
 SUPPORTED = {"75", "80", "86", "87", "89", "90", "100", "103", "120"}
+# All that is compiled for but the last, which has PTX too.
+ALL = ["7.5", "8.0", "8.6", "9.0", "10.0"]
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,12 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the fake nvcc i
         ("12.0, 8.0;9.0", ["8.0", "9.0", "12.0"]),
         ("8.0;8.0+PTX;8.0", ["8.0+PTX"]),
         (";8.0;", ["8.0"]),
+        ("Turing", ["7.5+PTX"]),
+        ("7.5-virtual", ["7.5-virtual"]),
+        ("7.5-virtual;7.5", ["7.5+PTX"]),
+        # 10.0 serves 10.3, whose own code is not to be trusted.
+        ("Blackwell", ["10.0", "12.0", "12.1+PTX"]),
+        ("10.3a+PTX", ["10.0+PTX"]),
     ],
 )
 def test_architecture_list(setup, text, expected):
@@ -104,13 +112,15 @@ def test_nvcc_flags_of_an_architecture(setup):
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_90a,code=compute_90a",
     ]
+    (architecture,) = setup.cuda.parse_architectures("7.5-virtual")
+    assert architecture.nvcc_flags() == ["-gencode=arch=compute_75,code=compute_75"]
 
 
 @pytest.mark.parametrize("text", ["", "all", " All "])
 @pytest.mark.parametrize(
     ("supported", "expected"),
     [
-        (SUPPORTED, ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
+        (SUPPORTED, [*ALL, "12.0+PTX"]),
         ({"70", "80", "86"}, ["8.0", "8.6+PTX"]),
     ],
 )
@@ -124,9 +134,11 @@ def test_all_architectures_are_those_nvcc_supports(setup, text, supported, expec
     [
         ([(9, 0)], ["9.0+PTX"]),
         ([(9, 0), (8, 6), (9, 0)], ["8.6", "9.0+PTX"]),
-        ([(7, 5), (8, 9)], ["8.9+PTX"]),  # the kernels cannot run on the first
-        ([(7, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),
-        ([(8, 0), (12, 5)], ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]),  # newer than nvcc
+        ([(7, 5)], ["7.5+PTX"]),
+        ([(10, 3)], ["10.0+PTX"]),
+        ([(7, 0), (8, 9)], ["8.9+PTX"]),  # the kernels cannot run on the first
+        ([(7, 0)], [*ALL, "12.0+PTX"]),
+        ([(8, 0), (12, 5)], [*ALL, "12.0+PTX"]),  # newer than nvcc
     ],
 )
 def test_an_unset_list_means_the_gpus_that_are_there(setup, visible, expected):
@@ -173,8 +185,8 @@ def test_an_architecture_nvcc_lacks_is_refused(setup):
 
 
 def test_an_architecture_the_kernels_lack_is_refused(setup):
-    with pytest.raises(ValueError, match=r"asks for 7\.5\+PTX; the kernels need 8\.0 or later"):
-        setup.cuda.choose_architectures("Turing", SUPPORTED, visible=[])
+    with pytest.raises(ValueError, match=r"asks for 7\.0\+PTX; the kernels need 7\.5 or later"):
+        setup.cuda.choose_architectures("Volta", SUPPORTED, visible=[])
 
 
 def test_native_needs_a_gpu(setup):
@@ -270,6 +282,7 @@ def test_an_unknown_wheel_is_refused(setup, monkeypatch):
     [
         ("13.0", "9.0", "cu13"),
         ("12.8", "8.0;9.0", "cu12"),
+        ("13.0", "7.5", "cu13"),
         ("13.0", "8.7", "cu13"),  # runs 8.6's code
         ("13.0", "11.0", None),
     ],

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer, S6Cache
 from selective_scan._discretization import METHODS
 from selective_scan.cache import MixerCache
@@ -217,11 +218,12 @@ def test_a_cache_that_was_made_elsewhere(device):
     ids=str,
 )
 def test_plain_layers_are_one_launch(options, cuda_device):
-    model = model_of(cuda_device, **options)
-    check(model, BATCH, [1, 1, 2, 1], in_one=True)
-    check(model, 8, [1, 1], in_one=True)
-    check(model, 1, [8, 1, 5], in_one=True)
-    check(model.layers[0], BATCH, [1, 2], in_one=True)
+    """Where the GPU has the kernel; elsewhere they are their modules."""
+    model, in_one = model_of(cuda_device, **options), has_step()
+    check(model, BATCH, [1, 1, 2, 1], in_one=in_one)
+    check(model, 8, [1, 1], in_one=in_one)
+    check(model, 1, [8, 1, 5], in_one=in_one)
+    check(model.layers[0], BATCH, [1, 2], in_one=in_one)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +241,7 @@ def test_states_of_float64_go_through_the_modules(cuda_device):
     assert "s6_step" not in ops_of(model, steps_of(model, BATCH, 1), cache)
 
 
+@pytest.mark.usefixtures("step_kernel")
 def test_a_cache_keeps_its_workspace(cuda_device):
     """For any number of steps, since graphs go on using it; its copies have their own."""
     model = model_of(cuda_device)

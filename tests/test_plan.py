@@ -3,12 +3,13 @@ sizes, layout and the figures of a device. No GPU is needed."""
 
 import itertools
 import random
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 
 import pytest
 
 import test_layouts as layouts
-from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, Call, random_call
+from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, T4, Call, fill, random_call
 
 # A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
 # memory.
@@ -261,7 +262,7 @@ def plan_or_refusal(plan, *arguments):
         return str(error)
 
 
-@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+@pytest.mark.parametrize("device", [H200, A100, RTX3090, T4], ids=["H200", "A100", "RTX3090", "T4"])
 def test_random_calls(plan, plan_bindings, device):
     seed = random.randrange(2**32)
     print("seed", seed)
@@ -273,9 +274,10 @@ def test_random_calls(plan, plan_bindings, device):
             assert plan_or_refusal(plan, which, call, device) == made
             if isinstance(made, str):  # 256 states of complex128 are many
                 assert "have not enough shared memory" in made, call
-                assert call.complex, call
+                assert call.complex or device == T4, call
                 assert call.dtype == "float64", call
                 continue
+            assert device != T4 or made["path"] in ("dstate1", "floor")
             check_plan(made, call, device)
             # The path that the rules choose can be asked for; others run the call too, or say why
             # they cannot.
@@ -332,6 +334,49 @@ def test_refusals(plan, which, path, changes, reason):
     )
     with pytest.raises(RuntimeError, match=expected):
         plan(which, call, wanted=path)
+
+
+@pytest.mark.parametrize("path", ["relay", "streamed", "prompt"])
+def test_kernels_that_need_asynchronous_copies(plan, path):
+    expected = re.escape(f"{refusal(path)}the GPU's compute capability must be 8.0 or later, got 7")
+    with pytest.raises(RuntimeError, match=expected):
+        plan("forward", Call(2, 1024, 800, 16), T4, path)
+
+
+def test_no_copies_for_kernels_that_are_not_there(plan):
+    """Slices and copies of rows are for the streamed kernels."""
+    for call in (
+        Call(2, 512, 1000, 200),
+        Call(2, 1024, 800, 16, mixed=True),
+        Call(2, 64, 2056, 20, dtype="float32", complex=True),
+    ):
+        for which in ("forward", "backward"):
+            assert plan(which, call, T4, slices=True) is None
+            assert plan(which, call, T4)["path"] == "floor"
+    assert plan("forward", Call(2, 512, 1000, 200), A100, slices=True) is not None
+
+
+def test_a_device_may_be_said_to_have_less(plan_bindings):
+    device = fill(plan_bindings.Device(), H200)
+    text = "major=7 multiprocessors=40  block_shared_bytes=65536 shared_bytes=65536"
+    facts = plan_bindings.facts_of(plan_bindings.lessened(device, text))
+    assert dict(fact.split("=") for fact in facts.split()) == {
+        name: str(value) for name, value in asdict(T4).items()
+    }
+    for unchanged in ("", plan_bindings.facts_of(device)):
+        assert plan_bindings.facts_of(plan_bindings.lessened(device, unchanged)) == (
+            plan_bindings.facts_of(device)
+        )
+
+
+@pytest.mark.parametrize(
+    "entry", ["40", "multiprocessors", "multiprocessors=", "multiprocessors=133", "major=0",
+              "major=7.5", "cores=1", "multiprocessors=1,major=7"]
+)  # fmt: skip
+def test_what_a_device_cannot_be_said_to_have(plan_bindings, entry):
+    expected = "entries such as multiprocessors=40, no greater than what the device has"
+    with pytest.raises(RuntimeError, match=f"DEVICE must be unset or have {expected}.*'{entry}'"):
+        plan_bindings.lessened(fill(plan_bindings.Device(), H200), f"shared_bytes=5000 {entry}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from selective_scan._ops import ops
 from selective_scan._prepared_step import PreparedStep
 from test_plain_stack import BATCH, DIM, F32, HALF, Ops, model_of, steps_of, tensors_of
 
-pytestmark = pytest.mark.usefixtures("no_gradients")
+pytestmark = pytest.mark.usefixtures("no_gradients", "step_kernel")
 
 
 @pytest.fixture

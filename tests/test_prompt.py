@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import test_capabilities as capabilities
+from gpu_kernels import skip_without_path
 from problem import METHODS, Case, check, check_repeatable, check_results, inputs_on, options_on
 from selective_scan import selective_scan_fn
 
@@ -80,6 +81,7 @@ def test_outputs_and_gradients(case, device):
 
 @pytest.mark.cuda
 def test_outputs_of_other_calls(cuda_device):
+    skip_without_path("prompt")
     program = "import test_prompt; test_prompt.check_others()"
     result = capabilities.run("prompt", "-c", program, variable=capabilities.CUDA_VARIABLE)
     assert result.returncode == 0, result.stdout + result.stderr

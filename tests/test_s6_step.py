@@ -11,6 +11,8 @@ from in_place import in_float64
 from problem import METHODS, Error, generator
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
 
+pytestmark = pytest.mark.usefixtures("step_kernel")
+
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 # What arithmetic alone may differ by, relative in the Euclidean norm.
 ARITHMETIC = {F32: 5e-6, F64: 1e-13}

@@ -11,6 +11,8 @@ from cases import REAL, assert_change_is_seen, assert_refused, ones
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
 from test_s6_step import BASE, copy_of, make, states_of
 
+pytestmark = pytest.mark.usefixtures("step_kernel")
+
 BF16, F64, C64, INT64 = torch.bfloat16, torch.float64, torch.complex64, torch.int64
 OPTIONS = {"eps": 1e-5, "delta_softplus": True, "discretization_method": "zoh"}
 

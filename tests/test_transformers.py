@@ -281,6 +281,7 @@ def _hook_a_norm(model):
     return model.backbone.norm_f.register_forward_pre_hook(lambda *_: None)
 
 
+@pytest.mark.usefixtures("step_kernel")
 def test_a_token_is_one_operator(device):
     model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
     with integration.enable():

@@ -70,7 +70,7 @@ cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t
   const auto slices = [&](const Arrangement& arrangement) {
     return plan_slices(params, arrangement, device, wanted_path(), memory);
   };
-  if (const auto arrangement = arrange_states(params); arrangement && !is_packed) {
+  if (const auto arrangement = arrange_states(params, device); arrangement && !is_packed) {
     return run_slices(slices(*arrangement), memory, stream);
   }
   const auto plan = plan_scan(params, device, wanted_path());
@@ -90,6 +90,18 @@ cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t
 }
 
 }  // namespace
+
+cudaError_t describe_device(std::string& text) {
+  Device device;
+  const cudaError_t error = current_device(device);
+  std::string paths;
+  for (size_t i = 0; i < kPathNames.size(); ++i) {
+    if (!has_kernels(device, static_cast<Path>(i))) continue;
+    paths.append(paths.empty() ? "" : ",").append(kPathNames[i]);
+  }
+  text = facts_of(device) + " paths=" + paths;
+  return error;
+}
 
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
                          cudaStream_t stream) {

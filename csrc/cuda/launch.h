@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 
 #include "../core/conv_params.h"
 #include "../core/conversion.h"
@@ -28,6 +29,10 @@ cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memor
                          cudaStream_t stream);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
                           cudaStream_t stream);
+
+/// What plans know of the current device, and the paths of the scan that it has kernels of, such as
+/// "major=7 multiprocessors=40 [...] paths=dstate1,floor".
+cudaError_t describe_device(std::string& text);
 
 /// Chunked prefill: the selective scan of packed sequences over a pool of states. Where checkpoints
 /// are wanted, `states` is there to be written to.

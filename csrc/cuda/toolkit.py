@@ -10,12 +10,16 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 MINIMUM_NVCC = 12  # the first with C++20
-MINIMUM_ARCHITECTURE = 8  # the first with asynchronous copies and mbarriers
-ALL_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+MINIMUM_ARCHITECTURE = (7, 5)
+# 8.9 runs the code of 8.6, and nothing here takes more of it.
+ALL_ARCHITECTURES = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
+# GPUs that run the code of others: nvcc 13 is reported to make code of sm_103 with wrong results.
+SERVED_BY = {(10, 3): (10, 0)}
 # The names that PyTorch gives to groups of architectures.
 NAMED_ARCHITECTURES = {
     "volta": ("7.0+PTX",),
@@ -35,24 +39,30 @@ NAMED_ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A compute capability such as 9.0 or 9.0a, with or without PTX for later GPUs."""
+    """A compute capability such as 9.0 or 9.0a: its code, PTX for later GPUs, or both."""
 
     major: int
     minor: int
     suffix: str = ""
     ptx: bool = False
+    code: bool = True
 
     @classmethod
     def parse(cls, text: str) -> Architecture:
-        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", text, re.IGNORECASE)
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX|-virtual)?", text, re.IGNORECASE)
         if match is None:
             names = ", ".join(name.title() for name in NAMED_ARCHITECTURES)
             raise ValueError(
                 "TORCH_CUDA_ARCH_LIST must be all, native or hold entries such as 9.0, 9.0a, "
-                f"9.0+PTX or {names}, got {text!r}"
+                f"9.0+PTX, 9.0-virtual or {names}, got {text!r}"
             )
-        major, minor, suffix, ptx = match.groups()
-        return cls(int(major), int(minor), suffix.lower(), ptx is not None)
+        major, minor, suffix, kind = match.groups()
+        has_code = kind is None or kind.startswith("+")
+        return cls(int(major), int(minor), suffix.lower(), kind is not None, has_code)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.major, self.minor
 
     @property
     def number(self) -> str:
@@ -60,26 +70,36 @@ class Architecture:
         return f"{self.major}{self.minor}{self.suffix}"
 
     def __str__(self) -> str:
-        return f"{self.major}.{self.minor}{self.suffix}{'+PTX' if self.ptx else ''}"
+        kind = "" if not self.ptx else "+PTX" if self.code else "-virtual"
+        return f"{self.major}.{self.minor}{self.suffix}{kind}"
 
     def nvcc_flags(self) -> list[str]:
-        compute = f"-gencode=arch=compute_{self.number}"
-        flags = [f"{compute},code=sm_{self.number}"]
-        if self.ptx:
-            flags.append(f"{compute},code=compute_{self.number}")
-        return flags
+        wanted = [("sm", self.code), ("compute", self.ptx)]
+        return [
+            f"-gencode=arch=compute_{self.number},code={kind}_{self.number}"
+            for kind, is_wanted in wanted
+            if is_wanted
+        ]
+
+
+def merged(architectures: Iterable[Architecture]) -> list[Architecture]:
+    """Each once, in order, with what any of its entries has; those that others serve are these."""
+    chosen: dict[str, Architecture] = {}
+    for architecture in architectures:
+        if server := SERVED_BY.get(architecture.capability):
+            architecture = replace(architecture, major=server[0], minor=server[1], suffix="")
+        known = chosen.get(architecture.number, architecture)
+        chosen[architecture.number] = replace(
+            known, ptx=known.ptx or architecture.ptx, code=known.code or architecture.code
+        )
+    return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
 
 
 def parse_architectures(text: str) -> list[Architecture]:
     """Reads a TORCH_CUDA_ARCH_LIST; ValueError names what is wrong with it."""
-    chosen: dict[str, Architecture] = {}
-    for entry in re.split(r"[;,\s]+", text.strip(";, \t\n")):
-        for item in NAMED_ARCHITECTURES.get(entry.lower(), (entry,)):
-            architecture = Architecture.parse(item)
-            known = chosen.get(architecture.number)
-            if known is None or architecture.ptx:
-                chosen[architecture.number] = architecture
-    return sorted(chosen.values(), key=lambda a: (a.major, a.minor, a.suffix))
+    entries = re.split(r"[;,\s]+", text.strip(";, \t\n"))
+    items = (item for entry in entries for item in NAMED_ARCHITECTURES.get(entry.lower(), (entry,)))
+    return merged(map(Architecture.parse, items))
 
 
 def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
@@ -120,9 +140,9 @@ def choose_architectures(
     if word == "native" and not visible:
         raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
     if word == "":
-        present = [Architecture(*capability) for capability in sorted(set(visible))]
+        present = merged(Architecture(*capability) for capability in visible)
         # A GPU too old is left out, and one too new for nvcc is served by the PTX of the last.
-        fit = [a for a in present if a.major >= MINIMUM_ARCHITECTURE]
+        fit = [a for a in present if a.capability >= MINIMUM_ARCHITECTURE]
         if fit and all(a.number in supported for a in fit):
             return with_ptx(fit)
     if word in ("", "all"):
@@ -131,10 +151,11 @@ def choose_architectures(
         text = ";".join(f"{major}.{minor}" for major, minor in visible)
     architectures = parse_architectures(text)
     for architecture in architectures:
-        if architecture.major < MINIMUM_ARCHITECTURE:
+        if architecture.capability < MINIMUM_ARCHITECTURE:
+            major, minor = MINIMUM_ARCHITECTURE
             raise ValueError(
                 f"TORCH_CUDA_ARCH_LIST asks for {architecture}; the kernels need "
-                f"{MINIMUM_ARCHITECTURE}.0 or later"
+                f"{major}.{minor} or later"
             )
         if f"{architecture.major}{architecture.minor}" not in supported:
             raise ValueError(

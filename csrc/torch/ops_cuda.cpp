@@ -42,6 +42,13 @@ int64_t cuda_driver_version() {
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
 }
 
+std::string cuda_device_facts(int64_t device) {
+  const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
+  std::string text;
+  STD_CUDA_CHECK(cuda::describe_device(text));
+  return text;
+}
+
 }  // namespace
 
 const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
@@ -50,11 +57,13 @@ const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
   m.def("cuda_driver_version() -> int");
+  m.def("cuda_device_facts(int device) -> str");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cuda_build_info", TORCH_BOX(&cuda_build_info));
   m.impl("cuda_driver_version", TORCH_BOX(&cuda_driver_version));
+  m.impl("cuda_device_facts", TORCH_BOX(&cuda_device_facts));
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {

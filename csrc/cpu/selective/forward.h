@@ -35,6 +35,8 @@ struct ForwardScratch {
     states = arena.take<State>(num_vectors<R>(block) * params.dstate);
     for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
+
+  InputSteps<R> input_steps() const { return {delta, y, delta, u, gains, gains}; }
 };
 
 template <class State>
@@ -94,12 +96,8 @@ struct ForwardKernel {
   static void scan_chunk(const ForwardParams& params, const Block& block, const Lanes& lanes,
                          const Chunk& steps, const Scratch& scratch, int64_t vector) {
     const int64_t dstate = params.dstate;
-    const auto load = [&](const ArrayView& view, R* tile) {
-      load_sequence(view, block, lanes, steps, kStateChunk, tile);
-    };
-    load_step_sizes(params, block, lanes, steps, kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.y, scratch.delta);
-    load(params.u, scratch.u);
+    const R* gain = load_inputs<State>(params, block, lanes, steps, kStateChunk,
+                                       scratch.inputs.delta_bias[vector], scratch.input_steps());
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 
     const BlockInputs<State>& inputs = scratch.inputs;
@@ -108,8 +106,7 @@ struct ForwardKernel {
     sweep.dstate = dstate;
     sweep.steps = steps.steps;
     sweep.delta = scratch.delta;
-    sweep.gain = load_gains<State>(params, block, lanes, steps, kStateChunk, scratch.delta,
-                                   scratch.u, scratch.gains, scratch.gains);
+    sweep.gain = gain;
     sweep.poles = inputs.poles + vector * dstate;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);

@@ -226,11 +226,9 @@ struct SegmentMaps {
   static const R* load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
                                 const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
                                 int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.u, scratch.delta);
-    load_sequence(params.u, block, lanes, chunk, steps_ahead, scratch.u);
-    return load_gains<State>(params, block, lanes, chunk, steps_ahead, scratch.delta, scratch.u,
-                             scratch.gains, scratch.gains);
+    return load_inputs<State>(
+        params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
+        {scratch.delta, scratch.dy, scratch.delta, scratch.u, scratch.gains, scratch.gains});
   }
   static const R* load_steps_of(const BackwardParams& params, const Block& block,
                                 const Lanes& lanes, const Chunk& chunk, int64_t steps_ahead,

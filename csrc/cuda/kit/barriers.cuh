@@ -16,6 +16,15 @@ constexpr bool kHasBulkCopy = true;
 constexpr bool kHasBulkCopy = false;
 #endif
 
+/// What is compiled for architectures before Ampere, which have neither mbarriers nor asynchronous
+/// copies, has nothing of the kernels that need them: these return at once, and no plan chooses
+/// them. See Device::has_async_copies().
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool kHasAsyncCopies = false;
+#else
+constexpr bool kHasAsyncCopies = true;
+#endif
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -29,6 +29,17 @@ constexpr int kElementRow = kChunk + 1;
 constexpr int kMaxWarps = 12;
 constexpr int kMaxThreads = kMaxWarps * kWarpSize;
 
+/// Of the blocks that a multiprocessor is to have at a time, those that it has threads for, which
+/// are 1536 or more but on Turing. For __launch_bounds__.
+constexpr int fitting_blocks(int threads, int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  constexpr int kThreads = 1024;
+#else
+  constexpr int kThreads = 1536;
+#endif
+  return threads * blocks > kThreads ? kThreads / threads : blocks;
+}
+
 /// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
 /// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values.
 constexpr int kMinBackwardTile = 64;

@@ -12,7 +12,11 @@
 namespace selective_scan::cuda {
 
 /// The current device, asked for its figures once per thread and change of device.
+/// SELECTIVE_SCAN_CUDA_DEVICE says that it has less, for tests: see lessened().
 cudaError_t current_device(Device& device);
+
+/// Throws std::runtime_error if no block of the device can have so much shared memory.
+void check_shared_memory(const Device& device, int bytes);
 
 /// Launches a kernel. One that is dependent may begin before the kernel in front of it in the
 /// stream is complete (programmatic dependent launch): code before Hopper's does not wait for it.
@@ -24,6 +28,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   cudaError_t error = current_device(device);
   constexpr int kGranted = 48 * 1024;  // dynamic shared memory above which has to be asked for
   if (error == cudaSuccess && shape.shared_bytes > kGranted) {
+    check_shared_memory(device, shape.shared_bytes);
     error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }

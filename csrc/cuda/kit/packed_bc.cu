@@ -60,7 +60,7 @@ struct LaneItems {
 /// megabytes, and bound by latency; beyond it, blocks that are resident together go through all
 /// chunks, and issue slots count.
 template <bool kPacked>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+__global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kResidentBlocks))
     convert_projections_kernel(const __grid_constant__ ScanParams params, int slice_values,
                                int sequences, int chunks, float* stream, ClearedWords cleared,
                                [[maybe_unused]] PackedChunks packed_chunks) {

@@ -62,7 +62,7 @@ struct TileWalk {
 
 /// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
 /// their way before it looks at the first.
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kBlocks))
     sum_rows_kernel(const __grid_constant__ Sums all) {
   __shared__ float tile[kTile][kTile + 1];  // [channel][step]
   const RowSum& sum = all.sums[blockIdx.y];

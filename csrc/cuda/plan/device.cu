@@ -1,6 +1,9 @@
 // What the launchers know of the current device.
 
 #include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 #include "../kit/launch_tools.h"
 
@@ -37,12 +40,21 @@ cudaError_t current_device(Device& device) {
     Device found;
     error = ask(id, found);
     if (error == cudaSuccess) {
-      known = found;
+      const char* const less = std::getenv("SELECTIVE_SCAN_CUDA_DEVICE");
+      known = lessened(found, less == nullptr ? "" : less);
       known_id = id;
     }
   }
   device = known;
   return error;
+}
+
+void check_shared_memory(const Device& device, int bytes) {
+  if (bytes <= device.block_shared_bytes) return;
+  throw std::runtime_error("selective_scan: a call of these sizes and dtypes needs " +
+                           std::to_string(bytes) +
+                           " bytes of shared memory, and blocks of this GPU have at most " +
+                           std::to_string(device.block_shared_bytes));
 }
 
 }  // namespace selective_scan::cuda

@@ -29,6 +29,11 @@ enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kPrompt };
 constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "relay", "streamed", "floor",
                                                         "prompt"};
 
+/// Whether a device has the path's kernels, of which some need asynchronous copies.
+constexpr bool has_kernels(const Device& device, Path path) {
+  return device.has_async_copies() || path == Path::kDstate1 || path == Path::kFloor;
+}
+
 /// The plans are in the order of Path.
 template <class... Plans>
 struct AnyPlan {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "device.h"
+
 namespace selective_scan::cuda {
 
 /// Why a path cannot run a call. Costs nothing until somebody asks for the words.
@@ -12,6 +14,11 @@ struct Refusal {
 
   explicit operator bool() const { return reason != nullptr; }
 };
+
+/// What needs asynchronous copies says this of a device that has none.
+constexpr Refusal refusal_of_older(const Device& device) {
+  return {"the GPU's compute capability must be 8.0 or later", device.major};
+}
 
 /// A path says this that has no kernels for the gradient of the initial state alone.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};

@@ -44,9 +44,10 @@ bool lies_along_steps(const ArrayView& view) {
   return std::abs(view.step) <= std::abs(view.channel);
 }
 
-/// Whether the streamed kernels have both passes for this kind of B and C.
-bool has_streamed_kind(const ScanParams& params) {
-  return params.variable_B == params.variable_C && (params.variable_B || !params.is_complex);
+/// Whether the device has streamed kernels, and they both passes for this kind of B and C.
+bool has_streamed_kind(const ScanParams& params, const Device& device) {
+  return has_kernels(device, Path::kStreamed) && params.variable_B == params.variable_C &&
+         (params.variable_B || !params.is_complex);
 }
 
 /// The layout of u, if that can have vectors or the other one cannot.
@@ -153,7 +154,7 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
   const int64_t fewest = is_for_floor ? figures.fewest_copied_for_floor : figures.fewest_copied;
   if (elements < fewest || elements > figures.most_copied || params.is_double) return std::nullopt;
   if (is_for_floor) {
-    if (is_of_one_dtype || !has_streamed_kind(params)) return std::nullopt;
+    if (is_of_one_dtype || !has_streamed_kind(params, device)) return std::nullopt;
     return arrange(params, DType::kFloat32);
   }
   if (plan.path() == Path::kStreamed) {
@@ -171,13 +172,13 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
 
 }  // namespace
 
-std::optional<Arrangement> arrange_states(const ScanParams& params) {
+std::optional<Arrangement> arrange_states(const ScanParams& params, const Device& device) {
   // Fewer elements are done before several launches have begun.
   constexpr int64_t kFewestElements = int64_t{1} << 16;
   constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
   constexpr int64_t kOtherStates = 16;  // complex ones, or real ones of constant B and C
   const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
-  if (params.is_double || !has_streamed_kind(params) || params.dstate <= most ||
+  if (params.is_double || !has_streamed_kind(params, device) || params.dstate <= most ||
       num_elements(params) < kFewestElements) {
     return std::nullopt;
   }

@@ -45,8 +45,9 @@ struct SlicedPlan {
 };
 
 /// Whether a call runs in slices. Saved states are those of one slice behind those of another, so
-/// this follows from what both passes are given alike, and from nothing else.
-std::optional<Arrangement> arrange_states(const ScanParams& params);
+/// this follows from what both passes are given alike and the kind of device, and from nothing
+/// else.
+std::optional<Arrangement> arrange_states(const ScanParams& params, const Device& device);
 
 /// Whether a call that would run by `plan` is faster on copies of its rows, if another path than
 /// the floor takes these.

@@ -12,7 +12,7 @@ constexpr int kFewestStages = 2;
 constexpr int64_t kFewestChannels = 8;
 
 Refusal refusal_of(const StepParams& params, const Device& device) {
-  if (device.major < 8) return {"the GPU's compute capability must be 8.0 or later", device.major};
+  if (!device.has_async_copies()) return refusal_of_older(device);
   if (params.is_double) return {"all tensors must be of at most 4 bytes an element", 8};
   if (params.layers > kMostLayers) return {"layers must be at most 128", params.layers};
   if (params.rows() > kMostRows) return {"batch*steps must be at most 16", params.rows()};

@@ -226,6 +226,7 @@ class Maker {
 template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
 __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize, 1)
     forward_kernel(const __grid_constant__ PromptArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using S = Shape<kStates, kGroups>;
   using Quad = Pack<float, kBlockSteps>;
   using Pieces = LanePieces<S, kAlong>;

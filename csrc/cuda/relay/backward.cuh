@@ -21,6 +21,7 @@ namespace selective_scan::cuda::relay {
 template <class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_backward_kernel(const __grid_constant__ RelayBackwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using S = Shape<1, kChunk>;
   using Layout = BackwardLayout<S, Storage::kMathSize>;
   using Items = typename Storage::template Items<S>;

@@ -107,6 +107,7 @@ class TileCopies {
 template <int kStates, int kSteps, class Storage, Method kMethod>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using S = Shape<kStates, kSteps>;
   using Layout = ForwardLayout<S>;
   using Items = typename Storage::template Items<S>;

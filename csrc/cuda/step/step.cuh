@@ -236,6 +236,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
 
 template <class W, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant__ StepArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   WeightRing ring(args.plan);
   if (threadIdx.x == 0) ring.initialize();
   __syncthreads();

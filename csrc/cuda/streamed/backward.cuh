@@ -35,6 +35,7 @@ template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMe
           bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using Shape = StreamedShape<T, kLaneBits, kVariable>;
   constexpr int kSize = size_of(kElements);
   constexpr int kStates = Shape::kStates;
@@ -361,6 +362,7 @@ template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, Lan
           bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using Shape = SummaryShape<T, kLaneBits>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;

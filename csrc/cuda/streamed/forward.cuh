@@ -133,6 +133,7 @@ template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method k
           bool kVariable, bool kFewRegisters, bool kPacked>
 __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads : kResidentThreads,
                                   1) forward_kernel(const __grid_constant__ ForwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
   using Cursor = RowCursor<Shape::kChannels, kSize>;

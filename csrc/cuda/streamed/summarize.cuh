@@ -99,6 +99,7 @@ template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method k
 __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
                                   SummaryShape<T, kStates, kLaneBits>::kBlocks)
     summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles, int groups) {
+  if constexpr (!kHasAsyncCopies) return;
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;

@@ -22,6 +22,7 @@ namespace selective_scan::cuda::streamed {
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     team_backward_kernel(const __grid_constant__ BackwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   using Shape = TeamShape<kWarps>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<float, kStates>;

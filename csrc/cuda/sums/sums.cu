@@ -67,7 +67,9 @@ __device__ void add_parameters(const ParameterSums& sums, int64_t item) {
 
 /// The first `projection_blocks` blocks take the projections, the others the parameters.
 template <class T, int kVector>
-__global__ void __launch_bounds__(kSumThreads, sizeof(T) == sizeof(float) ? kFloatBlocks : 3)
+__global__ void __launch_bounds__(kSumThreads,
+                                  fitting_blocks(kSumThreads,
+                                                 sizeof(T) == sizeof(float) ? kFloatBlocks : 3))
     sums_kernel(const __grid_constant__ ProjectionWork work,
                 const __grid_constant__ ParameterList parameters, unsigned projection_blocks,
                 int64_t parameter_items) {

@@ -1,3 +1,4 @@
+#include "../kit/launch_tools.h"
 #include "backward.cuh"
 
 namespace selective_scan::cuda {
@@ -9,11 +10,7 @@ cudaError_t launch(const UnitaryBackwardParams& params, cudaStream_t stream) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
     const auto kernel = unitary::backward_kernel<T, lanes, states, variable>;
     constexpr int kBytes = sizeof(unitary::BackwardShared<T, lanes>);
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-    kernel<<<blocks, unitary::kThreads<T>, kBytes, stream>>>(params);
-    return cudaGetLastError();
+    return launch_kernel(kernel, {blocks, unitary::kThreads<T>, kBytes}, stream, params);
   });
 }
 

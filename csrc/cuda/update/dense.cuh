@@ -18,7 +18,7 @@ namespace selective_scan::cuda::update {
 constexpr int kDenseBlocks = 12;  // of a multiprocessor, at least
 
 template <class State, class Input, Method kMethod>
-__global__ void __launch_bounds__(kUpdateThreads, kDenseBlocks)
+__global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads, kDenseBlocks))
     dense_update_kernel(const __grid_constant__ DenseArgs<Input> args) {
   constexpr int kStates = 16 / sizeof(State);
   constexpr int kLanes = kDenseStates / kStates;

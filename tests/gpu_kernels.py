@@ -1,0 +1,31 @@
+"""What the CUDA library has kernels for on the GPU at hand, as it says itself."""
+
+import functools
+
+import pytest
+import torch
+
+# Of a block, in bytes; so much suffices for every call.
+HOPPER_SHARED_BYTES = 232448
+
+
+@functools.cache
+def facts() -> dict[str, str]:
+    """Of the first GPU, as its plans know them."""
+    text = torch.ops.selective_scan.cuda_device_facts(0)
+    return dict(fact.split("=") for fact in text.split())
+
+
+def skip_without_path(path: str) -> None:
+    if path not in facts()["paths"].split(","):
+        pytest.skip(f"the GPU has no kernels of the path {path}")
+
+
+def has_step() -> bool:
+    """Whether the GPU has the kernel of a step through layers."""
+    sizes = {"layers": 1, "d_model": 32, "d_inner": 64, "dstate": 16, "dt_rank": 2, "vocabulary": 0}
+    return torch.ops.selective_scan.cuda_step_workspace_bytes(0, 4, 1, *sizes.values()) >= 0
+
+
+def has_less_shared_memory() -> bool:
+    return int(facts()["block_shared_bytes"]) < HOPPER_SHARED_BYTES
