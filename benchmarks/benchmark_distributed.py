@@ -145,12 +145,14 @@ def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, C
     ops = torch.ops.selective_scan
     tensors = tuple(inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z"))
     arguments = (*tensors, None, True, method, None, False)
-    _, last_state, states = ops.selective_scan_fwd(*arguments, None, True)
+    _, last_state, states = ops.selective_scan_fwd(*arguments, None, None, True)
     gathered = last_state.new_empty(rank.count * 2, *last_state.shape)
     both = torch.stack([last_state, last_state])
     return {
-        "its forward pass": lambda: ops.selective_scan_fwd(*arguments, None, True),
-        "its backward pass": lambda: ops.selective_scan_bwd(dout, None, *arguments, None, states),
+        "its forward pass": lambda: ops.selective_scan_fwd(*arguments, None, None, True),
+        "its backward pass": lambda: ops.selective_scan_bwd(
+            dout, None, *arguments, None, None, states
+        ),
         "its map": lambda: ops.selective_scan_segment_map(*arguments),
         "its initial state's gradient": lambda: ops.selective_scan_state_gradient(*arguments, dout),
         "an all-gather": lambda: dist.all_gather_into_tensor(gathered, both),

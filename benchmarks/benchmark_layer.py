@@ -135,7 +135,7 @@ def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, di
         layer.D.detach(),
         xz[..., dim:].transpose(1, 2),
         layer.dt_proj.bias.detach(),
-        *(True, "zoh", None, False, None),
+        *(True, "zoh", None, False, None, None),
     )
     y, _, states = ops.selective_scan_fwd(*scanned, True)
     dxz, dx_dbl, ddelta, du = map(torch.empty_like, (xz, x_dbl, delta, u))

@@ -6,6 +6,7 @@
     causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
     causal_conv1d_update  one step of it, its state changed in place; and its _ref
     diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
+    exponential_trapezoid_fn  inputs that count at both ends of a step; and its _ref
     mamba_inner_fn        everything between a Mamba layer's projections; and its _ref
     rotate_states         B and C by which pairs of states rotate by input-dependent angles
     selective_scan_prefill  chunks of packed sequences over a pool of states; and its _ref
@@ -26,6 +27,7 @@ from .cache import MixerCache, S6Cache
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_ref
 from .diagonal_scan import diagonal_scan_fn, diagonal_scan_ref
+from .exponential_trapezoid import exponential_trapezoid_fn, exponential_trapezoid_ref
 from .functional import selective_scan_fn, selective_scan_ref
 from .mamba_inner import mamba_inner_fn, mamba_inner_ref
 from .mamba_mixer import MambaMixer
@@ -50,6 +52,8 @@ __all__ = [
     "causal_conv1d_update_ref",
     "diagonal_scan_fn",
     "diagonal_scan_ref",
+    "exponential_trapezoid_fn",
+    "exponential_trapezoid_ref",
     "mamba_inner_fn",
     "mamba_inner_ref",
     "rotate_states",

@@ -45,7 +45,8 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
 
-# These go from a step Δ and x = Δ·A to (abar, bbar) in h[t] = abar·h[t-1] + bbar·B[t]·u[t].
+# These go from the step of the input, Δ or one of its own, and x = Δ·A to (abar, bbar) in
+# h[t] = abar·h[t-1] + bbar·B[t]·u[t].
 DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "zoh": lambda delta, x: (x.exp(), delta),
     "foh": lambda delta, x: (x.exp(), delta * phi1(x)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._checks import Call, fail
 from ._operator import Operator
-from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
+from ._selective_scan import INPUT_DELTA, POLE_DTYPES, SELECTIVE_SCAN, scan_operator
 from ._table import CU_SEQLENS, TensorArgument
 
 
@@ -27,8 +27,12 @@ def _flops(call: Call) -> tuple[int, int]:
     return 10 * entries, 22 * entries
 
 
-def _refuse_cu_seqlens(name: str, _tensor: Tensor, _call: Call) -> NoReturn:
+def _refuse(name: str, _tensor: Tensor, _call: Call) -> NoReturn:
     fail(f"{name} must be None where A is (dim, dstate, dstate)")
+
+
+def _refused(argument: TensorArgument) -> TensorArgument:
+    return replace(argument, shape=replace(argument.shape, before=_refuse))
 
 
 MATRIX_SCAN = scan_operator(
@@ -36,7 +40,8 @@ MATRIX_SCAN = scan_operator(
     TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
     ("bilinear",),
     _flops,
-    replace(CU_SEQLENS, shape=replace(CU_SEQLENS.shape, before=_refuse_cu_seqlens)),
+    _refused(CU_SEQLENS),
+    _refused(INPUT_DELTA),
 )
 
 

@@ -26,6 +26,7 @@ _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("sequences", "dim", "dstate")
 POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
+INPUT_DELTA = TensorArgument("input_delta", REAL, _SEQUENCE, optional=True)
 PROJECTION = Shape((POLES, *PROJECTIONS), two_of="seqlen", divided=("dim",))
 
 
@@ -78,12 +79,13 @@ def scan_operator(
     methods: tuple[str, ...],
     flops: Callable[[Call], tuple[int, int]],
     cu_seqlens: TensorArgument = CU_SEQLENS,
+    input_delta: TensorArgument = INPUT_DELTA,
     given_gradients: str = "",
 ) -> Operator:
     """The operator for this kind of A; the ops are called by `name`."""
     return Operator(
         name,
-        scan_arguments(A, methods, cu_seqlens),
+        scan_arguments(A, methods, cu_seqlens, input_delta),
         results=[
             Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
             Result("last_state", _STATE, lambda call: call.state_dtype),
@@ -91,7 +93,7 @@ def scan_operator(
         ],
         backward=(
             "dout dlast_state u delta A B C D z delta_bias delta_softplus discretization_method "
-            "initial_state reverse cu_seqlens states"
+            "initial_state reverse cu_seqlens input_delta states"
         ),
         flops=flops,
         given_gradients=given_gradients,

@@ -33,6 +33,7 @@ def selective_scan_ref(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan, step by step in plain PyTorch: slow, differentiable, written to be read.
@@ -53,6 +54,7 @@ def selective_scan_ref(
         torch.Size([2, 8, 100])
     """
     options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
+    options = (*options, input_delta)
     values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
     call = operator_for(A, discretization_method).check(values)
 
@@ -62,10 +64,11 @@ def selective_scan_ref(
 
     bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
     delta = step_size(delta.to(dtype), bias, delta_softplus)
+    input_steps = (delta if input_delta is None else input_delta.to(dtype)).unbind(-1)
     A = A.to(h_dtype)
     x = u.to(dtype)
-    B_steps = _steps(B, dim, seqlen, h_dtype)
-    C_steps = _steps(C, dim, seqlen, h_dtype)
+    B_steps = projection_steps(B, dim, seqlen, h_dtype)
+    C_steps = projection_steps(C, dim, seqlen, h_dtype)
 
     if initial_state is None:
         h = torch.zeros(call.sizes["sequences"], dim, A.shape[1], dtype=h_dtype, device=u.device)
@@ -83,28 +86,46 @@ def selective_scan_ref(
         if A.dim() == 3:
             h = _solve_step(h, delta_t, A, B_steps[t] * u_steps[t][..., None])
         else:
-            abar, bbar = discretize(delta_t, delta_t * A)
+            abar, bbar = discretize(input_steps[t][..., None], delta_t * A)
             h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
-        y = (C_steps[t] * h).sum(-1)
-        y_steps.append(2 * y.real if y.is_complex() else y)
+        y_steps.append(observed(C_steps[t], h))
         if sequences is not None:
             h_steps.append(h)
 
-    if reverse:
-        y_steps.reverse()
     if sequences is not None:
         h = sequences.last_states(first_states, h_steps)
+    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    return (out, h) if return_last_state else out
+
+
+def observed(C: Tensor, h: Tensor) -> Tensor:
+    """y of a state, in which complex poles stand for themselves and their conjugates."""
+    y = (C * h).sum(-1)
+    return 2 * y.real if y.is_complex() else y
+
+
+def output_of(
+    y_steps: list[Tensor],
+    u: Tensor,
+    x: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    reverse: bool,
+    sequences: PackedSequences | None,
+) -> Tensor:
+    """out of y at every step, in the order of the scan; x is u in the dtype of arithmetic."""
+    if reverse:
+        y_steps.reverse()
     y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
     if D is not None:
-        y = y + D.to(dtype)[:, None] * x
+        y = y + D.to(x.dtype)[:, None] * x
     if z is not None:
-        y = y * F.silu(z.to(dtype))
+        y = y * F.silu(z.to(x.dtype))
     if sequences is not None:
         y = torch.where(sequences.are_none, 0, y)
     # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
     # tensor into another.
-    out = y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
-    return (out, h) if return_last_state else out
+    return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
 
 
 def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
@@ -115,20 +136,23 @@ def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
     return torch.linalg.solve_ex(identity - half, known[..., None]).result[..., 0]
 
 
-def _steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
+def projection_steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
     """B or C at every step, each (batch or 1, dim, dstate)."""
+    projection = whole_projection(projection, seqlen, dtype)
     if projection.dim() == 2:
-        return [projection.to(dtype)[None]] * seqlen
+        return [projection[None]] * seqlen
+    channels_per_group = dim // projection.shape[1]
+    return [step.repeat_interleave(channels_per_group, dim=1) for step in projection.unbind(-1)]
+
+
+def whole_projection(projection: Tensor, seqlen: int, dtype: torch.dtype) -> Tensor:
+    """B or C as (dim, dstate) or (batch, groups, dstate, seqlen), of the states' dtype."""
+    if projection.dim() == 2:
+        return projection.to(dtype)
     if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
         pairs = projection.to(dtype.to_real()).unflatten(-1, (seqlen, 2))
         projection = torch.complex(pairs[..., 0], pairs[..., 1])
-    if projection.dim() == 3:
-        projection = projection[:, None]
-    channels_per_group = dim // projection.shape[1]
-    return [
-        step.to(dtype).repeat_interleave(channels_per_group, dim=1)
-        for step in projection.unbind(-1)
-    ]
+    return (projection[:, None] if projection.dim() == 3 else projection).to(dtype)
 
 
 @overload
@@ -148,6 +172,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor: ...
 
@@ -169,6 +194,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -190,6 +216,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
@@ -210,6 +237,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with an input-dependent diagonal state space model, as Mamba does.
@@ -245,6 +273,13 @@ def selective_scan_fn(
 
     which costs O(dstate²) a step instead of O(dstate), for A of any kind: an orthogonal change of
     basis makes A a Hessenberg matrix once a call, and each step solves one system with it.
+
+    Where the input has steps E of its own, `input_delta`, bbar has E in the place of its factor Δ::
+
+        h[t] = abar(Δ·A)·h[t-1] + E·b(Δ·A)·B[t]·u[t]        with b as in bbar = Δ·b(Δ·A)
+
+    so that the state decays by Δ and takes its input by E. Events come at times of their own:
+    E = 1 adds B·u to the state as an impulse, E = Δ·τ holds it for a part of the step.
 
     One published description prints bilinear as (1 − x/2)/(1 + x/2), Δ/(1 + x/2), which diverges
     for A < 0; it is the form above at −A.
@@ -285,6 +320,8 @@ def selective_scan_fn(
             sequence. A sequence without steps keeps its state. On CUDA the values are not read back
             to the host, and those out of order or of range are moved to where they do no harm. Not
             with a matrix A.
+        input_delta: steps E of the input, (batch, dim, seqlen), any of u's dtypes: taken as they
+            are, without delta_bias and softplus. None is Δ. Not with a matrix A.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`selective_scan_ref`, on any device.
 
@@ -308,6 +345,10 @@ def selective_scan_fn(
         arXiv:2312.00752: eq. (2a) and (2b) are the recurrence, Algorithm 2 lets Δ, B and C depend
         on the input. Its eq. (4) is foh here; its code computes zoh.
 
+        Steps of the input's own are in Schöne et al., "STREAM: A Universal State-Space Model for
+        Sparse Geometric Data", 2024, arXiv:2411.12603, and "Scalable Event-by-event Processing of
+        Neuromorphic Sensory Signals With Deep State-Space Models", 2024, arXiv:2404.18508.
+
     Example:
         >>> import torch
         >>> from selective_scan import selective_scan_fn
@@ -326,6 +367,7 @@ def selective_scan_fn(
         torch.Size([2, 64, 100])
     """
     options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
+    options = (*options, input_delta)
     arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
     scan = operator_for(A, discretization_method)
     values = (*arguments, return_last_state, backend)

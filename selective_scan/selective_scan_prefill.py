@@ -60,6 +60,7 @@ _PREFILL = Operator(
         TensorArgument("checkpoint_slots", INTEGER, ("sequences", "checkpoints"), optional=True),
         TensorArgument("out", DtypeOf("u"), _SEQUENCE, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
+        TensorArgument("input_delta", REAL, _SEQUENCE, optional=True),
         anchor="u",
         complex_by=("A",),
         relations=_check_checkpoints,
@@ -128,6 +129,7 @@ def selective_scan_prefill_ref(
     first_position: Tensor | None = None,
     checkpoint_slots: Tensor | None = None,
     discretization_method: Method = "zoh",
+    input_delta: Tensor | None = None,
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
@@ -148,13 +150,14 @@ def selective_scan_prefill_ref(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
+    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
     call = _PREFILL.check((*arguments, *slot_arguments, *options, backend))
     slots = slots_of(call, states)
     pieces = _pieces(call, slots)
     values_per_step = {
         name: call[name].shape[-1] // max(u.shape[1], 1)
-        for name in ("u", "delta", "B", "C", "z")
+        for name in ("u", "delta", "B", "C", "z", "input_delta")
         if name in call.tensors and not (name in "BC" and call[name].dim() == 2)
     }
     result = torch.zeros_like(u)
@@ -162,6 +165,7 @@ def selective_scan_prefill_ref(
         for begin, end, slot in of_sequence:
             given = {name: call.tensors.get(name) for name in ("A", "B", "C", "D", "z")}
             given |= {name: call.tensors.get(name) for name in ("u", "delta", "delta_bias")}
+            given["input_delta"] = input_delta
             for name, values in values_per_step.items():
                 given[name] = call[name][None, ..., begin * values : end * values]
             steps, h = selective_scan_ref(
@@ -196,6 +200,7 @@ def selective_scan_prefill(
     first_position: Tensor | None = None,
     checkpoint_slots: Tensor | None = None,
     discretization_method: Method = "zoh",
+    input_delta: Tensor | None = None,
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
@@ -258,6 +263,7 @@ def selective_scan_prefill(
             where checkpoint_every is not 0.
         discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
             :func:`selective_scan_fn`.
+        input_delta: steps of the input's own, (dim, total), as there.
         out: where to write the result, if it is not to be a new tensor: shaped like u, of its
             dtype. It must share no memory with the other arguments.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
@@ -301,6 +307,7 @@ def selective_scan_prefill(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
+    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
     arguments = (*arguments, *slot_arguments, *options)
     if not _PREFILL.has_kernels((*arguments, backend)):

@@ -26,6 +26,7 @@ def good_call(is_complex=False):
         "discretization_method": "foh",
         "reverse": False,
         "cu_seqlens": None,
+        "input_delta": torch.rand(BATCH, DIM, SEQLEN),
     }
 
 
@@ -56,7 +57,8 @@ class Value:
 
 
 def wrong_types():
-    needed, optional = ("u", "delta", "A", "B", "C"), ("D", "z", "delta_bias", "initial_state")
+    needed = ("u", "delta", "A", "B", "C")
+    optional = ("D", "z", "delta_bias", "initial_state", "input_delta")
     for name in needed:
         yield Bad({name: [1.0]}, f"{name} must be a Tensor, got list", TypeError)
         yield Bad({name: None}, f"{name} must be a Tensor, got NoneType", TypeError)
@@ -90,7 +92,7 @@ REAL = "float32, float16, bfloat16 or float64"
 
 def wrong_dtypes():
     good = {name: tuple(value.shape) for name, value in good_call().items() if name in TENSORS}
-    for name in ("u", "delta", "z", "D", "delta_bias", "B", "C"):
+    for name in ("u", "delta", "z", "input_delta", "D", "delta_bias", "B", "C"):
         for dtype in (torch.int64, torch.bool, torch.complex64, torch.uint8):
             text = str(dtype).removeprefix("torch.")
             yield Bad(
@@ -127,7 +129,7 @@ def wrong_dtypes():
             "got int64",
             is_complex=True,
         )
-    for name in ("u", "delta", "z"):
+    for name in ("u", "delta", "z", "input_delta"):
         yield Bad(
             {name: Value(good[name], torch.complex64)},
             f"{name} must have dtype {REAL}, got complex64",
@@ -139,7 +141,7 @@ def wrong_shapes():
     b, d, n, s, g = BATCH, DIM, DSTATE, SEQLEN, GROUPS
     for shape in ((b, s), (b, d, s, 1), (), (s,)):
         yield Bad({"u": Value(shape)}, f"u must be (batch, dim, seqlen), got {shape}")
-    for name in ("delta", "z"):
+    for name in ("delta", "z", "input_delta"):
         for shape in ((b, d, s - 1), (b, d + 1, s), (b + 1, d, s), (b, s, d), (d, s), (1, d, s)):
             yield Bad(
                 {name: Value(shape)},
@@ -209,7 +211,7 @@ def wrong_shapes():
 
 def wrong_sequences():
     d, n, s = DIM, DSTATE, SEQLEN
-    packed = {name: Value((1, d, s)) for name in ("u", "delta", "z")}
+    packed = {name: Value((1, d, s)) for name in ("u", "delta", "z", "input_delta")}
     packed |= {name: Value((1, GROUPS, n, s)) for name in ("B", "C")}
     bounds = Value((4,), torch.int32, torch.zeros)
     yield Bad({"cu_seqlens": [0, 6]}, "cu_seqlens must be a Tensor or None, got list", TypeError)

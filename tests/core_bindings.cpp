@@ -211,8 +211,8 @@ struct Derived : StepForms<Derived<F>> {
     }
   }
   template <class Math, class T>
-  static Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
-    return F::template slopes<Math>(delta, A, hold);
+  static Slopes<T> slopes(real_t<T> delta, const Pole<T>& pole, const Hold<T>& hold) {
+    return F::template slopes<Math>(delta, pole, hold);
   }
 };
 

@@ -45,6 +45,7 @@ def scan(
     z,
     delta_bias,
     initial_state,
+    input_delta=None,
     *,
     delta_softplus: bool,
     discretization_method: str,
@@ -57,13 +58,16 @@ def scan(
     if delta_softplus:
         delta = F.softplus(delta, threshold=20)
     B, C = (_complete(projection, A, dim, seqlen) for projection in (B, C))
-    steps = [tensor.movedim(-1, 0) for tensor in (u, delta, B, C)]  # (seqlen or 1, ...)
+    input_delta = delta if input_delta is None else input_delta
+    # Each (seqlen or 1, ...).
+    steps = [tensor.movedim(-1, 0) for tensor in (u, delta, input_delta, B, C)]
     if reverse:
         steps = [tensor.flip(0) for tensor in steps]
-    u_steps, delta_steps, B_steps, C_steps = steps
+    u_steps, delta_steps, input_steps, B_steps, C_steps = steps
 
     delta_steps = delta_steps[..., None]
-    abar, bbar = DISCRETIZATIONS[discretization_method](delta_steps, delta_steps * A)
+    discretize = DISCRETIZATIONS[discretization_method]
+    abar, bbar = discretize(input_steps[..., None], delta_steps * A)
     b = bbar * B_steps * u_steps[..., None]
     if initial_state is None:
         initial_state = A.new_zeros(b.shape[1:])

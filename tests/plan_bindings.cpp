@@ -40,8 +40,9 @@ struct Call {
   bool reverse = false;
   bool mixed = false;  // delta of another dtype
   bool z = true;
-  int64_t padding = 0;              // elements behind every row
-  bool packed = false;              // sequences
+  int64_t padding = 0;  // elements behind every row
+  bool packed = false;  // sequences
+  bool input_delta = false;
   bool state_alone = false;         // the initial state's gradient is the only one
   bool map_alone = false;           // neither out nor states are wanted
   bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
@@ -117,6 +118,7 @@ ScanParams make_inputs(const Call& call) {
   params.D = {address(), DType::kFloat32, 0, 1};
   params.delta_bias = params.D;
   params.states = address();
+  if (call.input_delta) params.input_delta = make_view(call, "input_delta", dtype, call.dim, 1);
   if (call.packed) params.packed = {{address(), true, 0, 1}, 64, call.seqlen, call.reverse};
   return params;
 }
@@ -474,6 +476,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("z", &Call::z)
       .def_readwrite("padding", &Call::padding)
       .def_readwrite("packed", &Call::packed)
+      .def_readwrite("input_delta", &Call::input_delta)
       .def_readwrite("state_alone", &Call::state_alone)
       .def_readwrite("map_alone", &Call::map_alone)
       .def_readwrite("wider_rows", &Call::wider_rows)

@@ -33,6 +33,7 @@ class Call:
     wider_rows: bool = False
     turned: tuple[str, ...] = ()
     packed: bool = False
+    input_delta: bool = False
     state_alone: bool = False
     map_alone: bool = False
 

@@ -16,7 +16,8 @@ from selective_scan._discretization import DISCRETIZATIONS
 
 METHODS = tuple(DISCRETIZATIONS)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-TENSORS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
+# In the order of the ops, and of their gradients.
+TENSORS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state", "input_delta")
 # What B and C may look like. "shared" is (batch, N, seqlen), "grouped" (batch, groups, N, seqlen).
 REAL_KINDS = ("constant", "shared", "grouped")
 COMPLEX_KINDS = ("constant", "shared", "grouped", "packed", "packed_grouped")
@@ -49,6 +50,7 @@ class Case(Axes):
     initial_state: bool = True
     reverse: bool = False
     cu_seqlens: tuple[int, ...] | None = None  # of a batch of 1
+    input_delta: torch.dtype | None = None  # None: the input has no steps of its own
     layout: str = "contiguous"
     layout_of: tuple[str, ...] = TENSORS  # which tensors have that layout
     cotangents: tuple[str, ...] = ("out", "last_state")  # outputs that the loss depends on
@@ -64,7 +66,7 @@ class Case(Axes):
 
     @property
     def is_double(self) -> bool:
-        rows = (self.dtype, self.delta_dtype, self.z_dtype)
+        rows = (self.dtype, self.delta_dtype, self.z_dtype, self.input_delta)
         return torch.float64 in (*rows, self.projection_dtype, self.pole_dtype, self.channel_dtype)
 
     @staticmethod
@@ -138,12 +140,14 @@ def _make(case: Case) -> Problem:
     if case.initial_state:
         h = normal(*state)
         values["initial_state"] = torch.complex(h, normal(*state)) if case.complex else h
+    if case.input_delta is not None:
+        values["input_delta"] = normal(*sequence)
 
     pole_dtype = case.pole_dtype or (
         torch.float64 if case.dtype == torch.float64 else torch.float32
     )
     dtypes = {"u": case.dtype, "delta": case.delta_dtype or case.dtype}
-    dtypes["z"] = case.z_dtype or case.dtype
+    dtypes |= {"z": case.z_dtype or case.dtype, "input_delta": case.input_delta}
     dtypes |= dict.fromkeys(("B", "C"), case.projection_dtype or case.dtype)
     dtypes |= dict.fromkeys(("A", "initial_state"), pole_dtype)
     dtypes |= dict.fromkeys(("D", "delta_bias"), case.channel_dtype or pole_dtype)
@@ -246,14 +250,18 @@ def options_on(case: Case, device: str | torch.device) -> dict:
 
 # How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
 OP_ORDER = (
-    *(*TENSORS[:-1], "delta_softplus", "discretization_method"),
-    *(TENSORS[-1], "reverse", "cu_seqlens"),
+    *(*TENSORS[:-2], "delta_softplus", "discretization_method"),
+    *("initial_state", "reverse", "cu_seqlens", "input_delta"),
 )
 
 
 def op_arguments(case: Case, inputs: dict) -> tuple:
     """What both ops take, without gradients."""
-    arguments = {"cu_seqlens": None} | detached(inputs) | options_on(case, inputs["u"].device)
+    arguments = (
+        {"cu_seqlens": None, "input_delta": None}
+        | detached(inputs)
+        | options_on(case, inputs["u"].device)
+    )
     return tuple(arguments[name] for name in OP_ORDER)
 
 
@@ -346,8 +354,8 @@ def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, tor
     outs, states = [torch.zeros_like(inputs["u"][..., : bounds[0]])], []
     for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
         part = dict(inputs)
-        for name in ("u", "delta", "B", "C", "z"):
-            tensor = inputs[name]
+        for name in ("u", "delta", "B", "C", "z", "input_delta"):
+            tensor = inputs.get(name)
             if tensor is not None and tensor.dim() > 2:
                 per_step = tensor.shape[-1] // max(seqlen, 1)
                 part[name] = tensor[..., begin * per_step : end * per_step]

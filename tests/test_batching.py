@@ -299,7 +299,7 @@ def test_saved_states_of_a_mapped_op(plain):
     us = torch.stack([plain[0], -plain[0], 2 * plain[0]])
 
     def gradients(u):
-        values = (u, *plain[1:], None, None, None, False, "zoh", None, False, None)
+        values = (u, *plain[1:], None, None, None, False, "zoh", None, False, None, None)
         out, _, states = ops.selective_scan_fwd(*values, True)
         return tuple(g for g in ops.selective_scan_bwd(out, None, *values, states)[:5])
 

@@ -28,6 +28,7 @@ CASES = (
     SMALL.with_(batch=0),
     SMALL.with_(seqlen=1, delta_softplus=True),
     SMALL.with_(batch=1, cu_seqlens=(0, 33, 33, 70), reverse=True),
+    SMALL.with_(input_delta=torch.bfloat16, method="foh"),
 )
 
 
@@ -49,9 +50,9 @@ def arguments(case, device, requires_grad):
     for tensor in inputs.values():
         if tensor is not None:
             tensor.requires_grad_(requires_grad)
-    initial_state = inputs.pop("initial_state")
+    initial_state, input_delta = inputs.pop("initial_state"), inputs.pop("input_delta", None)
     options = (case.delta_softplus, case.method, initial_state, case.reverse)
-    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"))
+    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"), input_delta)
 
 
 def gradients(outputs, inputs):
@@ -100,12 +101,14 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
 
 
 @pytest.mark.parametrize("return_last_state", [False, True])
-@pytest.mark.parametrize("case", [SMALL, MINIMAL, SMALL.with_(dstate=1, seqlen=16)], ids=str)
+@pytest.mark.parametrize(
+    "case", [SMALL, MINIMAL, SMALL.with_(dstate=1, seqlen=16), CASES[-1]], ids=str
+)
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls take a shorter way to the kernels than the op's registered derivative."""
     inputs = arguments(case, device, True)
     leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
-    names = ("discretization_method", "initial_state", "reverse", "cu_seqlens")
+    names = ("discretization_method", "initial_state", "reverse", "cu_seqlens", "input_delta")
     options = dict(zip(names, inputs[9:], strict=True))
 
     def by_function():

@@ -111,12 +111,14 @@ def test_the_past_does_not_know_the_future(reverse, device):
     assert actual[..., after].isnan().all()
 
 
-@pytest.mark.parametrize("method", ["foh", "bilinear", "rk4"])
+@pytest.mark.parametrize("input_delta", [None, torch.float64], ids=["", "input_delta"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
-def test_poles_and_steps_of_zero(method, is_complex, device):
-    """x = delta * A = 0 exactly, where (exp(x) - 1)/x is 0/0."""
+def test_poles_and_steps_of_zero(method, is_complex, input_delta, device):
+    """x = delta * A = 0 exactly, where (exp(x) - 1)/x is 0/0. Of the input's own steps none is."""
     case = SMALL.with_(
         method=method,
+        input_delta=input_delta,
         complex=is_complex,
         dtype=torch.float64,
         delta_softplus=False,

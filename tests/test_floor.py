@@ -59,6 +59,10 @@ def cases():
     yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 17, 130, 1100))
     yield BASE.with_(batch=70, dim=40, seqlen=33)
     yield BASE.with_(dim=30, groups=30)
+    for few, method in itertools.product((BASE, BASE.with_(complex=True), PACKED), METHODS):
+        yield few.with_(method=method, input_delta=torch.float32)
+        yield few.with_(method=method, input_delta=torch.bfloat16, dtype=torch.bfloat16, dstate=70)
+        yield few.with_(method=method, input_delta=torch.float64, reverse=True, dim=34)
     # Tiles that share a partial sum of dB and dC.
     yield BASE.with_(batch=3, dim=3000, groups=1, dstate=64, seqlen=20)
     yield BASE.with_(batch=1, dim=3000, groups=1, dstate=80, seqlen=33, cu_seqlens=(0, 33))
@@ -66,6 +70,7 @@ def cases():
     for is_complex, dtype in itertools.product((False, True), (torch.float32, torch.float64)):
         few = BASE.with_(complex=is_complex, dtype=dtype, dstate=9)
         yield few.with_(seqlen=2049)
+        yield few.with_(seqlen=2049, input_delta=dtype, method="foh", layout="channel_last")
         yield few.with_(seqlen=3001, reverse=True, layout="channel_last", B="constant", groups=1)
     yield PACKED.with_(cu_seqlens=(0, 700, 701, 2500), seqlen=2510, dstate=70, dim=2)
     yield from (MANY, MANY.with_(reverse=True, complex=True))

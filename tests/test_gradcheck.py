@@ -25,7 +25,11 @@ def cases():
             D=False, z=False, delta_bias=False, delta_softplus=False, initial_state=False
         )
         yield from (base.with_(**{name: False}) for name in ("z", "delta_softplus"))
+        events = base.with_(input_delta=torch.float64)
+        yield from (events.with_(B=kind, C=kind) for kind in ("constant", kinds[-1]))
+        yield events.with_(reverse=True, z=False, D=False)
         yield LONG.with_(complex=is_complex, method=method)
+        yield LONG.with_(complex=is_complex, method=method, input_delta=torch.float64)
     for is_complex, layout in itertools.product((False, True), LAYOUTS):
         yield SMALL.with_(complex=is_complex, layout=layout, method="foh")
     yield LONG.with_(reverse=True)

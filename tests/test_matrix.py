@@ -68,6 +68,7 @@ def one_axis_at_a_time():
         yield from (base.with_(dim=dim, groups=1) for dim in (1, 3, 33, 64, 130))
         yield from (base.with_(dim=dim, groups=2) for dim in (34, 128))
         yield from (base.with_(dstate=dstate) for dstate in (1, 4, 5, 24, 64))
+        yield from (base.with_(input_delta=dtype) for dtype in DTYPES)
         # A memory that fades slowly gathers rounding errors of the whole sequence.
         yield base.with_(decay=1e-3, seqlen=1000)
         yield base.with_(decay=1e-3, seqlen=1000, reverse=True, dtype=torch.bfloat16)
@@ -106,6 +107,7 @@ def pairs():
             yield base.with_(layout=layout, dtype=torch.bfloat16)
             yield base.with_(layout=layout, B="constant", C="constant")
             yield base.with_(layout=layout, B="shared", C="constant")
+            yield base.with_(layout=layout, input_delta=torch.bfloat16, method="foh", seqlen=67)
             for name in ("u", "delta", "z"):
                 yield base.with_(layout=layout, layout_of=(name,))
             yield base.with_(layout=layout, layout_of=("B", "C"))
@@ -114,6 +116,11 @@ def pairs():
             yield base.with_(method=method, B="constant", C="shared", groups=1)
             yield base.with_(method=method, dtype=torch.bfloat16)
             yield base.with_(method=method, dtype=torch.float64)
+            yield from (
+                base.with_(method=method, dtype=dtype, input_delta=dtype, seqlen=65)
+                for dtype in (torch.float32, torch.bfloat16, torch.float64)
+            )
+            yield base.with_(method=method, input_delta=torch.bfloat16, reverse=True, **NOTHING)
             yield base.with_(method=method, delta_softplus=False, delta_bias=False)
             yield base.with_(method=method, dstate=7, initial_state=False)
         for groups, kind in itertools.product((1, 2, 6), kinds(base.complex)[2:]):
@@ -191,6 +198,7 @@ SAMPLES = [
     BASE,
     COMPLEX,
     BASE.with_(dtype=torch.bfloat16, layout="channel_last", method="bilinear", seqlen=129),
+    BASE.with_(input_delta=torch.float32, method="foh"),
     COMPLEX.with_(B="packed_grouped", C="constant", reverse=True, method="foh", **NOTHING),
 ]
 
@@ -247,7 +255,8 @@ def test_gradients_go_where_the_caller_wants_them(case, layout, device):
         if expected[name] is not None:
             surroundings[name], given[f"d{name}"] = surrounded(expected[name], layout)
     others = ops.selective_scan_bwd_out(out, last_state, *arguments, states, **given)
-    for name, gradient in zip(("A", "D", "delta_bias", "initial_state"), others, strict=True):
+    rest = [name for name in TENSORS if name not in names]
+    for name, gradient in zip(rest, others, strict=True):
         wanted = expected[name]
         assert gradient is wanted is None or torch.equal(gradient, wanted), name
     for name, whole in surroundings.items():
@@ -276,7 +285,7 @@ def test_reverse_is_flip_scan_flip(case, device):
     inputs = detached(inputs_on(case.with_(layout="contiguous"), device))
 
     def flip(name, value):
-        if value is None or name not in ("u", "delta", "z", "B", "C"):
+        if value is None or name not in ("u", "delta", "z", "B", "C", "input_delta"):
             return value
         packed = getattr(case, name, None) in ("packed", "packed_grouped")
         if name in ("B", "C") and getattr(case, name) == "constant":
@@ -298,7 +307,7 @@ def test_two_halves_are_one_scan(case, device):
     out, last_state = forward(case, device, inputs)
 
     def part(name, value, first, last):
-        if value is None or name not in ("u", "delta", "z", "B", "C"):
+        if value is None or name not in ("u", "delta", "z", "B", "C", "input_delta"):
             return value
         if name in ("B", "C") and getattr(case, name) == "constant":
             return value

@@ -363,6 +363,11 @@ def refused_calls():
         lambda u, A, B, c: selective_scan_fn(u, u, A, B, B, cu_seqlens=c),
         (*(u, A, B, bounds),),
     )
+    yield (
+        "input_delta",
+        lambda u, A, B, e: selective_scan_fn(u, u, A, B, B, input_delta=e),
+        (*(u, A, B, u),),
+    )
     yield "cu_seqlens", lambda x, w, c: causal_conv1d_fn(x, w, cu_seqlens=c), (u, A, bounds)
     yield (
         "seq_idx",

@@ -14,6 +14,7 @@ OPTIONS = (
     {"D": False, "delta_bias": False},
     {"z": False, "initial_state": False},
     {"delta_softplus": False},
+    {"input_delta": torch.float64},
 )
 
 

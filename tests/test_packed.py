@@ -33,6 +33,7 @@ F64 = torch.float64
 
 # Sequences of no step, one, less and more than a chunk; nothing between them.
 BOUNDS = (0, 30, 30, 31, 64, 130)
+EDGED = (7, 40, 41, 100)  # steps of no sequence around them
 BASE = Case(batch=1, seqlen=130, cu_seqlens=BOUNDS)
 # Short ones beside a long one, which has segments.
 LONG = Case(
@@ -74,8 +75,12 @@ def cases():
         yield BASE.with_(**{absent: False})
     for cotangents in (("out",), ("last_state",)):
         yield BASE.with_(cotangents=cotangents)
-    yield BASE.with_(cu_seqlens=(7, 40, 41, 100))  # steps of no sequence around them
-    yield BASE.with_(cu_seqlens=(7, 40, 41, 100), reverse=True, B="constant", layout="channel_last")
+    yield BASE.with_(cu_seqlens=EDGED)
+    yield BASE.with_(cu_seqlens=EDGED, reverse=True, B="constant", layout="channel_last")
+    for method in METHODS:
+        yield BASE.with_(method=method, input_delta=F64, dtype=F64, complex=True, cu_seqlens=EDGED)
+        yield BASE.with_(method=method, input_delta=torch.float32, reverse=True, cu_seqlens=EDGED)
+    yield LONG.with_(input_delta=torch.float32, method="foh")
     yield BASE.with_(cu_seqlens=(0, 130))
     yield BASE.with_(cu_seqlens=(0, 0, 130, 130), initial_state=False)
     yield BASE.with_(cu_seqlens=tuple(range(131)), dim=4, groups=1, dstate=1)
@@ -222,15 +227,17 @@ def test_boundaries_that_do_not_rise_do_no_harm(dim, bounds, reverse, cuda_devic
     torch.cuda.synchronize()
 
 
-def test_a_matrix_takes_none():
+@pytest.mark.parametrize("name", ["cu_seqlens", "input_delta"])
+def test_a_matrix_takes_none(name):
     u, B = torch.randn(1, 2, 6), torch.randn(2, 3)
+    given = {"cu_seqlens": torch.tensor([0, 6]), "input_delta": u}[name]
     for backend in ("auto", "reference"):
-        with pytest.raises(RuntimeError, match="cu_seqlens must be None where A is"):
+        with pytest.raises(RuntimeError, match=f"{name} must be None where A is"):
             selective_scan_fn(
                 *(u, u, torch.randn(2, 3, 3), B, B),
                 discretization_method="bilinear",
-                cu_seqlens=torch.tensor([0, 6]),
                 backend=backend,
+                **{name: given},
             )
 
 

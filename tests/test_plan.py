@@ -309,6 +309,7 @@ def refusal(path):
         ("streamed", {"batch": 1, "packed": True, **CONSTANT}, "of packed .* C variable"),
         ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
+        ("streamed", {"input_delta": True}, "the input has steps of its own"),
         ("streamed", {"C": "constant"}, "both be variable or both be constant"),
         ("streamed", {"complex": True, **CONSTANT}, "A must be real|B and C must be variable"),
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),

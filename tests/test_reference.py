@@ -260,3 +260,36 @@ def test_it_is_the_reference_backend():
     expected = selective_scan_ref(**problem.tensors, **problem.options)
     actual = selective_scan_fn(**problem.tensors, **problem.options, backend="reference")
     assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_impulses_decay_from_when_they_come(is_complex):
+    """Steps of 1 for the input add B·u as it is, and h(T) is the sum of what is left of each."""
+    tensors = system(is_complex) | {"initial_state": None}
+    u, delta, A, B = (tensors[name][0] for name in ("u", "delta", "A", "B"))
+    age = delta.sum() - delta.cumsum(-1)
+    left = (A * age[0, :, None]).exp() * B * u[0, :, None]
+    impulses = {"input_delta": torch.ones_like(tensors["u"])}
+    for method in ("zoh", "foh"):
+        _, h = scan(tensors | impulses, discretization_method=method)
+        hold = (
+            1 if method == "zoh" else torch.expm1(A * delta[0, :, None]) / (A * delta[0, :, None])
+        )
+        torch.testing.assert_close(h[0, 0], (hold * left).sum(0))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_steps_of_the_input_that_are_delta_change_nothing(is_complex, method):
+    """And the gradient of delta is then the sum of both."""
+    tensors = system(is_complex)
+    results = []
+    for has_own in (False, True):
+        given = {
+            name: None if t is None else t.clone().requires_grad_() for name, t in tensors.items()
+        }
+        given["input_delta"] = given["delta"] if has_own else None
+        out, last_state = scan(given, discretization_method=method)
+        loss = out.square().sum() + last_state.abs().square().sum()
+        results.append((out, last_state, *torch.autograd.grad(loss, (given["u"], given["delta"]))))
+    torch.testing.assert_close(results[1], results[0])

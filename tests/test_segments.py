@@ -22,6 +22,8 @@ def cases():
         for is_complex in (False, True):
             yield CHANNELS.with_(method=method, complex=is_complex)
             yield GROUPS.with_(method=method, complex=is_complex)
+            events = {"method": method, "complex": is_complex, "input_delta": torch.float32}
+            yield from (few.with_(**events) for few in (CHANNELS, GROUPS, BASE))
     yield CHANNELS.with_(B="constant", C="constant")
     yield CHANNELS.with_(layout="channel_last", reverse=True, initial_state=False)
     yield CHANNELS.with_(seqlen=2048, dtype=torch.bfloat16)

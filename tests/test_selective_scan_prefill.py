@@ -19,6 +19,8 @@ HALF, BF16 = torch.float16, torch.bfloat16
 # none. The first one is padding, and so is the last but one.
 BOUNDS = (1, 4, 40, 40, 41, 70, 75, 148)
 POSITIONS = (0, 3, 16, 15, 0, 9, 52)
+OPTIONAL = ("D", "z", "delta_bias")
+EVENTS = (*OPTIONAL, "input_delta")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Case(Axes):
     states: torch.dtype = F32
     u: torch.dtype = F32  # also of delta, z, B and C, the latter complex where states are
     pole: torch.dtype = F32  # of A, D and delta_bias, the first complex where states are
-    optional: tuple[str, ...] = ("D", "z", "delta_bias")
+    optional: tuple[str, ...] = OPTIONAL
     delta_softplus: bool = True
     interleaved: bool = False
     bounds: tuple[int, ...] = BOUNDS
@@ -93,8 +95,10 @@ def tensors_of(case: Case, draw: torch.Generator) -> dict[str, torch.Tensor | No
         "z": normal(*rows).to(case.u),
         "delta_bias": uniform(0.0, 0.3, case.dim).to(case.pole),
     }
-    for name in {"D", "z", "delta_bias"} - set(case.optional):
+    for name in set(OPTIONAL) - set(case.optional):
         tensors[name] = None
+    if "input_delta" in case.optional:
+        tensors["input_delta"] = normal(*rows).to(case.u)
     return tensors
 
 
@@ -180,6 +184,12 @@ def case_list():
     cases += [base.with_(has_indices=False, every=0, bounds=(0, 150), positions=(0,))]
     cases += [base.with_(optional=names) for names in ((), ("D",), ("delta_bias",), ("z",))]
     cases += [base.with_(delta_softplus=False)]
+    cases += [
+        base.with_(optional=EVENTS, method=method, states=states)
+        for method in METHODS
+        for states in (F32, C64)
+    ]
+    cases += [base.with_(optional=EVENTS, layout="channel_last", u=BF16, states=BF16)]
     # A long one, whose time a GPU and a CPU of several threads divide.
     long = {"bounds": (0, 2, 2200, 2500), "positions": (40, 100, 0), "total": 2500, "every": 100}
     cases += [base.with_(**long, dim=6, dstate=3, layout=where) for where in ("sliced", "offset")]
@@ -198,7 +208,8 @@ def test_matches_reference(case, device):
 
 def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """out and the last state of these steps alone."""
-    per_step = ("u", "delta", "z", *(() if case.groups == 0 else ("B", "C")))
+    names = ("u", "delta", "z", "input_delta", *(() if case.groups == 0 else ("B", "C")))
+    per_step = tensors.keys() & names
     given = {
         n: None if t is None else t[..., steps] if n in per_step else t for n, t in tensors.items()
     }
@@ -211,11 +222,13 @@ def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("method", METHODS)
-def test_any_chunking_gives_what_the_whole_gives(method, is_complex, device):
+@pytest.mark.parametrize("optional", [OPTIONAL, EVENTS], ids=["", "input_delta"])
+def test_any_chunking_gives_what_the_whole_gives(optional, method, is_complex, device):
     """Outputs, the state in the end, and at every checkpoint, which lie at absolute positions."""
     lengths, every = (90, 1, 64, 37), 16
     count, total = len(lengths), sum(lengths)
-    case = Case(method=method, states=C64 if is_complex else F32, total=total)
+    states = C64 if is_complex else F32
+    case = Case(method=method, states=states, total=total, optional=optional)
     draw = generator(case)
     tensors = {n: t.to(device) for n, t in tensors_of(case, draw).items()}
     begins = [0, *itertools.accumulate(lengths)]
@@ -235,7 +248,7 @@ def test_any_chunking_gives_what_the_whole_gives(method, is_complex, device):
             steps = [torch.arange(begins[i] + done[i], begins[i] + ends[i]) for i in order]
             packed = torch.cat(steps).to(device)
             given = {
-                n: t[..., packed] if n in ("u", "delta", "z", "B", "C") else t
+                n: t[..., packed] if n in ("u", "delta", "z", "B", "C", "input_delta") else t
                 for n, t in tensors.items()
             }
             bounds = list(itertools.accumulate(map(len, steps), initial=0))

@@ -15,7 +15,7 @@ INT64 = torch.int64
 ORDER = (
     *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
     *("cu_seqlens", "cache_indices", "has_initial_state", "pad_slot_id", "checkpoint_every"),
-    *("first_position", "checkpoint_slots", "out", "discretization_method"),
+    *("first_position", "checkpoint_slots", "out", "discretization_method", "input_delta"),
 )
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -70,6 +70,8 @@ BAD = [
     ({}, "C", ones(4, 5, 150), "have as many groups as B, 2, got 4"),
     ({}, "D", ones(1), "be (dim,) = (12,), got (1,)"),
     ({}, "z", ones(150, 12), "be (dim, total) = (12, 150), got (150, 12)"),
+    ({}, "input_delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
+    ({}, "input_delta", ones(12, 150, dtype=INT64), f"have dtype {REAL}, got int64"),
     ({}, "delta_bias", ones(12, dtype=C64), f"have dtype {REAL}, got complex64"),
     ({}, "cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
     ({}, "cu_seqlens", ones(2, 4, dtype=INT64), "be (sequences+1,), got (2, 4)"),
@@ -195,7 +197,11 @@ def test_bad_values_do_no_harm(every, cuda_device):
 
 
 @pytest.mark.parametrize("with_out", [False, True])
-@pytest.mark.parametrize("case", [Case(), Case(optional=(), states=C64, every=0)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(optional=(), states=C64, every=0), Case(optional=("input_delta",))],
+    ids=str,
+)
 def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:

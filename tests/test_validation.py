@@ -312,7 +312,7 @@ PYTHON_VALUES = st.one_of(
 )
 def test_random_python_values(name, value, device):
     choices = {"discretization_method": METHODS, "backend": ("auto", "reference", device)}
-    optional = name in ("D", "z", "delta_bias", "initial_state")
+    optional = name in ("D", "z", "delta_bias", "initial_state", "input_delta")
     flag = name in ("delta_softplus", "reverse", "return_last_state")
     hypothesis.assume(not ((optional or name == "return_last_state") and value is None))
     hypothesis.assume(not (flag and isinstance(value, bool)))

@@ -5,6 +5,7 @@ Kernels are called through torch.ops, without autograd.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -29,6 +30,14 @@ def prefix_scan(a: Tensor, b: Tensor) -> Tensor:
         a = torch.cat([a[..., :shift], a[..., shift:] * a[..., :-shift]], dim=-1)
         shift *= 2
     return b
+
+
+@functools.cache
+def _absent() -> tuple[None, ...]:
+    """For cu_seqlens, and input_delta where the op has it: revisions that are compared may not."""
+    schema = torch.ops.selective_scan.selective_scan_bwd.default._schema
+    names = {argument.name for argument in schema.arguments}
+    return (None,) * len(names & {"cu_seqlens", "input_delta"})
 
 
 class Scan:
@@ -180,17 +189,16 @@ class SelectiveScan(Scan):
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, initial_state = self.arguments()
         return torch.ops.selective_scan.selective_scan_fwd(
-            *inputs, True, self._method, initial_state, self._reverse, None, save_states
+            *(*inputs, True, self._method, initial_state, self._reverse, *_absent(), save_states)
         )
 
     def backward(self, saved: Tensor | None, dout: Tensor | None = None) -> Tensors:
         *inputs, initial_state = self.arguments()
-        return self.named(
-            torch.ops.selective_scan.selective_scan_bwd(
-                self.dout if dout is None else dout, None, *inputs, True, self._method,
-                initial_state, self._reverse, None, saved,
-            )
-        )  # fmt: skip
+        gradients = torch.ops.selective_scan.selective_scan_bwd(
+            *(self.dout if dout is None else dout, None, *inputs, True, self._method),
+            *(initial_state, self._reverse, *_absent(), saved),
+        )
+        return self.named(gradients[: len(self.names)])
 
     def passes(self, backward: bool) -> dict[str, Callable[[], object]]:
         calls = super().passes(backward)

@@ -88,10 +88,6 @@ SELECTIVE_SCAN_HD Complex<R> reciprocal(Complex<R> x) {
   return {x.re * scale, constant<R>(0) - x.im * scale};
 }
 
-constexpr double factorial(int n) {
-  return n > 1 ? n * factorial(n - 1) : 1;
-}
-
 /// log(1 + exp(x)), x itself above the threshold.
 template <class Math, class R>
 SELECTIVE_SCAN_HD R softplus(R x) {

@@ -56,6 +56,7 @@ struct ScanParams {
   ArrayView C;              // likewise
   ArrayView D;              // (channel), optional
   ArrayView z;              // (batch, channel, step), optional
+  ArrayView input_delta;    // likewise: E, where bbar = E·b(Δ·A) instead of Δ·b(Δ·A)
   ArrayView delta_bias;     // (channel), optional
   ArrayView initial_state;  // (sequence, channel, state), optional
 
@@ -116,6 +117,7 @@ struct BackwardParams : ScanParams {
   ArrayView dC;
   ArrayView dD;
   ArrayView dz;
+  ArrayView dinput_delta;
   ArrayView ddelta_bias;
   ArrayView dinitial_state;
 };

@@ -359,7 +359,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
     const auto [scanned, last_state, states] =
         ops.scan.forward(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
                          half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                         std::nullopt, it.reverse, args.cu_seqlens, saves);
+                         std::nullopt, it.reverse, args.cu_seqlens, std::nullopt, saves);
     if (saves) kept_states = *states;
     return rows_of(scanned);
   };
@@ -388,19 +388,21 @@ void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta
     return ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), delta, it.A,
                              B_of(kept.x_dbl), C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
                              args.delta_softplus, args.discretization_method, std::nullopt,
-                             it.reverse, args.cu_seqlens, if_defined(states), channels_of(into.du),
-                             channels_of(into.dxz, 0, dim), B_of(into.dx_dbl), C_of(into.dx_dbl),
-                             channels_of(into.dxz, dim, dim));
+                             it.reverse, args.cu_seqlens, std::nullopt, if_defined(states),
+                             channels_of(into.du), channels_of(into.dxz, 0, dim), B_of(into.dx_dbl),
+                             C_of(into.dx_dbl), channels_of(into.dxz, dim, dim));
   };
   const std::vector<Scan> all = scans();
   if (all.size() == 1) {
-    std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = run(all[0], kept.states, rows);
+    std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
+        run(all[0], kept.states, rows);
     return;
   }
   // The first scan, which may write over what the other one reads, comes last.
   RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(projected())};
-  const auto [dA, dD, ddelta_bias, _] = run(all[1], kept.second_states, others);
-  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore) = run(all[0], kept.states, rows);
+  const auto [dA, dD, ddelta_bias, dstate, dsteps] = run(all[1], kept.second_states, others);
+  std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
+      run(all[0], kept.states, rows);
   if (args.A_b) {
     made.dA_b = dA;
   } else {

@@ -50,27 +50,28 @@ SELECTIVE_SCAN_LIBRARY(m) {
   const std::string scanned = tensors +
                               "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
                               "str discretization_method, Tensor? initial_state, bool reverse";
-  const std::string gradients =
-      "Tensor? dout, Tensor? dlast_state, " + scanned + ", Tensor? cu_seqlens, Tensor? states";
+  const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
+                                ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
   for (const auto& [name, method] :
        {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
-    define_forward(m, joined({name, "_fwd"}),
-                   joined({tensors,
-                           "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
-                           "bool delta_softplus=False, str discretization_method=\"",
-                           method,
-                           "\", Tensor? initial_state=None, bool reverse=False, "
-                           "Tensor? cu_seqlens=None, bool save_states=False"}),
-                   "Tensor out, Tensor last_state, Tensor? states");
+    define_forward(
+        m, joined({name, "_fwd"}),
+        joined({tensors,
+                "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
+                "bool delta_softplus=False, str discretization_method=\"",
+                method,
+                "\", Tensor? initial_state=None, bool reverse=False, "
+                "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
+        "Tensor out, Tensor last_state, Tensor? states");
     m.def(joined({name, "_bwd(", gradients,
                   ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-                  "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"})
+                  "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
               .c_str());
   }
   m.def(joined({"selective_scan_bwd_out(", gradients,
                 ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
                 "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
-                "Tensor dinitial_state)"})
+                "Tensor dinitial_state, Tensor dinput_delta)"})
             .c_str());
   m.def(
       joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})

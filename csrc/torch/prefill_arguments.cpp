@@ -51,7 +51,7 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
   CheckedCall call(tables::kSelectiveScanPrefill, {max_dstate}, args.u, args.states, args.delta,
                    args.A, args.B, args.C, args.D, args.z, args.delta_bias, args.cu_seqlens,
                    args.cache_indices, args.has_initial_state, args.first_position,
-                   args.checkpoint_slots, args.out);
+                   args.checkpoint_slots, args.out, args.input_delta);
   call.check_shapes();
   check_options(args);
   set_sizes(params, call);
@@ -69,6 +69,7 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
   params.C = projection_view(args.C, params.is_complex);
   if (args.D) params.D = channel_view(*args.D);
   if (args.z) params.z = prefill_view(*args.z);
+  if (args.input_delta) params.input_delta = prefill_view(*args.input_delta);
   if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
   params.slots = slots_of(args, params);
   params.checkpoint_every = args.checkpoint_every;

@@ -28,6 +28,7 @@ struct PrefillArguments {
   const OptionalTensor& checkpoint_slots;
   const OptionalTensor& out;
   Method method;
+  const OptionalTensor& input_delta;
 };
 
 /// Refuses whatever no kernel may see, but for values of indices, positions and boundaries; returns

@@ -29,12 +29,29 @@ Tensor selective_scan_prefill(const Tensor& u, const Tensor& states, const Tenso
                               const OptionalTensor& has_initial_state, int64_t pad_slot_id,
                               int64_t checkpoint_every, const OptionalTensor& first_position,
                               const OptionalTensor& checkpoint_slots, const OptionalTensor& out,
-                              const std::string& discretization_method) {
-  PrefillParams params = make_prefill_params(
-      {u, states, delta, A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens, cache_indices,
-       has_initial_state, pad_slot_id, checkpoint_every, first_position, checkpoint_slots, out,
-       parse_method(discretization_method)},
-      Backend::kMaxDstate);
+                              const std::string& discretization_method,
+                              const OptionalTensor& input_delta) {
+  PrefillParams params = make_prefill_params({u,
+                                              states,
+                                              delta,
+                                              A,
+                                              B,
+                                              C,
+                                              D,
+                                              z,
+                                              delta_bias,
+                                              delta_softplus,
+                                              cu_seqlens,
+                                              cache_indices,
+                                              has_initial_state,
+                                              pad_slot_id,
+                                              checkpoint_every,
+                                              first_position,
+                                              checkpoint_slots,
+                                              out,
+                                              parse_method(discretization_method),
+                                              input_delta},
+                                             Backend::kMaxDstate);
   const Backend backend(u);
   backend.check(params);
   const Tensor result = out ? Tensor() : allocate_like(u);

@@ -36,7 +36,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
       "Tensor cu_seqlens, Tensor? cache_indices=None, Tensor? has_initial_state=None, "
       "int pad_slot_id=-1, int checkpoint_every=0, Tensor? first_position=None, "
       "Tensor? checkpoint_slots=None, Tensor(b!)? out=None, "
-      "str discretization_method=\"zoh\") -> Tensor");
+      "str discretization_method=\"zoh\", Tensor? input_delta=None) -> Tensor");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {

@@ -76,12 +76,15 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
 
   CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate}, args.u,
                    args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
-                   args.initial_state, args.cu_seqlens);
+                   args.initial_state, args.cu_seqlens, args.input_delta);
   // The tables do not say what goes with a matrix A, and with no other.
   call.check_shapes([&](const Tensor& tensor) {
-    if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
-      fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
-    }
+    const auto refuse_beside_matrices = [&](const char* name, const OptionalTensor& argument) {
+      if (!is_matrix_A || !argument || &tensor != &*argument) return;
+      fail(name, " must be None where A is (dim, dstate, dstate)");
+    };
+    refuse_beside_matrices("cu_seqlens", args.cu_seqlens);
+    refuse_beside_matrices("input_delta", args.input_delta);
     const bool takes_matrices = is_matrix_A || params.method == Method::kBilinear;
     if (!takes_matrices && &tensor == &args.A && tensor.dim() == 3) {
       fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",
@@ -103,6 +106,7 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
   params.C = projection_view(args.C, params, args.reverse);
   if (args.D) params.D = channel_view(*args.D);
   if (args.z) params.z = sequence_view(*args.z, args.reverse);
+  if (args.input_delta) params.input_delta = sequence_view(*args.input_delta, args.reverse);
   if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
   if (args.initial_state) params.initial_state = state_view(*args.initial_state);
   return params;

@@ -25,6 +25,7 @@ struct ScanArguments {
   const std::optional<Tensor>& initial_state;
   bool reverse;
   const std::optional<Tensor>& cu_seqlens;
+  const std::optional<Tensor>& input_delta;
 };
 
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.

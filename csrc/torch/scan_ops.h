@@ -126,10 +126,10 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// D, z, delta_bias and initial_state have a gradient where they are there, and else an undefined
-/// tensor, None in Python.
+/// D, z, delta_bias, initial_state and input_delta have a gradient where they are there, and else
+/// an undefined tensor, None in Python.
 struct Gradients {
-  Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state;
+  Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta;
 };
 
 inline Tensor new_gradient(const OptionalTensor& input) {
@@ -141,12 +141,14 @@ template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
                    const Gradients& gradients) {
-  const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state] = gradients;
+  const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta] =
+      gradients;
   const Backend& backend = problem.backend;
   const ScanArguments& args = problem.args;
   auto params = problem.template inputs<typename Backend::Backward>();
   if (is_empty(params)) {
-    for (Tensor gradient : {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state}) {
+    for (Tensor gradient :
+         {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta}) {
       if (gradient.defined()) torch::stable::zero_(gradient);
     }
     return;
@@ -174,6 +176,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   if (args.z) params.dz = sequence_view(dz, reverse);
   if (args.delta_bias) params.ddelta_bias = channel_view(ddelta_bias);
   if (args.initial_state) params.dinitial_state = state_view(dinitial_state);
+  if (args.input_delta) params.dinput_delta = sequence_view(dinput_delta, reverse);
   launch_with_workspace(backend, args.u, params);
 }
 
@@ -194,8 +197,9 @@ struct ScanOpsOf {
   template <class Backend>
   static std::tuple<Tensor, Tensor, OptionalTensor> forward(Types... scanned,
                                                             const OptionalTensor& cu_seqlens,
+                                                            const OptionalTensor& input_delta,
                                                             bool save_states) {
-    const Problem<Backend> problem({scanned..., cu_seqlens});
+    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
     const ScanArguments& args = problem.args;
     auto params = problem.template inputs<typename Backend::Forward>();
     const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
@@ -213,29 +217,38 @@ struct ScanOpsOf {
 
   /// Returns the gradients in their order.
   template <class Backend>
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
   backward(const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
-           const OptionalTensor& cu_seqlens, const OptionalTensor& states) {
-    const Problem<Backend> problem({scanned..., cu_seqlens});
+           const OptionalTensor& cu_seqlens, const OptionalTensor& input_delta,
+           const OptionalTensor& states) {
+    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
     const ScanArguments& args = problem.args;
     check_gradients(problem.params, args.u, dout, dlast_state, states);
-    const Gradients made{
-        allocate_like(args.u), allocate_like(args.delta),     allocate_like(args.A),
-        allocate_like(args.B), allocate_like(args.C),         new_gradient(args.D),
-        new_gradient(args.z),  new_gradient(args.delta_bias), new_gradient(args.initial_state)};
+    const Gradients made{allocate_like(args.u),
+                         allocate_like(args.delta),
+                         allocate_like(args.A),
+                         allocate_like(args.B),
+                         allocate_like(args.C),
+                         new_gradient(args.D),
+                         new_gradient(args.z),
+                         new_gradient(args.delta_bias),
+                         new_gradient(args.initial_state),
+                         new_gradient(args.input_delta)};
     scan_backward(problem, dout, dlast_state, states, made);
-    return {made.du,          made.ddelta,        made.dA, made.dB, made.dC, made.dD, made.dz,
-            made.ddelta_bias, made.dinitial_state};
+    return {
+        made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
+        made.ddelta_bias, made.dinitial_state, made.dinput_delta};
   }
 
   /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
   /// slices of wider rows, and returns the others.
   template <class Backend>
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> backward_out(
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_out(
       const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
-      const OptionalTensor& cu_seqlens, const OptionalTensor& states, const Tensor& du,
-      const Tensor& ddelta, const Tensor& dB, const Tensor& dC, const OptionalTensor& dz) {
-    const Problem<Backend> problem({scanned..., cu_seqlens});
+      const OptionalTensor& cu_seqlens, const OptionalTensor& input_delta,
+      const OptionalTensor& states, const Tensor& du, const Tensor& ddelta, const Tensor& dB,
+      const Tensor& dC, const OptionalTensor& dz) {
+    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
     const ScanArguments& args = problem.args;
     check_gradients(problem.params, args.u, dout, dlast_state, states);
     check_given_gradient("du", du, "u", args.u);
@@ -251,17 +264,18 @@ struct ScanOpsOf {
                          new_gradient(args.D),
                          or_undefined(dz),
                          new_gradient(args.delta_bias),
-                         new_gradient(args.initial_state)};
+                         new_gradient(args.initial_state),
+                         new_gradient(args.input_delta)};
     scan_backward(problem, dout, dlast_state, states, made);
-    return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state};
+    return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
   }
 
   /// Returns the gradient of the state before the first step alone, where none comes of the last
   /// state.
   template <class Backend>
   static Tensor state_gradient(Types... scanned, const Tensor& dout) {
-    const OptionalTensor no_cu_seqlens;
-    const Problem<Backend> problem({scanned..., no_cu_seqlens});
+    const OptionalTensor none;
+    const Problem<Backend> problem({scanned..., none, none});
     const ScanArguments& args = problem.args;
     check_gradients(problem.params, args.u, dout, std::nullopt, std::nullopt);
     auto params = problem.template inputs<BackwardParams>();
@@ -279,8 +293,8 @@ struct ScanOpsOf {
   /// dim, dstate).
   template <class Backend>
   static Tensor segment_map(Types... scanned) {
-    const OptionalTensor no_cu_seqlens;
-    const Problem<Backend> problem({scanned..., no_cu_seqlens});
+    const OptionalTensor none;
+    const Problem<Backend> problem({scanned..., none, none});
     auto params = problem.template inputs<ForwardParams>();
     const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
     Tensor map = allocate(problem.args.u, shape, state_dtype(params));

@@ -53,7 +53,7 @@ class ScanArguments:
         return self.delta_softplus, self.discretization_method, initial_state, self.reverse
 
     def local(self, entering: Tensor) -> tuple:
-        """The arguments of the ops of one device, for this rank's steps, but for cu_seqlens."""
+        """The arguments of the ops of one device, for this rank's steps, up to cu_seqlens."""
         tensors = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias)
         return *tensors, *self.options(entering)
 
@@ -71,4 +71,4 @@ class ScanArguments:
         self, dout: Tensor | None, leaving: Tensor | None, entering: Tensor, states: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of this rank's steps; `leaving` is that of the state behind them."""
-        return ops.selective_scan_bwd(dout, leaving, *self.local(entering), None, states)
+        return ops.selective_scan_bwd(dout, leaving, *self.local(entering), None, None, states)

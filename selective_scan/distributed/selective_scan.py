@@ -35,7 +35,7 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
         entering = scan.zeros()
     else:
         entering = scan.initial_state.to(offsets.dtype, copy=True)
-    out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, is_saved)
+    out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, None, is_saved)
     last_state = behind[-1].clone() if scan.return_last_state else None
     if not is_saved:
         return out, last_state, None, None, None
@@ -70,7 +70,7 @@ def _backward(
         leaving = _compose(
             factors[behind].flip(0).conj().resolve_conj(), gathered[behind, 0].flip(0), leaving
         )[-1]
-    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering = scan.differentiate(
+    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, _ = scan.differentiate(
         dout, leaving, entering, states
     )
     if scan.reduce_gradients:

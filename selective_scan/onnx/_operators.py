@@ -151,12 +151,14 @@ class Operators:
         initial_state: Tensor | None = None,
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
+        input_delta: Tensor | None = None,
         is_inside: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """selective_scan_fn, of the steps that is_inside, (seqlen,), says: for the others Δ is 0,
         which changes no state."""
         refuse("cu_seqlens", cu_seqlens)
-        options = (delta_softplus, discretization_method, initial_state, reverse, None)
+        refuse("input_delta", input_delta)
+        options = (delta_softplus, discretization_method, initial_state, reverse, None, None)
         call = SELECTIVE_SCAN.arguments.check_values(
             (u, delta, A, B, C, D, z, delta_bias, *options)
         )
@@ -354,10 +356,12 @@ class Operators:
         checkpoint_slots: Tensor | None = None,
         out: Tensor | None = None,
         discretization_method: Method = "zoh",
+        input_delta: Tensor | None = None,
     ) -> Tensor:
         """selective_scan_prefill of one sequence."""
         refuse("checkpoint_slots", checkpoint_slots)
         refuse("out", out)
+        refuse("input_delta", input_delta)
         slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
         begin, end = slot.bounds(u.shape[1])
         step = torch.arange(u.shape[1], device=u.device)

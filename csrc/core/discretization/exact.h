@@ -67,6 +67,16 @@ struct ExactHold : StepForms<ExactHold> {
     }
   }
 
+  /// φ1 is bbar/Δ, also of a policy that minds a pole of 0.
+  template <class Math, class T>
+  static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
+    const Coefficients<T> step = value<Math>(delta, pole);
+    const T x = delta * pole.A;
+    const T limit = constant<T>(1) + constant<T>(0.5) * x;
+    return {step.abar,
+            select(norm(x) < constant<T>(kTinyNorm), limit, reciprocal(delta) * step.bbar)};
+  }
+
   /// bbar = (abar − 1)/A, so its derivative by A is (Δ·abar − bbar)/A. That cancels for a small x,
   /// where φ1 itself is a factor of a short series.
   template <class T>
@@ -87,8 +97,9 @@ struct ExactHold : StepForms<ExactHold> {
 
   /// Returns a' = a and φ1' = (a − φ1)/x.
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
-    const T x = delta * A;
+  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, const Pole<T>& pole,
+                                            const Hold<T>& hold) {
+    const T x = delta * pole.A;
     const real_t<T> square = norm(x);
     const T near = hold.b * phi1_logarithmic_derivative(x, square);
     const T away = (hold.a - hold.b) * reciprocal(x);

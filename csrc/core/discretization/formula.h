@@ -2,8 +2,8 @@
 //
 // With x = Δ·A a method is abar = a(x), bbar = Δ·b(x). Its formula has a value and its derivatives,
 //
-//   hold<Math>(Δ, pole)        a and b
-//   slopes<Math>(Δ, A, hold)   a' and b'
+//   hold<Math>(Δ, pole)           a and b
+//   slopes<Math>(Δ, pole, hold)   a' and b'
 //
 // and StepForms derives from these two every form in which a kernel takes a step or goes back
 // through one. A formula that does one of them better, with fewer operations or without a
@@ -51,6 +51,8 @@ SELECTIVE_SCAN_HD Pole<T> make_pole(T A, Method method) {
 /// a(x) and b(x). But for the one factor Δ of bbar, everything depends on Δ and A through x alone,
 /// so the gradient of x serves both: dA = Δ·dx and, with w = g·conj(B),
 ///   dΔ = Re Σ (dx·conj(A) + u·w·conj(b))        du = Δ·Re Σ w·conj(b)
+/// Where the input has a step E of its own, bbar = E·b(x): then dΔ is Re Σ dx·conj(A) alone, and
+///   dE = u·Re Σ w·conj(b)                       du = E·Re Σ w·conj(b)
 template <class T>
 struct Hold {
   T a;
@@ -121,16 +123,16 @@ struct StepForms {
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& /*value*/) {
     const Hold<T> hold = F::template hold<Math>(delta, pole);
-    const Slopes<T> slopes = F::template slopes<Math>(delta, pole.A, hold);
+    const Slopes<T> slopes = F::template slopes<Math>(delta, pole, hold);
     return {pole.A * slopes.a, delta * slopes.a, hold.b + (delta * pole.A) * slopes.b,
             (delta * delta) * slopes.b};
   }
 
   /// The gradient of x from those of a and b; da·conj(a) is what a scan needs anyway.
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, T A, const Hold<T>& hold, T da,
-                                           T da_conj_a, T db) {
-    const Slopes<T> slopes = F::template slopes<Math>(delta, A, hold);
+  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, const Pole<T>& pole,
+                                           const Hold<T>& hold, T da, T da_conj_a, T db) {
+    const Slopes<T> slopes = F::template slopes<Math>(delta, pole, hold);
     T dx = da_conj_a;
     if constexpr (!F::kAbarIsExponential) dx = da * conj(slopes.a);
     if constexpr (F::kBbarDependsOnA) dx = dx + db * conj(slopes.b);
@@ -182,9 +184,10 @@ struct StepForms {
   static SELECTIVE_SCAN_HD StepGradient<T> step_back(real_t<T> delta_u, const StepCache<T>& kept,
                                                      T before, T /*after*/, T B, T g) {
     const T carry = g * conj(kept.hold.a);
-    return {carry, g * conj(kept.hold.b),
-            F::template gradient_of_x<Math>(kept.delta, kept.A, kept.hold, g * conj(before),
-                                            carry * conj(before), delta_u * (g * conj(B)))};
+    return {
+        carry, g * conj(kept.hold.b),
+        F::template gradient_of_x<Math>(kept.delta, Pole<T>{kept.A}, kept.hold, g * conj(before),
+                                        carry * conj(before), delta_u * (g * conj(B)))};
   }
 };
 

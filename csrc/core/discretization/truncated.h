@@ -50,12 +50,16 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   }
 
   template <class Math, class T>
-    requires(kTerms != kAnyTerms)
-  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, T A, const Hold<T>& hold) {
-    if constexpr (kTerms == 1) {
+  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, const Pole<T>& pole,
+                                            const Hold<T>& hold) {
+    constexpr int kLast = kMostTerms - 1;
+    if constexpr (kLast == 0) {
       return {hold.a, T{}};
     } else {
-      return {hold.a, slope_terms<1, kTerms>(delta * A)};
+      const T x = delta * pole.A;
+      T slope = coefficient<T>(kLast, pole.series, kLast) * one<T>();  // Σ k·x^(k-1)/(k+1)!
+      for (int k = kLast - 1; k >= 1; --k) slope = coefficient<T>(k, pole.series, k) + x * slope;
+      return {hold.a, slope};
     }
   }
 
@@ -186,18 +190,6 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
       return {carry, multiply_add(g, conj(kept.v), g), g * conj(kept.by_x)};
     } else {
       return {carry, g * conj(kept.b), g * conj(kept.by_x)};
-    }
-  }
-
- private:
-  /// Σ_{kFirst ≤ k < kEnd} k·x^(k-kFirst)/(k+1)!
-  template <int kFirst, int kEnd, class T>
-  static SELECTIVE_SCAN_HD T slope_terms(T x) {
-    constexpr double kCoefficient = kFirst / factorial(kFirst + 1);
-    if constexpr (kFirst + 1 == kEnd) {
-      return constant<T>(kCoefficient) * one<T>();
-    } else {
-      return constant<T>(kCoefficient) + x * slope_terms<kFirst + 1, kEnd>(x);
     }
   }
 };

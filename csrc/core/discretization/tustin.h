@@ -28,14 +28,14 @@ struct Tustin : StepForms<Tustin> {
   }
 
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T>, T /*A*/, const Hold<T>& hold) {
+  static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T>, const Pole<T>&, const Hold<T>& hold) {
     const T square = hold.b * hold.b;
     return {square, constant<T>(0.5) * square};
   }
 
   /// a' and b' share the factor b².
   template <class Math, class T>
-  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T>, T /*A*/, const Hold<T>& hold, T da,
+  static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T>, const Pole<T>&, const Hold<T>& hold, T da,
                                            T /*da_conj_a*/, T db) {
     return (da + constant<T>(0.5) * db) * conj(hold.b * hold.b);
   }

@@ -84,12 +84,13 @@ struct MatrixBackward {
     for_each_chunk_backwards(block, [&](int64_t offset) {
       const Chunk chunk = chunk_at(params, lanes, offset);
       inputs.load_chunk(params, block, lanes, chunk, basis);
-      load_backward_steps(params, block, lanes, chunk, delta_bias, scratch.steps);
+      load_backward_steps<State>(params, block, lanes, chunk, delta_bias, scratch.steps);
       go_forward(params, block, lanes, chunk, basis, scratch);
       go_back(params, chunk, basis, scratch);
       add_to_dH(order, chunk.steps, scratch, dH_of_block);
       add_to_projections(params, block, lanes, chunk, basis, partials, scratch);
-      finish_backward_steps<State>(params, block, lanes, chunk, D, scratch.steps, dD, ddelta_bias);
+      finish_backward_steps<State, R>(params, block, lanes, chunk, D, nullptr, scratch.steps, dD,
+                                      ddelta_bias);
     });
 
     store_sums(params, block, lanes, basis, partials, scratch);

@@ -16,21 +16,18 @@ namespace selective_scan::cpu {
 
 /// What belongs to the steps of a chunk, of one vector of lanes.
 template <class R>
-struct BackwardSteps {
-  R* biased_delta;
-  R* decay;  // exp(-|biased_delta|), if softplus takes it
-  R* delta;
-  R* u;
+struct BackwardSteps : InputSteps<R> {
   R* z;
   R* gate;  // sigmoid(z)
   R* dout;
   R* dy;
   R* y;
-  R* du;
+  R* du;  // that of the gains at first
   R* ddelta;
 
   SELECTIVE_SCAN_HD explicit BackwardSteps(Arena& arena) {
-    for (R** steps : {&biased_delta, &decay, &delta, &u, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
+    for (R** steps : {&this->biased_delta, &this->decay, &this->delta, &this->u, &this->input_delta,
+                      &this->gains, &z, &gate, &dout, &dy, &y, &du, &ddelta}) {
       *steps = arena.take<R>(kStateChunk);
     }
   }
@@ -103,32 +100,46 @@ void load_output_gradient(const BackwardParams& params, const Block& block, cons
   }
 }
 
-/// Reads a chunk's inputs; y, du and ddelta begin with 0.
-template <class R>
-void load_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                         const Chunk& chunk, R delta_bias, const BackwardSteps<R>& steps) {
-  load_step_sizes(params, block, lanes, chunk, -kStateChunk, delta_bias, steps.biased_delta,
-                  steps.decay, steps.delta);
-  load_sequence(params.u, block, lanes, chunk, -kStateChunk, steps.u);
+/// Reads a chunk's inputs, and returns the gains; y, du and ddelta begin with 0.
+template <class State, class R>
+const R* load_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
+                             const Chunk& chunk, R delta_bias, const BackwardSteps<R>& steps) {
+  const R* gains = load_inputs<State>(params, block, lanes, chunk, -kStateChunk, delta_bias, steps);
   load_output_gradient(params, block, lanes, chunk, -kStateChunk, steps.dout, steps.z, steps.gate,
                        steps.dy);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
   }
+  return gains;
 }
 
 /// Makes the gradients of the sequences, which are stored, and of D and delta_bias, which are added
-/// to, from Re(Σ C·h) in y and the parts of du and ddelta that the states have.
+/// to, from Re(Σ C·h) in y and the parts of du and ddelta that the states have. Where the gains
+/// have steps, `gain_steps`, du has the gradient of the gains, of which some is that of the steps.
 template <class State, class R>
 void finish_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                           const Chunk& chunk, R D, const BackwardSteps<R>& steps,
-                           CompensatedSum<R>& dD, CompensatedSum<R>& ddelta_bias) {
+                           const Chunk& chunk, R D, const R* gain_steps,
+                           const BackwardSteps<R>& steps, CompensatedSum<R>& dD,
+                           CompensatedSum<R>& ddelta_bias) {
+  // Known outside of the loop, which is the same for all steps.
+  const bool has_input_delta = params.input_delta.present();
+  const bool has_softplus = params.delta_softplus;
   R dD_of_chunk(scalar_t<R>(0)), ddelta_bias_of_chunk(scalar_t<R>(0));
   for (int64_t t = 0; t < chunk.steps; ++t) {
     const R u = steps.u[t];
     const R dy = steps.dy[t];
-    steps.du[t] = steps.du[t] + D * dy;
-    if (params.delta_softplus) {
+    R du = steps.du[t];
+    if (gain_steps) {
+      const R dgain = du;
+      du = gain_steps[t] * dgain;
+      if (has_input_delta) {
+        steps.input_delta[t] = u * dgain;
+      } else {
+        steps.ddelta[t] += u * dgain;
+      }
+    }
+    steps.du[t] = du + D * dy;
+    if (has_softplus) {
       steps.ddelta[t] =
           steps.ddelta[t] * VectorMath::softplus_derivative(steps.biased_delta[t], steps.decay[t]);
     }
@@ -147,6 +158,9 @@ void finish_backward_steps(const BackwardParams& params, const Block& block, con
   }
   store_sequence(params.du, block, lanes, chunk, -kStateChunk, steps.du);
   store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, steps.ddelta);
+  if (has_input_delta) {
+    store_sequence(params.dinput_delta, block, lanes, chunk, -kStateChunk, steps.input_delta);
+  }
 }
 
 /// Gradients of B and C so large go past the caches, in which little of them would be left anyway.
@@ -284,7 +298,7 @@ struct BackwardKernel {
   }
 
   static void sweep(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, const Scratch& scratch, int64_t vector) {
+                    const Chunk& chunk, const R* gains, const Scratch& scratch, int64_t vector) {
     const int64_t of_vector = vector * params.dstate;
     const BlockInputs<State>& inputs = scratch.inputs;
     const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
@@ -296,14 +310,14 @@ struct BackwardKernel {
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
     sweep.delta = scratch.steps.delta;
-    sweep.u = scratch.steps.u;
+    sweep.gain = gains;
     sweep.poles = inputs.poles + of_vector;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);
     sweep.states = scratch.states;
     sweep.y = scratch.steps.y;
     sweep.dy = scratch.steps.dy;
-    sweep.du = scratch.steps.du;
+    sweep.dgain = scratch.steps.du;
     sweep.ddelta = scratch.steps.ddelta;
     sweep.carry = scratch.carry + of_vector;
     sweep.dA = scratch.dA + of_vector;
@@ -314,18 +328,22 @@ struct BackwardKernel {
       sweep.map = scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps,
                                     is_first_chunk(lanes, chunk));
     }
-    Sweeps<State>::all()[params.method].backward(sweep);
+    Sweeps<State>::of(params).backward(sweep);
   }
 
   static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
                          const Chunk& chunk, const Scratch& scratch, int64_t vector) {
     const BackwardSteps<R>& steps = scratch.steps;
-    load_backward_steps(params, block, lanes, chunk, scratch.inputs.delta_bias[vector], steps);
+    const R* gains = load_backward_steps<State>(params, block, lanes, chunk,
+                                                scratch.inputs.delta_bias[vector], steps);
     load_states_before(params, block, lanes, chunk, scratch.states);
-    sweep(params, block, lanes, chunk, scratch, vector);
+    sweep(params, block, lanes, chunk, gains, scratch, vector);
     clear_steps_beyond(lanes, chunk, steps.ddelta);
-    finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps,
-                                 scratch.dD[vector], scratch.ddelta_bias[vector]);
+    const bool has_steps = gains != steps.u;
+    const R* gain_steps = params.input_delta.present() ? steps.input_delta : steps.delta;
+    finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector],
+                                 has_steps ? gain_steps : nullptr, steps, scratch.dD[vector],
+                                 scratch.ddelta_bias[vector]);
   }
 
   static void store_sums(const BackwardParams& params, const Block& block, const Lanes& lanes,

@@ -435,11 +435,12 @@ void store_sequence(const ArrayView& view, const Block& block, const Lanes& lane
 }
 
 /// Reads delta and makes of it the steps Δ (see finite_step), 0 where a segment has none.
-/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it.
-template <class R>
+/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it. use(t,
+/// Δ) sees every step.
+template <class R, class Use>
 void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
                      const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
-                     R* decay, R* delta) {
+                     R* decay, R* delta, const Use& use) {
   load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
   if (params.delta_softplus) {
     // Two loops: an exponential and a logarithm, one waiting for the other, are so long a chain
@@ -451,13 +452,58 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
       delta[t] = finite_step(VectorMath::softplus(biased_delta[t], decay[t]));
+      use(t, delta[t]);
     }
   } else {
     for (int64_t t = 0; t < chunk.steps; ++t) {
       delta[t] = finite_step(biased_delta[t] + delta_bias);
+      use(t, delta[t]);
     }
   }
   clear_steps_beyond(lanes, chunk, delta);
+}
+template <class R>
+void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
+                     R* decay, R* delta) {
+  load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, biased_delta, decay, delta,
+                  [](int64_t, R) {});
+}
+
+/// What a chunk's inputs come from, one for each step.
+template <class R>
+struct InputSteps {
+  R* biased_delta;  // this and the next two as in load_step_sizes()
+  R* decay;
+  R* delta;
+  R* u;
+  R* input_delta;  // may be the place of gains
+  R* gains;        // room for them, see step_forms.h
+};
+
+/// Reads u and the steps, and returns the gains.
+template <class State, class R>
+const R* load_inputs(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias,
+                     const InputSteps<R>& steps) {
+  const auto load = [&](const auto& use) {
+    load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, steps.biased_delta,
+                    steps.decay, steps.delta, use);
+  };
+  const auto nothing = [](int64_t, R) {};
+  load_sequence(params.u, block, lanes, chunk, steps_ahead, steps.u);
+  if (params.input_delta.present()) {
+    load(nothing);
+    load_sequence(params.input_delta, block, lanes, chunk, steps_ahead, steps.input_delta);
+    for (int64_t t = 0; t < chunk.steps; ++t) steps.gains[t] = steps.input_delta[t] * steps.u[t];
+    return steps.gains;
+  }
+  if (!Sweeps<State>::of(params).gain_has_step) {
+    load(nothing);
+    return steps.u;
+  }
+  load([&](int64_t t, R delta) { steps.gains[t] = delta * steps.u[t]; });
+  return steps.gains;
 }
 
 /// Turns Re(Σ C·h) in y to out, and stores it; z is room for the gate.

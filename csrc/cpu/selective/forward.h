@@ -25,6 +25,7 @@ struct ForwardScratch {
   State* states;          // (vector, state)
   R* delta;               // (step)
   R* u;
+  R* gains;
   R* z;
   R* y;
 
@@ -32,8 +33,10 @@ struct ForwardScratch {
       : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
     if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     states = arena.take<State>(num_vectors<R>(block) * params.dstate);
-    for (R** steps : {&delta, &u, &z, &y}) *steps = arena.take<R>(kStateChunk);
+    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
+
+  InputSteps<R> input_steps() const { return {delta, y, delta, u, gains, gains}; }
 };
 
 template <class State>
@@ -93,12 +96,8 @@ struct ForwardKernel {
   static void scan_chunk(const ForwardParams& params, const Block& block, const Lanes& lanes,
                          const Chunk& steps, const Scratch& scratch, int64_t vector) {
     const int64_t dstate = params.dstate;
-    const auto load = [&](const ArrayView& view, R* tile) {
-      load_sequence(view, block, lanes, steps, kStateChunk, tile);
-    };
-    load_step_sizes(params, block, lanes, steps, kStateChunk, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.y, scratch.delta);
-    load(params.u, scratch.u);
+    const R* gain = load_inputs<State>(params, block, lanes, steps, kStateChunk,
+                                       scratch.inputs.delta_bias[vector], scratch.input_steps());
     for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
 
     const BlockInputs<State>& inputs = scratch.inputs;
@@ -107,7 +106,7 @@ struct ForwardKernel {
     sweep.dstate = dstate;
     sweep.steps = steps.steps;
     sweep.delta = scratch.delta;
-    sweep.u = scratch.u;
+    sweep.gain = gain;
     sweep.poles = inputs.poles + vector * dstate;
     sweep.B = inputs.B(params, lanes, vector);
     sweep.C = inputs.C(params, lanes, vector);
@@ -117,7 +116,7 @@ struct ForwardKernel {
       sweep.map = scratch.maps.next(params, vector, scratch.delta, steps.steps,
                                     is_last_chunk(lanes, steps));
     }
-    Sweeps<State>::all()[params.method].forward(sweep);
+    Sweeps<State>::of(params).forward(sweep);
 
     if (params.wanted != ForwardWanted::kOutput) return;
     store_output<State>(params, block, lanes, steps, scratch.inputs.D[vector], scratch.u, scratch.z,

@@ -16,8 +16,8 @@ template <class Params>
 Params steps_of(Params params, int64_t begin, int64_t steps,
                 std::initializer_list<ArrayView Params::*> written) {
   params.seqlen = steps;
-  for (ArrayView ScanParams::* view :
-       {&ScanParams::u, &ScanParams::delta, &ScanParams::B, &ScanParams::C, &ScanParams::z}) {
+  for (ArrayView ScanParams::* view : {&ScanParams::u, &ScanParams::delta, &ScanParams::B,
+                                       &ScanParams::C, &ScanParams::z, &ScanParams::input_delta}) {
     advance(params.*view, begin, (params.*view).step);
   }
   for (ArrayView Params::* view : written) advance(params.*view, begin, (params.*view).step);
@@ -73,7 +73,8 @@ ForwardParams params_of(const ForwardParams& packed, int64_t sequence) {
 
 BackwardParams params_of(const BackwardParams& packed, int64_t sequence) {
   using P = BackwardParams;
-  return params_of(packed, sequence, {&P::dout, &P::du, &P::ddelta, &P::dB, &P::dC, &P::dz},
+  return params_of(packed, sequence,
+                   {&P::dout, &P::du, &P::ddelta, &P::dB, &P::dC, &P::dz, &P::dinput_delta},
                    {&P::dlast_state, &P::dinitial_state});
 }
 
@@ -88,7 +89,7 @@ void clear_padding(const ForwardParams& packed) {
 
 void clear_padding(const BackwardParams& packed) {
   if (!has_padding(packed.packed)) return;
-  for (const ArrayView& view : {packed.du, packed.ddelta, packed.dz}) {
+  for (const ArrayView& view : {packed.du, packed.ddelta, packed.dz, packed.dinput_delta}) {
     clear_padding(packed.packed, view, packed.dim, view.channel, 1, 0);
   }
   const auto clear_projection = [&](const ArrayView& view, bool is_variable) {

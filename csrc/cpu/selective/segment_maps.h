@@ -52,6 +52,7 @@ struct MapScratch {
   State* chunk_factors;
   R* delta;  // (step)
   R* u;
+  R* gains;
   R* z;
   R* gate;
   R* dout;
@@ -62,7 +63,9 @@ struct MapScratch {
     for (State** states : {&chunk_offsets, &chunk_factors}) {
       *states = arena.take<State>(params.dstate);
     }
-    for (R** steps : {&delta, &u, &z, &gate, &dout, &dy}) *steps = arena.take<R>(kStateChunk);
+    for (R** steps : {&delta, &u, &gains, &z, &gate, &dout, &dy}) {
+      *steps = arena.take<R>(kStateChunk);
+    }
   }
 
   void begin(const ScanParams& params, const Block& block) const {
@@ -135,8 +138,8 @@ struct SegmentMaps {
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        load_steps_of(params, block, lanes, chunk, kStateChunk, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector,
+        const R* input = load_steps_of(params, block, lanes, chunk, kStateChunk, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector, input,
               scratch.maps.next(params, vector, scratch.delta, chunk.steps,
                                 is_last_chunk(lanes, chunk)),
               nullptr);
@@ -153,8 +156,8 @@ struct SegmentMaps {
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        load_steps_of(params, block, lanes, chunk, -kStateChunk, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector,
+        const R* input = load_steps_of(params, block, lanes, chunk, -kStateChunk, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector, input,
               scratch.maps.next(params, vector, scratch.delta, chunk.steps,
                                 is_first_chunk(lanes, chunk)),
               nullptr);
@@ -193,8 +196,9 @@ struct SegmentMaps {
         any_remembers = true;
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector, scratch.begin_chunk(params, chunk.steps),
+        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
+        sweep(params, lanes, chunk, scratch, vector, input,
+              scratch.begin_chunk(params, chunk.steps),
               scratch.maps.factors + vector * params.dstate);
         scratch.join_chunk(params, vector, kGoesBack);
       }
@@ -218,36 +222,38 @@ struct SegmentMaps {
     scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), steps_ahead);
   }
 
-  static void load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                            const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
-                            int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.u, scratch.delta);
-    load_sequence(params.u, block, lanes, chunk, steps_ahead, scratch.u);
+  /// Reads a chunk, and returns what the sweep takes as its input.
+  static const R* load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
+                                const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
+                                int64_t vector) {
+    return load_inputs<State>(
+        params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
+        {scratch.delta, scratch.dy, scratch.delta, scratch.u, scratch.gains, scratch.gains});
   }
-  static void load_steps_of(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                            const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
-                            int64_t vector) {
+  static const R* load_steps_of(const BackwardParams& params, const Block& block,
+                                const Lanes& lanes, const Chunk& chunk, int64_t steps_ahead,
+                                const Scratch& scratch, int64_t vector) {
     load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
                     scratch.delta, scratch.dy, scratch.delta);
     load_output_gradient(params, block, lanes, chunk, steps_ahead, scratch.dout, scratch.z,
                          scratch.gate, scratch.dy);
+    return scratch.dy;
   }
 
   static void sweep(const ForwardParams& params, const Lanes& lanes, const Chunk& chunk,
-                    const Scratch& scratch, int64_t vector, const StateMap<State>& map,
-                    const State* weights) {
+                    const Scratch& scratch, int64_t vector, const R* input,
+                    const StateMap<State>& map, const State* weights) {
     const int64_t of_vector = vector * params.dstate;
-    Sweeps<State>::all()[params.method].forward_map(
-        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, scratch.u,
+    Sweeps<State>::of(params).forward_map(
+        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
          scratch.inputs.poles + of_vector, scratch.inputs.B(params, lanes, vector), map, weights});
   }
   static void sweep(const BackwardParams& params, const Lanes& lanes, const Chunk& chunk,
-                    const Scratch& scratch, int64_t vector, const StateMap<State>& map,
-                    const State* weights) {
+                    const Scratch& scratch, int64_t vector, const R* input,
+                    const StateMap<State>& map, const State* weights) {
     const int64_t of_vector = vector * params.dstate;
-    Sweeps<State>::all()[params.method].backward_map(
-        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, scratch.dy,
+    Sweeps<State>::of(params).backward_map(
+        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
          scratch.inputs.poles + of_vector, scratch.inputs.C(params, lanes, vector), map, weights});
   }
 };

@@ -1,7 +1,7 @@
 // How a scan takes a step, h[t] = abar·h[t-1] + bbar·B·u, and goes back through it.
 //
-// A form has, for all states together, the gain of the input and return_gain, which passes on the
-// gains' gradient; for each state prepare, which makes a StepCache, input, so that
+// All states share the gain of the input: u or, where the form has kGainHasStep, the step of the
+// input times u. For each state a form has prepare, which makes a StepCache, input, so that
 // h[t] = kept.first·h[t-1] + input, and step_back, from g, the gradient of h[t]. Whatever a form
 // chooses, it chooses by lane. Inputs are rounded by themselves: the same steps have the same bits
 // in every sweep.
@@ -40,11 +40,7 @@ struct ByFactors {
   static SELECTIVE_SCAN_HD const Pole<State>& pole(const Pole<State>& pole) { return pole; }
 
   /// The factor Δ of bbar, which all states share, goes into the gain.
-  static SELECTIVE_SCAN_HD R gain(R delta, R u) { return delta * u; }
-  static SELECTIVE_SCAN_HD void return_gain(R delta, R u, R dgain, R& du, R& ddelta) {
-    du += delta * dgain;
-    ddelta += u * dgain;
-  }
+  static constexpr bool kGainHasStep = true;
 
   template <class Math>
   static SELECTIVE_SCAN_HD StepCache prepare(R delta, const Pole<State>& pole) {
@@ -72,7 +68,7 @@ struct ByFactors {
       const State b = kept.second;
       gradients.B = gain * (g * conj(b));
       gradients.gain += real(g_conj_B * conj(b));
-      dx = F::template gradient_of_x<VectorMath>(delta, pole.A, Hold<State>{a, b}, g * conj(before),
+      dx = F::template gradient_of_x<VectorMath>(delta, pole, Hold<State>{a, b}, g * conj(before),
                                                  da_conj_a, gain * g_conj_B);
     }
     gradients.delta += real_of_product_conj(dx, pole.A);
@@ -99,10 +95,7 @@ struct ByExactHold {
             select(is_tiny, least.inverse, pole.inverse)};
   }
 
-  static SELECTIVE_SCAN_HD R gain(R /*delta*/, R u) { return u; }
-  static SELECTIVE_SCAN_HD void return_gain(R /*delta*/, R /*u*/, R dgain, R& du, R& /*ddelta*/) {
-    du += dgain;
-  }
+  static constexpr bool kGainHasStep = false;
 
   template <class Math>
   static SELECTIVE_SCAN_HD StepCache prepare(R delta, const Pole<State>& pole) {
@@ -128,9 +121,9 @@ struct ByExactHold {
   }
 };
 
-/// The form of a method.
-template <Method kMethod, class State>
-using StepForm = std::conditional_t<Formula<kMethod>::kHasIncrements, ByExactHold<kMethod, State>,
-                                    ByFactors<kMethod, State>>;
+/// The form of a method; by factors where the input has a step of its own.
+template <Method kMethod, class State, bool kHasInputDelta = false>
+using StepForm = std::conditional_t<Formula<kMethod>::kHasIncrements && !kHasInputDelta,
+                                    ByExactHold<kMethod, State>, ByFactors<kMethod, State>>;
 
 }  // namespace selective_scan::cpu

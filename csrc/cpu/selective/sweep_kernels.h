@@ -154,9 +154,10 @@ void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<Sta
 /// lambdas, which would have them in memory. keep(t, j, h, kept) sees every step.
 template <class Form, class Math, int kStates, bool kHasOutput, bool kHasMap, class State,
           class Rows, class Keep>
-SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const real_t<State>* us,
-                               const Pole<State> (&poles)[kStates], const Rows& B, const Rows& C,
-                               State* states, State* offsets, real_t<State>* y, const Keep& keep) {
+SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas,
+                               const real_t<State>* gains, const Pole<State> (&poles)[kStates],
+                               const Rows& B, const Rows& C, State* states, State* offsets,
+                               real_t<State>* y, const Keep& keep) {
   using R = real_t<State>;
   State h[kStates], offset[kStates];
   for (int j = 0; j < kStates; ++j) {
@@ -165,7 +166,7 @@ SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const
   }
   for (int64_t t = 0; t < steps; ++t) {
     const R delta = deltas[t];
-    const R gain = Form::gain(delta, us[t]);
+    const R gain = gains[t];
     R sum;
     if constexpr (kHasOutput) sum = y[t];
     for (int j = 0; j < kStates; ++j) {
@@ -184,12 +185,12 @@ SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas, const
   }
 }
 
-/// The sweeps of one method.
-template <class State, Method kMethod>
+/// The sweeps of one method, for any step of the input or for those that are Δ.
+template <class State, Method kMethod, bool kHasInputDelta>
 class MethodSweeps {
   using R = real_t<State>;
   using T = scalar_t<State>;
-  using Form = StepForm<kMethod, State>;
+  using Form = StepForm<kMethod, State, kHasInputDelta>;
   template <bool kIsShared, int kStates>
   using Rows = std::conditional_t<kIsShared, SharedRows<State, kStates>, LaneRows<State, kStates>>;
 
@@ -210,7 +211,7 @@ class MethodSweeps {
       const KeptSteps<State> kept = sweep.kept;
       for (int j = 0; j < kStates; ++j) kept.h[j] = sweep.states[n + j];
       advance<Form, Math, kStates, true, false>(
-          sweep.steps, sweep.delta, sweep.u, poles, B, C, sweep.states + n,
+          sweep.steps, sweep.delta, sweep.gain, poles, B, C, sweep.states + n,
           static_cast<State*>(nullptr), sweep.y,
           [&](int64_t t, int j, const State& h, const CachedStep<State>& step) {
             kept.h[(t + 1) * kStates + j] = h;
@@ -292,8 +293,8 @@ class MethodSweeps {
       load_poles(sweep.poles + n, poles);
       const Rows<kIsShared, kStates> B(sweep.B, n), C(sweep.C, n);
       const auto scan = [&](const auto& keep) {
-        advance<Form, Math, kStates, true, kHasMap>(sweep.steps, sweep.delta, sweep.u, poles, B, C,
-                                                    sweep.states + n, sweep.map.offsets + n,
+        advance<Form, Math, kStates, true, kHasMap>(sweep.steps, sweep.delta, sweep.gain, poles, B,
+                                                    C, sweep.states + n, sweep.map.offsets + n,
                                                     sweep.y, keep);
       };
       if constexpr (kHasMap && !kBySpan) {
@@ -380,10 +381,9 @@ class MethodSweeps {
     }
     for (int64_t t = sweep.steps - 1; t >= 0; --t) {
       const R delta = sweep.delta[t];
-      const R u = sweep.u[t];
       const R dy = constant<State>(kOutputScale<State>) * sweep.dy[t];
-      const R gain = Form::gain(delta, u);
-      StepGradients<State> gradients{{}, {}, R(T(0)), sweep.ddelta[t]};
+      const R gain = sweep.gain[t];
+      StepGradients<State> gradients{{}, {}, sweep.dgain[t], sweep.ddelta[t]};
       for (int j = 0; j < kStates; ++j) {
         const int64_t i = t * kStates + j;
         const State g = carry[j] + dy * conj(C.at(j, t));  // gradient of h[t]
@@ -394,9 +394,7 @@ class MethodSweeps {
         kept.first[i] = gradients.B;
         kept.h[i + kStates] = dC;
       }
-      R du = sweep.du[t];
-      Form::return_gain(delta, u, gradients.gain, du, gradients.delta);
-      sweep.du[t] = du;
+      sweep.dgain[t] = gradients.gain;
       sweep.ddelta[t] = gradients.delta;
     }
     for (int j = 0; j < kStates; ++j) {
@@ -413,16 +411,25 @@ class MethodSweeps {
 };
 
 template <class State>
-const MethodTable<Sweeps<State>>& Sweeps<State>::all() {
-  static constexpr auto kSweeps = make_method_table<Sweeps>([]<Method kMethod>() -> Sweeps {
+const Sweeps<State>& Sweeps<State>::of(const ScanParams& params) {
+  static constexpr auto make = []<Method kMethod, bool kHasInputDelta>() -> Sweeps {
+    // Others are the same with a step of the input's own as without.
+    constexpr bool kIsOther = Formula<kMethod>::kHasIncrements && kHasInputDelta;
+    using Own = MethodSweeps<State, kMethod, kIsOther>;
     // The gradients' maps depend on abar alone, which foh rounds otherwise.
     constexpr bool kIsLikeZoh =
         Formula<kMethod>::kAbarIsExponential && !Formula<kMethod>::kHasIncrements;
     constexpr Method kLike = kIsLikeZoh ? Method::kZoh : kMethod;
-    return {&MethodSweeps<State, kMethod>::forward, &MethodSweeps<State, kMethod>::backward,
-            &MethodSweeps<State, kMethod>::forward_map, &MethodSweeps<State, kLike>::backward_map};
-  });
-  return kSweeps;
+    return {&Own::forward, &Own::backward, &Own::forward_map,
+            &MethodSweeps<State, kLike, kIsOther>::backward_map,
+            StepForm<kMethod, State, kIsOther>::kGainHasStep};
+  };
+  static constexpr MethodTable<Sweeps> kSweeps[] = {
+      make_method_table<Sweeps>(
+          []<Method kMethod>() { return make.template operator()<kMethod, false>(); }),
+      make_method_table<Sweeps>(
+          []<Method kMethod>() { return make.template operator()<kMethod, true>(); })};
+  return kSweeps[params.input_delta.present()][params.method];
 }
 
 }  // namespace selective_scan::cpu

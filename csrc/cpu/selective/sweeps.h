@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "../../core/method_table.h"
+#include "../../core/params.h"
 #include "../simd/vector.h"
 #include "compensated_sum.h"
 
@@ -63,7 +64,7 @@ struct ForwardSweep {
   int64_t dstate;
   int64_t steps;
   const R* delta;  // (step): Δ
-  const R* u;      // (step)
+  const R* gain;   // (step): see step_forms.h
   const Pole<State>* poles;
   Projection<State> B;
   Projection<State> C;
@@ -87,7 +88,7 @@ struct BackwardSweep : ForwardSweep<State> {
   using R = real_t<State>;
 
   const R* dy;  // (step)
-  R* du;        // (step): added to, and so is ddelta
+  R* dgain;     // (step): added to, and so is ddelta, but for what comes through the gain
   R* ddelta;
   State* carry;  // (state): the gradient of the states after the chunk, then of those before it
   CompensatedState<State>* dA;  // (state)
@@ -117,7 +118,7 @@ struct MapSweep {
   int64_t dstate;
   int64_t steps;
   const R* delta;
-  const R* input;  // (step): u, or dy on the way back
+  const R* input;  // (step): the gain, or dy on the way back
   const Pole<State>* poles;
   Projection<State> projection;  // B, or C on the way back
   StateMap<State> map;
@@ -140,8 +141,9 @@ struct Sweeps {
   void (*backward)(const BackwardSweep<State>&);
   void (*forward_map)(const MapSweep<State>&);
   void (*backward_map)(const MapSweep<State>&);
+  bool gain_has_step;
 
-  static const MethodTable<Sweeps>& all();
+  static const Sweeps& of(const ScanParams& params);
 };
 
 }  // namespace selective_scan::cpu

@@ -77,7 +77,7 @@ struct TileSteps {
     for (R& sum : sums) sum = R(T(0));
     for (int64_t channel = 0; channel < tile.channels; ++channel) {
       const R delta(tile.delta[channel]);
-      const R gain = Form::gain(delta, R(tile.x[channel]));
+      const R gain = Form::kGainHasStep ? delta * R(tile.x[channel]) : R(tile.x[channel]);
       State sum{};
       for (int64_t n = 0; n < tile.states; n += R::kWidth) {
         const State A = tile.A.template load<State>(channel, n);

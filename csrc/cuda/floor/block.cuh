@@ -133,6 +133,10 @@ struct Block {
   /// The row of the lane's channel.
   __device__ R* own_row(Row which) const { return rows(which) + tile_channel * kElementRow; }
 
+  /// The steps of the input that are not Δ.
+  __device__ R* input_steps() const { return rows(launch.layout.input_delta); }
+  __device__ R* own_input_steps() const { return own_row(launch.layout.input_delta); }
+
   /// The block's part of such arrays: a chunk of steps before `end`.
   __device__ ElementTile chunk(int64_t first, int64_t end) const {
     const int row_bits = __ffs(blockDim.x) - 1 - launch.geometry.lane_bits;
@@ -182,7 +186,7 @@ struct Block {
 /// Takes a lane's state through the steps of a chunk, kBlockSteps at a time; visit(step, states
 /// behind the steps from there on, and their abar) sees each block. Behind the last step of a chunk
 /// delta, u, B and C are zero, by which a state stays as it is.
-template <Method kMethod, class T, class Visit>
+template <Method kMethod, bool kHasInputDelta, class T, class Visit>
 __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chunk,
                                    const Pole<T>& pole, const Projection<T>& B, T h,
                                    const Visit& visit) {
@@ -192,9 +196,15 @@ __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chu
     Pack<T, kBlockSteps> states, abar;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto value = coefficients<kMethod>(delta[t + j], pole);
-      abar.v[j] = value.abar;
-      states.v[j] = held_input<kMethod>(delta[t + j], u[t + j], value) * B[t + j];
+      if constexpr (kHasInputDelta) {
+        const Hold<T> hold = hold_of<kMethod>(delta[t + j], pole);
+        abar.v[j] = hold.a;
+        states.v[j] = (block.own_input_steps()[t + j] * u[t + j]) * (hold.b * B[t + j]);
+      } else {
+        const auto value = coefficients<kMethod>(delta[t + j], pole);
+        abar.v[j] = value.abar;
+        states.v[j] = held_input<kMethod>(delta[t + j], u[t + j], value) * B[t + j];
+      }
     }
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) h = states.v[j] = abar.v[j] * h + states.v[j];

@@ -14,7 +14,8 @@ SELECTIVE_SCAN_HD int num_slices(const ScanParams& params, const Geometry& geome
   return static_cast<int>(ceil_div(params.dstate, geometry.lanes()));
 }
 
-/// Arrays of the tile's rows, [channel][step] each; those from kDy on are the backward pass's.
+/// Arrays of the tile's rows, [channel][step] each; those from kDy on are the backward pass's. The
+/// steps of the input, where it has its own, come last in either pass.
 enum Row { kDelta, kU, kY, kGate, kDy, kSlope, kDu, kDdelta };
 
 /// What a lane keeps of each slice from one chunk to the next: the state, or backwards its
@@ -26,6 +27,7 @@ enum Kept { kState, kFactor, kB, kC, kSumA, kSumB, kSumC };
 /// then arrays of T, whose distances from the beginning of shared memory are in T.
 struct SharedLayout {
   int row_array = 0;    // distance of two arrays of rows, in R
+  Row input_delta{};    // where calls have it
   int projections = 0;  // [B | C][step][state of the slice]
   int kept = 0;         // [what][slice][thread]
   int plane = 0;        // [step][thread], backwards: states, then terms of dB
@@ -35,7 +37,8 @@ struct SharedLayout {
   SharedLayout(const ScanParams& params, const Geometry& geometry, bool is_backward) {
     const int real_bytes = params.is_double ? 8 : 4;
     const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
-    const int rows = is_backward ? kDdelta + 1 : kDy;
+    input_delta = static_cast<Row>(is_backward ? kDdelta + 1 : kDy);
+    const int rows = input_delta + (params.input_delta.present() ? 1 : 0);
     const int what = is_backward ? kSumC + 1 : kSumA;
     row_array = geometry.tile_channels() * kElementRow;
     bytes = round_up(rows * row_array * real_bytes, 16);

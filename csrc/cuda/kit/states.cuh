@@ -27,6 +27,12 @@ __device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const P
   return Formula<kMethod>::template value<DeviceMath>(delta, pole);
 }
 
+/// a and b of a step, whatever that of the input is.
+template <Method kMethod, class T>
+__device__ __forceinline__ Hold<T> hold_of(real_t<T> delta, const Pole<T>& pole) {
+  return Formula<kMethod>::template hold<DeviceMath>(delta, pole);
+}
+
 /// Re(a·b)
 template <class R>
 __device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {

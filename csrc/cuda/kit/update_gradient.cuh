@@ -52,6 +52,20 @@ __device__ __forceinline__ UpdateGradient<T> backpropagate_update(real_t<T> delt
   return result;
 }
 
+/// Those of h = abar·h_before + gain·b·B, where the gain is a step of the input's own times u; `du`
+/// is that of the gain.
+template <Method kMethod, class T>
+__device__ __forceinline__ UpdateGradient<T> backpropagate_hold(real_t<T> delta, real_t<T> gain,
+                                                                const Pole<T>& pole,
+                                                                const Hold<T>& hold, T B,
+                                                                T h_before, T g) {
+  const T carry = g * conj(hold.a), input = g * conj(hold.b);
+  const T dx = Formula<kMethod>::template gradient_of_x<DeviceMath>(
+      delta, pole, hold, g * conj(h_before), carry * conj(h_before), gain * (g * conj(B)));
+  return {carry, delta * dx, gain * input, real_of_product_conj(dx, pole.A),
+          real_of_product_conj(input, B)};
+}
+
 /// Adds values[j] over the lanes that share a channel. Afterwards a lane holds the sums of kHeld
 /// steps from held_step() on: halving the values while doubling the lanes takes 3 shuffles for 4
 /// values over 4 lanes.

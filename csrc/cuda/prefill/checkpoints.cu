@@ -70,8 +70,14 @@ __global__ void __launch_bounds__(kSlotThreads)
       const auto B =
           load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
                                           state * params.B.state + t * params.B.step);
-      const Coefficients<T> value = coefficients<kMethod>(delta, pole);
-      h = value.abar * h + held_input<kMethod>(delta, at_step(params.u), value) * B;
+      const R u = at_step(params.u);
+      if (params.input_delta.present()) {
+        const Hold<T> hold = hold_of<kMethod>(delta, pole);
+        h = hold.a * h + (at_step(params.input_delta) * u) * (hold.b * B);
+      } else {
+        const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+        h = value.abar * h + held_input<kMethod>(delta, u, value) * B;
+      }
     }
     const ArrayView& pool = params.slots.pool;
     store_component(pool,

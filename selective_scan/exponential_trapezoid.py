@@ -1,0 +1,396 @@
+"""The exponential trapezoid, Mamba-3's recurrence: by the selective scan, and step by step."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._checks import REAL, Call
+from ._discretization import step_size
+from ._operator import RETURN_LAST_STATE
+from ._packed import PackedSequences
+from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
+from ._table import (
+    CU_SEQLENS,
+    PROJECTION_DTYPES,
+    STATE_DTYPES,
+    BackendName,
+    Option,
+    Table,
+    TensorArgument,
+    check_backend,
+)
+from ._typing import typed_as
+from .functional import (
+    observed,
+    output_of,
+    projection_steps,
+    selective_scan_fn,
+    whole_projection,
+)
+
+_SEQUENCE = ("batch", "dim", "seqlen")
+_ARGUMENTS = Table(
+    TensorArgument("u", REAL, _SEQUENCE),
+    TensorArgument("delta", REAL, _SEQUENCE),
+    TensorArgument("A", POLE_DTYPES, POLES),
+    TensorArgument("B", PROJECTION_DTYPES, PROJECTION),
+    TensorArgument("C", PROJECTION_DTYPES, PROJECTION),
+    TensorArgument("D", REAL, ("dim",), optional=True),
+    TensorArgument("z", REAL, _SEQUENCE, optional=True),
+    TensorArgument("delta_bias", REAL, ("dim",), optional=True),
+    Option("delta_softplus"),
+    TensorArgument("mix", REAL, _SEQUENCE),
+    TensorArgument(
+        "initial_state", STATE_DTYPES, ("sequences", "2", "dim", "dstate"), optional=True
+    ),
+    Option("reverse"),
+    CU_SEQLENS,
+    anchor="u",
+    complex_by=("A",),
+)
+
+
+def _check(values: tuple, return_last_state: object, backend: str) -> Call:
+    _ARGUMENTS.check_types(values)
+    RETURN_LAST_STATE.check_type(return_last_state)
+    check_backend(backend, values[0].device)
+    return _ARGUMENTS.check_values(values)
+
+
+@typed_as(lambda: exponential_trapezoid_fn)
+def exponential_trapezoid_ref(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    mix: Tensor,
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The exponential trapezoid, step by step in plain PyTorch: slow, written to be read.
+
+    Arguments, results and errors are those of :func:`exponential_trapezoid_fn`; `backend` is
+    checked as there, but chooses nothing here. It runs on any device and can be differentiated any
+    number of times.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import exponential_trapezoid_ref
+        >>> u, A, B = torch.ones(1, 1, 3), torch.zeros(1, 1), torch.ones(1, 1)
+        >>> exponential_trapezoid_ref(u, u, A, B, B, mix=torch.full_like(u, 0.5)).flatten().tolist()
+        [0.5, 1.5, 2.5]
+    """
+    values = (u, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    values = (*values, mix, initial_state, reverse, cu_seqlens)
+    call = _check(values, return_last_state, backend)
+    _, dim, seqlen = u.shape
+    dtype, h_dtype = call.compute_dtype, call.state_dtype
+    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+    steps = step_size(delta.to(dtype), bias, delta_softplus)
+    A, x, mix = A.to(h_dtype), u.to(dtype), mix.to(dtype)
+    B_steps = projection_steps(B, dim, seqlen, h_dtype)
+    C_steps = projection_steps(C, dim, seqlen, h_dtype)
+    if initial_state is None:
+        state = A.new_zeros(call.sizes["sequences"], 2, *A.shape)
+    else:
+        state = initial_state.to(h_dtype, copy=True)
+    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
+    first_states, states, y_steps = state, [], []
+    if sequences is not None:
+        state = state.new_zeros(1, 2, *A.shape)
+    for t in reversed(range(seqlen)) if reverse else range(seqlen):
+        if sequences is not None:
+            state = sequences.enter(t, first_states, state)
+        h, before = state.unbind(1)
+        step, share = steps[..., t, None], mix[..., t, None]  # (batch, dim, 1)
+        now = B_steps[t] * x[..., t, None]
+        h = (step * A).exp() * (h + (1 - share) * step * before) + share * step * now
+        y_steps.append(observed(C_steps[t], h))
+        state = torch.stack([h, now], 1)
+        states.append(state)
+
+    if sequences is not None:
+        state = sequences.last_states(first_states, states)
+    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    return (out, state) if return_last_state else out
+
+
+class _Edges(NamedTuple):
+    """Where sequences begin and end in the order of the scan.
+
+    Attributes:
+        first, last: (sequences,), the places of their first and their last step; where there are
+            no packed ones a place for all.
+        are_none: (seqlen,), the steps of no sequence; None where there are no packed ones.
+        are_last: (seqlen,), those and the steps behind which a sequence ends; None likewise.
+        are_empty: (sequences,), which have no steps; None likewise.
+    """
+
+    first: Tensor | int
+    last: Tensor | int
+    are_none: Tensor | None = None
+    are_last: Tensor | None = None
+    are_empty: Tensor | None = None
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor | None, seqlen: int, reverse: bool) -> _Edges:
+        if cu_seqlens is None:
+            return cls(*((seqlen - 1, 0) if reverse else (0, seqlen - 1)))
+        sequences = PackedSequences.of(cu_seqlens, seqlen, reverse)
+        begins, ends = cu_seqlens.long()[:-1], cu_seqlens.long()[1:] - 1
+        first, last = (ends, begins) if reverse else (begins, ends)
+        are_none = sequences.are_none
+        are_last = are_none | _of_next_step(sequences.are_first | are_none, reverse)
+        places = (place.clamp(0, max(seqlen - 1, 0)) for place in (first, last))
+        return cls(*places, are_none, are_last, sequences.are_empty)
+
+    def at(self, place: Tensor | int, steps: Tensor) -> Tensor:
+        """(sequences, ...) of (batch, ..., seqlen)."""
+        if not isinstance(place, Tensor):
+            return steps.select(-1, place)
+        return steps[0].index_select(-1, place).movedim(-1, 0)
+
+    def with_empty(self, of_empty: Tensor | int, values: Tensor) -> Tensor:
+        """(sequences, ...), `of_empty` for those without steps."""
+        if self.are_empty is None:
+            return values
+        are_empty = self.are_empty.view(-1, *[1] * (values.dim() - 1))
+        return torch.where(are_empty, of_empty, values)
+
+
+def _of_next_step(steps: Tensor, reverse: bool) -> Tensor:
+    """What the next step in the order of the scan has; zero, or False, for the last."""
+    nothing = torch.zeros_like(steps[..., :1])
+    parts = (nothing, steps[..., :-1]) if reverse else (steps[..., 1:], nothing)
+    return torch.cat(parts, -1)
+
+
+def _spread(of_groups: Tensor, dim: int) -> Tensor:
+    """(..., groups, ...) by channels, dimension 1."""
+    return of_groups.repeat_interleave(dim // of_groups.shape[1], dim=1)
+
+
+def _products(B: Tensor, C: Tensor, dim: int) -> Tensor:
+    """Σ B·C over the states, (batch or none, dim, seqlen or 1)."""
+    if B.dim() == C.dim() == 2:
+        return observed(C, B)[:, None]
+    if B.dim() == C.dim():
+        products = observed(C.movedim(-2, -1), B.movedim(-2, -1))  # (batch, groups, seqlen)
+        return products if B.shape[1] == 1 else _spread(products, dim)
+    constant, variable = (B, C) if B.dim() == 2 else (C, B)
+    grouped = constant.unflatten(0, (variable.shape[1], -1))  # (groups, channels, dstate)
+    with torch.autocast(B.device.type, enabled=False):
+        products = (grouped @ variable).flatten(1, 2)
+    return 2 * products.real if products.is_complex() else products
+
+
+@overload
+def exponential_trapezoid_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: Literal[False] | None = False,
+    *,
+    mix: Tensor,
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor: ...
+
+
+@overload
+def exponential_trapezoid_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    return_last_state: Literal[True],
+    mix: Tensor,
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def exponential_trapezoid_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    mix: Tensor,
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def exponential_trapezoid_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool | None = False,
+    *,
+    mix: Tensor,
+    initial_state: Tensor | None = None,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Scans a sequence whose steps take their input from both of their ends, as Mamba-3 does.
+
+    With Δ as in :func:`selective_scan_fn`, α = exp(Δ·A) and λ = mix, the state goes by ::
+
+        h[t] = α·(h[t-1] + (1 − λ)·Δ·B[t-1]·u[t-1]) + λ·Δ·B[t]·u[t]
+        y[t] = Σ_n C[t,n] h[t,n]             for real A,  2·Re Σ_n C[t,n] h[t,n]  for complex A
+        out  = (y + D·u) · silu(z)           without D and z where they are None
+
+    λ = 1 is the selective scan's zoh, of order 1; λ = 1/2 is the trapezoid rule for the integral of
+    the input, of order 2 for an input that is smooth rather than held. Before the first step u is
+    0, unless an initial_state tells what there was.
+
+    It is one selective scan, of s[t] = h[t] + (1 − λ[t+1])·Δ[t+1]·B[t]·u[t], in which each input
+    comes once, with its share in the next step added to that in its own: the sum is the
+    `input_delta` of :func:`selective_scan_fn`. What C sees of the next step's share is taken off
+    again. So where y is small beside that share, it has lost digits.
+
+    Args:
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus: as in :func:`selective_scan_fn`, with
+            poles A, (dim, dstate).
+        return_last_state: whether to return (out, last_state).
+        mix: λ, (batch, dim, seqlen), of any of u's dtypes; from 0 to 1, which is not looked at.
+        initial_state: (batch, 2, dim, dstate), float32 or float64, complex where A is: the state
+            before the first step, and B·u of the step before it. With cu_seqlens the first
+            dimension is that of the sequences.
+        reverse: scan from the last step to the first; the step before is then the one behind.
+        cu_seqlens: boundaries of packed sequences, as in :func:`selective_scan_fn`: no input goes
+            from one sequence to the next.
+        backend: as in :func:`selective_scan_fn`; "reference" takes
+            :func:`exponential_trapezoid_ref`.
+
+    Returns:
+        out, (batch, dim, seqlen) in u's dtype, rounded to it once. With return_last_state also
+        last_state, which a call that goes on takes as its initial_state; one of a single step is a
+        step of decoding. Both can be differentiated once, with respect to every tensor.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        ValueError: the backend is unknown, or does not match the tensors' device.
+        RuntimeError: a wrong layout, device, dtype or shape, or, on a CPU, boundaries that do not
+            rise; the message names the argument, what was expected and what came.
+        ImportError: the library for the tensors' device is missing, see :func:`selective_scan_fn`.
+
+    References:
+        Mamba-3, 2026, arXiv:2603.15569: the exponential-trapezoidal discretization, its form for a
+        single input and output.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan import exponential_trapezoid_fn
+        >>> u, delta, mix = torch.randn(3, 2, 8, 100).sigmoid()
+        >>> A, B, C = -torch.rand(8, 4), torch.randn(2, 4, 100), torch.randn(2, 4, 100)
+        >>> out = exponential_trapezoid_fn(u, delta, A, B, C, mix=mix)
+        >>> first, state = exponential_trapezoid_fn(
+        ...     *(u[..., :60], delta[..., :60], A, B[..., :60], C[..., :60]),
+        ...     mix=mix[..., :60],
+        ...     return_last_state=True,
+        ... )
+        >>> rest = exponential_trapezoid_fn(
+        ...     *(u[..., 60:], delta[..., 60:], A, B[..., 60:], C[..., 60:]),
+        ...     mix=mix[..., 60:],
+        ...     initial_state=state,
+        ... )
+        >>> torch.allclose(torch.cat([first, rest], -1), out, atol=1e-5)
+        True
+    """
+    values = (u, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    values = (*values, mix, initial_state, reverse, cu_seqlens)
+    call = _check(values, return_last_state, backend)
+    if backend == "reference":
+        options = dict(zip(("initial_state", "reverse", "cu_seqlens"), values[10:], strict=True))
+        return exponential_trapezoid_ref(*values[:9], return_last_state, mix=mix, **options)
+    _, dim, seqlen = u.shape
+    dtype, h_dtype = call.compute_dtype, call.state_dtype
+    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+    steps = step_size(delta.to(dtype), bias, delta_softplus)
+    x = u.to(dtype)
+    B, C = (whole_projection(projection, seqlen, h_dtype) for projection in (B, C))
+    edges = _Edges.of(cu_seqlens, seqlen, reverse)
+    own = mix.to(dtype) * steps
+    before = steps - own
+    ahead = _of_next_step(before, reverse)
+    if edges.are_last is not None:
+        ahead = torch.where(edges.are_last, 0, ahead)
+
+    h = driven = None
+    if initial_state is not None:
+        h, driven = initial_state.to(h_dtype).unbind(1)
+        if seqlen != 0:
+            share = edges.with_empty(0, edges.at(edges.first, before))
+            h = h + share[..., None] * driven
+    y, h = selective_scan_fn(
+        *(x, steps, A, B, C),
+        input_delta=own + ahead,
+        initial_state=h,
+        return_last_state=True,
+        reverse=reverse,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    y = y - ahead * _products(B, C, dim) * x
+    if D is not None:
+        y = y + D.to(dtype)[:, None] * x
+    if z is not None:
+        y = y * F.silu(z.to(dtype))
+    if edges.are_none is not None:
+        y = torch.where(edges.are_none, 0, y)
+    out = y.to(u.dtype)
+    if not return_last_state:
+        return out
+
+    now = torch.zeros_like(h) if driven is None else driven
+    if seqlen != 0:
+        last_B = B if B.dim() == 2 else _spread(edges.at(edges.last, B), dim)
+        now = edges.with_empty(now, last_B * edges.at(edges.last, x)[..., None])
+    return out, torch.stack([h, now], 1)

@@ -1,0 +1,338 @@
+"""The exponential trapezoid: against its reference, the differential equation, itself in parts."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.integrate
+import torch
+
+from cases import Axes, assert_refused, each_of, fake, ones
+from problem import Tolerance, complaint, generator, is_zero, lay_out
+from selective_scan import exponential_trapezoid_fn, exponential_trapezoid_ref, selective_scan_fn
+
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+BOUNDS = (3, 20, 20, 21, 64, 68)  # a sequence without steps, one of a single one; steps of none
+
+
+@dataclass(frozen=True)
+class Case(Axes):
+    batch: int = 2
+    dim: int = 6
+    seqlen: int = 70
+    dstate: int = 5
+    groups: int = 2
+    dtype: torch.dtype = F32
+    complex: bool = False
+    B: str = "variable"
+    C: str = "variable"
+    optional: bool = True  # whether D, z, delta_bias, softplus and an initial state are there
+    reverse: bool = False
+    cu_seqlens: tuple[int, ...] | None = None
+    layout: str = "contiguous"
+
+
+BASE = Case()
+PACKED = Case(batch=1, cu_seqlens=BOUNDS)
+
+
+def make(case: Case, device: str = "cpu") -> tuple[dict, dict]:
+    """Tensors as leaves that require grad, and options."""
+    random = generator(case.with_(layout="contiguous"))
+
+    def normal(*shape, is_complex=False, dtype=case.dtype):
+        value = torch.randn(shape, generator=random, dtype=F64)
+        if is_complex:
+            value = torch.complex(value, torch.randn(shape, generator=random, dtype=F64))
+            return value.to(torch.complex128 if case.dtype == F64 else torch.complex64)
+        return value.to(dtype)
+
+    def projection(kind):
+        if kind == "constant":
+            return normal(*poles, is_complex=case.complex, dtype=real)
+        if kind == "shared":
+            return normal(case.batch, case.dstate, case.seqlen, is_complex=case.complex)
+        shape = (case.batch, case.groups, case.dstate)
+        if kind == "interleaved":
+            return normal(*shape, 2 * case.seqlen)
+        return normal(*shape, case.seqlen, is_complex=case.complex)
+
+    real = F64 if case.dtype == F64 else F32
+    sequence, poles = (case.batch, case.dim, case.seqlen), (case.dim, case.dstate)
+    A = -torch.rand(poles, generator=random, dtype=F64).to(real) - 0.1
+    tensors = {
+        "u": normal(*sequence),
+        "delta": normal(*sequence) if case.optional else normal(*sequence).abs(),
+        "A": torch.complex(A, normal(*poles, dtype=real)) if case.complex else A,
+        "B": projection(case.B),
+        "C": projection(case.C),
+        "mix": torch.rand(sequence, generator=random, dtype=F64).to(case.dtype),
+    }
+    options = {"reverse": case.reverse}
+    if case.cu_seqlens is not None:
+        options["cu_seqlens"] = torch.tensor(case.cu_seqlens, device=device)
+    if case.optional:
+        options["delta_softplus"] = True
+        count = case.batch if case.cu_seqlens is None else len(case.cu_seqlens) - 1
+        tensors["D"], tensors["delta_bias"] = normal(case.dim, dtype=real), normal(case.dim)
+        tensors["z"] = normal(*sequence)
+        tensors["initial_state"] = normal(count, 2, *poles, is_complex=case.complex, dtype=real)
+    leaves = {
+        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
+        for index, (name, tensor) in enumerate(tensors.items())
+    }
+    return leaves, options
+
+
+def solve(scan, tensors: dict, options: dict, dtype: torch.dtype | None = None) -> dict:
+    """out, the last state and gradients; in `dtype`, if given."""
+    if dtype is not None:
+        tensors = {
+            name: t.detach().cpu().to(dtype.to_complex() if t.is_complex() else dtype)
+            for name, t in tensors.items()
+        }
+        tensors = {name: t.requires_grad_() for name, t in tensors.items()}
+        options = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+    out, last_state = scan(**tensors, **options, return_last_state=True)
+    weights = (torch.arange(out.numel(), device=out.device) % 13 - 6).view(out.shape)
+    loss = (out * weights).sum() + last_state.abs().square().sum()
+    gradients = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    return {"out": out, "last_state": last_state} | dict(zip(tensors, gradients, strict=True))
+
+
+def cases():
+    for base, is_complex in itertools.product((BASE, PACKED), (False, True)):
+        few = base.with_(complex=is_complex)
+        for reverse, dtype in itertools.product((False, True), (F32, F64, BF16, F16)):
+            yield few.with_(reverse=reverse, dtype=dtype)
+        kinds = ("constant", "variable", *["interleaved"] * is_complex)
+        yield from (few.with_(B=B, C=C) for B, C in itertools.product(kinds, kinds))
+        yield few.with_(B="shared", C="constant", groups=1)
+        yield few.with_(optional=False)
+        yield few.with_(layout="channel_last", dtype=BF16, reverse=True)
+        yield few.with_(layout="sliced")
+        yield few.with_(groups=1, dim=33)
+    yield from (BASE.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 33, 1000))
+    yield BASE.with_(batch=0)
+    yield PACKED.with_(seqlen=0, cu_seqlens=(0, 0, 0))
+
+
+@pytest.mark.parametrize("case", [*dict.fromkeys(cases())], ids=str)
+def test_it_is_what_the_reference_says(case, device):
+    tensors, options = make(case, device)
+    actual = solve(exponential_trapezoid_fn, tensors, options)
+    exact = solve(exponential_trapezoid_ref, tensors, options, F64)
+    assert actual["out"].dtype == case.dtype
+    if case.seqlen and case.batch:
+        assert actual["out"].stride() == tensors["u"].stride() or case.layout == "sliced"
+    for name, expected in exact.items():
+        value = actual[name]
+        if value is None or expected is None:
+            assert is_zero(value)
+            assert is_zero(expected)
+            continue
+        info = torch.finfo(value.dtype.to_real() if value.is_complex() else value.dtype)
+        arithmetic = 1e-12 if case.dtype == F64 else 5e-6
+        rounding = info.eps / 2 if info.bits == 16 else 0.0
+        tol = Tolerance(arithmetic, rounding, info.smallest_normal * info.eps + 1e-35)
+        assert value.dtype == (tensors[name].dtype if name in tensors else value.dtype)
+        assert complaint(value, expected, tol) is None, name
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("base", [BASE, PACKED.with_(cu_seqlens=(1, 3, 3, 5))], ids=str)
+def test_gradcheck(base, is_complex, device):
+    case = base.with_(dim=2, dstate=2, seqlen=6, dtype=F64, complex=is_complex)
+    tensors, options = make(case, device)
+
+    def scan(*values):
+        given = dict(zip(tensors, values, strict=True))
+        return exponential_trapezoid_fn(**given, **options, return_last_state=True)
+
+    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+
+
+def test_a_mix_of_one_is_zoh(device):
+    tensors, options = make(BASE.with_(dtype=F64, optional=False), device)
+    tensors["mix"] = torch.ones_like(tensors["mix"])
+    out = exponential_trapezoid_fn(**tensors, **options)
+    del tensors["mix"]
+    torch.testing.assert_close(out, selective_scan_fn(**tensors, **options))
+
+
+# --- the differential equation --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mix", "order"), [(0.5, 2), (1.0, 1), (0.0, 1)])
+@pytest.mark.parametrize("A", [-1.5, -0.8 + 3j], ids=["real", "complex"])
+def test_its_order(A, mix, order, device):
+    """Of h' = A·h + B·u(t), u(t) = cos(2t): how the error goes down with steps of half the size."""
+    B = 0.7 - 0.4j if isinstance(A, complex) else 0.7
+    solution = scipy.integrate.solve_ivp(
+        lambda t, h: A * h + B * np.cos(2 * t), (0, 2), [0.3 * B], "DOP853", rtol=1e-13, atol=1e-13
+    )
+    dtype = torch.complex128 if isinstance(A, complex) else F64
+    errors = []
+    for steps in (64, 128, 256):
+        time = torch.linspace(0, 2, steps + 1, dtype=F64, device=device)[1:].view(1, 1, -1)
+        pole, projection = (torch.tensor([[it]], dtype=dtype, device=device) for it in (A, B))
+        _, state = exponential_trapezoid_fn(
+            *((2 * time).cos(), torch.full_like(time, 2 / steps), pole, projection, projection),
+            mix=torch.full_like(time, mix),
+            initial_state=torch.stack([0.3 * projection, projection], 1)[None, 0, :, :, None],
+            return_last_state=True,
+        )
+        errors.append(abs(state[0, 0, 0, 0].item() - solution.y[0, -1]))
+    for coarse, fine in itertools.pairwise(errors):
+        assert abs(math.log2(coarse / fine) - order) < 0.1, errors
+
+
+# --- in parts -------------------------------------------------------------------------------------
+
+
+def part_of(tensors: dict, begin: int, end: int) -> dict:
+    """Some of the steps of (batch, ..., seqlen) tensors."""
+    names = ("u", "delta", "B", "C", "z", "mix")
+    return {
+        name: tensor[..., begin:end].detach() if name in names else tensor.detach()
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_steps_go_on_from_call_to_call(reverse, is_complex, device):
+    """A prompt, then tokens one by one."""
+    case = BASE.with_(seqlen=20, complex=is_complex, reverse=reverse, dtype=F64)
+    tensors, options = make(case, device)
+    whole = exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
+    bounds = [0, 12, *range(13, 21)]
+    if reverse:
+        bounds = [20 - it for it in bounds]
+    outs, state = [], tensors["initial_state"].detach()
+    for ends in itertools.pairwise(bounds):
+        given = part_of(tensors, min(ends), max(ends)) | {"initial_state": state}
+        out, state = exponential_trapezoid_fn(**given, **options, return_last_state=True)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs[::-1] if reverse else outs, -1), whole[0].detach())
+    torch.testing.assert_close(state, whole[1].detach())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
+    """Exactly zero is what steps of none get, and gradients in them."""
+    case = PACKED.with_(reverse=reverse, dtype=F64)
+    tensors, options = make(case, device)
+    out, last = exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
+    given = torch.autograd.grad(out.sum(), (tensors["u"], tensors["mix"]))
+    for index, (begin, end) in enumerate(itertools.pairwise(BOUNDS)):
+        part = part_of(tensors, begin, end)
+        part["initial_state"] = tensors["initial_state"][index : index + 1].detach()
+        part["u"].requires_grad_()
+        part["mix"].requires_grad_()
+        alone = {"reverse": reverse, "delta_softplus": True, "return_last_state": True}
+        expected, state = exponential_trapezoid_fn(**part, **alone)
+        torch.testing.assert_close(out[..., begin:end], expected)
+        torch.testing.assert_close(last[index : index + 1], state)
+        of_part = torch.autograd.grad(expected.sum(), (part["u"], part["mix"]))
+        for gradient, wanted in zip(given, of_part, strict=True):
+            torch.testing.assert_close(gradient[..., begin:end], wanted)
+    for value in (out, *given):
+        assert not value[..., : BOUNDS[0]].any()
+        assert not value[..., BOUNDS[-1] :].any()
+
+
+# --- as PyTorch sees it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [BASE, PACKED.with_(complex=True, reverse=True)], ids=str)
+def test_compile(case, device):
+    tensors, options = make(case, device)
+
+    def function(tensors):
+        return exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (function, compiled):
+        out, last_state = call(tensors)
+        loss = out.sum() + last_state.abs().square().sum()
+        results.append((out, last_state, *torch.autograd.grad(loss, list(tensors.values()))))
+    torch.testing.assert_close(*results)
+
+
+def test_nothing_is_cast_under_autocast(device):
+    tensors, options = make(BASE.with_(B="constant"), device)
+    expected = exponential_trapezoid_fn(**tensors, **options)
+    with torch.autocast(device, torch.bfloat16):
+        actual = exponential_trapezoid_fn(**tensors, **options)
+    assert torch.equal(actual, expected)
+
+
+def test_vmap(device):
+    tensors, _ = make(BASE.with_(dtype=F64, optional=False), device)
+    u, *others = (tensors[name].detach() for name in ("u", "delta", "A", "B", "C"))
+    us = torch.stack([u, -u, 2 * u])
+
+    def function(u):
+        return exponential_trapezoid_fn(u, *others, mix=tensors["mix"].detach())
+
+    expected = torch.stack([function(u) for u in us])
+    torch.testing.assert_close(torch.func.vmap(function)(us), expected)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+REAL = "float32, float16, bfloat16 or float64"
+
+
+@each_of(
+    [
+        ({"mix": ones(2, 4, 5)}, "mix must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)"),
+        ({"mix": ones(4)}, "mix must be (batch, dim, seqlen) = (2, 4, 6), got (4,)"),
+        ({"mix": ones(2, 4, 6, dtype=torch.int64)}, f"mix must have dtype {REAL}, got int64"),
+        (
+            {"initial_state": ones(2, 4, 3)},
+            "initial_state must be (sequences, 2, dim, dstate) = (2, 2, 4, 3), got (2, 4, 3)",
+        ),
+        (
+            {"initial_state": ones(2, 1, 4, 3)},
+            "initial_state must be (sequences, 2, dim, dstate) = (2, 2, 4, 3), got (2, 1, 4, 3)",
+        ),
+        (
+            {"initial_state": ones(2, 2, 4, 3, dtype=BF16)},
+            "initial_state must have dtype float32 or float64, got bfloat16",
+        ),
+        ({"A": ones(4, 3, 3)}, "A must be (dim, dstate) = (4, *), got (4, 3, 3)"),
+        (
+            {"B": ones(2, 3, 7)},
+            "B must be (batch, dstate, seqlen) = (2, 3, 6), got (2, 3, 7)",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 6])},
+            "u must have batch of 1 where cu_seqlens is given, got (2, 4, 6)",
+        ),
+    ]
+)
+@pytest.mark.parametrize("scan", [exponential_trapezoid_fn, exponential_trapezoid_ref])
+def test_refusals(scan, change, message):
+    u, B = ones(2, 4, 6), ones(2, 3, 6)
+    call = {"u": u, "delta": u, "A": -ones(4, 3), "B": B, "C": B, "mix": u} | change
+    assert_refused(scan, call, message)
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert_refused(scan, fake(call, mode), message)
+
+
+@pytest.mark.parametrize("scan", [exponential_trapezoid_fn, exponential_trapezoid_ref])
+def test_types_and_backends_are_refused(scan):
+    u, B = ones(2, 4, 6), ones(2, 3, 6)
+    call = {"u": u, "delta": u, "A": -ones(4, 3), "B": B, "C": B, "mix": u}
+    assert_refused(scan, call | {"mix": 0.5}, "mix must be a Tensor, got float", TypeError)
+    assert_refused(scan, call | {"reverse": 1}, "reverse must be a bool, got int", TypeError)
+    message = "backend 'cuda' needs tensors on cuda, got cpu"
+    assert_refused(scan, call | {"backend": "cuda"}, message, ValueError)
+    out, last_state = scan(**call, return_last_state=True, backend="reference")
+    assert (out.shape, last_state.shape) == ((2, 4, 6), (2, 2, 4, 3))
