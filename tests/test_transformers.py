@@ -262,7 +262,7 @@ def ops_of_tokens(model, tokens, **options):
     """The library's ops that two tokens behind a prompt call, and what the second one gives."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        model(tokens[:, :-2], use_cache=True, cache=cache)
+        model(tokens[:, :-2], use_cache=True, **{MAMBA_CACHE: cache})
         with Ops() as ops:
             for token in tokens[:, -2:].split(1, 1):
                 result = model(token, use_cache=True, **{MAMBA_CACHE: cache}, **options)
