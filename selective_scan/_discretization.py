@@ -44,6 +44,8 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
+# What a layer may have beside these, for which there is a function of its own.
+LayerMethod = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4", "trapezoid"]
 
 # These go from the step of the input, Δ or one of its own, and x = Δ·A to (abar, bbar) in
 # h[t] = abar·h[t-1] + bbar·B[t]·u[t].
@@ -60,3 +62,4 @@ DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
 EXPONENTIAL = {"zoh", "foh", "poly", "highorder", "rk4"}
 
 METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h
+LAYER_METHODS = (*METHODS, "trapezoid")

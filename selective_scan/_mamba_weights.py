@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
+
+from ._module_arguments import refuse
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
 
 NORM_EPS = 1e-5  # of S6's norms, as of the others' unless they are told otherwise
 # What a layer of S6 may have, which is called alike here and elsewhere.
@@ -114,6 +119,24 @@ def assign_weights(
     if unknown := [name for name in weights if name not in expected]:
         _fail(f"hold nothing but Mamba's weights, got {', '.join(unknown[:3])}")
     module.load_state_dict(state, assign=True)
+
+
+def check_is_mamba(mixer: MambaMixer) -> None:
+    """ValueError unless Mamba computes the same from such parameters."""
+    wanted = {
+        "discretization_method": "zoh",
+        "rotary": False,
+        "bidirectional": False,
+        "dt_soft_plus": True,
+    }
+    for name, value in wanted.items():
+        if getattr(mixer, name) != value:
+            refuse(name, f"{value!r} for Mamba", getattr(mixer, name))
+    names = mixer.state_dict().keys()
+    if others := sorted(names - LAYER_NAMES):
+        refuse("parameters", "those of Mamba alone", others[0])
+    if "dt_proj.bias" not in names:
+        refuse("dt_proj_bias", "True for Mamba", False)
 
 
 def _get(weights: Mapping[str, Tensor], name: str) -> Tensor:

@@ -274,7 +274,10 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
         type(in_proj) is type(x_proj) is type(out_proj) is nn.Linear
         and type(conv1d) is nn.Conv1d
         and type(dt_proj) in (StepProjection, nn.Linear)
+        and "B_norm" not in parts  # the operator knows nothing of Mamba-3
         and type(cache) is MixerCache
+        and cache.last_input is None
+        and cache.angles is None
         and has_no_hooks(in_proj)
         and has_no_hooks(conv1d)
         and has_no_hooks(x_proj)

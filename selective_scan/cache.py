@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ._checks import MAX_WIDTH
 from ._discretization import Method, poles
+from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
 from ._prepared_step import PreparedStep
 from .causal_conv1d import causal_conv1d_fn
@@ -91,13 +91,17 @@ class _Cache:
 class MixerCache(_Cache):
     """The place of a batch of sequences in one layer; :meth:`MambaMixer.allocate_cache` makes it.
 
-    Both tensors are changed in place, always, so that a CUDA graph and compiled code find them
+    The tensors are changed in place, always, so that a CUDA graph and compiled code find them
     where they were.
 
     Attributes:
         conv_state: the convolution's inputs at the last d_conv - 1 steps, the latest at the end,
             (batch, d_inner, d_conv - 1), with channels that are neighbours in memory.
         state: the scan's, (batch, d_inner, d_state).
+        last_input: B·u of the last step, of which the trapezoid's next step takes a share, (batch,
+            d_inner, d_state); None for other methods.
+        angles: by which pairs of states have been turned, (batch, d_state/2, 1) in float64; None
+            for states that do not rotate.
 
     Example:
         >>> import torch
@@ -113,6 +117,8 @@ class MixerCache(_Cache):
 
     conv_state: Tensor
     state: Tensor
+    last_input: Tensor | None = None
+    angles: Tensor | None = None
     # What the one operator keeps on a GPU from call to call, where this is a stack's first layer.
     _workspace: Tensor | None = field(default=None, init=False, repr=False)
     # The calls of the one operator, by hidden's shape; None for one that was made once.
@@ -121,7 +127,8 @@ class MixerCache(_Cache):
     )
 
     def _tensors(self) -> list[Tensor]:
-        return [self.conv_state, self.state]
+        tensors = (self.conv_state, self.state, self.last_input, self.angles)
+        return [tensor for tensor in tensors if tensor is not None]
 
     def convolve(self, x: Tensor, conv1d: nn.Module, width: int, *, is_called: bool) -> Tensor:
         """silu of the depthwise convolution, which goes on where it is.
@@ -221,20 +228,6 @@ class S6Cache(_Cache):
         return [tensor for layer in self.layers for tensor in layer._tensors()]
 
 
-def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """silu of the depthwise convolution at all steps but the first width - 1, by PyTorch's, which
-    takes more taps than ours."""
-    padded = F.pad(seen, (0, 1))  # one step more, since PyTorch's gives no empty result
-    return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
-
-
-def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
-    """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all
-    steps but the first `history`."""
-    padded = F.pad(seen, (0, 1))
-    return F.silu(conv1d(padded)[..., history : seen.shape[-1]])
-
-
 # --- what a call with a cache must be -------------------------------------------------------------
 
 
@@ -268,17 +261,34 @@ def refuse_bidirectional(is_bidirectional: bool) -> None:
         refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
 
 
-def check_rows(cache: MixerCache, hidden: Tensor, sizes: tuple[int, int, int]) -> None:
+def check_rows(
+    cache: MixerCache,
+    hidden: Tensor,
+    sizes: tuple[int, int, int],
+    *,
+    takes_last_input: bool = False,
+    num_angles: int = 0,
+) -> None:
     """ValueError unless the cache is for hidden's batch and for a layer of d_inner, d_state and
-    d_conv, and on hidden's device."""
+    d_conv, and on hidden's device; and has what a layer of this method and rotation keeps."""
     batch, (d_inner, d_state, d_conv) = hidden.shape[0], sizes
+    of_states = ("(batch, d_inner, d_state)", (batch, d_inner, d_state))
+    of_angles = ("(batch, d_state/2, 1)", (batch, num_angles, 1))
     wanted = {
         "conv_state": ("(batch, d_inner, d_conv - 1)", (batch, d_inner, d_conv - 1)),
-        "state": ("(batch, d_inner, d_state)", (batch, d_inner, d_state)),
+        "state": of_states,
+        "last_input": of_states if takes_last_input else None,
+        "angles": of_angles if num_angles else None,
     }
-    for name, (dims, shape) in wanted.items():
+    for name, layout in wanted.items():
         tensor = getattr(cache, name)
-        if tensor.shape != shape:
-            refuse(f"{name} of cache", f"{dims} = {shape}", tuple(tensor.shape))
+        shape = None if tensor is None else tuple(tensor.shape)
+        if layout is None:
+            if tensor is not None:
+                refuse(f"{name} of cache", "None for this layer", shape)
+            continue
+        dims, size = layout
+        if shape != size:
+            refuse(f"{name} of cache", f"{dims} = {size}", shape)
         if tensor.device != hidden.device:
             refuse("cache", f"on {hidden.device}, as the input is", str(tensor.device))

@@ -173,9 +173,7 @@ class _Edges(NamedTuple):
 
 def _of_next_step(steps: Tensor, reverse: bool) -> Tensor:
     """What the next step in the order of the scan has; zero, or False, for the last."""
-    nothing = torch.zeros_like(steps[..., :1])
-    parts = (nothing, steps[..., :-1]) if reverse else (steps[..., 1:], nothing)
-    return torch.cat(parts, -1)
+    return F.pad(steps, (1, 0))[..., :-1] if reverse else F.pad(steps, (0, 1))[..., 1:]
 
 
 def _spread(of_groups: Tensor, dim: int) -> Tensor:

@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH
-from ._discretization import METHODS, Method
+from ._discretization import LAYER_METHODS, LayerMethod
+from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
+from ._mamba3 import Sizes, add_parts, scan_as_mamba3
 from ._module_arguments import (
     check_choice,
     check_count,
@@ -26,18 +28,16 @@ from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
     check_rows,
-    convolve_by,
-    convolve_widely,
     refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
 )
-from .causal_conv1d import causal_conv1d_fn
 from .functional import selective_scan_fn
 from .mamba_inner import add, poles
 from .step_projection import StepProjection, at_least_single, is_plain_projection, project_steps
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
+fx.wrap("causal_convolution")
 fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
@@ -61,6 +61,19 @@ class MambaMixer(nn.Module):
     inputs runs from the last step to the first, with the same weights, and both are added before
     the gate: (forward + backward + D·x)·silu(z). :class:`S6` is a stack of such layers with norms
     and residuals.
+
+    Two options make it a layer in the manner of Mamba-3. x_proj then has more channels, and B and C
+    are normed and have biases::
+
+        B, C = B_norm(B) + B_bias, C_norm(C) + C_bias
+        λ    = sigmoid(mix_proj(mix))                 dt_rank channels; for the trapezoid
+        θ[t] = θ[t-1] + π·tanh(turns[t])·Δ[t]         d_state/2 channels; where states rotate
+
+    The method "trapezoid" scans by :func:`exponential_trapezoid_fn` with mix = λ. `rotary` turns
+    pairs of states by θ with :func:`rotate_states`, by any method; both states of a pair have one
+    pole, and A_log is (d_inner, d_state/2). As all channels have the same B and C, Δ in θ is the
+    mean of theirs. Either layer runs by its parts, also for a step with a cache. docs/methods.md
+    tells what differs from Mamba-3.
 
     The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
     takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
@@ -98,7 +111,8 @@ class MambaMixer(nn.Module):
         dt_soft_plus: whether the step is softplus(dt_proj(dt)). Else the projection is the step
             itself; it may become negative, and states then grow.
         bidirectional: see above.
-        discretization_method: see :func:`selective_scan_fn`.
+        discretization_method: see :func:`selective_scan_fn`; or "trapezoid", see above.
+        rotary: whether states rotate by angles that depend on the input; d_state is even then.
         device: of the parameters.
         dtype: of the parameters, float32, float16, bfloat16 or float64.
 
@@ -108,6 +122,7 @@ class MambaMixer(nn.Module):
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
         arXiv:2312.00752: section 3.4 and figure 3; the initialisation is that of its code.
+        "Mamba-3", 2026, arXiv:2603.15569: the trapezoid, the rotations, norms and biases.
 
     Example:
         >>> import torch
@@ -135,7 +150,8 @@ class MambaMixer(nn.Module):
         dt_proj_bias: bool = True,
         dt_soft_plus: bool = True,
         bidirectional: bool = False,
-        discretization_method: Method = "zoh",
+        discretization_method: LayerMethod = "zoh",
+        rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -165,7 +181,8 @@ class MambaMixer(nn.Module):
         check_flag("conv_bias", conv_bias)
         check_flag("bias", bias)
         check_flag("bidirectional", bidirectional)
-        check_choice("discretization_method", discretization_method, METHODS)
+        check_choice("discretization_method", discretization_method, LAYER_METHODS)
+        sizes = Sizes.of(dt_rank, d_state, discretization_method, rotary)
         check_dtype(dtype)
 
         self.d_model = d_model
@@ -176,12 +193,14 @@ class MambaMixer(nn.Module):
         self.dt_soft_plus = dt_soft_plus
         self.bidirectional = bidirectional
         self.discretization_method = discretization_method
+        self.rotary = rotary
+        self.sizes = sizes
         where = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=bias, **where)
         self.conv1d = nn.Conv1d(
             d_inner, d_inner, d_conv, groups=d_inner, padding=d_conv - 1, bias=conv_bias, **where
         )
-        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * d_state, bias=False, **where)
+        self.x_proj = nn.Linear(d_inner, sum(sizes), bias=False, **where)
         self.dt_proj = StepProjection(
             dt_rank,
             d_inner,
@@ -194,8 +213,12 @@ class MambaMixer(nn.Module):
             **where,
         )
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **where)
-        self.A_log = nn.Parameter(torch.empty(d_inner, d_state, **where))
+        # Both states of a pair that rotates have one pole.
+        num_poles = sizes.turns or d_state
+        self.A_log = nn.Parameter(torch.empty(d_inner, num_poles, **where))
         self.D = nn.Parameter(torch.empty(d_inner, **where))
+        if sizes.are_mamba3s:
+            add_parts(self, where)
         self._reset_poles()
 
     def reset_parameters(self) -> None:
@@ -206,10 +229,13 @@ class MambaMixer(nn.Module):
 
     @torch.no_grad()
     def _reset_poles(self) -> None:
-        """Sets A to -1, -2, ... -d_state in every channel, and D to 1."""
+        """Sets A to -1, -2, ... -d_state in every channel, and D and biases of B and C to 1."""
         ones = torch.ones_like(self.A_log, dtype=at_least_single(self.A_log.dtype))
         self.A_log.copy_(ones.cumsum(1).log())
         self.D.fill_(1)
+        if self.sizes.are_mamba3s:
+            self.B_bias.fill_(1)
+            self.C_bias.fill_(1)
 
     def allocate_cache(
         self,
@@ -241,7 +267,12 @@ class MambaMixer(nn.Module):
         with torch.inference_mode(False):
             conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
             state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
-            return MixerCache(conv_state.transpose(1, 2), state)
+            cache = MixerCache(conv_state.transpose(1, 2), state)
+            if self.sizes.mix:
+                cache.last_input = torch.zeros_like(state)
+            if pairs := self.sizes.turns:
+                cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
+            return cache
 
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
@@ -283,7 +314,9 @@ class MambaMixer(nn.Module):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
-            check_rows(cache, hidden, (*self.A_log.shape, self.d_conv))
+            sizes = (self.A_log.shape[0], self.d_state, self.d_conv)
+            own = {"takes_last_input": self.sizes.mix > 0, "num_angles": self.sizes.turns}
+            check_rows(cache, hidden, sizes, **own)
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
@@ -299,7 +332,10 @@ class MambaMixer(nn.Module):
         xz = self.in_proj(hidden).transpose(1, 2)
         x, z = xz.chunk(2, dim=1)
         x = self._convolve(x, cu_seqlens)
-        y = self._scan(x, *self._project(x), z, cu_seqlens)
+        if self.sizes.are_mamba3s:
+            y = scan_as_mamba3(self, x, z, cu_seqlens)
+        else:
+            y = self._scan(x, *self._project(x), z, cu_seqlens)
         return add(residual, self.out_proj(y.transpose(1, 2)))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -309,13 +345,16 @@ class MambaMixer(nn.Module):
 
     def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Does the same by parts; one step goes without a dimension for time."""
-        is_one_step = hidden.shape[1] == 1
+        is_one_step = hidden.shape[1] == 1 and not self.sizes.are_mamba3s
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
         x = cache.convolve(x, self.conv1d, self.d_conv, is_called=not self._has_plain_convolution())
-        delta, B, C, delta_bias = self._project(x)
-        scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
-        y = cache.scan(*scanned, **self._scan_options())
+        if self.sizes.are_mamba3s:
+            y = scan_as_mamba3(self, x, z, cache=cache)
+        else:
+            delta, B, C, delta_bias = self._project(x)
+            scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
+            y = cache.scan(*scanned, **self._scan_options())
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
 
@@ -329,6 +368,8 @@ class MambaMixer(nn.Module):
         return _across(delta), _across(B), _across(C), delta_bias
 
     def _is_plain(self) -> bool:
+        if self.sizes.are_mamba3s:
+            return False
         return self._has_plain_parts() and has_plain_weights(self._modules["out_proj"], nn.Linear)
 
     def _has_plain_parts(self, suffix: str = "") -> bool:
@@ -415,29 +456,13 @@ class MambaMixer(nn.Module):
         Raises:
             ValueError: Mamba does not compute what this mixer does.
         """
-        self.check_is_mamba()
+        _mamba_weights.check_is_mamba(self)
         return self.state_dict()
-
-    def check_is_mamba(self) -> None:
-        """ValueError unless Mamba computes the same from such parameters."""
-        wanted = {
-            "discretization_method": "zoh",
-            "bidirectional": False,
-            "dt_soft_plus": True,
-        }
-        for name, value in wanted.items():
-            if getattr(self, name) != value:
-                refuse(name, f"{value!r} for Mamba", getattr(self, name))
-        names = self.state_dict().keys()
-        if others := sorted(names - _mamba_weights.LAYER_NAMES):
-            refuse("parameters", "those of Mamba alone", others[0])
-        if "dt_proj.bias" not in names:
-            refuse("dt_proj_bias", "True for Mamba", False)
 
     def extra_repr(self) -> str:
         return (
             f"d_state={self.d_state}, bidirectional={self.bidirectional}, "
-            f"discretization_method='{self.discretization_method}'"
+            f"discretization_method='{self.discretization_method}'" + ", rotary=True" * self.rotary
         )
 
     # --- marks, which PyTorch does not carry over to the parameters that it puts for others -------
@@ -473,25 +498,6 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
             f"got {tuple(tensor.shape)}"
         )
     return tensor
-
-
-@fx.wrap
-def causal_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None = None
-) -> Tensor:
-    """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
-    width = weight.shape[2]
-    if width <= MAX_WIDTH:
-        return causal_conv1d_fn(
-            x, weight.squeeze(1), bias, activation="silu", cu_seqlens=cu_seqlens
-        )
-    refuse_boundaries(cu_seqlens, f"the convolution is wider than {MAX_WIDTH}")
-    return convolve_widely(F.pad(x, (width - 1, 0)), weight, bias)
-
-
-def refuse_boundaries(cu_seqlens: Tensor | None, reason: str) -> None:
-    if cu_seqlens is not None:
-        refuse("cu_seqlens", f"None where {reason}", cu_seqlens)
 
 
 @fx.wrap

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._discretization import Method
+from ._discretization import LayerMethod
 from ._module_arguments import check_count, refuse
 from ._plain_stack import Stack, step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
@@ -42,7 +42,9 @@ class S6(nn.Module):
         dt_proj_bias, dt_soft_plus, conv_bias, bias: see there.
         depth: number of layers.
         bidirectional: whether a second scan runs from the last step to the first.
-        discretization_method: see :func:`selective_scan_fn`.
+        discretization_method: see :func:`selective_scan_fn`; "trapezoid" takes the input from both
+            ends of a step, see :class:`MambaMixer`.
+        rotary: whether states rotate by angles that depend on the input, see there.
         device: of the parameters.
         dtype: of the parameters, float32, float16, bfloat16 or float64.
 
@@ -81,7 +83,8 @@ class S6(nn.Module):
         depth: int = 1,
         bidirectional: bool = False,
         *,
-        discretization_method: Method = "zoh",
+        discretization_method: LayerMethod = "zoh",
+        rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class S6(nn.Module):
                 dt_soft_plus=dt_soft_plus,
                 bidirectional=bidirectional,
                 discretization_method=discretization_method,
+                rotary=rotary,
                 device=device,
                 dtype=dtype,
             )
@@ -251,7 +255,7 @@ class S6(nn.Module):
             ValueError: Mamba does not compute what this model does.
         """
         for layer in self.layers:
-            layer.check_is_mamba()
+            _mamba_weights.check_is_mamba(layer)
         return {_mamba_weights.name_elsewhere(n): w for n, w in self.state_dict().items()}
 
     def extra_repr(self) -> str:

@@ -113,6 +113,24 @@ def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
     assert {"prompt.onnx", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
+@pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
+def test_parity_is_told_by_states_that_rotate(method, tmp_path):
+    picture = tmp_path / "parity.png"
+    few = ["--bits", "24", "--steps", "500", "--test-size", "200", "--measure-every", "250"]
+    result = run(*few, *method, "--output", str(picture), script=EXAMPLES / "parity.py")
+    assert result.returncode == 0, result.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    *_, title, real, rotating = result.stdout.splitlines()
+    assert title == "accuracy on the parity of 24 bits:"
+    accuracies = [
+        float(re.fullmatch(rf"  {name} +([\d.]+)%", line)[1])
+        for name, line in (("real states", real), ("states that rotate", rotating))
+    ]
+    assert accuracies[0] < 75 < 95 < accuracies[1]
+    assert "500/500" in result.stderr  # the progress bar
+
+
 def test_packing_of_text():
     example = runpy.run_path(str(EXAMPLES / "language_model.py"))
     inputs, targets, boundaries = example["pack"]([b"ab", b"c", b"def"])

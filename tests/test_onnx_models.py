@@ -9,6 +9,7 @@ from exported import Program, assert_close
 from problem import METHODS
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache, mamba_inner_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
+from selective_scan.onnx import export
 
 D_MODEL = 16
 LENGTH, BATCH = torch.export.Dim("length"), torch.export.Dim("batch")
@@ -41,6 +42,18 @@ def test_s6(method, tmp_path):
         check(model, rows(*ROWS), tmp_path / "model.onnx")
     else:  # of one size, which takes less time
         check(model, rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
+
+
+@opsets
+def test_states_that_rotate(opset, tmp_path):
+    model = S6(D_MODEL, d_state=4, depth=1, dt_min=0.2, dt_max=1.0, rotary=True)
+    check(model, rows(*ROWS), tmp_path / "model.onnx", opset)
+
+
+def test_the_trapezoid_is_refused():
+    model = MambaMixer(D_MODEL, discretization_method="trapezoid")
+    with pytest.raises(RuntimeError, match="input_delta must be None for ONNX"):
+        export(model, *rows((2, 9)))
 
 
 @opsets

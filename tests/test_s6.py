@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from selective_scan import S6, selective_scan_ref
-from selective_scan._discretization import METHODS
+from selective_scan._discretization import LAYER_METHODS, METHODS
 
 LAYER = (
     "norm.weight",
@@ -338,7 +338,7 @@ def test_output_dtype_under_autocast(device):
         ({"bidirectional": 1}, "bidirectional must be a bool, got 1"),
         (
             {"discretization_method": "euler"},
-            f"discretization_method must be one of {', '.join(METHODS)}, got 'euler'",
+            f"discretization_method must be one of {', '.join(LAYER_METHODS)}, got 'euler'",
         ),
         (
             {"dtype": torch.int64},

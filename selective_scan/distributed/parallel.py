@@ -48,11 +48,12 @@ def parallelize(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the mesh has no such dimension, or both are the same one, or neither is given;
-            it is one of GPUs and its groups are gloo's; the model is parallel already, or its
-            d_inner is no multiple of the ranks of `tensor_dim`, or channels are split and an
-            adapter stands in the place of a part; or sequences are split and its convolution is
-            wider than 8. Where sequences are split and the convolution has a hook or is no plain
-            layer, a call of the model raises it; hooks for all modules do not reach it there.
+            it is one of GPUs and its groups are gloo's; the model is parallel already, or is one
+            with states that rotate or with the trapezoid, or its d_inner is no multiple of the
+            ranks of `tensor_dim`, or channels are split and an adapter stands in the place of a
+            part; or sequences are split and its convolution is wider than 8. Where sequences are
+            split and the convolution has a hook or is no plain layer, a call of the model raises
+            it; hooks for all modules do not reach it there.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -83,6 +84,8 @@ def parallelize(
     for layer in model.layers:
         if type(layer) is not S6Layer:
             refuse("model", "of layers that are not parallel yet", type(layer).__name__)
+        if layer.sizes.are_mamba3s:
+            refuse("model", "one without rotary=True and the trapezoid", layer.extra_repr())
         width = layer.d_conv
         if sequences is not None and width > MAX_WIDTH:
             refuse("model", f"one with d_conv of at most {MAX_WIDTH}", width)

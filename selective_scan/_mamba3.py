@@ -1,0 +1,191 @@
+"""What a layer may have of Mamba-3: steps that take their input from both ends, states that rotate,
+and norms and biases of B and C."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ._discretization import LayerMethod, poles, step_size
+from ._mamba_weights import NORM_EPS
+from ._module_arguments import check_flag, refuse
+from .cache import MixerCache
+from .diagonal_scan import diagonal_scan_fn
+from .exponential_trapezoid import exponential_trapezoid_fn
+from .functional import selective_scan_fn
+from .rotation import rotate_states
+from .step_projection import at_least_single, project_steps
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
+
+
+class Sizes(NamedTuple):
+    """How many channels of x_proj go to what: the first three are those of any layer.
+
+    Attributes:
+        dt, B, C: dt_rank, d_state, d_state.
+        mix: to mix_proj, dt_rank where the method is the trapezoid.
+        turns: the angle of every pair of states, d_state/2 where they rotate.
+    """
+
+    dt: int
+    B: int
+    C: int
+    mix: int = 0
+    turns: int = 0
+
+    @classmethod
+    def of(cls, dt_rank: int, d_state: int, method: LayerMethod, rotary: bool) -> Sizes:
+        check_flag("rotary", rotary)
+        if rotary and d_state % 2:
+            refuse("d_state", "even where rotary=True, since pairs of states rotate", d_state)
+        mix = dt_rank if method == "trapezoid" else 0
+        return cls(dt_rank, d_state, d_state, mix, d_state // 2 if rotary else 0)
+
+    @property
+    def are_mamba3s(self) -> bool:
+        return self.mix + self.turns > 0
+
+
+def add_parts(mixer: MambaMixer, where: dict[str, object]) -> None:
+    """Gives a layer its parts of this file, by the names that Mamba-3 has for them."""
+    sizes = mixer.sizes
+    if sizes.mix:
+        mixer.mix_proj = nn.Linear(sizes.mix, mixer.d_inner, **where)
+    for name, size in (("B", sizes.B), ("C", sizes.C)):
+        setattr(mixer, f"{name}_norm", nn.RMSNorm(size, eps=NORM_EPS, **where))
+        setattr(mixer, f"{name}_bias", nn.Parameter(torch.empty(size, **where)))
+
+
+def scan_as_mamba3(
+    mixer: MambaMixer,
+    x: Tensor,
+    z: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cache: MixerCache | None = None,
+) -> Tensor:
+    """What such a layer computes between its convolution and out_proj, of x, (batch, d_inner,
+    seqlen); from where the cache is, if there is one."""
+    dt, B, C, mix, turns = mixer.x_proj(x.transpose(1, 2)).split_with_sizes(mixer.sizes, -1)
+    delta, delta_bias = project_steps(mixer.dt_proj, dt)
+    return _scan(
+        *(x, delta.transpose(1, 2), mixer.A_log),
+        *(_normed(mixer.B_norm, B, mixer.B_bias), _normed(mixer.C_norm, C, mixer.C_bias)),
+        *(mixer.D, z, delta_bias, mixer.dt_soft_plus),
+        mix=mixer.mix_proj(mix).transpose(1, 2) if mixer.sizes.mix else None,
+        turns=turns.transpose(1, 2) if mixer.sizes.turns else None,
+        discretization_method=mixer.discretization_method,
+        bidirectional=mixer.bidirectional,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+    )
+
+
+def _normed(norm: nn.Module, rows: Tensor, bias: Tensor) -> Tensor:
+    """B or C, (batch, d_state, seqlen), in float32 at least."""
+    return (_widened(norm(rows.to(bias.dtype))) + bias).transpose(1, 2)
+
+
+# What looks at its arguments stays one node in a graph of torch.fx.
+
+
+@fx.wrap
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(at_least_single(tensor.dtype))
+
+
+@fx.wrap
+def _scan(
+    x: Tensor,
+    delta: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    *,
+    mix: Tensor | None,
+    turns: Tensor | None,
+    discretization_method: LayerMethod,
+    bidirectional: bool,
+    cu_seqlens: Tensor | None,
+    cache: MixerCache | None,
+) -> Tensor:
+    A = poles(A_log)
+    if turns is not None:
+        A = A.repeat_interleave(2, dim=1)  # both states of a pair have one pole
+        turns = _angles_of_steps(turns, delta, delta_bias, delta_softplus)
+    mix = None if mix is None else _widened(mix).sigmoid()
+
+    def scan(*more: Tensor | None, reverse: bool = False) -> Tensor:
+        projections = B, C
+        if turns is not None:
+            angles = _sums(turns, reverse, cu_seqlens, cache)
+            projections = rotate_states(B, C, angles)
+        projections = (projection.to(x.dtype) for projection in projections)
+        arguments = (x, delta, A, *projections, *more, delta_bias, delta_softplus)
+        options = {"reverse": reverse, "cu_seqlens": cu_seqlens}
+        if mix is not None:
+            options["mix"] = mix
+        else:
+            options["discretization_method"] = discretization_method
+        function = selective_scan_fn if mix is None else exponential_trapezoid_fn
+        if cache is None:
+            return function(*arguments, **options)
+        out, last = function(*arguments, True, initial_state=_states_of(cache), **options)
+        _keep(cache, last)
+        return out
+
+    if not bidirectional:
+        return scan(D, z)
+    return (scan(D, None) + scan(None, None, reverse=True)) * F.silu(z)
+
+
+def _angles_of_steps(
+    turns: Tensor, delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool
+) -> Tensor:
+    """(batch, d_state/2, seqlen), each within ±π times the mean of the channels' steps, since all
+    channels have the same B and C."""
+    dtype = torch.promote_types(at_least_single(turns.dtype), delta.dtype)
+    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+    steps = step_size(delta.to(dtype), bias, delta_softplus).mean(1, keepdim=True)
+    return math.pi * turns.to(dtype).tanh() * steps
+
+
+def _sums(
+    turns: Tensor, reverse: bool, cu_seqlens: Tensor | None, cache: MixerCache | None
+) -> Tensor:
+    """The angles up to each step, in ±2π; float64 lets a sum of any length be exact enough."""
+    sums = diagonal_scan_fn(
+        turns.new_ones(1, dtype=torch.float64),
+        turns.double(),
+        initial_state=None if cache is None else cache.angles[..., 0],
+        reverse=reverse,
+        cu_seqlens=cu_seqlens,
+    )
+    sums = sums.fmod(2 * math.pi)
+    if cache is not None and sums.shape[-1] > 0:
+        cache.angles.copy_(sums[..., -1:])
+    return sums.to(turns.dtype)
+
+
+def _states_of(cache: MixerCache) -> Tensor:
+    states = [cache.state] if cache.last_input is None else [cache.state, cache.last_input]
+    states = [_widened(state) for state in states]
+    return states[0] if len(states) == 1 else torch.stack(states, 1)
+
+
+def _keep(cache: MixerCache, last: Tensor) -> None:
+    if cache.last_input is None:
+        cache.state.copy_(last)
+        return
+    state, last_input = last.unbind(1)
+    cache.state.copy_(state)
+    cache.last_input.copy_(last_input)

@@ -1,0 +1,446 @@
+"""Layers with the exponential trapezoid and with states that rotate: what they compute, how they go
+on from a cache, how they start, and what they refuse."""
+
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from selective_scan import S6, MambaMixer, MixerCache
+from selective_scan._discretization import DISCRETIZATIONS, LAYER_METHODS, METHODS
+
+BATCH, SEQLEN, DIM, DSTATE = 2, 29, 8, 6
+F64 = torch.float64
+BOTH = {"discretization_method": "trapezoid", "rotary": True}
+OPTIONS = (
+    {"rotary": True},
+    {"discretization_method": "trapezoid"},
+    BOTH,
+)
+
+
+def model_of(device="cpu", dtype=F64, **options) -> S6:
+    """Of steps that are large enough for angles and shares to matter, and of any weights."""
+    sizes = {"d_state": DSTATE, "dt_rank": 2, "depth": 2, "dt_min": 0.2, "dt_max": 1.0}
+    model = S6(DIM, **sizes | options, dtype=dtype, device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            elif "x_proj" in name:
+                parameter.mul_(4)
+    return model
+
+
+def sequence(device="cpu", dtype=F64, batch=BATCH, seqlen=SEQLEN) -> torch.Tensor:
+    return torch.randn(batch, seqlen, DIM, dtype=dtype, device=device)
+
+
+def turned(rows: torch.Tensor) -> torch.Tensor:
+    """Pairs of channels as complex numbers."""
+    return torch.complex(rows[..., ::2], rows[..., 1::2])
+
+
+def recurrence(x, delta, A, B, C, mix, turns, method) -> torch.Tensor:
+    """y of (batch, seqlen, ...) tensors, by states that are turned at each step, and that take a
+    share of the input of the step before."""
+    batch, seqlen, dim = x.shape
+    if turns is not None:
+        B, C = turned(B), turned(C)
+    h = torch.zeros(batch, dim, B.shape[-1], dtype=B.dtype, device=B.device)
+    before, outs = torch.zeros_like(h), []
+    for t in range(seqlen):
+        step = delta[:, t, :, None]
+        now = B[:, t, None] * x[:, t, :, None]
+        if mix is None:
+            abar, bbar = DISCRETIZATIONS[method](step, step * A)
+            share = 0
+        else:
+            abar, bbar = (step * A).exp(), mix[:, t, :, None] * step
+            share = abar * (step - bbar)
+        if turns is not None:
+            turn = torch.exp(1j * turns[:, t, None])
+            abar, share = abar * turn, share * turn
+        h = abar * h + share * before + bbar * now
+        before = now
+        y = C[:, t, None].conj() * h
+        outs.append((y.real if turns is not None else y).sum(-1))
+    return torch.stack(outs, 1)
+
+
+def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
+    """The model written out from its parameters alone."""
+    for layer in model.layers:
+        p = dict(layer.named_parameters())
+        method, rotary = layer.discretization_method, layer.rotary
+        hidden = F.rms_norm(x, (DIM,), p["norm.weight"], 1e-5)
+        u, z = F.linear(hidden, p["in_proj.weight"]).chunk(2, -1)
+        width = p["conv1d.weight"].shape[-1]
+        u = F.pad(u.transpose(1, 2), (width - 1, 0))
+        u = F.conv1d(u, p["conv1d.weight"], p["conv1d.bias"], groups=u.shape[1])
+        u = F.silu(u).transpose(1, 2)
+        rank, pairs = layer.dt_rank, DSTATE // 2
+        dt, B, C, *others = F.linear(u, p["x_proj.weight"]).split(
+            [rank, DSTATE, DSTATE, *[rank] * (method == "trapezoid"), *[pairs] * rotary], -1
+        )
+        delta = F.softplus(F.linear(dt, p["dt_proj.weight"], p["dt_proj.bias"]))
+        mix = turns = None
+        if method == "trapezoid":
+            rows = F.linear(others.pop(0), p["mix_proj.weight"], p["mix_proj.bias"])
+            mix = 1 / (1 + torch.exp(-rows))
+        if rotary:
+            turns = torch.pi * torch.tanh(others.pop(0)) * delta.mean(-1, keepdim=True)
+        B = F.rms_norm(B, (DSTATE,), p["B_norm.weight"], 1e-5) + p["B_bias"]
+        C = F.rms_norm(C, (DSTATE,), p["C_norm.weight"], 1e-5) + p["C_bias"]
+        A = -p["A_log"].exp()
+        steps = (u, delta, B, C, mix, turns)
+        there = [u, delta, A, B, C, mix, turns]
+        y = recurrence(*there, method)
+        if layer.bidirectional:
+            u_, delta_, B_, C_, mix_, turns_ = (
+                None if tensor is None else tensor.flip(1) for tensor in steps
+            )
+            y = y + recurrence(u_, delta_, A, B_, C_, mix_, turns_, method).flip(1)
+        y = (y + p["D"] * u) * F.silu(z)
+        x = x + F.linear(y, p["out_proj.weight"])
+    return F.rms_norm(x, (DIM,), model.norm_f.weight, 1e-5)
+
+
+# --- what it computes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"rotary": True, "discretization_method": method} for method in LAYER_METHODS),
+        {"discretization_method": "trapezoid"},
+        {"d_conv": 1, **BOTH},
+        {"d_conv": 9, **BOTH},
+        {"bidirectional": True, **BOTH},
+        {"bidirectional": True, "rotary": True},
+        {"bidirectional": True, "discretization_method": "trapezoid"},
+    ],
+    ids=str,
+)
+def test_output_is_that_of_the_definition(options, device):
+    model, x = model_of(device, **options), sequence(device)
+    torch.testing.assert_close(model(x), by_definition(model, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_of_a_layer(options):
+    mixer = MambaMixer(
+        4, d_state=4, d_conv=2, expand=1, dt_min=0.2, dt_max=1.0, dtype=F64, **options
+    )
+    names, parameters = zip(*mixer.named_parameters(), strict=True)
+    x = torch.randn(1, 5, 4, dtype=F64, requires_grad=True)
+
+    def run(x, *values):
+        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(run, (x, *parameters))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_parameter_gets_a_gradient(options, device):
+    model = model_of(device, torch.float32, **options)
+    model(sequence(device, torch.float32)).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_angles_of_long_sequences_keep_their_digits():
+    """Sums of some 10,000 radians, of which float32 would keep three digits behind the point."""
+    model = model_of(depth=1, rotary=True)
+    with torch.no_grad():
+        model.layers[0].x_proj.weight[-DSTATE // 2 :].abs_()
+        x = sequence(seqlen=8000, batch=1)
+        whole = model(x)
+        cache = model.float().allocate_cache(1)
+        narrow = torch.cat([model(part.float(), cache=cache) for part in x.split(700, dim=1)], 1)
+    torch.testing.assert_close(narrow.double(), whole, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype, options, device):
+    model = model_of(device, dtype, **options)
+    x = sequence(device, dtype)
+    out = model(x)
+    assert out.dtype == dtype
+    expected = model.double()(x.double())
+    assert (out - expected).norm() < (0.01 if dtype == torch.float16 else 0.08) * expected.norm()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_autocast(options, device):
+    model, x = model_of(device, torch.float32, **options), sequence(device, torch.float32)
+    with torch.autocast(device, torch.bfloat16):
+        out = model(x)
+        out.square().mean().backward()
+    assert out.dtype == torch.float32
+    expected = model(x)
+    assert (out - expected).norm() < 0.08 * expected.norm()
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_packed_sequences_are_scanned_by_themselves(options, device):
+    model = model_of(device, **options)
+    x = sequence(device, batch=1)
+    bounds = [0, 9, 9, 10, SEQLEN]
+    packed = model(x, cu_seqlens=torch.tensor(bounds, device=device))
+    alone = [model(x[:, begin:end]) for begin, end in itertools.pairwise(bounds)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+@pytest.mark.parametrize("shape", [(2, 0, DIM), (0, 5, DIM), (2, 1, DIM)])
+def test_empty_and_shortest_inputs(shape, options, device):
+    x = torch.randn(shape, device=device, requires_grad=True)
+    out = model_of(device, torch.float32, **options)(x)
+    assert out.shape == shape
+    out.sum().backward()
+    assert x.grad.shape == shape
+
+
+# --- going on from a cache ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[1] * SEQLEN, [10, 0, 1, 1, 17], [SEQLEN]], ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, {"d_conv": 9, **BOTH}], ids=str)
+def test_steps_and_chunks_give_what_the_whole_does(options, lengths, device):
+    model = model_of(device, **options).requires_grad_(False)
+    x, cache = sequence(device), model.allocate_cache(BATCH)
+    parts = [model(part, cache=cache) for part in x.split(lengths, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=1e-9, atol=1e-9)
+
+
+def test_a_cache_begins_anew_and_changes_rows():
+    model = model_of(**BOTH).requires_grad_(False)
+    x, cache = sequence(), model.allocate_cache(BATCH)
+    model(x[:, :9], cache=cache)
+    cache.reorder([1, 1])
+    cache.reset(rows=[0])
+    out = model(x[[0, 0], 9:], cache=cache)
+    torch.testing.assert_close(out[:1], model(x[:1, 9:]), rtol=1e-9, atol=1e-9)
+    whole = model(torch.cat([x[1:, :9], x[:1, 9:]], 1))
+    torch.testing.assert_close(out[1:], whole[:, 9:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_of_a_cache(dtype):
+    cache = model_of(dtype=torch.float32, depth=1, **BOTH).allocate_cache(3, dtype).layers[0]
+    inner = 2 * DIM
+    kinds = {"state": (3, inner, DSTATE), "last_input": (3, inner, DSTATE)}
+    for name, shape in kinds.items():
+        tensor = getattr(cache, name)
+        assert (tensor.shape, tensor.dtype) == (shape, dtype)
+    # A rounded angle would not be the angle by which the states were turned.
+    assert (cache.angles.shape, cache.angles.dtype) == ((3, DSTATE // 2, 1), F64)
+
+
+def test_caches_of_other_layers_are_refused():
+    models = {
+        "plain": model_of(),
+        "rotary": model_of(rotary=True),
+        "trapezoid": model_of(discretization_method="trapezoid"),
+    }
+    x = sequence()[:, :1]
+    messages = {
+        ("plain", "rotary"): "angles of cache must be None for this layer, got (2, 3, 1)",
+        ("plain", "trapezoid"): "last_input of cache must be None for this layer, got (2, 16, 6)",
+        (
+            "rotary",
+            "plain",
+        ): "angles of cache must be (batch, d_state/2, 1) = (2, 3, 1), got None",
+        (
+            "trapezoid",
+            "plain",
+        ): "last_input of cache must be (batch, d_inner, d_state) = (2, 16, 6), got None",
+    }
+    for (kind, other), message in messages.items():
+        cache = models[other].allocate_cache(BATCH)
+        with torch.no_grad(), pytest.raises(ValueError, match=re.escape(message)):
+            models[kind](x, cache=cache)
+
+
+def test_a_bidirectional_layer_has_no_cache():
+    with pytest.raises(ValueError, match="bidirectional must be False where there is a cache"):
+        model_of(bidirectional=True, **BOTH).allocate_cache(BATCH)
+
+
+# --- how it starts, and where it goes -------------------------------------------------------------
+
+
+def test_parameters():
+    def shapes(**options):
+        state = S6(DIM, d_state=DSTATE, dt_rank=2, **options).layers[0].state_dict()
+        return {name: tuple(value.shape) for name, value in state.items()}
+
+    inner, plain = 2 * DIM, shapes()
+    shared = {"B_norm.weight", "C_norm.weight", "B_bias", "C_bias"}
+    for options in OPTIONS:
+        method, rotary = options.get("discretization_method"), options.get("rotary", False)
+        own = shapes(**options)
+        others = {"mix_proj.weight", "mix_proj.bias"} if method == "trapezoid" else set()
+        assert own.keys() - plain.keys() == shared | others
+        rows = 2 + 2 * DSTATE + (2 if method == "trapezoid" else 0) + (DSTATE // 2) * rotary
+        assert own["x_proj.weight"] == (rows, inner)
+        assert own["A_log"] == (inner, DSTATE // 2 if rotary else DSTATE)
+        assert own["B_bias"] == own["C_bias"] == own["B_norm.weight"] == (DSTATE,)
+
+
+def test_initial_values():
+    model = S6(DIM, d_state=DSTATE, device="meta", **BOTH)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    model.reset_parameters()
+    layer = model.layers[0]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    for tensor in (layer.B_bias, layer.C_bias, layer.B_norm.weight, layer.C_norm.weight):
+        assert torch.equal(tensor, torch.ones(DSTATE))
+    torch.testing.assert_close(layer.A_log, torch.arange(1.0, 4.0).log().expand(2 * DIM, 3))
+
+
+def test_a_state_dict_goes_to_another_model():
+    model, other = model_of(**BOTH), model_of(**BOTH)
+    other.load_state_dict(model.state_dict())
+    x = sequence()
+    assert torch.equal(model(x), other(x))
+
+
+def test_plain_layers_are_what_they_were():
+    """In the order of their parameters, by which optimizers' state dicts go, and of their draws."""
+    torch.manual_seed(0)
+    plain = S6(DIM)
+    after = torch.rand(3)
+    torch.manual_seed(0)
+    named = S6(DIM, discretization_method="zoh", rotary=False)
+    assert torch.equal(after, torch.rand(3))
+    names = "A_log D norm.weight in_proj.weight conv1d.weight conv1d.bias x_proj.weight "
+    names += "dt_proj.weight dt_proj.bias out_proj.weight"
+    for model in (plain, named):
+        assert [name for name, _ in model.layers[0].named_parameters()] == names.split()
+    assert "rotary" not in repr(plain)
+    assert "rotary=True" in repr(S6(DIM, rotary=True))
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_compiled(options, device):
+    torch._dynamo.reset()
+    model, x = model_of(device, torch.float32, **options), sequence(device, torch.float32)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    out, expected = compiled(x), model(x)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    parameters = tuple(model.parameters())
+    actual = torch.autograd.grad(out.square().sum(), parameters)
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    for ours, theirs in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_compiled_steps(device):
+    torch._dynamo.reset()
+    model = model_of(device, torch.float32, **BOTH).requires_grad_(False)
+    x, cache = sequence(device, torch.float32), model.allocate_cache(BATCH)
+    step = torch.compile(lambda part: model(part, cache=cache), fullgraph=True, backend="aot_eager")
+    parts = [step(x[:, t : t + 1]) for t in range(6)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(x[:, :6]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_exported_for_any_length(options):
+    model, x = model_of(**options), sequence()
+    length = torch.export.Dim("length", min=2)
+    program = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
+    for seqlen in (2, SEQLEN, 40):
+        x = sequence(seqlen=seqlen)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_traced_symbolically(options):
+    model, x = model_of(**options), sequence()
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["x_proj", "B_norm", "mix_proj", "out_proj"])
+def test_parts_are_called(name):
+    model, x = model_of(depth=1, **BOTH), sequence()
+    expected, seen = model(x), []
+    model.layers[0].get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
+    assert torch.equal(model(x), expected)
+    assert seen == [name]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotary": 1}, "rotary must be a bool, got 1"),
+        (
+            {"rotary": True, "d_state": 5},
+            "d_state must be even where rotary=True, since pairs of states rotate, got 5",
+        ),
+        (
+            {"discretization_method": "trapeze"},
+            f"discretization_method must be one of {', '.join(METHODS)}, trapezoid, got 'trapeze'",
+        ),
+    ],
+    ids=str,
+)
+def test_constructor_refuses(options, message):
+    for kind in (S6, MambaMixer):
+        with pytest.raises(ValueError, match=f"^selective_scan: {re.escape(message)}$"):
+            kind(DIM, **options)
+
+
+def test_it_is_no_mamba():
+    with pytest.raises(ValueError, match="rotary must be False for Mamba, got True"):
+        model_of(rotary=True).to_mamba()
+    with pytest.raises(ValueError, match="discretization_method must be 'zoh' for Mamba"):
+        model_of(discretization_method="trapezoid").to_mamba()
+
+
+def test_a_cache_takes_no_gradient():
+    model = model_of(**BOTH)
+    with pytest.raises(RuntimeError, match="cache takes no gradient"):
+        model(sequence(), cache=model.allocate_cache(BATCH))
+    with pytest.raises(ValueError, match="cu_seqlens must be None where there is a cache"):
+        model.requires_grad_(False)(
+            sequence(), cache=model.allocate_cache(BATCH), cu_seqlens=torch.tensor([0, SEQLEN])
+        )
+
+
+def test_a_cache_without_what_the_layer_keeps():
+    cache = MixerCache(torch.zeros(BATCH, 2 * DIM, 3), torch.zeros(BATCH, 2 * DIM, DSTATE))
+    with torch.no_grad(), pytest.raises(ValueError, match="last_input of cache must be"):
+        MambaMixer(DIM, d_state=DSTATE, **BOTH)(torch.randn(BATCH, 1, DIM), cache=cache)
+
+
+def test_states_turn_by_nothing_where_angles_are_zero():
+    """A rotary layer without angles is one whose pairs of states have one pole."""
+    model, x = model_of(depth=1, rotary=True), sequence()
+    layer = model.layers[0]
+    with torch.no_grad():
+        layer.x_proj.weight[-DSTATE // 2 :] = 0
+    other = model_of(depth=1, discretization_method="trapezoid")
+    assert isinstance(other.layers[0].mix_proj, nn.Linear)
+    state = other.state_dict() | {
+        name: value for name, value in model.state_dict().items() if "A_log" not in name
+    }
+    del state["layers.0.x_proj.weight"]
+    with torch.no_grad():
+        other.load_state_dict(state, strict=False)
+        other.layers[0].x_proj.weight[: 2 + 2 * DSTATE] = layer.x_proj.weight[: 2 + 2 * DSTATE]
+        other.layers[0].A_log.copy_(layer.A_log.repeat_interleave(2, 1))
+        other.layers[0].mix_proj.bias.fill_(1000.0)  # λ = 1 is zoh
+    torch.testing.assert_close(model(x), other(x), rtol=1e-9, atol=1e-9)
