@@ -9,6 +9,7 @@ import contextlib
 import gc
 import resource
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -100,6 +101,9 @@ def check(name, function, leaves, kind=TYPES[device]):
     """No tensor is kept either: whoever catches the error may want the memory."""
     alive = tensors_alive()
     assert_goes_on(function, leaves, kind)
+    until = time.monotonic() + 5  # autograd's thread may yet have to let go of a pass that failed
+    while tensors_alive() != alive and time.monotonic() < until:
+        time.sleep(0.01)
     assert tensors_alive() == alive, name
     print(name)
 

@@ -74,7 +74,7 @@ def test_graph_capture_and_replay_with_new_data(case, cuda_device):
         torch.cuda.synchronize()
         expected = forward_and_backward_ops(case, inputs, cotangents)
         for actual, wanted in zip(captured, expected, strict=True):
-            assert torch.equal(actual, wanted)
+            assert actual is wanted is None or torch.equal(actual, wanted)
 
 
 def test_a_captured_training_step(cuda_device):

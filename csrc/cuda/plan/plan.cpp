@@ -5,6 +5,7 @@
 
 #include "plan.h"
 
+#include <cstdlib>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -79,7 +80,9 @@ bool is_preferred(const BackwardParams& params, const Device& device,
                   const relay::BackwardPlan& plan) {
   const Choice& figures = choice_of(device);
   const int64_t blocks = plan.geometry.blocks;
-  const int64_t most_blocks = params.seqlen < figures.relay_backward_steps
+  // Rows along channels it reads and writes element by element.
+  const bool along_channels = std::abs(params.u.channel) < std::abs(params.u.step);
+  const int64_t most_blocks = along_channels || params.seqlen < figures.relay_backward_steps
                                   ? figures.relay_blocks
                                   : figures.relay_backward_blocks;
   return params.seqlen < figures.short_steps && blocks <= most_blocks * device.multiprocessors &&
