@@ -45,7 +45,7 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
 # What a layer may have beside these, for which there is a function of its own.
-LayerMethod = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4", "trapezoid"]
+LayerMethod = Method | Literal["trapezoid"]
 
 # These go from the step of the input, Δ or one of its own, and x = Δ·A to (abar, bbar) in
 # h[t] = abar·h[t-1] + bbar·B[t]·u[t].
