@@ -88,6 +88,9 @@ SLICES = [
     ),
     (Call(8, 1024, 1023, 16), None, None),
     (Call(8, 1023, 1023, 16), None, None),
+    # Where the input has steps of its own the floor takes the call as it is.
+    (Call(2, 512, 1000, 200, input_delta=True), None, None),
+    (Call(2, 1024, 800, 16, mixed=True, input_delta=True), None, None),
 ]
 
 

@@ -23,6 +23,7 @@ SLICES = [
     BASE.with_(complex=True, dstate=40, dtype=BF16, B="packed", C="packed", groups=1),
     BASE.with_(complex=True, dstate=18, B="constant", C="constant", cotangents=("last_state",)),
     BASE.with_(dstate=33, B="constant", C="constant", reverse=True),
+    BASE.with_(input_delta=F32),  # which runs whole
 ]
 
 

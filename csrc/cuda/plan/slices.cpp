@@ -44,10 +44,11 @@ bool lies_along_steps(const ArrayView& view) {
   return std::abs(view.step) <= std::abs(view.channel);
 }
 
-/// Whether the device has streamed kernels, and they both passes for this kind of B and C.
+/// Whether the device has streamed kernels, and they both passes for this kind of B and C, and of
+/// input.
 bool has_streamed_kind(const ScanParams& params, const Device& device) {
-  return has_kernels(device, Path::kStreamed) && params.variable_B == params.variable_C &&
-         (params.variable_B || !params.is_complex);
+  return has_kernels(device, Path::kStreamed) && !params.input_delta.present() &&
+         params.variable_B == params.variable_C && (params.variable_B || !params.is_complex);
 }
 
 /// The layout of u, if that can have vectors or the other one cannot.
