@@ -43,6 +43,14 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     return delta + 0 * delta
 
 
+def steps_of_sequences(
+    delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, dtype: torch.dtype
+) -> Tensor:
+    """Δ of delta, (batch, dim, seqlen), and a bias for each channel, in `dtype`."""
+    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
+    return step_size(delta.to(dtype), bias, delta_softplus)
+
+
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
 # What a layer may have beside these, for which there is a function of its own.
 LayerMethod = Method | Literal["trapezoid"]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ._discretization import LayerMethod, poles, step_size
+from ._discretization import LayerMethod, poles, steps_of_sequences
 from ._mamba_weights import NORM_EPS
 from ._module_arguments import check_flag, refuse
 from .cache import MixerCache
@@ -154,9 +154,8 @@ def _angles_of_steps(
     """(batch, d_state/2, seqlen), each within ±π times the mean of the channels' steps, since all
     channels have the same B and C."""
     dtype = torch.promote_types(at_least_single(turns.dtype), delta.dtype)
-    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
-    steps = step_size(delta.to(dtype), bias, delta_softplus).mean(1, keepdim=True)
-    return math.pi * turns.to(dtype).tanh() * steps
+    steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
+    return math.pi * turns.to(dtype).tanh() * steps.mean(1, keepdim=True)
 
 
 def _sums(

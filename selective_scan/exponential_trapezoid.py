@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._checks import REAL, Call
-from ._discretization import step_size
+from ._discretization import steps_of_sequences
 from ._operator import RETURN_LAST_STATE
 from ._packed import PackedSequences
 from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
@@ -25,6 +25,7 @@ from ._table import (
 )
 from ._typing import typed_as
 from .functional import (
+    finished,
     observed,
     output_of,
     projection_steps,
@@ -98,8 +99,7 @@ def exponential_trapezoid_ref(
     call = _check(values, return_last_state, backend)
     _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
-    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
-    steps = step_size(delta.to(dtype), bias, delta_softplus)
+    steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
     A, x, mix = A.to(h_dtype), u.to(dtype), mix.to(dtype)
     B_steps = projection_steps(B, dim, seqlen, h_dtype)
     C_steps = projection_steps(C, dim, seqlen, h_dtype)
@@ -350,8 +350,7 @@ def exponential_trapezoid_fn(
         return exponential_trapezoid_ref(*values[:9], return_last_state, mix=mix, **options)
     _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
-    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
-    steps = step_size(delta.to(dtype), bias, delta_softplus)
+    steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
     x = u.to(dtype)
     B, C = (whole_projection(projection, seqlen, h_dtype) for projection in (B, C))
     edges = _Edges.of(cu_seqlens, seqlen, reverse)
@@ -377,13 +376,7 @@ def exponential_trapezoid_fn(
         backend=backend,
     )
     y = y - ahead * _products(B, C, dim) * x
-    if D is not None:
-        y = y + D.to(dtype)[:, None] * x
-    if z is not None:
-        y = y * F.silu(z.to(dtype))
-    if edges.are_none is not None:
-        y = torch.where(edges.are_none, 0, y)
-    out = y.to(u.dtype)
+    out = finished(y, x, D, z, edges.are_none).to(u.dtype)
     if not return_last_state:
         return out
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._discretization import DISCRETIZATIONS, Method, step_size
+from ._discretization import DISCRETIZATIONS, Method, steps_of_sequences
 from ._matrix_scan import operator_for
 from ._packed import PackedSequences
 from ._pytorch import are_transforms_active
@@ -62,8 +62,7 @@ def selective_scan_ref(
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     discretize = DISCRETIZATIONS[discretization_method]
 
-    bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
-    delta = step_size(delta.to(dtype), bias, delta_softplus)
+    delta = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
     input_steps = (delta if input_delta is None else input_delta.to(dtype)).unbind(-1)
     A = A.to(h_dtype)
     x = u.to(dtype)
@@ -117,15 +116,21 @@ def output_of(
     if reverse:
         y_steps.reverse()
     y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
+    y = finished(y, x, D, z, None if sequences is None else sequences.are_none)
+    # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
+    # tensor into another.
+    return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
+
+
+def finished(
+    y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, are_none: Tensor | None
+) -> Tensor:
+    """y with what comes behind the states; 0 at the steps that no sequence has."""
     if D is not None:
         y = y + D.to(x.dtype)[:, None] * x
     if z is not None:
         y = y * F.silu(z.to(x.dtype))
-    if sequences is not None:
-        y = torch.where(sequences.are_none, 0, y)
-    # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
-    # tensor into another.
-    return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
+    return y if are_none is None else torch.where(are_none, 0, y)
 
 
 def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:

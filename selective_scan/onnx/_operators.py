@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks import fail
-from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, step_size
+from .._discretization import DISCRETIZATIONS, EXPONENTIAL, Method, poles, steps_of_sequences
 from .._mamba_operators import Layer
 from .._s6_step import S6_STEP, StackTensors, compose_step
 from .._selective_scan import SELECTIVE_SCAN
@@ -169,8 +169,7 @@ class Operators:
             h = Pair(zeros, zeros) if call.is_complex else zeros
         else:
             h = state_of(initial_state, dtype)
-        bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
-        steps = step_size(delta.to(dtype), bias, delta_softplus)
+        steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
         if is_inside is not None:
             steps = torch.where(is_inside, steps, 0)
         inputs = Inputs(
