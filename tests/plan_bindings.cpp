@@ -133,6 +133,7 @@ BackwardParams make_backward(const Call& call) {
   }
   params.du = make_view(call, "du", params.u.dtype, call.dim);
   params.ddelta = make_view(call, "ddelta", params.delta.dtype, call.dim);
+  if (call.input_delta) params.dinput_delta = make_view(call, "", params.u.dtype, call.dim, 1);
   if (call.z) params.dz = make_view(call, "dz", params.z.dtype, call.dim, call.wider_rows ? 2 : 1);
   params.dA = params.A;
   params.dB = params.B;

@@ -20,33 +20,38 @@ COMPLEX_CONSTANT = REAL.with_(dim=46, complex=True, B="constant", C="constant")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def cases_of(base):
+    yield from (base.with_(method=method) for method in METHODS)
+    yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+    yield from (base.with_(method=method, dtype=torch.bfloat16) for method in METHODS)
+    # Lanes along steps, along channels, and along neither.
+    yield from (base.with_(seqlen=64, dtype=dtype) for dtype in FLOATS)
+    # Small steps, as most models have them, whose softplus must keep its relative accuracy.
+    yield from (base.with_(seqlen=64, step_shift=-4.0, dtype=dtype) for dtype in FLOATS[::2])
+    yield base.with_(seqlen=64, reverse=True)
+    yield base.with_(reverse=True, dtype=torch.bfloat16)
+    yield from (base.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS)
+    yield base.with_(layout="sliced", dtype=torch.bfloat16)
+    # Some arrays' channels are neighbours, others' steps; rows aligned to one element only.
+    for dtype in FLOATS[::2]:
+        yield base.with_(layout="channel_last", layout_of=("u", "delta"), dtype=dtype)
+        yield base.with_(layout="offset", dtype=dtype)
+    yield from (base.with_(seqlen=seqlen) for seqlen in (1, 8, 9, 32, 33))
+    yield base.with_(z=False, D=False)
+    yield base.with_(delta_softplus=False, delta_bias=False, initial_state=False)
+    yield base.with_(cotangents=("out",))
+    # Time in segments.
+    yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
+    yield base.with_(batch=1, dim=12, groups=1, seqlen=1100, cotangents=("out",))
+    yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
+    long = base.with_(batch=1, dim=16, groups=1, seqlen=1100)
+    yield from (long.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS[::2])
+
+
 def cases():
     for base in KINDS.values():
-        yield from (base.with_(method=method) for method in METHODS)
-        yield from (base.with_(dtype=dtype) for dtype in FLOATS)
-        yield from (base.with_(method=method, dtype=torch.bfloat16) for method in METHODS)
-        # Lanes along steps, along channels, and along neither.
-        yield from (base.with_(seqlen=64, dtype=dtype) for dtype in FLOATS)
-        # Small steps, as most models have them, whose softplus must keep its relative accuracy.
-        yield from (base.with_(seqlen=64, step_shift=-4.0, dtype=dtype) for dtype in FLOATS[::2])
-        yield base.with_(seqlen=64, reverse=True)
-        yield base.with_(reverse=True, dtype=torch.bfloat16)
-        yield from (base.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS)
-        yield base.with_(layout="sliced", dtype=torch.bfloat16)
-        # Some arrays' channels are neighbours, others' steps; rows aligned to one element only.
-        for dtype in FLOATS[::2]:
-            yield base.with_(layout="channel_last", layout_of=("u", "delta"), dtype=dtype)
-            yield base.with_(layout="offset", dtype=dtype)
-        yield from (base.with_(seqlen=seqlen) for seqlen in (1, 8, 9, 32, 33))
-        yield base.with_(z=False, D=False)
-        yield base.with_(delta_softplus=False, delta_bias=False, initial_state=False)
-        yield base.with_(cotangents=("out",))
-        # Time in segments.
-        yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
-        yield base.with_(batch=1, dim=12, groups=1, seqlen=1100, cotangents=("out",))
-        yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
-        long = base.with_(batch=1, dim=16, groups=1, seqlen=1100)
-        yield from (long.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS[::2])
+        yield from cases_of(base)
+    yield from (case.with_(input_delta=case.dtype) for case in cases_of(REAL))
     # Numbers of states that do not fill the lanes.
     few = REAL.with_(dim=30, groups=1)
     for dstate in (2, 3, 4, 5, 8, 12, 15, 17, 20, 31, 33, 40, 48, 49, 63):

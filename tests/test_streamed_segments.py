@@ -9,6 +9,7 @@ from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Rows that are not whole vectors, which the relay leaves to the streamed kernels; the last segment,
 # the last chunk and the last tile of a group are not full.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 REAL = Case(batch=2, dim=36, groups=2, seqlen=1765)
 KINDS = {
     "real": REAL,
@@ -22,16 +23,23 @@ KINDS = {
 }
 
 
+def cases_of(base):
+    yield from (base.with_(method=method) for method in METHODS)
+    yield from (base.with_(dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
+    yield base.with_(reverse=True)
+    yield base.with_(reverse=True, dtype=torch.bfloat16, initial_state=False)
+    yield base.with_(layout="channel_last", dtype=torch.bfloat16)
+    yield base.with_(decay=1e-3)  # nothing is forgotten
+    yield base.with_(decay=20.0, method="bilinear")  # nearly everything is
+    yield base.with_(cotangents=("last_state",), z=False, D=False, decay=0.01)
+
+
 def cases():
     for base in KINDS.values():
-        yield from (base.with_(method=method) for method in METHODS)
-        yield from (base.with_(dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
-        yield base.with_(reverse=True)
-        yield base.with_(reverse=True, dtype=torch.bfloat16, initial_state=False)
-        yield base.with_(layout="channel_last", dtype=torch.bfloat16)
-        yield base.with_(decay=1e-3)  # nothing is forgotten
-        yield base.with_(decay=20.0, method="bilinear")  # nearly everything is
-        yield base.with_(cotangents=("last_state",), z=False, D=False, decay=0.01)
+        yield from cases_of(base)
+    yield from (case.with_(input_delta=case.dtype) for case in cases_of(REAL))
+    small = KINDS["small groups"]
+    yield from (small.with_(dtype=dtype, input_delta=dtype) for dtype in FLOATS)
     yield from (REAL.with_(dim=dim, groups=1, batch=1) for dim in (1, 33, 600))
     yield from (REAL.with_(seqlen=seqlen, reverse=seqlen % 2 == 0) for seqlen in (1025, 2048, 4100))
     yield REAL.with_(seqlen=20000, dim=8, dtype=torch.bfloat16)

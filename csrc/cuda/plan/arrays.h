@@ -13,12 +13,12 @@
 namespace selective_scan::cuda {
 
 /// The (batch, channel, step) arrays of a pass.
-inline std::array<const ArrayView*, 4> rows_of(const ForwardParams& params) {
-  return {&params.u, &params.delta, &params.z, &params.out};
+inline std::array<const ArrayView*, 5> rows_of(const ForwardParams& params) {
+  return {&params.u, &params.delta, &params.z, &params.out, &params.input_delta};
 }
-inline std::array<const ArrayView*, 7> rows_of(const BackwardParams& params) {
-  return {&params.u,  &params.delta,  &params.z, &params.dout,
-          &params.du, &params.ddelta, &params.dz};
+inline std::array<const ArrayView*, 9> rows_of(const BackwardParams& params) {
+  return {&params.u,      &params.delta, &params.z,           &params.dout,        &params.du,
+          &params.ddelta, &params.dz,    &params.input_delta, &params.dinput_delta};
 }
 
 /// Whether `holds` does of all of these arrays that are present.

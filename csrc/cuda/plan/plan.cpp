@@ -141,8 +141,8 @@ template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
   constexpr bool kTakesPacked = kPath == Path::kStreamed || kPath == Path::kFloor;
   if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
-  const bool has_input_delta = params.input_delta.present();
-  if (has_input_delta && kPath != Path::kFloor) return {"the input has steps of its own"};
+  constexpr bool kTakesInputDelta = kPath == Path::kStreamed || kPath == Path::kFloor;
+  if (params.input_delta.present() && !kTakesInputDelta) return {"the input has steps of its own"};
   if (!has_kernels(device, kPath)) return refusal_of_older(device);
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }

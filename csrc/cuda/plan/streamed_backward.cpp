@@ -18,6 +18,7 @@ struct Variant {
   int64_t most_states;
   bool is_complex;
   bool variable;
+  bool has_input_delta;
   bool has_float16;  // a kernel of its own
   int lane_bits;
   int team_warps;    // that share a channel
@@ -33,13 +34,14 @@ int summary_bytes(const Geometry& geometry) {
       .bytes;
 }
 
-template <class T, int kLaneBits, bool kVariable>
+template <class T, int kLaneBits, bool kVariable, bool kOwnInputSteps = false>
 constexpr Variant make_variant() {
-  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  using Shape = StreamedShape<T, kLaneBits, kVariable, kOwnInputSteps>;
   return {1,
           Shape::kPadded,
           is_complex_v<T>,
           kVariable,
+          kOwnInputSteps,
           kHasFloat16Backward<T, kVariable>,
           kLaneBits,
           1,
@@ -59,6 +61,7 @@ constexpr Variant make_team_variant() {
           false,
           true,
           false,
+          false,
           2,
           kWarps,
           Shape::kRowChannels,
@@ -72,6 +75,7 @@ constexpr Variant make_team_variant() {
 /// floor.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(),
+    make_variant<float, 2, true, true>(),
     make_variant<float, 2, false>(),  // of constant B and C
     make_team_variant<2>(),
     make_team_variant<4>(),
@@ -81,7 +85,8 @@ constexpr Variant kVariants[] = {
 const Variant* find_variant(const ScanParams& params) {
   for (const Variant& variant : kVariants) {
     if (variant.least_states <= params.dstate && params.dstate <= variant.most_states &&
-        variant.is_complex == params.is_complex && variant.variable == params.variable_B) {
+        variant.is_complex == params.is_complex && variant.variable == params.variable_B &&
+        variant.has_input_delta == params.input_delta.present()) {
       return &variant;
     }
   }
@@ -202,6 +207,9 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
   if (params.variable_B != params.variable_C) {
     return {"B and C must both be variable or both be constant"};
   }
+  const bool takes_input_delta =
+      variant != nullptr && !params.packed.present() && params.method == kInputDeltaMethod;
+  if (params.input_delta.present() && !takes_input_delta) return kNoInputDelta;
   if (variant == nullptr) {
     return {params.is_complex ? "with complex A, B and C must be variable and dstate at most 16"
                               : "dstate must be at most 64, or 16 where B and C are constant",
@@ -216,7 +224,7 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
   if (!params.dout.present()) return {"there must be a gradient of out"};
   const auto size = element_size(params.u.dtype);
   if (size > 4 || !have_one_dtype(params, rows_of(params))) {
-    return {"u, delta, z, dout and their gradients must have one dtype"};
+    return {"u, delta, z, input_delta, dout and their gradients must have one dtype"};
   }
   if (!sums_have_digits(params, *variant)) {
     return {

@@ -28,6 +28,7 @@ struct Variant {
   bool has_constant;
   bool has_own_maps;
   bool has_packed;
+  bool has_input_delta;
   MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
 };
 
@@ -44,6 +45,7 @@ constexpr Variant make_variant(int64_t least_states) {
           kHasConstant<T, kStates>,
           kHasOwnMaps<T, kStates>,
           kHasPacked<T, kStates>,
+          kHasInputDelta<T, kStates, kInputDeltaMethod>,
           make_method_table<bool (*)(LaneMap, int64_t)>(
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
 }
@@ -187,7 +189,8 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
       return try_waves(figures_of(device).segments.packed_waves_forward, kMostPackedSegments);
     for (const int waves : {1, 2, 4}) try_waves(waves, chunks);
   };
-  if (variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
+  if (!params.input_delta.present() &&
+      variant.has_few_registers[params.method](plan.map, element_size(params.u.dtype))) {
     for (int warps = 1; warps <= most; ++warps) try_warps(warps, true);
   }
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
@@ -211,7 +214,7 @@ ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& d
 }
 
 /// Chooses the map for rows that do not all lie along steps.
-LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 4>& rows) {
+LaneMap choose_own_map(const ForwardParams& params, const std::array<RowArray, 5>& rows) {
   const bool may_be_pairs =
       !params.packed.present() || has_packed(LaneMap::kStepPairs, element_size(params.u.dtype));
   const bool have_vectors = std::all_of(
@@ -236,6 +239,9 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
     return {"of packed sequences A must be real, B and C variable and dstate at most 16",
             params.dstate};
   }
+  const bool takes_input_delta = variant->has_input_delta && params.variable_B &&
+                                 !params.packed.present() && params.method == kInputDeltaMethod;
+  if (params.input_delta.present() && !takes_input_delta) return kNoInputDelta;
   if (params.wanted == ForwardWanted::kMapAlone &&
       !(params.variable_B && params.seqlen % kChunk == 0)) {
     return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
@@ -250,7 +256,7 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
             params.seqlen};
   }
   if (!have_one_dtype(params, rows_of(params))) {
-    return {"u, delta, z and out must have one dtype"};
+    return {"u, delta, z, input_delta and out must have one dtype"};
   }
   return {};
 }

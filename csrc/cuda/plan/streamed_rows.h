@@ -8,6 +8,10 @@
 
 namespace selective_scan::cuda::streamed {
 
+constexpr Refusal kNoInputDelta = {
+    "where the input has steps of its own, the method must be zoh, A real, B and C variable, "
+    "dstate at most 16 and sequences not packed"};
+
 constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
 
 /// Finds how kernels that move chunks of `items` channels take the arrays. Returns false where one

@@ -30,13 +30,13 @@
 namespace selective_scan::cuda::streamed {
 
 /// kPacked: chunks are those of packed sequences, whose states and gradients change where one
-/// begins or ends.
+/// begins or ends. kOwnInputSteps: the input has steps of its own.
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap,
-          bool kPacked>
+          bool kPacked, bool kOwnInputSteps = false>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
-  using Shape = StreamedShape<T, kLaneBits, kVariable>;
+  using Shape = StreamedShape<T, kLaneBits, kVariable, kOwnInputSteps>;
   constexpr int kSize = size_of(kElements);
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
@@ -487,6 +487,13 @@ cudaError_t StreamedBackward<T, kLaneBits, kElements, kVariable, kMethod, kMap>:
       return launch_kernel(
           streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, true>, shape,
           stream, args);
+    }
+  }
+  if constexpr (kHasInputDeltaBackward<T, kVariable, kMethod>) {
+    if (args.row(Row::kInputDelta).present()) {
+      return launch_kernel(
+          streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, false, true>,
+          shape, stream, args);
     }
   }
   return launch_kernel(

@@ -11,14 +11,26 @@
 namespace selective_scan::cuda::streamed {
 
 /// The (batch, channel, step) arrays of the backward pass.
-enum class Row : int8_t { kU, kDelta, kZ, kDout, kDu, kDdelta, kDz, kCount };
-constexpr int kRowArrays = static_cast<int>(Row::kCount);
+enum class Row : int8_t {
+  kU,
+  kDelta,
+  kZ,
+  kDout,
+  kDu,
+  kDdelta,
+  kDz,
+  kInputDelta,
+  kDinputDelta,
+  kCount
+};
+constexpr int kRowArrays = static_cast<int>(Row::kInputDelta);  // of most calls
+constexpr int kMostRowArrays = static_cast<int>(Row::kCount);
 
 struct BackwardArgs {
   BackwardParams params;
   Geometry geometry;
   BackwardWorkspace workspace;
-  RowArray rows[kRowArrays];
+  RowArray rows[kMostRowArrays];
   const char* projections;  // see PackedBC
   int64_t sequence_bytes;   // of one (batch, group) of these
   int split_tiles;          // see BlockOrder, also of

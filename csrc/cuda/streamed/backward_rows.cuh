@@ -28,6 +28,8 @@ class WarpRows {
   using Chunk = std::conditional_t<kPacked, PackedChunk, int64_t>;
   static constexpr int kItems = Shape::kChannels;
   static constexpr bool kAlongSteps = kMap == LaneMap::kSteps;
+  static constexpr bool kHasInputDelta = kGradients && Shape::kHasInputDelta;
+  static constexpr int kArrays = kHasInputDelta ? kMostRowArrays : kRowArrays;
   using Copies = RowCopies<kItems, kSize, kMap>;
   using Cursor = RowCursor<kItems, kSize>;
   using Values = Slice<kItems>;
@@ -45,11 +47,13 @@ class WarpRows {
     if constexpr (kSize == 2 && kElements != Elements::kTwoBytes) {
       slice_.is_bfloat16 = kElements == Elements::kBFloat16;
     }
-    if (lane < kRowArrays) {
+    if (lane < kArrays) {
       // u stands in place of an array that is absent: which ones are needed is asked last.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
       // Gradients of a chunk are stored after the one before it was fetched.
-      const int chunks_behind = lane >= static_cast<int>(Row::kDu) ? 1 : 0;
+      const bool is_gradient =
+          lane >= static_cast<int>(Row::kDu) && lane != static_cast<int>(Row::kInputDelta);
+      const int chunks_behind = is_gradient ? 1 : 0;
       if constexpr (kPacked) {
         address_at(lane) = array.data + first_channel * array.channel +
                            (chunk.first_step + chunks_behind * kChunk) * array.step;
@@ -58,7 +62,7 @@ class WarpRows {
         address_at(lane) = array.data + batch * array.batch + first_channel * array.channel +
                            first_chunk * (kChunk * array.step);
       }
-    } else if (lane == kRowArrays) {
+    } else if (lane == kArrays) {
       int64_t row;
       if constexpr (kPacked) {
         row = (chunk.saved - 1) * args.params.dim + first_channel;
@@ -94,26 +98,26 @@ class WarpRows {
   __device__ __forceinline__ void step_back() {
     if constexpr (kAlongSteps) {
       steps_back_ += kChunk;
-    } else if (lane_ <= kRowArrays) {
+    } else if (lane_ <= kArrays) {
       address_at(lane_) -=
-          lane_ < kRowArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * state_bytes();
+          lane_ < kArrays ? kChunk * args_.rows[lane_].step : args_.params.dim * state_bytes();
     }
   }
 
   /// Goes from one packed chunk to another, in what is fetched, what is stored, and the states.
   __device__ __forceinline__ void step_back(int fetched_steps, int stored_steps, int saved_rows) {
     static_assert(kPacked);
-    if (lane_ < kRowArrays) {
+    if (lane_ < kArrays) {
       const int steps = lane_ < static_cast<int>(Row::kDu) ? fetched_steps : stored_steps;
       address_at(lane_) -= steps * args_.rows[lane_].step;
-    } else if (lane_ == kRowArrays) {
+    } else if (lane_ == kArrays) {
       address_at(lane_) -= saved_rows * (args_.params.dim * state_bytes());
     }
   }
 
   /// The saved states before the chunk that fetch() takes next: those of the warp's first channel.
   __device__ __forceinline__ const char* saved_states() const {
-    return address(kRowArrays) - steps_back_ / kChunk * (args_.params.dim * state_bytes());
+    return address(kArrays) - steps_back_ / kChunk * (args_.params.dim * state_bytes());
   }
 
   /// Starts copying the chunk to the stage. To be called when no lane needs what lies there.
@@ -124,33 +128,40 @@ class WarpRows {
       char* const dout = cursor(Row::kDout);
       char* const z = cursor(Row::kZ);
       char* const u = cursor(Row::kU);
+      [[maybe_unused]] char* input_delta = nullptr;
+      if constexpr (kHasInputDelta) input_delta = cursor(Row::kInputDelta);
       if (slice_.exists(steps)) {
         Copies::copy_slice(stage(Row::kDelta), slice_, delta);
         Copies::copy_slice(stage(Row::kDout), slice_, dout);
         if (has_z()) Copies::copy_slice(stage(Row::kZ), slice_, z);
         if constexpr (kGradients) {
-          if constexpr (kHasLate) {
-            Cursor(u).prefetch_here();
-          } else {
-            Copies::copy_slice(stage(Row::kU), slice_, u);
-          }
+          const auto copy_input = [&](Row which, char* source) {
+            if constexpr (kHasLate) {
+              Cursor(source).prefetch_here();
+            } else {
+              Copies::copy_slice(stage(which), slice_, source);
+            }
+          };
+          copy_input(Row::kU, u);
+          if constexpr (kHasInputDelta) copy_input(Row::kInputDelta, input_delta);
         }
       }
     } else {
       const auto copy = [&](Row which) {
         Copies::copy(stage(which), args_.row(which), address(which), lane_, steps, slice_);
       };
+      const auto copy_input = [&](Row which) {
+        if constexpr (kHasLate) {
+          Copies::prefetch(args_.row(which), address(which), lane_, steps, slice_.channels_left);
+        } else {
+          copy(which);
+        }
+      };
       copy(Row::kDelta);
       copy(Row::kDout);
       if (has_z()) copy(Row::kZ);
-      if constexpr (kGradients) {
-        if constexpr (kHasLate) {
-          Copies::prefetch(args_.row(Row::kU), address(Row::kU), lane_, steps,
-                           slice_.channels_left);
-        } else {
-          copy(Row::kU);
-        }
-      }
+      if constexpr (kGradients) copy_input(Row::kU);
+      if constexpr (kHasInputDelta) copy_input(Row::kInputDelta);
     }
     commit_copies();
   }
@@ -162,11 +173,15 @@ class WarpRows {
                               raw);
       });
     } else if constexpr (kHasLate) {
-      if constexpr (!kAlongSteps) {
-        Copies::copy(stage(Row::kU), args_.row(Row::kU), address(Row::kU), lane_, steps, slice_);
-      } else if (slice_.exists(steps)) {
-        Copies::copy_slice(stage(Row::kU), slice_, cursor(Row::kU));
-      }
+      const auto copy = [&](Row which) {
+        if constexpr (!kAlongSteps) {
+          Copies::copy(stage(which), args_.row(which), address(which), lane_, steps, slice_);
+        } else if (slice_.exists(steps)) {
+          Copies::copy_slice(stage(which), slice_, cursor(which));
+        }
+      };
+      copy(Row::kU);
+      if constexpr (kHasInputDelta) copy(Row::kInputDelta);
       commit_copies();
     }
   }
@@ -179,7 +194,7 @@ class WarpRows {
     }
     wait_for_copies();
     if constexpr (!kAlongSteps) __syncwarp();
-    Raw raw_delta, raw_dout, raw_z{}, raw_u;
+    Raw raw_delta, raw_dout, raw_z{}, raw_u, raw_input_delta;
     const auto load = [&](Row which, Raw& raw) {
       Copies::load(stage(which), slice_, args_.row(which), lane_, raw);
     };
@@ -187,17 +202,23 @@ class WarpRows {
     load(Row::kDout, raw_dout);
     if (has_z()) load(Row::kZ, raw_z);
     if constexpr (kGradients) load(Row::kU, raw_u);
+    if constexpr (kHasInputDelta) load(Row::kInputDelta, raw_input_delta);
     if (against_memory()) {
       really_branch();
       reverse(raw_delta.words);
       reverse(raw_dout.words);
       if (has_z()) reverse(raw_z.words);
       if constexpr (kGradients) reverse(raw_u.words);
+      if constexpr (kHasInputDelta) reverse(raw_input_delta.words);
     }
     Values delta, dy, u, z, slope;
+    [[maybe_unused]] Values input_delta;
     with_element_type([&](const LaneSlice& slice) {
       delta = Cursor::to_values(args_.row(Row::kDelta), slice, raw_delta);
       if constexpr (kGradients) u = Cursor::to_values(args_.row(Row::kU), slice, raw_u);
+      if constexpr (kHasInputDelta) {
+        input_delta = Cursor::to_values(args_.row(Row::kInputDelta), slice, raw_input_delta);
+      }
       dy = Cursor::to_values(args_.row(Row::kDout), slice, raw_dout);
       z = Cursor::to_values(args_.row(Row::kZ), slice, raw_z);
     });
@@ -214,6 +235,7 @@ class WarpRows {
     for_missing([&](int i) {
       dy.v[i] = z.v[i] = 0;
       if constexpr (kGradients) u.v[i] = 0;
+      if constexpr (kHasInputDelta) input_delta.v[i] = 0;
     });
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta.v[i] += channel_value(slice_.channel, kItems * 4);
@@ -223,8 +245,9 @@ class WarpRows {
     if constexpr (kGradients) {
       to_row(slope, Shape::kSlope);
       to_row(u, Shape::kU);
+      if constexpr (kHasInputDelta) to_row(input_delta, Shape::kInputDelta);
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) u.v[i] *= delta.v[i];
+      for (int i = 0; i < kItems; ++i) u.v[i] *= kHasInputDelta ? input_delta.v[i] : delta.v[i];
       to_row(u, Shape::kDeltaU);
     }
     if (has_z()) {
@@ -237,78 +260,95 @@ class WarpRows {
   }
 
   /// Stores the gradients of the chunk behind the one that was fetched last. They lie in place of
-  /// Δ·u, Δ and dy.
+  /// Δ·u, Δ, dy and the input's steps.
   __device__ __forceinline__ void store(int steps) const {
     if constexpr (kAlongSteps && kSize == 2) {
       // All arrays together: one branch for the element type, and no array waits for another.
-      const Cursor cursors[3] = {Cursor(cursor(Row::kDu)), Cursor(cursor(Row::kDdelta)),
-                                 Cursor(cursor(Row::kDz))};
-      typename Cursor::Words words[3];
+      char* targets[kGradientArrays];
+      for_gradients([&](int i, const Gradient& it) { targets[i] = cursor(it.row); });
+      typename Cursor::Words words[kGradientArrays];
       words_of_gradients(words);
       if (against_memory()) {
         really_branch();
 #pragma unroll
-        for (int i = 0; i < 3; ++i) reverse(words[i].v);
+        for (int i = 0; i < kGradientArrays; ++i) reverse(words[i].v);
       }
       if (!slice_.exists(steps)) return;
-      cursors[0].store_words(words[0]);
-      cursors[1].store_words(words[1]);
-      if (has_z()) cursors[2].store_words(words[2]);
+      for_gradients([&](int i, const Gradient& it) {
+        if (is_wanted(it)) Cursor(targets[i]).store_words(words[i]);
+      });
     } else if constexpr (kAlongSteps) {
-      const auto move = [&](Row which, int at, bool gated) {
-        Values values = from_row(at);
-        if (gated) apply_gate(values);
-        auto words = Cursor::to_words(slice_, values);
+      for_gradients([&](int, const Gradient& it) {
+        if (!is_wanted(it)) return;
+        auto words = Cursor::to_words(slice_, values_of(it));
         if (against_memory()) {
           really_branch();
           reverse(words.v);
         }
-        if (slice_.exists(steps)) Cursor(cursor(which)).store_words(words);
-      };
-      move(Row::kDu, Shape::kDeltaU, false);
-      move(Row::kDdelta, Shape::kDelta, false);
-      if (has_z()) move(Row::kDz, Shape::kDy, true);
+        if (slice_.exists(steps)) Cursor(cursor(it.row)).store_words(words);
+      });
     } else {
       if constexpr (Copies::kTransposes) {
-        const auto has_words = [&](Row which) {
-          return args_.row(which).has_vectors || is_slice(which);
-        };
-        if (has_words(Row::kDu) && has_words(Row::kDdelta) && (!has_z() || has_words(Row::kDz))) {
-          typename Cursor::Words words[3];
+        bool have_words = true;
+        for_gradients([&](int, const Gradient& it) {
+          have_words &= !is_wanted(it) || args_.row(it.row).has_vectors || is_slice(it.row);
+        });
+        if (have_words) {
+          typename Cursor::Words words[kGradientArrays];
           words_of_gradients(words);
-          const auto move = [&](Row which, const typename Cursor::Words& words) {
-            if (args_.row(which).has_vectors) {
-              Copies::store_transposed(args_.row(which), address(which), lane_, steps,
-                                       slice_.channels_left, words);
+          for_gradients([&](int i, const Gradient& it) {
+            if (!is_wanted(it)) return;
+            if (args_.row(it.row).has_vectors) {
+              Copies::store_transposed(args_.row(it.row), address(it.row), lane_, steps,
+                                       slice_.channels_left, words[i]);
             } else {
-              store_slice(which, steps, words);
+              store_slice(it.row, steps, words[i]);
             }
-          };
-          move(Row::kDu, words[0]);
-          move(Row::kDdelta, words[1]);
-          if (has_z()) move(Row::kDz, words[2]);
+          });
           return;
         }
       }
-      const auto move = [&](Row which, int at, bool gated) {
-        if (is_slice(which)) {
-          Values values = from_row(at);
-          if (gated) apply_gate(values);
-          store_slice(which, steps, Cursor::to_words(slice_, values));
+      for_gradients([&](int, const Gradient& it) {
+        if (!is_wanted(it)) return;
+        if (is_slice(it.row)) {
+          store_slice(it.row, steps, Cursor::to_words(slice_, values_of(it)));
         } else {
-          Copies::store(args_.row(which), address(which), lane_, steps, slice_, rows(at),
-                        gated ? rows(Shape::kGate) : nullptr);
+          Copies::store(args_.row(it.row), address(it.row), lane_, steps, slice_, rows(it.at),
+                        it.is_gated() ? rows(Shape::kGate) : nullptr);
         }
-      };
-      move(Row::kDu, Shape::kDeltaU, false);
-      move(Row::kDdelta, Shape::kDelta, false);
-      if (has_z()) move(Row::kDz, Shape::kDy, true);
+      });
     }
   }
 
  private:
-  /// Whether the stage has no room for u before the end of a chunk.
+  /// An array that is stored, and where its rows lie. dz is y times the gate.
+  struct Gradient {
+    Row row;
+    int at;
+    __device__ __forceinline__ constexpr bool is_gated() const { return row == Row::kDz; }
+  };
+  static constexpr int kGradientArrays = kHasInputDelta ? 4 : 3;
+
+  /// Calls function(i, the i-th gradient) for all.
+  template <class Function>
+  static __device__ __forceinline__ void for_gradients(const Function& function) {
+    function(0, Gradient{Row::kDu, Shape::kDeltaU});
+    function(1, Gradient{Row::kDdelta, Shape::kDelta});
+    function(2, Gradient{Row::kDz, Shape::kDy});
+    if constexpr (kHasInputDelta) function(3, Gradient{Row::kDinputDelta, Shape::kInputDelta});
+  }
+  __device__ __forceinline__ bool is_wanted(const Gradient& it) const {
+    return !it.is_gated() || has_z();
+  }
+  __device__ __forceinline__ Values values_of(const Gradient& it) const {
+    Values values = from_row(it.at);
+    if (it.is_gated()) apply_gate(values);
+    return values;
+  }
+
+  /// Whether the stage has no room for u, and the input's steps, before the end of a chunk.
   static constexpr bool kHasLate = kGradients && 4 * Copies::kStageBytes > Shape::kStageBytes;
+  static_assert(!kHasInputDelta || kHasLate || 5 * Copies::kStageBytes <= Shape::kStageBytes);
 
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
   /// Calls function(array, its raw elements) for what comes through registers.
@@ -321,6 +361,7 @@ class WarpRows {
     call(Row::kDout, elements_[1]);
     if (has_z()) call(Row::kZ, elements_[2]);
     if constexpr (kGradients) call(Row::kU, elements_[3]);
+    if constexpr (kHasInputDelta) call(Row::kInputDelta, elements_[4]);
   }
   /// Calls `work` with the lane's slice, whose element type the compiler then knows: one branch for
   /// several arrays.
@@ -339,15 +380,15 @@ class WarpRows {
       work(slice_);
     }
   }
-  __device__ __forceinline__ void words_of_gradients(typename Cursor::Words (&words)[3]) const {
-    Values values[3] = {from_row(Shape::kDeltaU), from_row(Shape::kDelta)};
-    if (has_z()) {
-      values[2] = from_row(Shape::kDy);
-      apply_gate(values[2]);
-    }
+  __device__ __forceinline__ void words_of_gradients(
+      typename Cursor::Words (&words)[kGradientArrays]) const {
+    Values values[kGradientArrays] = {};
+    for_gradients([&](int i, const Gradient& it) {
+      if (is_wanted(it)) values[i] = values_of(it);
+    });
     with_element_type([&](const LaneSlice& slice) {
 #pragma unroll
-      for (int i = 0; i < 3; ++i) words[i] = Cursor::to_words(slice, values[i]);
+      for (int i = 0; i < kGradientArrays; ++i) words[i] = Cursor::to_words(slice, values[i]);
     });
   }
   /// Returns the bytes of a channel's saved states.
@@ -413,8 +454,12 @@ class WarpRows {
   }
   /// Returns where an array lies in the stage.
   __device__ __forceinline__ int stage(Row which) const {
-    if (kHasLate && which == Row::kU) return shared_ + Shape::kLateStage;
-    return shared_ + Shape::kStage + (static_cast<int>(which) + 3) % 4 * Copies::kStageBytes;
+    const bool is_input_delta = which == Row::kInputDelta;
+    if (kHasLate && (which == Row::kU || is_input_delta)) {
+      return shared_ + Shape::kLateStage + (is_input_delta ? Copies::kStageBytes : 0);
+    }
+    const int place = is_input_delta ? 4 : (static_cast<int>(which) + 3) % 4;
+    return shared_ + Shape::kStage + place * Copies::kStageBytes;
   }
   __device__ __forceinline__ float* rows(int at) const {
     return reinterpret_cast<float*>(shared_memory() + shared_ + at);
@@ -444,7 +489,7 @@ class WarpRows {
   int steps_back_ = 0;  // from what lies at address_at()
   float loaded_D_;      // for keep_channel_values(), as is
   float loaded_delta_bias_;
-  Raw elements_[4]{};  // see RowCopies::kHasElements
+  Raw elements_[kHasInputDelta ? 5 : 4]{};  // see RowCopies::kHasElements
 };
 
 }  // namespace selective_scan::cuda::streamed

@@ -6,6 +6,7 @@
 #include "../../core/complex.h"
 #include "../kit/barrier_state.h"
 #include "../kit/config.h"
+#include "row_array.h"
 
 namespace selective_scan::cuda::streamed {
 
@@ -19,9 +20,10 @@ constexpr int kSweepSteps = kSweepBlocks * kBlockSteps;
 
 /// A lane holds 16 bytes of states of one channel; lanes 0 to kChannels - 1 the first states of the
 /// warp's channels, and so on. Neighbouring lanes thus differ in channel, which is what the tensor
-/// cores sum over.
-template <class T, int kLaneBits>
+/// cores sum over. Where the input has steps of its own, there are rows of these.
+template <class T, int kLaneBits, bool kOwnInputSteps = false>
 struct BackwardShape {
+  static constexpr bool kHasInputDelta = kOwnInputSteps;
   static constexpr int kQuad = 4;  // floats of states that a lane holds
   static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
   static constexpr int kStates = kQuad / kComponents;
@@ -59,7 +61,8 @@ struct BackwardShape {
   static constexpr int kU = kDy + kRowSet;
   static constexpr int kSlope = kU + kRowSet;
   static constexpr int kGate = kSlope + kRowSet;
-  static constexpr int kCheckpoints = kGate + kRowSet;
+  static constexpr int kInputDelta = kGate + kRowSet;  // if there are any
+  static constexpr int kCheckpoints = kInputDelta + (kHasInputDelta ? kRowSet : 0);
   static constexpr int kCheckpoint = kWarpSize * 16;
   static constexpr int kPlanes = kCheckpoints + (kBlocksPerChunk - 1) * kCheckpoint;
   static constexpr int kPlaneRow = kSweepSteps * static_cast<int>(sizeof(float));
@@ -67,7 +70,8 @@ struct BackwardShape {
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + round_up(2 * kChannels * 4, 16);
   static constexpr int kAddressPair = 16;  // from two addresses to the next two
-  static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
+  static constexpr int kNumAddresses = kHasInputDelta ? 10 : 8;
+  static constexpr int kWarpBytes = kAddresses + kNumAddresses * static_cast<int>(sizeof(char*));
 
   // What is copied for the next chunk comes in place of checkpoints when kStageGroup groups are
   // left to do, the rest in place of planes when none is left.
@@ -102,9 +106,9 @@ struct ConstantShape : BackwardShape<T, kLaneBits> {
   static constexpr int kLateStage = kPlanes;
 };
 
-template <class T, int kLaneBits, bool kVariable>
-using StreamedShape =
-    std::conditional_t<kVariable, BackwardShape<T, kLaneBits>, ConstantShape<T, kLaneBits>>;
+template <class T, int kLaneBits, bool kVariable, bool kOwnInputSteps = false>
+using StreamedShape = std::conditional_t<kVariable, BackwardShape<T, kLaneBits, kOwnInputSteps>,
+                                         ConstantShape<T, kLaneBits>>;
 
 /// This is the shape for real states that kWarps warps share, a team: see team_backward.cuh. They
 /// have the rows of Δ, inputs and dy in common; what else there is of a (channel, step) belongs to
@@ -162,6 +166,11 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
 /// Whether there are kernels for packed sequences.
 template <class T, bool kVariable>
 constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
+
+/// Whether there are kernels for an input that has steps of its own.
+template <class T, bool kVariable, Method kMethod>
+constexpr bool kHasInputDeltaBackward =
+    !is_complex_v<T> && kVariable && kMethod == kInputDeltaMethod;
 
 /// Whether float16 has kernels of its own; elsewhere those for either type of two bytes serve it.
 template <class T, bool kVariable>

@@ -128,12 +128,22 @@ struct LaneStates {
 /// than pointers.
 enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
 
-/// kPacked: chunks are those of packed sequences, whose states change where one begins or ends.
+/// What is about a call that takes kernels of their own.
+enum class ForwardKind : int8_t {
+  kPlain,
+  kFewRegisters,  // see has_few_registers()
+  kPacked,        // chunks are those of packed sequences, whose states change where one begins
+  kInputDelta,    // the input has steps of its own
+};
+
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          bool kVariable, bool kFewRegisters, bool kPacked>
-__global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads : kResidentThreads,
+          bool kVariable, ForwardKind kKind>
+__global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegistersResidentThreads
+                                                                      : kResidentThreads,
                                   1) forward_kernel(const __grid_constant__ ForwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
+  constexpr bool kPacked = kKind == ForwardKind::kPacked;
+  constexpr bool kOwnInputSteps = kKind == ForwardKind::kInputDelta;
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
   using Cursor = RowCursor<Shape::kChannels, kSize>;
@@ -180,6 +190,13 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
   }
   auto raw_u = u_cursor.fetch(args.u, slice, steps_left);
   auto raw_delta = delta_cursor.fetch(args.delta, slice, steps_left);
+  [[maybe_unused]] Cursor input_delta_cursor = delta_cursor;
+  [[maybe_unused]] auto raw_input_delta = raw_delta;
+  if constexpr (kOwnInputSteps) {
+    input_delta_cursor =
+        Cursor(args.input_delta, slice, item.batch, first_channel, item.first_chunk);
+    raw_input_delta = input_delta_cursor.fetch(args.input_delta, slice, steps_left);
+  }
   auto raw_z = raw_u;
 
   using Channels = ChannelValues<Shape::kChannels, kMap>;
@@ -280,6 +297,9 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
     make_steps<kSize>(values, has(kSoftplus));
     slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
+    if constexpr (kOwnInputSteps) {
+      values = Cursor::to_values(args.input_delta, slice, raw_input_delta);
+    }
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) {
       values.v[i] = kGoesByIncrements<kMethod> ? u.v[i] : u.v[i] * values.v[i];
@@ -325,6 +345,10 @@ __global__ void __launch_bounds__(kFewRegisters ? kFewRegistersResidentThreads :
     u_cursor.fetch_into(args.u, slice, kPacked ? next.steps : steps_left - kChunk, raw_u);
     delta_cursor.fetch_into(args.delta, slice, kPacked ? next.steps : steps_left - kChunk,
                             raw_delta);
+    if constexpr (kOwnInputSteps) {
+      advance(input_delta_cursor, args.input_delta);
+      input_delta_cursor.fetch_into(args.input_delta, slice, steps_left - kChunk, raw_input_delta);
+    }
 
     const T* projections = reinterpret_cast<const T*>(slot) + Shape::first_state(role.part, 0);
     const int steps = steps_left < kChunk ? steps_left : kChunk;
@@ -406,23 +430,22 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
     constexpr bool kVariable = decltype(variable)::value;
+    const auto launch_kind = [&]<ForwardKind kKind>() {
+      return launch_kernel(
+          forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, kKind>, shape,
+          stream, args);
+    };
+    using enum ForwardKind;
     if constexpr (kHasPacked<T, kStates> && kVariable && has_packed(kMap, kSize)) {
-      if (args.params.packed.present()) {
-        return launch_kernel(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true, false, true>, shape,
-            stream, args);
-      }
+      if (args.params.packed.present()) return launch_kind.template operator()<kPacked>();
+    }
+    if constexpr (kHasInputDelta<T, kStates, kMethod> && kVariable) {
+      if (args.input_delta.present()) return launch_kind.template operator()<kInputDelta>();
     }
     if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
-      if (args.few_registers) {
-        return launch_kernel(
-            forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, true, false>,
-            shape, stream, args);
-      }
+      if (args.few_registers) return launch_kind.template operator()<kFewRegisters>();
     }
-    return launch_kernel(
-        forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, false, false>, shape,
-        stream, args);
+    return launch_kind.template operator()<kPlain>();
   };
   const auto launch_of_size = [&](auto size, auto variable) {
     const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };

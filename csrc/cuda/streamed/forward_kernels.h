@@ -13,7 +13,7 @@ namespace selective_scan::cuda::streamed {
 
 struct ForwardArgs : ForwardGeometry {
   ForwardParams params;
-  RowArray u, delta, z, out;
+  RowArray u, delta, z, out, input_delta;
   LaneMap map = LaneMap::kChannels;
   int64_t chunks = 0;                 // of a sequence; that there may be of packed ones
   SegmentStates states;               // null where there is one segment

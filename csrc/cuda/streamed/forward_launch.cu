@@ -43,6 +43,7 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
   args.delta = plan.rows[1];
   args.z = plan.rows[2];
   args.out = plan.rows[3];
+  args.input_delta = plan.rows[4];
   args.map = plan.map;
   args.chunks = plan.chunks;
   args.states = segment_states(plan.scratch, memory);

@@ -56,6 +56,10 @@ SELECTIVE_SCAN_HD constexpr bool has_packed(LaneMap map, int64_t size) {
   return map == LaneMap::kElements || (map == LaneMap::kStepPairs && size == 2);
 }
 
+/// Whether there are kernels for an input that has steps of its own, with variable B and C.
+template <class T, int kStates, Method kMethod>
+constexpr bool kHasInputDelta = kHasOwnMaps<T, kStates> && kMethod == kInputDeltaMethod;
+
 /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
 /// of `size` bytes; those of 4 need too many registers on their way.
 template <class T, int kStates, Method kMethod>

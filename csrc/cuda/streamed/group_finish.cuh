@@ -85,12 +85,20 @@ class GroupFinish {
     constexpr float kFromInput = static_cast<float>(F::kInputScale);
     constexpr float kFromPoles = static_cast<float>(F::kXScale) / pole_scale<kMethod, T>;
     Values du, ddelta, y;
+    [[maybe_unused]] Values input_delta;
+    if constexpr (Shape::kHasInputDelta) {
+      input_delta = shared_load<float, kHeld>(row + Shape::kInputDelta);
+    }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const float w_b = kFromInput * sums[0].v[i];
       if constexpr (kHasIncrements<kMethod>) {
         du.v[i] = w_b + D_ * dy.v[i];
         ddelta.v[i] = sums[1].v[i] * slope.v[i];
+      } else if constexpr (Shape::kHasInputDelta) {
+        du.v[i] = input_delta.v[i] * w_b + D_ * dy.v[i];
+        ddelta.v[i] = kFromPoles * sums[1].v[i] * slope.v[i];
+        input_delta.v[i] = u.v[i] * w_b;  // its gradient from here on
       } else {
         du.v[i] = delta.v[i] * w_b + D_ * dy.v[i];
         ddelta.v[i] = (u.v[i] * w_b + kFromPoles * sums[1].v[i]) * slope.v[i];
@@ -101,6 +109,7 @@ class GroupFinish {
     }
     shared_store(row + Shape::kDeltaU, du);
     shared_store(row + Shape::kDelta, ddelta);
+    if constexpr (Shape::kHasInputDelta) shared_store(row + Shape::kInputDelta, input_delta);
     if (has_z_) shared_store(row + Shape::kDy, y);
   }
 

@@ -22,7 +22,7 @@ struct ForwardPlan {
   int warp_channels;  // likewise
   int padded_states;  // of a channel
   LaneMap map;
-  std::array<RowArray, 4> rows;  // u, delta, z, out
+  std::array<RowArray, 5> rows;  // u, delta, z, out, input_delta
   ForwardGeometry geometry;      // with segments
   PackedCuts cuts;
   int64_t chunks;  // of a sequence
@@ -35,8 +35,8 @@ struct BackwardPlan {
   int padded_states;  // of a channel
   LaneMap map;
   LaneMap summary_map;
-  std::array<RowArray, 7> rows;          // in the order of Row
-  std::array<RowArray, 7> summary_rows;  // where there are segments
+  std::array<RowArray, 9> rows;          // in the order of Row
+  std::array<RowArray, 9> summary_rows;  // where there are segments
   Geometry geometry;
   PackedCuts cuts;
   int split_tiles;        // see BlockOrder, also of

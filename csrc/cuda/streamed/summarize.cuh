@@ -95,11 +95,13 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
 /// in a segment does not leave it, so that is where the way ends; nor does anything where that
 /// sequence ends with the segment.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
-          bool kPacked>
+          ForwardKind kKind>
 __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
                                   SummaryShape<T, kStates, kLaneBits>::kBlocks)
     summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles, int groups) {
   if constexpr (!kHasAsyncCopies) return;
+  constexpr bool kPacked = kKind == ForwardKind::kPacked;
+  constexpr bool kOwnInputSteps = kKind == ForwardKind::kInputDelta;
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Summary = SummaryShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
@@ -152,6 +154,12 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
   }
   auto raw_u = u_cursor.fetch(args.u, slice, steps);
   auto raw_delta = delta_cursor.fetch(args.delta, slice, steps);
+  [[maybe_unused]] Cursor input_delta_cursor = delta_cursor;
+  [[maybe_unused]] auto raw_input_delta = raw_delta;
+  if constexpr (kOwnInputSteps) {
+    input_delta_cursor = Cursor(args.input_delta, slice, item.batch, first_channel, cursor_chunk);
+    raw_input_delta = input_delta_cursor.fetch(args.input_delta, slice, steps);
+  }
   const Channels bias(params.delta_bias, slice,
                       Channels::load(params.delta_bias, first_channel, slice, lane));
 
@@ -216,6 +224,9 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
     make_steps<kSize>(values, params.delta_softplus);
     slice_to_shared(slice, values, own_rows);
+    if constexpr (kOwnInputSteps) {
+      values = Cursor::to_values(args.input_delta, slice, raw_input_delta);
+    }
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] *= u.v[i];
     slice_to_shared(slice, values, own_rows + Summary::kBuffers * Summary::kRows);
@@ -240,6 +251,10 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
       }
       u_cursor.fetch_into(args.u, slice, steps, raw_u);
       delta_cursor.fetch_into(args.delta, slice, steps, raw_delta);
+      if constexpr (kOwnInputSteps) {
+        input_delta_cursor.advance(args.input_delta, -1);
+        input_delta_cursor.fetch_into(args.input_delta, slice, steps, raw_input_delta);
+      }
       B_step -= kChunk * kStep;
       copy_B(buffer ^ 1);
     }
@@ -319,14 +334,18 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
+    const auto launch_kind = [&]<ForwardKind kKind>() {
+      return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kKind>,
+                           shape, stream, args, tiles, tile_groups);
+    };
+    using enum ForwardKind;
     if constexpr (kHasPacked<T, kStates> && kMap == LaneMap::kChannels) {
-      if (params.packed.present()) {
-        return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, true>,
-                             shape, stream, args, tiles, tile_groups);
-      }
+      if (params.packed.present()) return launch_kind.template operator()<kPacked>();
     }
-    return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, false>,
-                         shape, stream, args, tiles, tile_groups);
+    if constexpr (kHasInputDelta<T, kStates, kMethod>) {
+      if (args.input_delta.present()) return launch_kind.template operator()<kInputDelta>();
+    }
+    return launch_kind.template operator()<kPlain>();
   };
   const auto launch_of_size = [&](auto size) {
     return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})
