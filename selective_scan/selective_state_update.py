@@ -61,6 +61,7 @@ def _arguments(*more: Option) -> Table:
         TensorArgument("out", DtypeOf("x"), _ROWS, optional=True, is_changed=True),
         Option("discretization_method", METHODS),
         *more,
+        TensorArgument("input_delta", REAL, _ROWS, optional=True),
         anchor="x",
         complex_by=("A",),
         # Every row has the slot of its own number.
@@ -102,6 +103,7 @@ def selective_state_update_ref(
     pad_slot_id: int = -1,
     out: Tensor | None = None,
     discretization_method: Method = "zoh",
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     """The state update, step by step in plain PyTorch.
@@ -119,7 +121,7 @@ def selective_state_update_ref(
         (tensor([[1.]]), tensor([[[1.]]]))
     """
     indices = (state_batch_indices, dst_state_batch_indices, pad_slot_id)
-    options = (dt_softplus, *indices, out, discretization_method)
+    options = (dt_softplus, *indices, out, discretization_method, input_delta)
     call = _STATE_UPDATE.check((state, x, dt, A, B, C, D, z, dt_bias, *options, backend))
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     has_heads, has_steps = state.dim() == 4, "steps" in call.sizes
@@ -163,10 +165,15 @@ def selective_state_update_ref(
     poles = A.to(h_dtype)
     outs = []
     sequences = [xs, steps_of(dt), projections_of(B), projections_of(C)]
-    zs = [None] * len(xs) if z is None else steps_of(z)
-    for t, (x_t, delta, B_t, C_t, z_t) in enumerate(zip(*sequences, zs, strict=True)):
+    gates, input_steps = (
+        [None] * len(xs) if tensor is None else steps_of(tensor) for tensor in (z, input_delta)
+    )
+    for t, (x_t, delta, B_t, C_t, z_t, input_step) in enumerate(
+        zip(*sequences, gates, input_steps, strict=True)
+    ):
         delta = step_size(delta, None if dt_bias is None else dt_bias.to(dtype), dt_softplus)
-        abar, bbar = discretize(delta[..., None], delta[..., None] * poles)
+        input_step = delta if input_step is None else input_step
+        abar, bbar = discretize(input_step[..., None], delta[..., None] * poles)
         h = abar * h + bbar * B_t * x_t[..., None]
         y = (C_t * h).sum(-1)
         y = 2 * y.real if y.is_complex() else y
@@ -204,6 +211,7 @@ def selective_state_update(
     pad_slot_id: int = -1,
     out: Tensor | None = None,
     discretization_method: Method = "zoh",
+    input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     r"""Takes one step of the selective scan, or a few, and changes the states in place: decoding.
@@ -259,6 +267,7 @@ def selective_state_update(
             dtype.
         discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
             :func:`selective_scan_fn`.
+        input_delta: a step of the input's own, shaped like x; see :func:`selective_scan_fn`.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`selective_state_update_ref`, on any
             device.
@@ -302,9 +311,10 @@ def selective_state_update(
     indices = (state_batch_indices, dst_state_batch_indices, pad_slot_id)
     options = (dt_softplus, *indices, out, discretization_method)
     arguments = (state, x, dt, A, B, C, D, z, dt_bias, *options)
-    if not _STATE_UPDATE.has_kernels((*arguments, backend)):
-        return _STATE_UPDATE.run_reference(selective_state_update_ref, (*arguments, backend))
-    result = _STATE_UPDATE(*arguments)
+    checked = (*arguments, input_delta, backend)
+    if not _STATE_UPDATE.has_kernels(checked):
+        return _STATE_UPDATE.run_reference(selective_state_update_ref, checked)
+    result = _STATE_UPDATE(*arguments, False, input_delta)
     return result if out is None else out
 
 
@@ -325,7 +335,7 @@ def update_by_log(
         discretization_method: as there.
     """
     arguments = (state, x, dt, A_log, *more, None, None, -1, None, discretization_method)
-    if _STATE_UPDATE.has_kernels((*arguments, "auto")):
-        return _STATE_UPDATE(*arguments, True)
+    if _STATE_UPDATE.has_kernels((*arguments, None, "auto")):
+        return _STATE_UPDATE(*arguments, True, None)
     method = {"discretization_method": discretization_method}
     return selective_state_update_ref(state, x, dt, poles(A_log), *more, **method)

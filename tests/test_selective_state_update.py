@@ -38,10 +38,11 @@ class Case(Axes):
     indices: torch.dtype | None = None  # None: every row has its own slot
     destinations: int = 0  # dimensions of dst_state_batch_indices
     layout: str = "contiguous"
+    input_delta: torch.dtype | None = None  # None: the input has no step of its own
 
     @property
     def compute_eps(self) -> float:
-        return torch.finfo(F64 if {F64, C128} & {self.state, self.x, self.pole} else F32).eps
+        return torch.finfo(F64 if {F64, C128} & {self.state, self.x, self.pole, self.input_delta} else F32).eps
 
 
 def make(case: Case, device: str) -> dict:
@@ -81,6 +82,7 @@ def make(case: Case, device: str) -> dict:
         "D": normal(*heads, case.dim).to(case.pole),
         "z": normal(*rows).to(case.x),
         "dt_bias": uniform(0.0, 0.3, *heads, case.dim).to(case.pole),
+        "input_delta": None if case.input_delta is None else normal(*rows).to(case.input_delta),
     }
     for name in {"D", "z", "dt_bias"} - set(case.optional):
         tensors[name] = None
@@ -165,6 +167,9 @@ def case_list():
     cases += [base.with_(destinations=2), base.with_(steps=40, dim=3, state=HALF)]
     cases += [base.with_(optional=names) for names in ((), ("D",), ("dt_bias",), ("z",))]
     cases += [base.with_(dt_softplus=False)]
+    for start in (full, complex_base, steps, heads, base.with_(layout="offset", x=BF16)):
+        cases += [start.with_(method=method, input_delta=F32) for method in METHODS]
+        cases += [start.with_(input_delta=dtype) for dtype in (BF16, F64)]
     for layout in ("dim_first", "sliced", "offset", "expanded", "channel_last"):
         for start in (base, heads.with_(steps=2), complex_base, base.with_(state=BF16, x=BF16)):
             cases.append(start.with_(layout=layout))
@@ -226,9 +231,10 @@ def test_poles_by_their_logarithm_are_real(device):
         update_by_log(*tensors, True, discretization_method="zoh")
 
 
+@pytest.mark.parametrize("has_own_steps", [False, True], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("method", METHODS)
-def test_steps_give_what_the_scan_gives(method, is_complex, device):
+def test_steps_give_what_the_scan_gives(method, is_complex, has_own_steps, device):
     """Single steps and several at a time go on where a scan of the first steps has ended."""
     batch, dim, dstate, seqlen, first = 2, 18, 16, 12, 5
     pole = C64 if is_complex else F32
@@ -236,12 +242,16 @@ def test_steps_give_what_the_scan_gives(method, is_complex, device):
     A = -torch.rand(dim, dstate, dtype=pole, device=device) - 0.1
     B, C = torch.randn(2, batch, 2, dstate, seqlen, dtype=pole, device=device)
     D, bias = torch.randn(2, dim, device=device)
+    own_steps = torch.randn(batch, dim, seqlen, device=device) if has_own_steps else None
     options = {"discretization_method": method}
+
+    def input_delta(steps):
+        return {"input_delta": own_steps[..., steps]} if has_own_steps else {}
 
     def scan(steps):
         return selective_scan_fn(
             u[..., steps], dt[..., steps], A, B[..., steps], C[..., steps], D, z[..., steps], bias,
-            True, True, **options,
+            True, True, **options, **input_delta(steps),
         )  # fmt: skip
 
     expected, last_state = scan(slice(None))
@@ -251,8 +261,9 @@ def test_steps_give_what_the_scan_gives(method, is_complex, device):
             part = slice(begin, begin + width)
             x_t, dt_t, z_t = (tensor[..., part].movedim(-1, 1) for tensor in (u, dt, z))
             B_t, C_t = (tensor[..., part].movedim(-1, 1) for tensor in (B, C))
+            own = {name: steps.movedim(-1, 1) for name, steps in input_delta(part).items()}
             out = selective_state_update(
-                state, x_t, dt_t, A, B_t, C_t, D, z_t, bias, True, **options
+                state, x_t, dt_t, A, B_t, C_t, D, z_t, bias, True, **options, **own
             )
             error = Error.of(out.movedim(1, -1).cpu(), expected[..., part].cpu())
             assert error.relative_l2 < 2e-6, (width, begin, error)

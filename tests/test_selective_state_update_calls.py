@@ -13,12 +13,13 @@ BF16, C64, INT64 = torch.bfloat16, torch.complex64, torch.int64
 ORDER = (
     *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus"),
     *("state_batch_indices", "dst_state_batch_indices", "pad_slot_id", "out"),
-    "discretization_method",
+    *("discretization_method", "A_is_log", "input_delta"),
 )
 
 
 def op_arguments(arguments: dict) -> tuple:
-    return tuple(({"pad_slot_id": -1} | arguments).get(name) for name in ORDER)
+    defaults = {"pad_slot_id": -1, "A_is_log": False}
+    return tuple((defaults | arguments).get(name) for name in ORDER)
 
 
 def call_op(arguments):
@@ -58,6 +59,9 @@ BAD = [
     ({"indices": torch.int32}, "x", ones(2, 21), "be (batch, dim) = (*, 20), got (2, 21)"),
     (STEPS, "x", ones(3, 2, 21), "be (batch, steps, dim) = (3, *, 20), got (3, 2, 21)"),
     ({}, "dt", ones(3, 1), "be (batch, dim) = (3, 20), got (3, 1)"),
+    ({}, "input_delta", ones(3, 1), "be (batch, dim) = (3, 20), got (3, 1)"),
+    ({}, "input_delta", ones(3, 20, dtype=C64),
+     "have dtype float32, float16, bfloat16 or float64, got complex64"),
     (STEPS, "dt", ones(3, 3, 20), "be (batch, steps, dim) = (3, 2, 20), got (3, 3, 20)"),
     ({}, "A", ones(20, 15), "be (dim, dstate) = (20, 16), got (20, 15)"),
     (HEADS, "A", ones(6, 16), "be (heads, dim, dstate) = (4, 6, 16), got (6, 16)"),

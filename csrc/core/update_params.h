@@ -43,14 +43,15 @@ struct UpdateParams {
   bool destination_by_step = false;  // else that of the last step alone
 
   ArrayView state;  // (slot, head, channel, state)
-  ArrayView x;      // (batch, step, head, channel), and so are dt, z and out
+  ArrayView x;      // (batch, step, head, channel), and so are dt, z, input_delta and out
   ArrayView dt;
-  ArrayView A;        // (head, channel, state)
-  ArrayView B;        // (batch, step, group, state)
-  ArrayView C;        // likewise
-  ArrayView D;        // (head, channel), optional
-  ArrayView z;        // optional
-  ArrayView dt_bias;  // (head, channel), optional
+  ArrayView A;            // (head, channel, state)
+  ArrayView B;            // (batch, step, group, state)
+  ArrayView C;            // likewise
+  ArrayView D;            // (head, channel), optional
+  ArrayView z;            // optional
+  ArrayView input_delta;  // optional: E, where bbar = E·b(Δ·A) instead of Δ·b(Δ·A)
+  ArrayView dt_bias;      // (head, channel), optional
   ArrayView out;
 
   IndexArray sources;       // (batch), optional: else row i has slot i

@@ -47,7 +47,8 @@ UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate)
 
   CheckedCall call(tables::kSelectiveStateUpdate, {max_dstate, args.A_is_log}, args.state, args.x,
                    args.dt, args.A, args.B, args.C, args.D, args.z, args.dt_bias,
-                   args.state_batch_indices, args.dst_state_batch_indices, args.out);
+                   args.state_batch_indices, args.dst_state_batch_indices, args.out,
+                   args.input_delta);
   call.check_shapes();
   params.is_double = call.is_double();
   params.is_complex = call.is_complex();
@@ -85,6 +86,7 @@ UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate)
   if (args.D) params.D = channel_view(*args.D);
   if (args.z) params.z = update_view(*args.z, args, params);
   if (args.dt_bias) params.dt_bias = channel_view(*args.dt_bias);
+  if (args.input_delta) params.input_delta = update_view(*args.input_delta, args, params);
   params.sources = indices_of(args.state_batch_indices);
   params.destinations = indices_of(args.dst_state_batch_indices);
   params.destination_by_step =

@@ -27,6 +27,7 @@ struct UpdateArguments {
   const OptionalTensor& out;
   Method method;
   bool A_is_log;
+  const OptionalTensor& input_delta;
 };
 
 /// Refuses whatever no kernel may see, but for indices out of range; returns parameters with

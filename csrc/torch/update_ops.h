@@ -32,7 +32,7 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
                               const OptionalTensor& state_batch_indices,
                               const OptionalTensor& dst_state_batch_indices, int64_t pad_slot_id,
                               const OptionalTensor& out, const std::string& discretization_method,
-                              bool A_is_log) {
+                              bool A_is_log, const OptionalTensor& input_delta) {
   const UpdateArguments args{state,
                              x,
                              dt,
@@ -48,7 +48,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
                              pad_slot_id,
                              out,
                              parse_method(discretization_method),
-                             A_is_log};
+                             A_is_log,
+                             input_delta};
   UpdateParams params = make_update_params(args, Backend::kMaxDstate);
   const Backend backend(x);
   backend.check_indices(params);

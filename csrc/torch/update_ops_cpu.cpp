@@ -29,7 +29,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
       "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False, "
       "Tensor? state_batch_indices=None, Tensor? dst_state_batch_indices=None, "
       "int pad_slot_id=-1, Tensor(b!)? out=None, str discretization_method=\"zoh\", "
-      "bool A_is_log=False) -> Tensor");
+      "bool A_is_log=False, Tensor? input_delta=None) -> Tensor");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {

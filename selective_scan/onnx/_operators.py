@@ -298,12 +298,14 @@ class Operators:
         out: Tensor | None = None,
         discretization_method: Method = "zoh",
         A_is_log: bool = False,
+        input_delta: Tensor | None = None,
     ) -> Tensor:
         """selective_state_update, of rows that have the states of their number: a scan of their
         steps, of which heads are channels."""
         refuse("state_batch_indices", state_batch_indices)
         refuse("dst_state_batch_indices", dst_state_batch_indices)
         refuse("out", out)
+        refuse("input_delta", input_delta)
         has_heads, has_steps = state.dim() == 4, x.dim() == state.dim()
 
         def sequence(tensor: Tensor) -> Tensor:

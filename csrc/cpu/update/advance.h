@@ -56,6 +56,7 @@ struct StateTile {
   int64_t states = 0;  // a multiple of the lanes
   const T* delta = nullptr;
   const T* x = nullptr;
+  const T* input_delta = nullptr;  // null where the input's step is Δ
   StateRows<const T> A;
   StateRows<const T> B;  // one row for all channels
   StateRows<const T> C;
@@ -72,12 +73,23 @@ struct TileSteps {
 
   template <Method kMethod>
   static void advance(const StateTile<State>& tile, T* y) {
-    using Form = StepForm<kMethod, State>;
+    return tile.input_delta == nullptr
+               ? advance_by<StepForm<kMethod, State>>(tile, tile.delta, y)
+               : advance_by<StepForm<kMethod, State, true>>(tile, tile.input_delta, y);
+  }
+
+  static constexpr MethodTable<Advance> kMethods =
+      make_method_table<Advance>([]<Method kMethod>() -> Advance { return &advance<kMethod>; });
+
+ private:
+  template <class Form>
+  static void advance_by(const StateTile<State>& tile, const T* input_steps, T* y) {
     R sums[R::kWidth];
     for (R& sum : sums) sum = R(T(0));
     for (int64_t channel = 0; channel < tile.channels; ++channel) {
       const R delta(tile.delta[channel]);
-      const R gain = Form::kGainHasStep ? delta * R(tile.x[channel]) : R(tile.x[channel]);
+      const R x(tile.x[channel]);
+      const R gain = Form::kGainHasStep ? R(input_steps[channel]) * x : x;
       State sum{};
       for (int64_t n = 0; n < tile.states; n += R::kWidth) {
         const State A = tile.A.template load<State>(channel, n);
@@ -93,9 +105,6 @@ struct TileSteps {
     }
     (constant<State>(kOutputScale<State>) * sum_of_each(sums)).store(y);
   }
-
-  static constexpr MethodTable<Advance> kMethods =
-      make_method_table<Advance>([]<Method kMethod>() -> Advance { return &advance<kMethod>; });
 };
 
 }  // namespace selective_scan::cpu

@@ -27,6 +27,7 @@ class UpdateKernel {
     T* delta;  // (step, channel), and so are x and y
     T* x;
     T* z;
+    T* input_delta;
     T* y;
     T* dt_bias;  // (channel), and so is D
     T* D;
@@ -39,7 +40,8 @@ class UpdateKernel {
         : arena{static_cast<char*>(base)} {
       const int64_t row = round_up(channels, kWidth);
       const int64_t pitch = row_pitch(params);
-      for (T** steps : {&delta, &x, &z, &y}) *steps = arena.take<T>(params.steps * row);
+      for (T** steps : {&delta, &x, &z, &input_delta, &y})
+        *steps = arena.take<T>(params.steps * row);
       for (T** channel : {&dt_bias, &D}) *channel = arena.take<T>(row);
       for (T** steps : {&B, &C}) *steps = arena.take<T>(params.steps * pitch);
       for (T** tile : {&A, &h}) *tile = arena.take<T>(kWidth * pitch);
@@ -134,7 +136,11 @@ class UpdateKernel {
       }
     }
     load_channels(params.D, params, task, 1, pitch, scratch.D);
-    load_channels(params.z, params, task, params.z.present() ? params.steps : 0, pitch, scratch.z);
+    const auto load_steps = [&](const ArrayView& view, T* tile) {
+      load_channels(view, params, task, view.present() ? params.steps : 0, pitch, tile);
+    };
+    load_steps(params.z, scratch.z);
+    load_steps(params.input_delta, scratch.input_delta);
     const auto load_projection = [&](const ArrayView& view, T* tile) {
       const int64_t offset = task.row * view.batch + params.group_of(task.head) * view.group;
       load_state_rows(view, offset, params.steps, view.step, params, tile);
@@ -198,6 +204,9 @@ class UpdateKernel {
       if (in_place && has_destination) tile.after = rows_at(params.state, destination);
       tile.delta = scratch.delta + step * pitch + first;
       tile.x = scratch.x + step * pitch + first;
+      if (params.input_delta.present()) {
+        tile.input_delta = scratch.input_delta + step * pitch + first;
+      }
       tile.B = {scratch.B + step * row_pitch(params), 0, padded_states(params)};
       tile.C = {scratch.C + step * row_pitch(params), 0, padded_states(params)};
       TileSteps<State>::kMethods[params.method](tile, scratch.y + step * pitch + first);

@@ -33,6 +33,14 @@ __device__ __forceinline__ Hold<T> hold_of(real_t<T> delta, const Pole<T>& pole)
   return Formula<kMethod>::template hold<DeviceMath>(delta, pole);
 }
 
+/// A state after a step whose input, E·u, has a step of its own.
+template <Method kMethod, class T>
+__device__ __forceinline__ T after_driven_step(T h, real_t<T> delta, real_t<T> input,
+                                               const Pole<T>& pole, T B) {
+  const Hold<T> hold = hold_of<kMethod>(delta, pole);
+  return hold.a * h + input * (hold.b * B);
+}
+
 /// Re(a·b)
 template <class R>
 __device__ __forceinline__ R real_of_product(Complex<R> a, Complex<R> b) {

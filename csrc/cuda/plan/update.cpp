@@ -64,10 +64,10 @@ bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   };
   const UpdatePlan::Vectors& vectors = plan.vectors;
   return !params.is_complex && !params.is_double && params.steps == 1 && params.heads == 1 &&
-         params.groups == 1 && params.dstate == kDenseStates && params.dim % block_channels == 0 &&
-         params.dt_softplus && !params.destinations.present() && params.slots > 0 &&
-         params.slots < kLimit && params.batch <= kMaxRows && vectors.state && vectors.A &&
-         vectors.B && vectors.C && are_states(params.state) && are_states(params.A) &&
+         params.groups == 1 && params.dstate == kDenseStates && !params.input_delta.present() &&
+         params.dim % block_channels == 0 && params.dt_softplus && !params.destinations.present() &&
+         params.slots > 0 && params.slots < kLimit && params.batch <= kMaxRows && vectors.state &&
+         vectors.A && vectors.B && vectors.C && are_states(params.state) && are_states(params.A) &&
          (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
          params.A.dtype == DType::kFloat32 && is_input(params.x) && is_input(params.dt) &&
          is_input(params.z) && is_input(params.out) && is_alike(params.x, params.dt) &&

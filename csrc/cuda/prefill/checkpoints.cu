@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kSlotThreads)
                                           state * params.B.state + t * params.B.step);
       const R u = at_step(params.u);
       if (params.input_delta.present()) {
-        const Hold<T> hold = hold_of<kMethod>(delta, pole);
-        h = hold.a * h + (at_step(params.input_delta) * u) * (hold.b * B);
+        h = after_driven_step<kMethod>(h, delta, at_step(params.input_delta) * u, pole, B);
       } else {
         const Coefficients<T> value = coefficients<kMethod>(delta, pole);
         h = value.abar * h + held_input<kMethod>(delta, u, value) * B;

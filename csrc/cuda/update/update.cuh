@@ -20,6 +20,7 @@ struct StepInputs {
   Fetched<R, 1> dt;
   Fetched<R, 1> x;
   Fetched<R, 1> z;
+  Fetched<R, 1> input_delta;
   States B[kPacks];
   States C[kPacks];
 };
@@ -113,6 +114,7 @@ class RowUpdates {
     inputs.dt = fetch<R>(params_.dt, row_offset(params_.dt, row, step));
     inputs.x = fetch<R>(params_.x, row_offset(params_.x, row, step));
     inputs.z = fetch<R>(params_.z, row_offset(params_.z, row, step));
+    inputs.input_delta = fetch<R>(params_.input_delta, row_offset(params_.input_delta, row, step));
     const auto fetch_projection = [&](const ArrayView& view, bool is_vector, int first) {
       const int64_t index = row * view.batch + step * view.step + place_.group * view.group;
       return fetch_states<false, T, kStates>(view, is_vector, index, first, params_.dstate);
@@ -130,6 +132,7 @@ class RowUpdates {
     if (source != UpdateParams::kNoSlot) {
       const R delta = step_size(value_of(inputs.dt, params_.dt) + dt_bias_, params_.dt_softplus);
       const R x = value_of(inputs.x, params_.x);
+      const R driven = value_of(inputs.input_delta, params_.input_delta) * x;
       R y = 0;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -137,7 +140,10 @@ class RowUpdates {
         const auto C = states_of<T, kStates>(inputs.C[p], params_.C.dtype);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          h[p].v[s] = after_step<kMethod>(h[p].v[s], delta, x, poles_[p][s], B.v[s]);
+          h[p].v[s] =
+              params_.input_delta.present()
+                  ? after_driven_step<kMethod>(h[p].v[s], delta, driven, poles_[p][s], B.v[s])
+                  : after_step<kMethod>(h[p].v[s], delta, x, poles_[p][s], B.v[s]);
           y += real_of_product(C.v[s], h[p].v[s]);
         }
       }
