@@ -109,7 +109,7 @@ SELECTIVE_SCAN = scan_operator(
 # What all steps do to the state that enters them, h → factor·h + offset.
 SEGMENT_MAP = Operator(
     "selective_scan_segment_map",
-    scan_arguments(_POLES_OF_METHODS, METHODS),
+    scan_arguments(_POLES_OF_METHODS, METHODS, INPUT_DELTA),
     results=[Result("map", ("batch", 2, "dim", "dstate"), lambda call: call.state_dtype)],
 )
 # The gradient of the state before the first step alone, where none comes of the last state.

@@ -15,7 +15,8 @@ SMALL = 1e-30
 
 
 def op_arguments(case: Case, device: str) -> tuple:
-    return problem.op_arguments(case, problem.inputs_on(case, device))[:12]
+    arguments = problem.op_arguments(case, problem.inputs_on(case, device))
+    return *arguments[:12], arguments[13]
 
 
 def segment_map(case: Case, device: str) -> dict[str, torch.Tensor]:
@@ -64,6 +65,8 @@ def test_methods(device, method, is_complex, dtype):
 
 
 CASES = [
+    *(BASE.with_(method=method, input_delta=torch.float32) for method in METHODS),
+    BASE.with_(input_delta=torch.bfloat16, complex=True, reverse=True),
     BASE.with_(reverse=True),
     BASE.with_(B="constant", C="constant"),
     BASE.with_(B="shared", C="constant", complex=True),

@@ -76,7 +76,8 @@ SELECTIVE_SCAN_LIBRARY(m) {
   m.def(
       joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
           .c_str());
-  m.def(joined({"selective_scan_segment_map(", scanned, ") -> Tensor map"}).c_str());
+  m.def(joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+            .c_str());
   // Python alone calls these, and nothing that traces.
   m.def(
       "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "

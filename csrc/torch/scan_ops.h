@@ -292,9 +292,9 @@ struct ScanOpsOf {
   /// Returns what all steps do to the state that enters them, h -> factor·h + offset: (batch, 2,
   /// dim, dstate).
   template <class Backend>
-  static Tensor segment_map(Types... scanned) {
+  static Tensor segment_map(Types... scanned, const OptionalTensor& input_delta) {
     const OptionalTensor none;
-    const Problem<Backend> problem({scanned..., none, none});
+    const Problem<Backend> problem({scanned..., none, input_delta});
     auto params = problem.template inputs<ForwardParams>();
     const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
     Tensor map = allocate(problem.args.u, shape, state_dtype(params));
