@@ -167,6 +167,10 @@ Division divide(const cuda::floor::Plan<Scratch>& plan) {
   if (division.segment_steps == 0) division.segments = 1;  // packed sequences are dealt out whole
   return division;
 }
+template <class Scratch>
+Division divide(const cuda::narrow::Plan<Scratch>& plan) {
+  return {cuda::kWarpSize, plan.tiles};
+}
 Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {cuda::dstate1::kWindowChannels, plan.windows};
 }

@@ -80,7 +80,7 @@ import instantiations
 instantiations.write(Path(sys.argv[1]), ["zoh"])
 END
 sources=(
-  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu"
+  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu" "$folder/zoh/narrow_zoh.cu"
   "$folder/zoh/floor_real_zoh.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/plan/device.cu csrc/cuda/prefill/checkpoints.cu
   "$folder/zoh/prompt_zoh.cu" "$folder/zoh/relay_zoh.cu"

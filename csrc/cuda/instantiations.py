@@ -28,6 +28,7 @@ class Source:
     headers: tuple[str, ...]
     structs: tuple[str, ...]  # in which METHOD stands for the method
     shared: bool = True  # by the methods of SERIES: where the launcher has a make_kernel_table()
+    methods: tuple[str, ...] = ()  # that it exists for; all, if none is named
 
     def kernel(self, method: str) -> str:
         """The name of the kernels that run a method."""
@@ -85,6 +86,25 @@ RELAY = [
             *(f"RelayForward<4, 16, {storage}, METHOD>" for storage in RELAY_STORAGES),
             *(f"RelayBackward<{storage}, METHOD>" for storage in RELAY_STORAGES),
         ),
+    )
+]
+
+# The elements' type, states of a channel, and whether rows come all at once, which those of four
+# bytes need not. For one method alone.
+NARROW = [
+    Source(
+        "narrow",
+        "narrow",
+        ("backward", "forward"),
+        tuple(
+            f"Kernels<{element}, {states}, {dense}>"
+            for states in (1, 2, 8)
+            for element, dense in (
+                *(("float", "false"), ("BFloat16", "false"), ("Half", "false")),
+                *(("BFloat16", "true"), ("Half", "true")),
+            )
+        ),
+        methods=("zoh",),
     )
 ]
 
@@ -188,7 +208,7 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*FLOOR, *DSTATE1, *RELAY, *PROMPT),
+    *(*FLOOR, *DSTATE1, *RELAY, *NARROW, *PROMPT),
     *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]
@@ -212,6 +232,7 @@ def write(folder: Path, methods: Iterable[str]) -> list[Path]:
         folder / f"{source.name}_{source.kernel(method)}.cu": source.text(method)
         for source in SOURCES
         for method in methods
+        if not source.methods or method in source.methods
     }
     folder.mkdir(parents=True, exist_ok=True)
     for path in set(folder.glob("*.cu")) - texts.keys():

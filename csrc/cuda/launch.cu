@@ -13,6 +13,7 @@
 #include "kit/launch_tools.h"
 #include "kit/packed_edges.h"
 #include "kit/row_sums.h"
+#include "narrow/kernels.h"
 #include "plan/plan.h"
 #include "plan/slices.h"
 #include "prompt/kernels.h"
@@ -34,7 +35,7 @@ std::optional<Path> wanted_path() {
     if (found == kPathNames.end()) {
       throw std::runtime_error(
           "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, relay, streamed, "
-          "floor or prompt, got '" +
+          "floor, narrow or prompt, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());

@@ -19,6 +19,9 @@ struct Figures {
     /// Sequences of fewer steps are short.
     int64_t short_steps = 1024;
 
+    /// narrow takes calls with so many of its warps a multiprocessor.
+    int64_t narrow_warps = 3;
+
     /// dstate1 has no segments: it takes longer sequences only of so many rows, of all batch
     /// entries.
     int64_t dstate1_steps = 4096;

@@ -1,6 +1,6 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
-// The first path of prompt, dstate1, relay and streamed that can run a call and is preferred takes
+// The first path of prompt, narrow, dstate1, relay and streamed that can run a call and is preferred takes
 // it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
@@ -37,6 +37,18 @@ bool is_preferred(const ForwardParams& params, const Device& device, const dstat
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const dstate1::BackwardPlan&) {
   return has_enough_channels(params, choice_of(device));
+}
+
+/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy.
+template <class Plan>
+bool has_enough_warps(const Plan& plan, const Device& device) {
+  return plan.shape.blocks >= choice_of(device).narrow_warps * device.multiprocessors;
+}
+bool is_preferred(const ForwardParams&, const Device& device, const narrow::ForwardPlan& plan) {
+  return has_enough_warps(plan, device);
+}
+bool is_preferred(const BackwardParams&, const Device& device, const narrow::BackwardPlan& plan) {
+  return has_enough_warps(plan, device);
 }
 
 /// prompt's lanes walk through all of time, which is the better choice for few steps, or where
@@ -187,6 +199,7 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
   if constexpr (std::is_same_v<AnyPlan, ForwardPlan>) {
     if (takes<Path::kPrompt>(params, device, plan)) return plan;
   }
+  if (takes<Path::kNarrow>(params, device, plan)) return plan;
   if (!takes<Path::kDstate1>(params, device, plan) && !takes<Path::kRelay>(params, device, plan) &&
       !takes<Path::kStreamed>(params, device, plan)) {
     if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);

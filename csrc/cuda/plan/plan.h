@@ -17,6 +17,7 @@
 #include "../../core/params.h"
 #include "../dstate1/plan.h"
 #include "../floor/plan.h"
+#include "../narrow/plan.h"
 #include "../prompt/plan.h"
 #include "../relay/plan.h"
 #include "../streamed/plan.h"
@@ -25,9 +26,9 @@
 namespace selective_scan::cuda {
 
 /// Those from kPrompt on have forward passes alone.
-enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kPrompt };
-constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "relay", "streamed", "floor",
-                                                        "prompt"};
+enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kNarrow, kPrompt };
+constexpr std::array<std::string_view, 6> kPathNames = {"dstate1", "relay",  "streamed",
+                                                        "floor",   "narrow", "prompt"};
 
 /// Whether a device has the path's kernels, of which some need asynchronous copies.
 constexpr bool has_kernels(const Device& device, Path path) {
@@ -48,9 +49,9 @@ struct AnyPlan {
   }
 };
 using ForwardPlan = AnyPlan<dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan,
-                            floor::ForwardPlan, prompt::ForwardPlan>;
+                            floor::ForwardPlan, narrow::ForwardPlan, prompt::ForwardPlan>;
 using BackwardPlan = AnyPlan<dstate1::BackwardPlan, relay::BackwardPlan, streamed::BackwardPlan,
-                             floor::BackwardPlan>;
+                             floor::BackwardPlan, narrow::BackwardPlan>;
 
 /// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
 /// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run

@@ -1,0 +1,268 @@
+// The narrow backward scan: few states, of channels enough.
+//
+// Mapping. As forward, a warp is a block with a channel a lane, and walks backwards through time in
+// chunks of kChunk steps. From the state saved before a chunk each lane goes forward, and keeps Δ
+// and the state before every block of steps; then, last block first, it computes the block's states
+// again in registers and goes back through them. The lanes hold their terms of dB and dC of a block
+// in registers, and add them up by exchanging halves: what a lane has at the end it stores.
+//
+// Sums over tiles and batches follow in add_gradients(). Every sum has a fixed order.
+//
+// Shared memory: B and C of a chunk in fp32; Δ, [step][lane]; states before blocks,
+// [block][state][lane]; then two chunks of rows of u, delta, dout and z, of which a lane reads its
+// own channel's. du, ddelta and dz take the places of u, delta and z. Rows that are not aligned
+// come all at once.
+//
+// Bound by instructions, about 90 for a (channel, step) of one state, and by memory.
+#pragma once
+
+#include "../kit/update_gradient.cuh"
+#include "rows.cuh"
+
+namespace selective_scan::cuda::narrow {
+
+/// Adds up kCount values over the lanes of a warp. Value i of the sums is held by lane i·32/kCount
+/// and its neighbours or, where there are more values than lanes, by lane i·kCount/32.
+template <int kCount>
+struct LaneSums {
+  static constexpr int kHeld = kCount > kWarpSize ? kCount / kWarpSize : 1;
+  static constexpr int kSharing = kCount > kWarpSize ? 1 : kWarpSize / kCount;
+
+  template <int kLeft = kCount, int kMask = kWarpSize / 2>
+  static __device__ __forceinline__ void add(float (&values)[kCount], int lane) {
+    if constexpr (kMask > 0) {
+      if constexpr (kMask >= kSharing) {
+        const bool keeps_second = lane & kMask;
+#pragma unroll
+        for (int i = 0; i < kLeft / 2; ++i) {
+          const float kept = keeps_second ? values[i + kLeft / 2] : values[i];
+          const float sent = keeps_second ? values[i] : values[i + kLeft / 2];
+          values[i] = kept + __shfl_xor_sync(kFullMask, sent, kMask);
+        }
+        add<kLeft / 2, kMask / 2>(values, lane);
+      } else {
+        values[0] += __shfl_xor_sync(kFullMask, values[0], kMask);
+        add<1, kMask / 2>(values, lane);
+      }
+    }
+  }
+};
+
+template <class Element, int kStates, bool kDense>
+__global__ void __launch_bounds__(kWarpSize)
+    backward_kernel(const __grid_constant__ BackwardArgs args) {
+  extern __shared__ __align__(16) char shared[];
+  constexpr int kSize = sizeof(Element);
+  constexpr int kCount = kBackItems<kStates>;  // steps of a block
+  using Layout = BackwardLayout<kStates>;
+  const BackwardParams& params = args.params;
+  const Tile tile(params, args.tiles);
+  const int lane = tile.lane;
+  const auto seqlen = static_cast<int>(params.seqlen);
+  const int chunks = ceil_div(seqlen, kChunk);
+  const bool has_gate = args.z.present();
+  const bool has_dout = args.dout.present();
+  const RowMover<Element, kDense> mover(args.rows, tile, seqlen);
+  ProjectionMover<Element, kStates> projections(params, tile, shared);
+  float* const kept_steps = reinterpret_cast<float*>(shared + Layout::kSteps) + lane;
+  float* const checkpoints = reinterpret_cast<float*>(shared + Layout::kCheckpoints) + lane;
+  char* const rows = shared + Layout::kRows;
+  const int row_bytes = args.rows.bytes;
+  const int stage_bytes = (has_gate ? 4 : 3) * row_bytes;
+  const auto stage_of = [&](int chunk) { return rows + (kDense ? 0 : chunk % 2 * stage_bytes); };
+
+  float start[kStates] = {};
+  const float* const saved =
+      static_cast<const float*>(params.states) +
+      (tile.batch * num_saved_states(seqlen) * params.dim + tile.channel()) * params.dstate;
+  const auto fetch = [&](int chunk) {
+    if (kDense ? chunk == chunks - 1 : chunk >= 0) {
+      char* const stage = stage_of(chunk);
+      mover.fetch(stage, args.u, chunk);
+      mover.fetch(stage + row_bytes, args.delta, chunk);
+      if (has_dout) mover.fetch(stage + 2 * row_bytes, args.dout, chunk);
+      if (has_gate) mover.fetch(stage + 3 * row_bytes, args.z, chunk);
+    }
+    __pipeline_commit();
+    projections.fetch(chunk);
+    if (chunk <= 0) {
+      load_states(params.initial_state, tile, params, start);
+    } else if (tile.exists()) {
+#pragma unroll
+      for (int n = 0; n < kStates; ++n) {
+        if (n < params.dstate) {
+          start[n] = saved[(chunk - 1) * params.dim * params.dstate + n];
+        }
+      }
+    }
+  };
+  fetch(chunks - 1);
+
+  float A[kStates], rate[kStates], carry[kStates], dA[kStates] = {};
+  load_states(params.A, tile, params, A);
+  load_states(params.dlast_state, tile, params, carry);
+#pragma unroll
+  for (int n = 0; n < kStates; ++n) rate[n] = ScanMath::rate(A[n]);
+  const float D = load_component<float>(params.D, tile.channel() * params.D.channel);
+  const float bias =
+      load_component<float>(params.delta_bias, tile.channel() * params.delta_bias.channel);
+  float dD = 0, ddelta_bias = 0;
+  float* const sums =
+      static_cast<float*>(args.workspace.dBC_partials) +
+      ((tile.index * params.batch + tile.batch) * params.groups + tile.group) * params.seqlen * 2 *
+          kStates;
+
+#pragma unroll 1
+  for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+    __syncwarp();
+    projections.put();
+    float h[kStates];
+#pragma unroll
+    for (int n = 0; n < kStates; ++n) h[n] = start[n];
+    fetch(chunk - 1);
+    __pipeline_wait_prior(1);
+    __syncwarp();
+    char* const stage = stage_of(chunk);
+    char* const u_row = mover.lane_row(stage, chunk);
+    char* const delta_row = u_row + row_bytes;
+    const char* const dout_row = delta_row + row_bytes;
+    char* const z_row = u_row + 3 * row_bytes;
+    const int steps = min(seqlen - chunk * kChunk, kChunk);
+    const int blocks = ceil_div(steps, kCount);
+
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+      const int t = block * kCount;
+      const int left = tile.exists() ? steps - t : 0;
+      Values<kCount> u, delta;
+      read_row<Element, kDense>(u_row + t * kSize, left, u);
+      read_row<Element, kDense>(delta_row + t * kSize, left, delta);
+#pragma unroll
+      for (float& value : delta.v) value += bias;
+      make_steps<kSize>(delta, params.delta_softplus);
+#pragma unroll
+      for (int n = 0; n < kStates; ++n) checkpoints[(block * kStates + n) * kWarpSize] = h[n];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i >= left) delta.v[i] = 0;  // such a step leaves states as they are
+        kept_steps[(t + i) * kWarpSize] = delta.v[i];
+        const auto B = projections[t + i].B;
+        const float input = delta.v[i] * u.v[i];
+#pragma unroll
+        for (int n = 0; n < kStates; ++n) {
+          h[n] = fmaf(ScanMath::exp_at(delta.v[i], rate[n]), h[n], input * B[n]);
+        }
+      }
+    }
+
+#pragma unroll 1
+    for (int block = blocks - 1; block >= 0; --block) {
+      const int t = block * kCount;
+      const int left = tile.exists() ? steps - t : 0;
+      Values<kCount> u, slope, dy{}, z;
+      read_row<Element, kDense>(u_row + t * kSize, left, u);
+      read_row<Element, kDense>(delta_row + t * kSize, left, slope);
+      if (has_dout) read_row<Element, kDense>(dout_row + t * kSize, left, dy);
+      if (has_gate) read_row<Element, kDense>(z_row + t * kSize, left, z);
+      float delta[kCount];
+      float states[kCount + 1][kStates], decayed[kCount][kStates];  // decayed: abar·h
+#pragma unroll
+      for (int n = 0; n < kStates; ++n) {
+        states[0][n] = checkpoints[(block * kStates + n) * kWarpSize];
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        delta[i] = kept_steps[(t + i) * kWarpSize];
+        const float x = slope.v[i] + bias;
+        slope.v[i] = !params.delta_softplus ? 1.0f : softplus_slope(x, decay_of<kSize>(x));
+        const auto [B, C] = projections[t + i];
+        const float input = delta[i] * u.v[i];
+        float y = D * u.v[i];
+#pragma unroll
+        for (int n = 0; n < kStates; ++n) {
+          decayed[i][n] = ScanMath::exp_at(delta[i], rate[n]) * states[i][n];
+          states[i + 1][n] = fmaf(input, B[n], decayed[i][n]);
+          y = fmaf(C[n], states[i + 1][n], y);
+        }
+        if (has_gate) {
+          const float s = sigmoid_for<kSize>(z.v[i]);
+          const float dout = dy.v[i];
+          dy.v[i] = dout * (z.v[i] * s);
+          z.v[i] = dout * y * silu_derivative(z.v[i], s);
+        }
+      }
+      if (has_gate) write_row<Element, kDense>(z_row + t * kSize, left, z);
+
+      float terms[kCount * 2 * kStates];  // [step][dB | dC][state]
+#pragma unroll
+      for (int i = kCount - 1; i >= 0; --i) {
+        const auto [B, C] = projections[t + i];
+        const float input = delta[i] * u.v[i];
+        float w = 0, x = 0;
+#pragma unroll
+        for (int n = 0; n < kStates; ++n) {
+          const float g = fmaf(dy.v[i], C[n], carry[n]);
+          terms[(i * 2) * kStates + n] = input * g;
+          terms[(i * 2 + 1) * kStates + n] = dy.v[i] * states[i + 1][n];
+          w = fmaf(g, B[n], w);
+          const float dx = g * decayed[i][n];
+          dA[n] = fmaf(delta[i], dx, dA[n]);
+          x = fmaf(A[n], dx, x);
+          carry[n] = g * ScanMath::exp_at(delta[i], rate[n]);
+        }
+        dD = fmaf(dy.v[i], u.v[i], dD);
+        const float ddelta = fmaf(u.v[i], w, x) * slope.v[i];
+        u.v[i] = fmaf(delta[i], w, D * dy.v[i]);
+        slope.v[i] = i < left ? ddelta : 0.0f;
+        ddelta_bias += slope.v[i];
+      }
+      write_row<Element, kDense>(u_row + t * kSize, left, u);
+      write_row<Element, kDense>(delta_row + t * kSize, left, slope);
+
+      using Sums = LaneSums<kCount * 2 * kStates>;
+      Sums::add(terms, lane);
+      if (lane % Sums::kSharing == 0) {
+        const int first = lane / Sums::kSharing * Sums::kHeld;
+        float* const target = sums + static_cast<int64_t>(chunk * kChunk + t) * 2 * kStates + first;
+        if (first / (2 * kStates) < steps - t) {
+#pragma unroll
+          for (int i = 0; i < Sums::kHeld; ++i) target[i] = terms[i];
+        }
+      }
+    }
+    if (!kDense || chunk == 0) {
+      __syncwarp();
+      mover.store(stage, args.du, chunk);
+      mover.store(stage + row_bytes, args.ddelta, chunk);
+      if (has_gate) mover.store(stage + 3 * row_bytes, args.dz, chunk);
+    }
+  }
+
+  if (!tile.exists()) return;
+  const int64_t row = tile.batch * params.dim + tile.channel();
+#pragma unroll
+  for (int n = 0; n < kStates; ++n) {
+    static_cast<float*>(args.workspace.dA)[row * kStates + n] = dA[n];
+    if (n < params.dstate && params.dinitial_state.present()) {
+      store_component(params.dinitial_state,
+                      tile.batch * params.dinitial_state.batch +
+                          tile.channel() * params.dinitial_state.channel +
+                          n * params.dinitial_state.state,
+                      carry[n]);
+    }
+  }
+  const auto store_channel = [&](void* array, float value) {
+    if (array != nullptr) static_cast<float*>(array)[row] = value;
+  };
+  store_channel(args.workspace.dD, dD);
+  store_channel(args.workspace.ddelta_bias, ddelta_bias);
+}
+
+template <class Element, int kStates, bool kDense>
+cudaError_t Kernels<Element, kStates, kDense>::backward(const BackwardArgs& args,
+                                                        const LaunchShape& shape,
+                                                        cudaStream_t stream) {
+  return launch_kernel(backward_kernel<Element, kStates, kDense>, shape, stream, args);
+}
+
+}  // namespace selective_scan::cuda::narrow

@@ -1,0 +1,51 @@
+// The narrow kernels as their launcher sees them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../kit/launch_shape.h"
+#include "../sums/gradient_sums.h"
+#include "plan.h"
+
+namespace selective_scan::cuda::narrow {
+
+/// A (batch, channel, step) array whose steps lie side by side; strides in bytes.
+struct Sequence {
+  char* data = nullptr;  // null: absent
+  int64_t batch = 0;
+  int64_t channel = 0;
+
+  SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+};
+
+struct ForwardArgs {
+  ForwardParams params;
+  RowLayout rows;
+  int64_t tiles;  // of a group's channels
+  Sequence u, delta, z, out;
+};
+
+struct BackwardArgs {
+  BackwardParams params;
+  RowLayout rows;
+  int64_t tiles;
+  Sequence u, delta, dout, z, du, ddelta, dz;
+  BackwardWorkspace workspace;
+};
+
+/// The launches of one instantiation, for zoh: which published models of few states go by.
+template <class Element, int kStates, bool kDense>
+struct Kernels {
+  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
+                             cudaStream_t stream);
+  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+                              cudaStream_t stream);
+};
+
+/// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
+                cudaStream_t stream);
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
+                cudaStream_t stream);
+
+}  // namespace selective_scan::cuda::narrow

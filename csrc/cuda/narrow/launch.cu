@@ -1,0 +1,83 @@
+// Launches of the narrow kernels.
+#include "../kit/launch_tools.h"
+#include "kernels.h"
+
+namespace selective_scan::cuda::narrow {
+namespace {
+
+struct Launches {
+  cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
+  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
+};
+
+template <class Element, int kStates, bool kDense>
+constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
+                                &Kernels<Element, kStates, kDense>::backward};
+
+/// The instances are those of instantiations.py: elements of four bytes are always aligned.
+template <int kStates>
+Launches launches_of(DType dtype, bool is_dense) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return kLaunches<float, kStates, false>;
+    case DType::kBFloat16:
+      return is_dense ? kLaunches<BFloat16, kStates, true> : kLaunches<BFloat16, kStates, false>;
+    default:
+      return is_dense ? kLaunches<Half, kStates, true> : kLaunches<Half, kStates, false>;
+  }
+}
+template <class Plan>
+Launches launches_for(const ScanParams& params, const Plan& plan) {
+  const DType dtype = params.u.dtype;
+  switch (plan.lane_states) {
+    case 1:
+      return launches_of<1>(dtype, plan.rows.is_dense);
+    case 2:
+      return launches_of<2>(dtype, plan.rows.is_dense);
+    default:
+      return launches_of<8>(dtype, plan.rows.is_dense);
+  }
+}
+
+Sequence make_sequence(const ArrayView& view) {
+  if (!view.present()) return {};
+  const int64_t size = element_size(view.dtype);
+  return {static_cast<char*>(view.data), view.batch * size, view.channel * size};
+}
+
+/// What both passes are given.
+template <class Args, class Params, class Plan>
+Args make_args(const Params& params, const Plan& plan) {
+  Args args{};
+  args.params = params;
+  args.rows = plan.rows;
+  args.tiles = plan.tiles;
+  args.u = make_sequence(params.u);
+  args.delta = make_sequence(params.delta);
+  args.z = make_sequence(params.z);
+  return args;
+}
+
+}  // namespace
+
+cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
+  auto args = make_args<ForwardArgs>(params, plan);
+  args.out = make_sequence(params.out);
+  return launches_for(params, plan).forward(args, plan.shape, stream);
+}
+
+cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
+                cudaStream_t stream) {
+  auto args = make_args<BackwardArgs>(params, plan);
+  args.dout = make_sequence(params.dout);
+  args.du = make_sequence(params.du);
+  args.ddelta = make_sequence(params.ddelta);
+  args.dz = make_sequence(params.dz);
+  args.workspace = backward_workspace(plan.scratch, memory);
+  const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
+  if (error != cudaSuccess) return error;
+  return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.lane_states},
+                       stream);
+}
+
+}  // namespace selective_scan::cuda::narrow

@@ -1,0 +1,119 @@
+// The narrow path: which calls it takes, and how it divides their channels.
+
+#include "../narrow/plan.h"
+
+#include <algorithm>
+
+#include "arrays.h"
+
+namespace selective_scan::cuda::narrow {
+namespace {
+
+/// The kernels' numbers of states.
+constexpr int kLaneStates[] = {1, 2, kMostStates};
+
+Refusal refuse(const ScanParams& params) {
+  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (params.method != Method::kZoh) return {"the method must be zoh"};
+  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (params.dstate > kMostStates) return {"dstate must be at most 8", params.dstate};
+  if (params.seqlen < 1 || params.seqlen > kMaxSteps) {
+    return {"seqlen must be positive and less than 2^28", params.seqlen};
+  }
+  return {};
+}
+
+/// Whether all rows lie one behind the other, in tiles that are aligned.
+template <class Params>
+bool are_dense(const Params& params) {
+  const int64_t size = element_size(params.u.dtype);
+  const auto is_aligned_to = [&](int64_t bytes) { return bytes % 16 == 0; };
+  return size == 2 && params.dim / params.groups % 8 == 0 &&
+         all_of(rows_of(params), [&](const ArrayView& view) {
+           return view.step == 1 && view.channel == params.seqlen &&
+                  is_aligned_to(static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data))) &&
+                  (params.batch == 1 || is_aligned_to(view.batch * size));
+         });
+}
+
+/// How rows are moved, by the widest accesses that all of them allow; none where `access` is 0.
+template <class Params>
+RowLayout find_layout(const Params& params) {
+  const auto size = static_cast<int>(element_size(params.u.dtype));
+  const auto have_vectors = [&](int bytes) {
+    return all_of(rows_of(params), [&](const ArrayView& view) {
+      return view.step == 1 && has_step_vectors(params, view, bytes / size);
+    });
+  };
+  for (const int bytes : {16, 8, 4}) {
+    if (have_vectors(bytes)) return RowLayout::chunks(size, bytes);
+  }
+  if (params.seqlen <= kMostDenseSteps && are_dense(params)) {
+    return RowLayout::dense(size, static_cast<int>(params.seqlen));
+  }
+  return {};
+}
+
+template <class Params, class AnyPlan>
+Refusal divide(const Params& params, AnyPlan& plan) {
+  if (const Refusal refusal = refuse(params)) return refusal;
+  const auto is_alike = [&](const ArrayView& view) { return view.dtype == params.u.dtype; };
+  if (!all_of(rows_of(params), is_alike) || !is_alike(params.B) || !is_alike(params.C)) {
+    return {"u, delta, z, B, C, out and their gradients must have one dtype"};
+  }
+  plan.rows = find_layout(params);
+  if (plan.rows.access == 0) {
+    return {"rows must lie along time, aligned to 4 bytes, or be short ones without gaps"};
+  }
+  plan.lane_states = *std::find_if(std::begin(kLaneStates), std::end(kLaneStates),
+                                   [&](int states) { return states >= params.dstate; });
+  plan.tiles = ceil_div(params.dim / params.groups, kWarpSize);
+  const int64_t blocks = params.batch * params.groups * plan.tiles;
+  if (blocks > kMaxBlocks) return {"a grid of blocks cannot have that many channels", params.dim};
+  plan.shape = {blocks, kWarpSize};
+  return {};
+}
+
+/// Calls function.operator()<kStates>().
+template <class Function>
+int for_states(int lane_states, const Function& function) {
+  return lane_states == 1   ? function.template operator()<1>()
+         : lane_states == 2 ? function.template operator()<2>()
+                            : function.template operator()<kMostStates>();
+}
+
+}  // namespace
+
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
+  if (const Refusal refusal = divide(params, plan)) return refusal;
+  const int arrays = params.z.present() ? 3 : 2;
+  plan.shape.shared_bytes = for_states(plan.lane_states, [&]<int kStates>() {
+    return forward_bytes<kStates>(plan.rows, arrays);
+  });
+  if (plan.shape.shared_bytes > device.block_shared_bytes) {
+    return {"blocks of this GPU have not enough shared memory"};
+  }
+  return {};
+}
+
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
+  if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
+  if (const Refusal refusal = divide(params, plan)) return refusal;
+  const int arrays = params.z.present() ? 4 : 3;
+  plan.shape.shared_bytes = for_states(plan.lane_states, [&]<int kStates>() {
+    return BackwardLayout<kStates>::bytes(plan.rows, arrays);
+  });
+  if (plan.shape.shared_bytes > device.block_shared_bytes) {
+    return {"blocks of this GPU have not enough shared memory"};
+  }
+  BackwardScratch& scratch = plan.scratch;
+  scratch.dBC_partials = scratch.take(
+      true, plan.tiles * params.batch * params.groups * params.seqlen * 2 * plan.lane_states,
+      sizeof(float));
+  const int64_t rows = params.batch * params.dim;
+  scratch.take_sums(params, rows * plan.lane_states, sizeof(float), rows, sizeof(float));
+  return {};
+}
+
+}  // namespace selective_scan::cuda::narrow
