@@ -160,12 +160,16 @@ def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, C
 
 
 def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable | None]:
-    """Forward and backward of a layer: of all steps on one and on all ranks, of a part on one."""
+    """Forward and backward of a layer: of all steps on one and on all ranks, of a part on one, and
+    of a part of the channels on each."""
     batch, dim, seqlen, dstate = options.shape
     torch.manual_seed(0)
     model = S6(dim // 2, dstate, discretization_method=options.method, device=rank.device)
     mesh = dist.init_device_mesh(options.device, (rank.count,))
     split = distributed.parallelize(copy.deepcopy(model), mesh, sequence_dim=0)
+    is_divided = dim % rank.count == 0
+    if is_divided:
+        of_channels = distributed.parallelize(copy.deepcopy(model), mesh, tensor_dim=0)
     x = torch.randn(batch, seqlen, dim // 2, device=rank.device)
     own = x.tensor_split(rank.count, dim=1)[rank.index]
     context = torch.autocast(options.device, torch.bfloat16, options.dtype == "bfloat16")
@@ -178,11 +182,14 @@ def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable 
     def on_first(x: Tensor) -> Callable | None:
         return functools.partial(run, model, x) if rank.index == 0 else None
 
-    return {
+    calls = {
         "one rank, layer": on_first(x),
         "all ranks, layer": functools.partial(run, split, own),
         "one rank, layer, own steps": on_first(own),
     }
+    if is_divided:
+        calls["all ranks, layer by channels"] = functools.partial(run, of_channels, x)
+    return calls
 
 
 def check(rank: Rank, whole: dict, parts: dict, seqlen: int, tolerance: float) -> float:
@@ -234,7 +241,7 @@ def main() -> None:
     if rank.index == 0:
         rows = []
         for name, timing in times.items():
-            alone = times.get(name.replace("all ranks", "one rank"))
+            alone = times.get(name.removesuffix(" by channels").replace("all ranks", "one rank"))
             row = {"what": name, "time": dataclasses.asdict(timing)}
             if name.startswith("all"):
                 row["ratio"] = timing.median / alone.median
