@@ -13,8 +13,8 @@ from .._ops import ops
 from .._result import Kept, Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
-from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
+from ._edges import exchange_maps, exchange_state_gradients
 from ._groups import Group, GroupName, name_of
 from ._operator import DistributedOperator
 
@@ -26,26 +26,16 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     ranks = scan.ranks
     # Behind the last rank there is the last state alone.
     is_used = scan.return_last_state or not ranks.is_last
-    maps = ranks.gather(scan.segment_map() if is_used else scan.zeros(2))
-    factors, offsets = maps.unbind(2)
-    behind = _compose(factors, offsets, scan.initial_state)
-    if not ranks.is_first:
-        entering = behind[ranks.place - 1].clone()
-    elif scan.initial_state is None:
-        entering = scan.zeros()
-    else:
-        entering = scan.initial_state.to(offsets.dtype, copy=True)
+    entering, last_state, factors = exchange_maps(
+        scan.segment_map() if is_used else scan.zeros(2),
+        scan.initial_state,
+        ranks,
+        is_last_wanted=scan.return_last_state,
+    )
     out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, None, is_saved)
-    last_state = behind[-1].clone() if scan.return_last_state else None
     if not is_saved:
         return out, last_state, None, None, None
-    return out, last_state, entering, factors.clone(), states
-
-
-def _compose(factors: Tensor, offsets: Tensor, initial: Tensor | None) -> Tensor:
-    """The states behind every part of a sequence, (part, batch, dim, dstate)."""
-    across = (tensor.movedim(0, -1) for tensor in (factors, offsets))
-    return diagonal_scan_fn(*across, initial_state=initial).movedim(-1, 0)
+    return out, last_state, entering, factors, states
 
 
 def _backward(
@@ -59,17 +49,11 @@ def _backward(
     ranks = scan.ranks
     # What comes back to before the first rank its own backward pass finds.
     is_used = dout is not None and not ranks.is_first
-    parts = [scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)]
+    own = scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)
+    of_last = None
     if scan.return_last_state:
-        parts.append(torch.zeros_like(entering) if dlast_state is None else dlast_state)
-    gathered = ranks.gather(torch.stack(parts))
-    leaving = gathered[:, 1].sum(0) if scan.return_last_state else None
-    if ranks.place < ranks.count - 1:
-        # The parts are walked from the last to the one behind this one's.
-        behind = slice(ranks.place + 1, None)
-        leaving = _compose(
-            factors[behind].flip(0).conj().resolve_conj(), gathered[behind, 0].flip(0), leaving
-        )[-1]
+        of_last = torch.zeros_like(entering) if dlast_state is None else dlast_state
+    leaving = exchange_state_gradients(own, of_last, factors, ranks)
     du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, _ = scan.differentiate(
         dout, leaving, entering, states
     )
