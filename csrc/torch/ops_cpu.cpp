@@ -42,8 +42,7 @@ std::string cpu_build_info() {
 
 }  // namespace
 
-const ScanOps kCpuScanOps{&SelectiveScan::forward<CpuBackend<DiagonalA>>,
-                          &SelectiveScan::backward_out<CpuBackend<DiagonalA>>};
+const ScanOps kCpuScanOps = scan_ops<CpuBackend<DiagonalA>>();
 
 SELECTIVE_SCAN_LIBRARY(m) {
   const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";

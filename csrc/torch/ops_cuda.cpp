@@ -51,8 +51,7 @@ std::string cuda_device_facts(int64_t device) {
 
 }  // namespace
 
-const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
-                           &SelectiveScan::backward_out<CudaBackend<DiagonalA>>};
+const ScanOps kCudaScanOps = scan_ops<CudaBackend<DiagonalA>>();
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");

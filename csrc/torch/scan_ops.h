@@ -333,7 +333,15 @@ void implement_scans(auto& library) {
 struct ScanOps {
   decltype(&SelectiveScan::forward<DiagonalA>) forward;
   decltype(&SelectiveScan::backward_out<DiagonalA>) backward;
+  decltype(&SelectiveScan::segment_map<DiagonalA>) segment_map;
+  decltype(&SelectiveScan::state_gradient<DiagonalA>) state_gradient;
 };
+/// Those of a backend.
+template <class Backend>
+constexpr ScanOps scan_ops() {
+  return {&SelectiveScan::forward<Backend>, &SelectiveScan::backward_out<Backend>,
+          &SelectiveScan::segment_map<Backend>, &SelectiveScan::state_gradient<Backend>};
+}
 extern const ScanOps kCpuScanOps, kCudaScanOps;
 
 }  // namespace selective_scan::op
