@@ -76,6 +76,15 @@ SELECTIVE_SCAN_LIBRARY(m) {
       joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
           .c_str());
   m.def(joined({"selective_scan_segment_map(", scanned, ") -> Tensor map"}).c_str());
+  // `entrance` is the number of a function of Python's: see ranks.h.
+  define_forward(m, "selective_scan_between_fwd",
+                 joined({scanned, ", bool is_told, int entrance, bool save_states"}),
+                 "Tensor out, Tensor last_state, Tensor? states");
+  m.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
+                ", Tensor? states, bool is_told, int entrance) -> (Tensor du, Tensor ddelta, "
+                "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
+                "Tensor dinitial_state, Tensor dinput_delta)"})
+            .c_str());
   // Python alone calls these, and nothing that traces.
   m.def(
       "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "

@@ -24,6 +24,14 @@ struct CudaBackend : Poles {
   void launch(const typename Poles::Backward& params, const cuda::ScratchMemory& memory) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
+  void launch(const ForwardParams& params, const cuda::ScratchMemory& memory,
+              const StateExchange& exchange) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream, &exchange));
+  }
+  void launch(const BackwardParams& params, const cuda::ScratchMemory& memory,
+              const StateExchange& exchange) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream, &exchange));
+  }
   void check(const PackedSequences&) const {}  // whose boundaries the kernels clamp
 
   CudaStream stream;

@@ -28,6 +28,12 @@ std::array<Tensor, kCount> exchange(const char* op, const Arguments&... argument
 
 }  // namespace
 
+Enter enter_by_python(int64_t entrance) {
+  return [entrance](const Tensor& own) {
+    return exchange<1>(SELECTIVE_SCAN_OP("_enter"), own, entrance)[0];
+  };
+}
+
 std::tuple<Tensor, Tensor> Ranks::steps_before(const Tensor& x, int64_t history) const {
   return std::tuple_cat(exchange<2>(SELECTIVE_SCAN_OP("_steps_before"), x, history, group_));
 }

@@ -2,12 +2,20 @@
 // selective_scan/distributed defines. Every rank of a group must call them in the same order.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <tuple>
 
 #include "tensor_views.h"
 
 namespace selective_scan::op {
+
+/// Gets what all steps do to a state that enters them, or to the gradient of the one that leaves,
+/// and gives what enters or leaves.
+using Enter = std::function<Tensor(const Tensor& own)>;
+
+/// Has a function of Python's do that, which is known by a number.
+Enter enter_by_python(int64_t entrance);
 
 /// One rank's place among those of a group.
 class Ranks {

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .._discretization import METHODS, Method
 from .._operator import RETURN_LAST_STATE
-from .._ops import ops
 from .._result import Kept, Result
 from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
 from ._arguments import ScanArguments
+from ._between import scan_backward, scan_forward
 from ._edges import exchange_maps, exchange_state_gradients
 from ._groups import Group, GroupName, name_of
 from ._operator import DistributedOperator
@@ -23,16 +23,19 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and last_state; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
     scan = ScanArguments(*arguments)
-    ranks = scan.ranks
+    ranks, exchanged = scan.ranks, ()
+
+    def enter(own: Tensor) -> Tensor:
+        nonlocal exchanged
+        exchanged = exchange_maps(
+            own, scan.initial_state, ranks, is_last_wanted=scan.return_last_state
+        )
+        return exchanged[0]
+
     # Behind the last rank there is the last state alone.
-    is_used = scan.return_last_state or not ranks.is_last
-    entering, last_state, factors = exchange_maps(
-        scan.segment_map() if is_used else scan.zeros(2),
-        scan.initial_state,
-        ranks,
-        is_last_wanted=scan.return_last_state,
-    )
-    out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, None, is_saved)
+    is_told = scan.return_last_state or not ranks.is_last
+    out, _, states = scan_forward(scan.local(None), enter, is_told=is_told, is_saved=is_saved)
+    entering, last_state, factors = exchanged
     if not is_saved:
         return out, last_state, None, None, None
     return out, last_state, entering, factors, states
@@ -47,15 +50,18 @@ def _backward(
     if entering is None:  # the forward op was not asked to keep anything
         _, _, entering, factors, states = _forward(*arguments, True)
     ranks = scan.ranks
+
+    def enter(own: Tensor) -> Tensor:
+        of_last = None
+        if scan.return_last_state:
+            of_last = torch.zeros_like(own) if dlast_state is None else dlast_state
+        leaving = exchange_state_gradients(own, of_last, factors, ranks)
+        return torch.zeros_like(own) if leaving is None else leaving
+
     # What comes back to before the first rank its own backward pass finds.
-    is_used = dout is not None and not ranks.is_first
-    own = scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)
-    of_last = None
-    if scan.return_last_state:
-        of_last = torch.zeros_like(entering) if dlast_state is None else dlast_state
-    leaving = exchange_state_gradients(own, of_last, factors, ranks)
-    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, _ = scan.differentiate(
-        dout, leaving, entering, states
+    is_told = not ranks.is_first
+    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, _ = scan_backward(
+        dout, scan.local(entering), states, enter, is_told=is_told
     )
     if scan.reduce_gradients:
         # B and C are parameters where they are constant.

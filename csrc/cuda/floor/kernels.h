@@ -26,9 +26,9 @@ struct Args : Launch {
 template <class T, Method kMethod>
 struct Scan {
   static cudaError_t launch(const Args<ForwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream);
+                            cudaStream_t stream, const StateExchange* exchange);
   static cudaError_t launch(const Args<BackwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream);
+                            cudaStream_t stream, const StateExchange* exchange);
 };
 
 struct ForwardPlan;  // plan.h
@@ -36,8 +36,8 @@ struct BackwardPlan;
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 
 }  // namespace selective_scan::cuda::floor
