@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/state_exchange.h"
 #include "../kit/launch_shape.h"
 #include "../sums/gradient_sums.h"
 #include "layout.h"
@@ -26,9 +27,9 @@ struct Args : Launch {
 template <class T, Method kMethod>
 struct Scan {
   static cudaError_t launch(const Args<ForwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream, const StateExchange* exchange);
+                            cudaStream_t stream);
   static cudaError_t launch(const Args<BackwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream, const StateExchange* exchange);
+                            cudaStream_t stream);
 };
 
 struct ForwardPlan;  // plan.h

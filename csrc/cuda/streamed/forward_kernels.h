@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/state_exchange.h"
 #include "../kit/launch_shape.h"
 #include "../kit/packed_chunks.cuh"
 #include "../kit/segments.h"
