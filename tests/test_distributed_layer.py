@@ -106,9 +106,7 @@ def check(ranks, lengths, options: dict, *, width=4, dtype=torch.float64, passes
         values = [part[name] for part in parts]
         assert all(value.dtype == expected.dtype for value in values)
         actual = torch.cat(values, dim=1) if is_row(name) else sum(values)
-        torch.testing.assert_close(
-            actual, expected, **(close or DOUBLE), msg=lambda m: f"{name}: {m}"
-        )
+        torch.testing.assert_close(actual, expected, **(close or DOUBLE))
 
 
 @pytest.mark.parametrize("lengths", [(11, 9), (0, 14, 6), (5, 1, 1, 13), (2, 0, 18)], ids=str)
@@ -152,16 +150,11 @@ def test_a_graph_that_is_kept(ranks):
 def node_of_a_layer(group, device: str, is_hooked: bool) -> str:
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     model = distributed.parallelize(S6(D_MODEL, device=device), mesh, sequence_dim="sequence")
-    hook = contextlib.nullcontext()
-    if is_hooked:
-        hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    with hook if not is_hooked else contextlib.closing(_Removing(hook)):
+    with contextlib.ExitStack() as stack:
+        if is_hooked:
+            hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+            stack.callback(hook.remove)
         return model.layers[0](torch.randn(1, 7, D_MODEL, device=device)).grad_fn.name()
-
-
-class _Removing:
-    def __init__(self, handle) -> None:
-        self.close = handle.remove
 
 
 def test_a_layer_is_one_node(ranks):
