@@ -14,6 +14,7 @@
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
 #include "../core/prefill_params.h"
+#include "../core/state_exchange.h"
 #include "../core/step_params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
@@ -24,11 +25,11 @@
 namespace selective_scan::cuda {
 
 /// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS
-/// names cannot, a std::runtime_error says why.
+/// names cannot, a std::runtime_error says why. With an exchange, that tells what enters.
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream);
+                         cudaStream_t stream, const StateExchange* exchange = nullptr);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream);
+                          cudaStream_t stream, const StateExchange* exchange = nullptr);
 
 /// What plans know of the current device, and the paths of the scan that it has kernels of, such as
 /// "major=7 multiprocessors=40 [...] paths=dstate1,floor".
