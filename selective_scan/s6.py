@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
+from ._add_norm import join_norms
 from ._discretization import LayerMethod
 from ._module_arguments import check_count, refuse
 from ._plain_stack import Stack, step_in_one
@@ -194,9 +195,16 @@ class S6(nn.Module):
                     return out
         else:
             refuse_other_cache(cache, "S6Cache")
-        for layer, part in zip(self.layers, caches, strict=True):
-            x = layer(x, cache=part, cu_seqlens=cu_seqlens)
-        return _called(head, self.norm_f(x))
+        norms = join_norms(self.layers._modules.values(), self.norm_f, S6Layer, x)
+        if norms is None:
+            for layer, part in zip(self.layers, caches, strict=True):
+                x = layer(x, cache=part, cu_seqlens=cu_seqlens)
+            return _called(head, self.norm_f(x))
+        residual = None
+        for place, (layer, part) in enumerate(zip(self.layers, caches, strict=True)):
+            normed, residual = norms.run(place, x, residual)
+            x = layer._run(normed, None, part, cu_seqlens)
+        return _called(head, norms.run(self.depth, x, residual)[0])
 
     @classmethod
     def from_mamba(
