@@ -201,9 +201,9 @@ class JoinedNorms(NamedTuple):
     """The norms of a stack, each of which may be run with the addition in front of it.
 
     Attributes:
-        weights, eps: of the norms in front of the layers, and of the last one.
-        dtype: of the stream, and of the last norm.
-        product_dtype: of the others.
+        weights, eps: of the norms.
+        dtype: of the stream.
+        product_dtype: of what a layer's input projection takes.
     """
 
     weights: Sequence[Tensor]
@@ -211,39 +211,35 @@ class JoinedNorms(NamedTuple):
     dtype: torch.dtype
     product_dtype: torch.dtype
 
-    def run(self, place: int, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the norm at a place gives, and the stream behind it, None behind the last."""
-        is_last = place == len(self.weights) - 1
-        dtype = self.dtype if is_last else self.product_dtype
-        total_dtype = None if is_last else _sum_dtype(hidden, residual)
-        arguments = (hidden, residual, self.weights[place], self.eps[place], dtype, total_dtype)
-        return add_rms_norm(*arguments)
+    def in_front(self, place: int, hidden: Tensor, residual: Tensor | None) -> tuple:
+        """What a layer takes, and the stream to which the next norm adds its output."""
+        total_dtype = _sum_dtype(hidden, residual)
+        given = (hidden, residual, self.weights[place], self.eps[place])
+        return add_rms_norm(*given, self.product_dtype, total_dtype)
+
+    def behind(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """The last norm, of the stream behind all layers."""
+        given = (hidden, residual, self.weights[-1], self.eps[-1])
+        return add_rms_norm(*given, self.dtype, None)[0]
 
 
 def join_norms(
-    layers: Collection[nn.Module], norm_f: nn.Module, kind: type[nn.Module], x: Tensor
+    norms: Collection[nn.Module], projections: Collection[nn.Module], x: Tensor
 ) -> JoinedNorms | None:
-    """The norms of layers of a kind, each with a part `norm` and an input projection `in_proj`
-    behind it; None where a layer, a norm or the call is not plain, so that modules are to run."""
-    if not _pytorch.is_plain_call() or type(x) not in OPAQUE_TYPES:
-        return None
-    if {*map(type, layers)} != {kind} or not all(map(has_no_hooks, layers)):
-        return None
-    norms = [*(layer._modules["norm"] for layer in layers), norm_f]
+    """The norms of a stream that begins with x, some of them in front of input projections; None
+    where one of these modules or the call is not plain, so that the modules are to be called."""
     if (
-        {*map(type, norms)} != {nn.RMSNorm}
+        not _pytorch.is_plain_call()
+        or type(x) not in OPAQUE_TYPES
+        or {*map(type, norms)} != {nn.RMSNorm}
         or not all(map(has_no_hooks, norms))
-        or _pytorch.may_have_process_wide_hooks()
+        or not all(has_plain_weights(projection, nn.Linear) for projection in projections)
     ):
-        return None
-    projections = [layer._modules["in_proj"] for layer in layers]
-    if not all(has_plain_weights(projection, nn.Linear) for projection in projections):
         return None
     weights = [norm._parameters.get("weight") for norm in norms]
     eps = [norm.eps for norm in norms]
     if None in eps or not all(
-        type(weight) in OPAQUE_TYPES and weight is not None and _is_one_node(x, None, weight)
-        for weight in weights
+        weight is not None and _is_one_node(x, None, weight) for weight in weights
     ):
         return None
     dtype, autocast_dtype = x.dtype, autocast_dtype_of(x.device)
