@@ -19,7 +19,7 @@ from .functional import selective_scan_fn, selective_scan_ref
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
-def _autocast_dtype_of(device: torch.device) -> torch.dtype | None:
+def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     # PyTorch refuses the question for a device that has no autocast.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
@@ -31,7 +31,7 @@ def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer:
     which keeps what it likes, whatever checkpoint_lvl is."""
     dtype = layer.xz.dtype
     if dtype != torch.float64:
-        dtype = _autocast_dtype_of(layer.xz.device) or dtype
+        dtype = autocast_dtype_of(layer.xz.device) or dtype
     # Halves of rows, whose gradients are put together in one piece.
     rows = layer.xz.transpose(1, 2).to(dtype)
     if rows.stride(-1) != 1:
@@ -125,7 +125,7 @@ def _run(layer: Layer, backend: BackendName) -> Tensor:
     ):
         options = (layer.delta_softplus, layer.checkpoint_lvl, layer.discretization_method,
                    layer.bidirectional, layer.reverse, layer.cu_seqlens)  # fmt: skip
-        return MAMBA_INNER(*tensors, *options, _autocast_dtype_of(layer.xz.device), None)[0]
+        return MAMBA_INNER(*tensors, *options, autocast_dtype_of(layer.xz.device), None)[0]
     LAYER_ARGUMENTS.check_values(layer)
     MAMBA_INNER.refuse_tangents(layer)
     return compose(selective_scan_fn, causal_conv1d_fn, layer)
@@ -418,7 +418,7 @@ def layer_in_one(
         or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
     ):
         return None
-    autocast_dtype = _autocast_dtype_of(hidden.device)
+    autocast_dtype = autocast_dtype_of(hidden.device)
     dtypes = hidden.dtype, in_proj_weight.dtype
     is_cast = autocast_dtype is not None and torch.float64 not in dtypes
     is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)

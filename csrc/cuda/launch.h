@@ -13,6 +13,7 @@
 #include "../core/conversion.h"
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
+#include "../core/norm_params.h"
 #include "../core/prefill_params.h"
 #include "../core/state_exchange.h"
 #include "../core/step_params.h"
@@ -73,6 +74,12 @@ cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStrea
 /// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
 /// padding.
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
+
+/// The RMS norm of rows of so many channels at the most, in front of which a residual is added.
+constexpr int64_t kMostNormChannels = 8192;
+cudaError_t norm_forward(const NormForwardParams& params, cudaStream_t stream);
+cudaError_t norm_backward(const NormBackwardParams& params, const ScratchMemory& memory,
+                          cudaStream_t stream);
 
 /// A few tokens through a stack of layers. `refusal` says why the current device cannot run a call
 /// of these sizes, if it cannot. The workspace is zeroed when it is new, and no two calls that may

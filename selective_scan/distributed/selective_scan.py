@@ -208,7 +208,8 @@ def selective_scan_fn(
 
     Args:
         u: this rank's steps, (batch, dim, seqlen); likewise delta, z, input_delta, and B and C with
-            steps. All arguments are those of :func:`selective_scan.selective_scan_fn`, without matrices A.
+            steps. All arguments are those of :func:`selective_scan.selective_scan_fn`, without
+            matrices A.
         delta: step sizes, (batch, dim, seqlen).
         A: poles, (dim, dstate).
         B: input projection.
