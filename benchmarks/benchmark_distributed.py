@@ -2,8 +2,9 @@
 
 Every rank has its own GPU with NCCL, or a thread of the CPU with gloo. The whole sequence on the
 first rank, while the others wait, and its parts on all ranks are timed in turns, a run from one
-barrier to the last rank's end. Below that stand the parts of a run: a rank's ordinary passes, what
-it finds out about its steps, and the collectives. Results of both ways are compared before.
+barrier to the last rank's end. Below that stand the parts of a run: a rank's ordinary passes, and
+those that ask what enters, a collective, and what more ranks would have to compose. Results of both
+ways are compared before.
 
 A layer of S6 of as many inner channels is timed likewise, and with one rank's steps on the first
 rank: that time over all ranks' is the efficiency of weak scaling. bfloat16 means torch.autocast.
@@ -31,8 +32,10 @@ from harness import records, report
 from harness.arguments import make_parser, positive
 from harness.checks import relative_l2
 from harness.timing import Timing
-from selective_scan import S6, distributed, selective_scan_fn
+from selective_scan import S6, diagonal_scan_fn, distributed, selective_scan_fn
+from selective_scan.distributed import _between
 
+_RANKS = (8, 64, 512)  # whose maps are composed, as if there were so many
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
@@ -148,24 +151,42 @@ def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, C
     _, last_state, states = ops.selective_scan_fwd(*arguments, None, None, True)
     gathered = last_state.new_empty(rank.count * 2, *last_state.shape)
     both = torch.stack([last_state, last_state])
+    all_maps = torch.rand(2, max(_RANKS), *last_state.shape, device=rank.device)
+
+    def enter(_own: Tensor) -> Tensor:
+        return last_state
+
+    def compose(count: int) -> None:
+        factors, offsets = all_maps[:, :count]
+        diagonal_scan_fn(factors.movedim(0, -1), offsets.movedim(0, -1))
+
     return {
         "its forward pass": lambda: ops.selective_scan_fwd(*arguments, None, None, True),
-        "its backward pass": lambda: ops.selective_scan_bwd(
-            dout, None, *arguments, None, None, states
+        "its forward pass, asking": lambda: _between.scan_forward(
+            arguments, enter, is_told=True, is_saved=True
         ),
-        "its map": lambda: ops.selective_scan_segment_map(*arguments),
-        "its initial state's gradient": lambda: ops.selective_scan_state_gradient(*arguments, dout),
+        "its backward pass": lambda: ops.selective_scan_bwd(
+            dout, last_state, *arguments, None, None, states
+        ),
+        "its backward pass, asking": lambda: _between.scan_backward(
+            dout, arguments, states, enter, is_told=True
+        ),
         "an all-gather": lambda: dist.all_gather_into_tensor(gathered, both),
+        **{f"composing {count} maps": functools.partial(compose, count) for count in _RANKS},
     }
 
 
 def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable | None]:
-    """Forward and backward of a layer: of all steps on one and on all ranks, of a part on one."""
+    """Forward and backward of a layer: of all steps on one and on all ranks, of a part on one, and
+    of a part of the channels on each."""
     batch, dim, seqlen, dstate = options.shape
     torch.manual_seed(0)
     model = S6(dim // 2, dstate, discretization_method=options.method, device=rank.device)
     mesh = dist.init_device_mesh(options.device, (rank.count,))
     split = distributed.parallelize(copy.deepcopy(model), mesh, sequence_dim=0)
+    is_divided = dim % rank.count == 0
+    if is_divided:
+        of_channels = distributed.parallelize(copy.deepcopy(model), mesh, tensor_dim=0)
     x = torch.randn(batch, seqlen, dim // 2, device=rank.device)
     own = x.tensor_split(rank.count, dim=1)[rank.index]
     context = torch.autocast(options.device, torch.bfloat16, options.dtype == "bfloat16")
@@ -178,11 +199,14 @@ def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable 
     def on_first(x: Tensor) -> Callable | None:
         return functools.partial(run, model, x) if rank.index == 0 else None
 
-    return {
+    calls = {
         "one rank, layer": on_first(x),
         "all ranks, layer": functools.partial(run, split, own),
         "one rank, layer, own steps": on_first(own),
     }
+    if is_divided:
+        calls["all ranks, layer by channels"] = functools.partial(run, of_channels, x)
+    return calls
 
 
 def check(rank: Rank, whole: dict, parts: dict, seqlen: int, tolerance: float) -> float:
@@ -234,7 +258,7 @@ def main() -> None:
     if rank.index == 0:
         rows = []
         for name, timing in times.items():
-            alone = times.get(name.replace("all ranks", "one rank"))
+            alone = times.get(name.removesuffix(" by channels").replace("all ranks", "one rank"))
             row = {"what": name, "time": dataclasses.asdict(timing)}
             if name.startswith("all"):
                 row["ratio"] = timing.median / alone.median

@@ -29,6 +29,7 @@ from harness.peers import mamba_ssm_layers
 from harness.timing import Timing, in_graph, keep_freed_memory, measure, peak_mebibytes
 from harness.users import LAYERS, LayerCall
 from selective_scan import S6, MambaMixer
+from selective_scan._add_norm import add_rms_norm
 from selective_scan.integrations.transformers import enable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -121,6 +122,7 @@ def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, di
         for name in ("in_proj", "x_proj", "dt_proj", "out_proj")
     }
     hidden = torch.randn_like(x, dtype=dtype)
+    product_out = torch.randn_like(x, dtype=dtype).requires_grad_()
     xz = F.linear(hidden, weights["in_proj"])
     taps = (layer.conv1d.weight.detach().squeeze(1), layer.conv1d.bias.detach(), None, None, None)
     convolved = (xz[..., :dim].transpose(1, 2), *taps)
@@ -168,7 +170,10 @@ def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, di
             ),
         },
         "out_proj": product("out_proj", y.transpose(1, 2)),
-        "norm and residual": Step(lambda: (x + norm(x).to(x.dtype),), [x, norm.weight]).passes(),
+        "norm and residual": Step(
+            lambda: add_rms_norm(product_out, x, norm.weight, norm.eps, dtype, x.dtype),
+            [product_out, x, norm.weight],
+        ).passes(),
     }
 
 

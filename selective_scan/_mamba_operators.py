@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -153,28 +153,28 @@ def _arguments(*own: TensorArgument) -> Table:
     )
 
 
-def _products_dtype(call: Call) -> torch.dtype:
+def products_dtype(call: Call) -> torch.dtype:
     dtype = call["xz"].dtype
     return dtype if dtype == torch.float64 else call.options["autocast_dtype"] or dtype
 
 
 def _residual_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
     """What is added to out must not make it less precise."""
-    dtype = _products_dtype(call)
+    dtype = products_dtype(call)
     return tuple(dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))), ""
 
 
 def _out_dtype(call: Call) -> torch.dtype:
     residual = call.tensors.get("residual")
-    return _products_dtype(call) if residual is None else residual.dtype
+    return products_dtype(call) if residual is None else residual.dtype
 
 
-def _states_dtype(call: Call) -> torch.dtype:
+def states_dtype(call: Call) -> torch.dtype:
     """The dtype of the scan's states, which weights of the convolution and products do not
     decide."""
     names = ("A", "A_b", "D", "delta_bias")
     given = [call.tensors[name].dtype for name in names if name in call.tensors]
-    is_double = torch.float64 in (_products_dtype(call), *given)
+    is_double = torch.float64 in (products_dtype(call), *given)
     return torch.float64 if is_double else torch.float32
 
 
@@ -186,7 +186,7 @@ def _is_to_be_projected(call: Call) -> bool:
     return "out_proj_weight" in call.tensors
 
 
-def _has_second_scan(call: Call) -> bool:
+def has_second_scan(call: Call) -> bool:
     return call.options["bidirectional"] or "A_b" in call.tensors
 
 
@@ -240,7 +240,7 @@ class _LayerOperator(Operator):
 def _kept(
     name: str,
     dims: tuple[str, ...],
-    dtype: Callable[[Call], torch.dtype] = _products_dtype,
+    dtype: Callable[[Call], torch.dtype] = products_dtype,
     **options: object,
 ) -> Kept:
     return Kept(name, dims, dtype, **options)
@@ -254,19 +254,27 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
-_ARGUMENTS = _arguments(TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True))
-_RESIDUAL_PLACE = _ARGUMENTS.names.index("residual")
-# In C++, since a small layer waits for the host. With in_proj_weight, xz is the layer's input,
-# (batch, seqlen, d_input), and A is A_log. The residual is added to out.
-MAMBA_INNER = _LayerOperator(
-    "mamba_inner",
-    _ARGUMENTS,
-    results=[
+_RESIDUAL = TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
+_RESIDUAL_PLACE = len(_arguments().names)
+
+
+def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> Operator:
+    """The operator of a layer whose ops have this name.
+
+    In C++, since a small layer waits for the host. With in_proj_weight, xz is the layer's input,
+    (batch, seqlen, d_input), and A is A_log. The residual is added to out.
+
+    Args:
+        own: arguments behind the residual, which the backward op is given, too.
+        kept: results that it is given besides.
+    """
+    states = {"dims": ("saved values",), "dtype": states_dtype, "chunk": "state_chunk"}
+    results = [
         Result("out", _ROWS_OUT, _out_dtype),
         _kept(
             "input",
             _INPUT,
-            is_asked=lambda call: _is_projected(call) and call["xz"].dtype != _products_dtype(call),
+            is_asked=lambda call: _is_projected(call) and call["xz"].dtype != products_dtype(call),
         ),
         _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
         _kept(
@@ -279,22 +287,22 @@ MAMBA_INNER = _LayerOperator(
         _kept("y", _ROWS, is_asked=_is_to_be_projected),
         _kept("u", _ROWS, is_asked=_keeps_all),
         _kept("steps", _ROWS, is_asked=_keeps_all),
-        Kept("states", ("saved values",), _states_dtype, chunk="state_chunk"),
-        Kept(
-            "second_states",
-            ("saved values",),
-            _states_dtype,
-            chunk="state_chunk",
-            is_asked=_has_second_scan,
-        ),
-    ],
-    backward=(
-        f"dout {' '.join(_arguments().names)} "
-        "xz_rows poles x_dbl y u steps states second_states xz_dtype"
-    ),
-    derived={"xz_dtype": lambda inputs: inputs[0].dtype},
-    function_arguments=LAYER_ARGUMENTS,
-    backward_arguments=_arguments(),
-    gradient_like={"xz": _allocate_dxz},
-    has_batching_rules=False,
-)
+        Kept("states", **states),
+        Kept("second_states", **states, is_asked=has_second_scan),
+        *kept,
+    ]
+    given = [*_arguments(*own).names, *(result.name for result in results[2:]), "xz_dtype"]
+    return _LayerOperator(
+        name,
+        _arguments(_RESIDUAL, *own),
+        results,
+        backward=f"dout {' '.join(given)}",
+        derived={"xz_dtype": lambda inputs: inputs[0].dtype},
+        function_arguments=LAYER_ARGUMENTS,
+        backward_arguments=_arguments(*own),
+        gradient_like={"xz": _allocate_dxz},
+        has_batching_rules=False,
+    )
+
+
+MAMBA_INNER = make_layer_operator("mamba_inner")

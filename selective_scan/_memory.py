@@ -1,8 +1,8 @@
-"""What an op raises for whose tensors there is no memory.
+"""What an op raises for whose tensors there is no memory, or one that calls Python, which fails.
 
 No exception passes through the stable ABI that the kernels are built on. They ask for its message
 here and throw it as a RuntimeError, which is all that a call of torch.ops raises; the functions
-raise the allocator's own exception instead, on CUDA torch.OutOfMemoryError.
+raise the own exception of the allocator instead, on CUDA torch.OutOfMemoryError, or of Python.
 """
 
 from __future__ import annotations
@@ -29,11 +29,29 @@ def _allocation_error(num_bytes: int, device_index: int) -> str:
     return ""
 
 
+def _last_error() -> str:
+    return str(_last.error)
+
+
 def register() -> None:
     """Lets the kernels ask."""
-    name = add_op_namespace_prefix("_allocation_error")
-    torch.library.define(name, "(int num_bytes, int device_index) -> str")
-    torch.library.impl(name, "default", _allocation_error)
+    define("_allocation_error", "(int num_bytes, int device_index) -> str", _allocation_error)
+    define("_last_error", "() -> str", _last_error)
+
+
+def define(name: str, schema: str, kernel: Callable[..., object]) -> None:
+    """Makes an op that kernels call. What it raises they can ask for."""
+
+    def run(*arguments):
+        try:
+            return kernel(*arguments)
+        except (RuntimeError, TypeError, ValueError) as error:
+            _last.error = error.with_traceback(None)  # whose frames would keep tensors alive
+            raise
+
+    qualified = add_op_namespace_prefix(name)
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, "default", run)
 
 
 def call(op: Callable[..., object], arguments: tuple) -> object:

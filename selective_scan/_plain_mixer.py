@@ -26,21 +26,26 @@ def run_in_one(
 ) -> Tensor:
     """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator, and adds
     the residual. Where its in_proj is more than a linear layer, that goes first."""
+    in_proj = mixer._modules["in_proj"]
+    is_plain = has_plain_weights(in_proj, nn.Linear)
+    weights = weights_of(mixer, in_proj if is_plain else None)
+    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
+    return mamba_layer(hidden if is_plain else in_proj(hidden), weights, *options, residual)
+
+
+def weights_of(mixer: nn.Module, in_proj: nn.Module | None) -> tuple[Tensor | None, ...]:
+    """Those of a mixer as `mamba_layer` takes them, and of in_proj, if that is part of the call."""
     parts = mixer._modules
-    in_proj, conv1d = parts["in_proj"], parts["conv1d"]
-    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
-    if has_plain_weights(in_proj, nn.Linear):
-        weight, bias = parameter(in_proj, "weight"), parameter(in_proj, "bias")
-    else:
-        hidden, weight, bias = in_proj(hidden), None, None
-    weights = (
-        *(weight, bias, parameter(conv1d, "weight"), parameter(conv1d, "bias")),
+    conv1d, dt_proj, out_proj = parts["conv1d"], parts["dt_proj"], parts["out_proj"]
+    of_input = (None, None)
+    if in_proj is not None:
+        of_input = parameter(in_proj, "weight"), parameter(in_proj, "bias")
+    return (
+        *(*of_input, parameter(conv1d, "weight"), parameter(conv1d, "bias")),
         *(parameter(parts["x_proj"], "weight"), parameter(dt_proj, "weight")),
         *(parameter(out_proj, "weight"), parameter(out_proj, "bias")),
         *(parameter(mixer, "A_log"), parameter(mixer, "D"), parameter(dt_proj, "bias")),
     )
-    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
-    return mamba_layer(hidden, weights, *options, residual)
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:

@@ -19,7 +19,7 @@ from .functional import selective_scan_fn, selective_scan_ref
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
-def _autocast_dtype_of(device: torch.device) -> torch.dtype | None:
+def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     # PyTorch refuses the question for a device that has no autocast.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
@@ -31,7 +31,7 @@ def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer:
     which keeps what it likes, whatever checkpoint_lvl is."""
     dtype = layer.xz.dtype
     if dtype != torch.float64:
-        dtype = _autocast_dtype_of(layer.xz.device) or dtype
+        dtype = autocast_dtype_of(layer.xz.device) or dtype
     # Halves of rows, whose gradients are put together in one piece.
     rows = layer.xz.transpose(1, 2).to(dtype)
     if rows.stride(-1) != 1:
@@ -125,7 +125,7 @@ def _run(layer: Layer, backend: BackendName) -> Tensor:
     ):
         options = (layer.delta_softplus, layer.checkpoint_lvl, layer.discretization_method,
                    layer.bidirectional, layer.reverse, layer.cu_seqlens)  # fmt: skip
-        return MAMBA_INNER(*tensors, *options, _autocast_dtype_of(layer.xz.device), None)[0]
+        return MAMBA_INNER(*tensors, *options, autocast_dtype_of(layer.xz.device), None)[0]
     LAYER_ARGUMENTS.check_values(layer)
     MAMBA_INNER.refuse_tangents(layer)
     return compose(selective_scan_fn, causal_conv1d_fn, layer)
@@ -377,28 +377,11 @@ def mamba_layer(
         weights: weight and bias of in_proj, of conv1d; those of x_proj and dt_proj; weight and bias
             of out_proj; A_log, D, and the bias of dt_proj.
     """
+    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
+    out = layer_in_one(MAMBA_INNER, (), hidden, weights, *options, residual)
+    if out is not None:
+        return out
     in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
-    # A compiler does better with parts, which it fuses with what is around them.
-    is_one_call = not (
-        in_proj_weight is None
-        or torch.compiler.is_compiling()
-        or _are_parts_wanted((hidden, *weights, residual))
-        or hidden.device.type not in _library.devices
-        or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
-    )
-    if is_one_call:
-        autocast_dtype = _autocast_dtype_of(hidden.device)
-        dtypes = hidden.dtype, in_proj_weight.dtype
-        is_cast = autocast_dtype is not None and torch.float64 not in dtypes
-        is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
-        if is_right and (is_cast or dtypes[0] == dtypes[1]):
-            tensors = (hidden, *weights[:-2], None, D, delta_bias)
-            options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
-            given = (*tensors, *options, autocast_dtype)
-            product_dtype = autocast_dtype if is_cast else dtypes[0]
-            if residual is None or _is_as_precise(residual.dtype, product_dtype):
-                return MAMBA_INNER(*given, residual)[0]
-            return residual + MAMBA_INNER(*given, None)[0]
     xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
         *(xz.transpose(1, 2), *parts, poles(A_log)),
@@ -410,6 +393,44 @@ def mamba_layer(
         cu_seqlens=cu_seqlens,
     )
     return add(residual, out)
+
+
+def layer_in_one(
+    operator: Callable[..., tuple[Tensor | None, ...]],
+    own: tuple[object, ...],
+    hidden: Tensor,
+    weights: tuple[Tensor | None, ...],
+    delta_softplus: bool,
+    discretization_method: Method,
+    bidirectional: bool,
+    cu_seqlens: Tensor | None,
+    residual: Tensor | None,
+) -> Tensor | None:
+    """The same of one call of an operator, MAMBA_INNER or one that has more arguments, its own.
+    None where what the layer is made of is to be called instead."""
+    in_proj_weight = weights[0]
+    # A compiler does better with parts, which it fuses with what is around them.
+    if (
+        in_proj_weight is None
+        or torch.compiler.is_compiling()
+        or _are_parts_wanted((hidden, *weights, residual))
+        or hidden.device.type not in _library.devices
+        or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
+    ):
+        return None
+    autocast_dtype = autocast_dtype_of(hidden.device)
+    dtypes = hidden.dtype, in_proj_weight.dtype
+    is_cast = autocast_dtype is not None and torch.float64 not in dtypes
+    is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
+    if not (is_right and (is_cast or dtypes[0] == dtypes[1])):
+        return None
+    *parts, D, delta_bias = weights
+    options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
+    given = (hidden, *parts, None, D, delta_bias, *options, autocast_dtype)
+    product_dtype = autocast_dtype if is_cast else dtypes[0]
+    if residual is None or _is_as_precise(residual.dtype, product_dtype):
+        return operator(*given, residual, *own)[0]
+    return residual + operator(*given, None, *own)[0]
 
 
 def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:

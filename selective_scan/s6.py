@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
+from ._add_norm import JoinedNorms, join_norms
 from ._discretization import LayerMethod
 from ._module_arguments import check_count, refuse
+from ._plain_mixer import has_no_hooks
 from ._plain_stack import Stack, step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import (
@@ -194,9 +196,25 @@ class S6(nn.Module):
                     return out
         else:
             refuse_other_cache(cache, "S6Cache")
-        for layer, part in zip(self.layers, caches, strict=True):
-            x = layer(x, cache=part, cu_seqlens=cu_seqlens)
-        return _called(head, self.norm_f(x))
+        norms = self._join_norms(x)
+        if norms is None:
+            for layer, part in zip(self.layers, caches, strict=True):
+                x = layer(x, cache=part, cu_seqlens=cu_seqlens)
+            return _called(head, self.norm_f(x))
+        residual = None
+        for place, (layer, part) in enumerate(zip(self.layers, caches, strict=True)):
+            normed, residual = norms.in_front(place, x, residual)
+            x = layer._run(normed, None, part, cu_seqlens)
+        return _called(head, norms.behind(x, residual))
+
+    def _join_norms(self, x: Tensor) -> JoinedNorms | None:
+        """Has each norm add the output of the layer in front of it, if that is no more than its
+        parts."""
+        layers = self.layers._modules.values()
+        if {*map(type, layers)} != {S6Layer} or not all(map(has_no_hooks, layers)):
+            return None
+        norms = [layer._modules["norm"] for layer in layers]
+        return join_norms([*norms, self.norm_f], [it._modules["in_proj"] for it in layers], x)
 
     @classmethod
     def from_mamba(
@@ -285,7 +303,11 @@ class S6Layer(MambaMixer):
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
+        norms = join_norms([self._modules["norm"]], [self._modules["in_proj"]], hidden)
+        if norms is None:
+            return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
+        normed, residual = norms.in_front(0, hidden, None)
+        return self._run(normed, residual, cache, cu_seqlens)
 
 
 @fx.wrap

@@ -35,10 +35,13 @@ class Ranks:
         count: number of ranks.
         folder: an empty one.
         device: "cpu" takes gloo, "cuda" NCCL with a GPU for each rank.
+        timeout: of the groups, in seconds.
     """
 
-    def __init__(self, count: int, folder: Path, device: str = "cpu") -> None:
-        self.count, self.device = count, device
+    def __init__(
+        self, count: int, folder: Path, device: str = "cpu", timeout: float = LIMIT_SECONDS
+    ) -> None:
+        self.count, self.device, self._timeout = count, device, timeout
         self._folder, self._starts = folder, 0
         self._pipes, self._processes = [], []
 
@@ -65,7 +68,7 @@ class Ranks:
         rendezvous = f"file://{self._folder}/rendezvous{self._starts}"
         for rank in range(self.count):
             here, there = context.Pipe()
-            arguments = (there, rank, self.count, rendezvous, self.device)
+            arguments = (there, rank, self.count, rendezvous, self.device, self._timeout)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -107,21 +110,25 @@ def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
     return (*lengths[: ranks.count - 1], sum(lengths[ranks.count - 1 :]))
 
 
-def _serve(pipe, rank: int, count: int, rendezvous: str, device: str) -> None:
+def _serve(
+    pipe, rank: int, count: int, rendezvous: str, device: str, timeout_seconds: float
+) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     if sys.platform == "linux":  # elsewhere it has another name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(rank)
+    timeout = datetime.timedelta(seconds=timeout_seconds)
     dist.init_process_group(
         {"cpu": "gloo", "cuda": "nccl"}[device],
         init_method=rendezvous,
         rank=rank,
         world_size=count,
-        timeout=datetime.timedelta(seconds=LIMIT_SECONDS),
+        timeout=timeout,
     )
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
+    sizes = range(1, count + 1)
+    groups = {size: dist.new_group(list(range(size)), timeout=timeout) for size in sizes}
     pipe.send_bytes(_packed(None))
     while True:
         try:

@@ -18,6 +18,7 @@ os.environ.setdefault("SELECTIVE_SCAN_TEST_SEED", str(secrets.randbelow(2**31)))
 import torch
 
 import test_adaptive_unitary as unitary
+import test_add_norm as norm
 import test_causal_conv1d as conv
 import test_causal_conv1d_pool as conv_pool
 import test_causal_conv1d_update as conv_update
@@ -194,6 +195,7 @@ CHECKS = {
     "prefill": lambda: check_all(prefill.check, prefill.case_list()),
     "state_update": lambda: check_all(update.check, update.case_list()),
     "step": lambda: check_all(step.check, step.CASES),
+    "norm": lambda: check_all(norm.check, norm.CASES),
 }
 
 

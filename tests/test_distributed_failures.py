@@ -18,14 +18,16 @@ from selective_scan import S6, distributed
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
 
 
-def lose_a_rank(group) -> str | None:
+def lose_a_rank(group, device: str) -> str | None:
     """What is raised where the last rank ends before a backward pass."""
-    out = distributed.selective_scan_fn(**problem.inputs_on(Case(), "cpu"), group=group)
+    out = distributed.selective_scan_fn(**problem.inputs_on(Case(), device), group=group)
     dist.barrier(group)
     if dist.get_rank(group) == dist.get_world_size(group) - 1:
         os._exit(1)
     try:
         out.sum().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
     except RuntimeError as error:
         return str(error)
     return None
@@ -34,9 +36,20 @@ def lose_a_rank(group) -> str | None:
 def test_a_rank_that_dies_ends_the_others(tmp_path):
     ranks = Ranks(3, tmp_path)
     try:
-        assert all(ranks(lose_a_rank, answering=2))
+        assert all(ranks(lose_a_rank, "cpu", answering=2))
     finally:
         ranks.close()
+
+
+@pytest.mark.cuda
+def test_a_rank_that_dies_ends_the_others_on_gpus(tmp_path):
+    """Once the group's timeout is over NCCL's watchdog ends the process, if nothing was raised."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    ranks = Ranks(2, tmp_path, "cuda", timeout=10)
+    with contextlib.suppress(EOFError):  # of a process that has ended
+        assert all(ranks(lose_a_rank, "cuda", answering=1))
+    ranks.close()
 
 
 def refusals(group, calls: list, device: str) -> list[str]:

@@ -18,7 +18,7 @@ LENGTHS = [(45, 25), (0, 40, 30), (33, 0, 37), (1, 62, 0, 7), (18, 17, 18, 17)]
 
 
 def has_steps(name: str, tensor: torch.Tensor) -> bool:
-    return name in ("u", "delta", "z") or (name in ("B", "C") and tensor.dim() > 2)
+    return name in ("u", "delta", "z", "input_delta") or (name in ("B", "C") and tensor.dim() > 2)
 
 
 def own_steps(case: Case, name: str, tensor, lengths: tuple[int, ...], rank: int):
@@ -101,6 +101,12 @@ def call_scan(group, case: Case, lengths, device: str, options: dict) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_scan_by_every_method(ranks, method, is_complex, dtype):
     case = Case(method=method, complex=is_complex, dtype=dtype)
+    check_scan(ranks, case, LENGTHS[METHODS.index(method) % len(LENGTHS)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scan_whose_input_has_steps_of_its_own(ranks, method):
+    case = Case(method=method, input_delta=torch.float32, reverse=method == "foh")
     check_scan(ranks, case, LENGTHS[METHODS.index(method) % len(LENGTHS)])
 
 

@@ -38,7 +38,7 @@ def test_a_layer_is_a_mixer_with_norm_and_residual(options, device):
     assert list(mixer.state_dict()) == list(state)
     mixer.load_state_dict(state)
     x = sequence(device)
-    assert torch.equal(layer(x), x + mixer(layer.norm(x)))
+    torch.testing.assert_close(layer(x), x + mixer(layer.norm(x)))
 
 
 def test_positional_arguments_are_those_of_mamba_ssm():
@@ -148,7 +148,7 @@ def test_symbolic_trace(bidirectional, device):
     traced.graph.lint()
     for seqlen in (SEQLEN, 0, 1):
         x = torch.randn(BATCH, seqlen, DIM, device=device)
-        assert torch.equal(traced(x), model(x))
+        torch.testing.assert_close(traced(x), model(x))  # it calls PyTorch's norms
     with pytest.raises(ValueError, match=r"^selective_scan: x must be"):
         traced(torch.zeros(2, 9, 7))
 
@@ -220,9 +220,10 @@ def test_activation_checkpointing(use_reentrant, device):
             return self.model.norm_f(x)
 
     actual = gradients_of(Checkpointed(), x)
-    assert torch.equal(x.grad, x_grad)
+    # The last norm is PyTorch's there.
+    torch.testing.assert_close(x.grad, x_grad)
     for name, gradient in expected.items():
-        assert torch.equal(actual[f"model.{name}"], gradient), name
+        torch.testing.assert_close(actual[f"model.{name}"], gradient)
 
 
 def test_gradients_of_each_sample(device):
@@ -263,9 +264,11 @@ def test_fully_sharded(dtype, process_group):
     expected = model(x).detach(), gradients_of(model, x)
     model.zero_grad()
     sharded(model, process_group)
-    assert torch.equal(model(x), expected[0])
+    # Layers that are called each by itself round their sums, and the last norm is PyTorch's there.
+    close = {"rtol": 0.1, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(model(x), expected[0], **close)
     for name, gradient in gradients_of(model, x).items():
-        assert torch.equal(gradient.full_tensor(), expected[1][name]), name
+        torch.testing.assert_close(gradient.full_tensor(), expected[1][name], **close)
     torch.optim.AdamW(model.parameters()).step()
     assert not torch.equal(model(x), expected[0])
 

@@ -39,10 +39,13 @@ def solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
 
 
 def check(case: Case, device: str) -> None:
+    check_map(case, segment_map(case, device), device)
+
+
+def check_map(case: Case, made: dict[str, torch.Tensor], device: str) -> None:
     tensors = problem.make(case).tensors
     exact = solve(case, problem.moved(tensors, torch.float64))
     plain = problem.plain_solutions(functools.partial(solve, case), tensors, case.is_double)
-    made = segment_map(case, device)
     # What is next to nothing may be nothing.
     is_small = exact["factor"].abs() < SMALL
     assert (made["factor"].cpu()[is_small].abs() < 2 * SMALL).all()

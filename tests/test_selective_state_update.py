@@ -42,7 +42,9 @@ class Case(Axes):
 
     @property
     def compute_eps(self) -> float:
-        return torch.finfo(F64 if {F64, C128} & {self.state, self.x, self.pole, self.input_delta} else F32).eps
+        return torch.finfo(
+            F64 if {F64, C128} & {self.state, self.x, self.pole, self.input_delta} else F32
+        ).eps
 
 
 def make(case: Case, device: str) -> dict:

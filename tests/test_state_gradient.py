@@ -16,8 +16,11 @@ def state_gradient(case: Case, device: str) -> torch.Tensor:
 
 
 def check(case: Case, device: str) -> None:
+    check_gradient(case, state_gradient(case, device), device)
+
+
+def check_gradient(case: Case, actual: torch.Tensor, device: str) -> None:
     exact = problem.reference(case)["dinitial_state"]
-    actual = state_gradient(case, device)
     tolerance = problem.tolerance("dinitial_state", actual.dtype, case.is_double, device)
     reason = problem.complaint(actual, exact, tolerance)
     if reason:

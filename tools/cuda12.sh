@@ -82,7 +82,8 @@ END
 sources=(
   csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu" "$folder/zoh/narrow_zoh.cu"
   "$folder/zoh/floor_real_zoh.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
-  csrc/cuda/matrix/forward.cu csrc/cuda/plan/device.cu csrc/cuda/prefill/checkpoints.cu
+  csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
+  csrc/cuda/prefill/checkpoints.cu
   "$folder/zoh/prompt_zoh.cu" "$folder/zoh/relay_zoh.cu"
   "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
   csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu

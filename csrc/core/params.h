@@ -122,4 +122,12 @@ struct BackwardParams : ScanParams {
   ArrayView dinitial_state;
 };
 
+/// Whether only what all steps do to the states is wanted.
+constexpr bool is_alone(const ForwardParams& params) {
+  return params.wanted == ForwardWanted::kMapAlone;
+}
+constexpr bool is_alone(const BackwardParams& params) {
+  return params.wanted == BackwardWanted::kStateAlone;
+}
+
 }  // namespace selective_scan

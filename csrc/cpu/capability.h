@@ -4,6 +4,7 @@
 #include "conv/kernels.h"
 #include "diagonal/kernels.h"
 #include "matrix/kernels.h"
+#include "norm/kernels.h"
 #include "selective/kernels.h"
 #include "step/kernels.h"
 #include "unitary/kernels.h"
@@ -18,6 +19,7 @@ struct Capability {
   UnitaryKernels unitary[2];       // is_double
   DiagonalKernels diagonal[2][2];  // is_double, is_complex
   ConvKernels conv[2];             // is_double
+  NormKernels norm[2];             // is_double
   UpdateKernels update[2][2];      // is_double, is_complex
   const MatrixKernels* matrix[2][2];
   const StepKernels* step[2];  // is_double

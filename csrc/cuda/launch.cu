@@ -44,9 +44,31 @@ std::optional<Path> wanted_path() {
 }
 
 template <class Params, class Plan>
-cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cudaStream_t stream) {
-  return std::visit([&](const auto& of_path) { return run(params, of_path, scratch, stream); },
-                    plan.of_path);
+cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cudaStream_t stream,
+                     const StateExchange* exchange = nullptr) {
+  return std::visit(
+      [&](const auto& of_path) {
+        if constexpr (requires { run(params, of_path, scratch, stream, exchange); }) {
+          return run(params, of_path, scratch, stream, exchange);
+        } else {
+          return run(params, of_path, scratch, stream);
+        }
+      },
+      plan.of_path);
+}
+
+/// Whether a plan's pass finds what all steps do to the states before it scans them.
+bool has_summaries(const ForwardParams& params, const ForwardPlan& plan) {
+  const auto* const streamed = std::get_if<streamed::ForwardPlan>(&plan.of_path);
+  if (streamed != nullptr) return streamed->geometry.segments > 1 && params.seqlen % kChunk == 0;
+  const auto* const floor = std::get_if<floor::ForwardPlan>(&plan.of_path);
+  return floor != nullptr && floor->geometry.segments > 1;
+}
+bool has_summaries(const BackwardParams&, const BackwardPlan& plan) {
+  const auto* const streamed = std::get_if<streamed::BackwardPlan>(&plan.of_path);
+  if (streamed != nullptr) return streamed->geometry.segments > 1;
+  const auto* const floor = std::get_if<floor::BackwardPlan>(&plan.of_path);
+  return floor != nullptr && floor->geometry.segments > 1;
 }
 
 template <class Params>
@@ -62,16 +84,25 @@ cudaError_t run_slices(const SlicedPlan<Params>& plan, const ScratchMemory& memo
 }
 
 template <class Params>
-cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t stream) {
+cudaError_t scan(Params params, const ScratchMemory& memory, cudaStream_t stream,
+                 const StateExchange* exchange = nullptr) {
   if (params.batch == 0 || params.dim == 0 || params.dstate == 0) return cudaSuccess;
   Device device;
-  const cudaError_t error = current_device(device);
+  cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
+  if (exchange != nullptr) set_entering(params, exchange->offset);  // for plans, in its place
   const bool is_packed = params.packed.present();
+  const auto exchange_before = [&] {
+    if (exchange == nullptr) return cudaSuccess;
+    const cudaError_t error = scan(alone(params, *exchange), memory, stream);
+    if (error == cudaSuccess) set_entering(params, exchange->enter());
+    return error;
+  };
   const auto slices = [&](const Arrangement& arrangement) {
     return plan_slices(params, arrangement, device, wanted_path(), memory);
   };
   if (const auto arrangement = arrange_states(params, device); arrangement && !is_packed) {
+    if ((error = exchange_before()) != cudaSuccess) return error;
     return run_slices(slices(*arrangement), memory, stream);
   }
   const auto plan = plan_scan(params, device, wanted_path());
@@ -79,14 +110,20 @@ cudaError_t scan(const Params& params, const ScratchMemory& memory, cudaStream_t
     if (const auto arrangement = arrange_rows(params, device, plan)) {
       const auto sliced = slices(*arrangement);
       if (sliced.slices.front().plan.path() != Path::kFloor) {
-        return run_slices(sliced, memory, stream);
+        if (exchange == nullptr) return run_slices(sliced, memory, stream);
+        if ((error = exchange_before()) != cudaSuccess) return error;
+        return run_slices(slices(*arrangement), memory, stream);
       }
     }
   }
+  if (exchange != nullptr && !has_summaries(params, plan)) {
+    if ((error = exchange_before()) != cudaSuccess) return error;
+    exchange = nullptr;
+  }
   const int64_t bytes = plan.scratch_bytes();
   void* const scratch = bytes > 0 ? memory(bytes) : nullptr;
-  const cudaError_t result = run_plan(params, plan, scratch, stream);
-  if (result != cudaSuccess || !is_packed) return result;
+  error = run_plan(params, plan, scratch, stream, exchange);
+  if (error != cudaSuccess || !is_packed) return error;
   return write_packed_edges(params, stream);
 }
 
@@ -105,13 +142,13 @@ cudaError_t describe_device(std::string& text) {
 }
 
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream) {
-  return scan(params, memory, stream);
+                         cudaStream_t stream, const StateExchange* exchange) {
+  return scan(params, memory, stream, exchange);
 }
 
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream) {
-  return scan(params, memory, stream);
+                          cudaStream_t stream, const StateExchange* exchange) {
+  return scan(params, memory, stream, exchange);
 }
 
 }  // namespace selective_scan::cuda

@@ -13,7 +13,9 @@
 #include "../core/conversion.h"
 #include "../core/diagonal_params.h"
 #include "../core/matrix_params.h"
+#include "../core/norm_params.h"
 #include "../core/prefill_params.h"
+#include "../core/state_exchange.h"
 #include "../core/step_params.h"
 #include "../core/unitary_params.h"
 #include "../core/update_params.h"
@@ -24,11 +26,11 @@
 namespace selective_scan::cuda {
 
 /// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS
-/// names cannot, a std::runtime_error says why.
+/// names cannot, a std::runtime_error says why. With an exchange, that tells what enters.
 cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream);
+                         cudaStream_t stream, const StateExchange* exchange = nullptr);
 cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream);
+                          cudaStream_t stream, const StateExchange* exchange = nullptr);
 
 /// What plans know of the current device, and the paths of the scan that it has kernels of, such as
 /// "major=7 multiprocessors=40 [...] paths=dstate1,floor".
@@ -72,6 +74,12 @@ cudaError_t unitary_scan_backward(const UnitaryBackwardParams& params, cudaStrea
 /// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
 /// padding.
 cudaError_t update_states(const UpdateParams& params, cudaStream_t stream);
+
+/// The RMS norm of rows of so many channels at the most, in front of which a residual is added.
+constexpr int64_t kMostNormChannels = 8192;
+cudaError_t norm_forward(const NormForwardParams& params, cudaStream_t stream);
+cudaError_t norm_backward(const NormBackwardParams& params, const ScratchMemory& memory,
+                          cudaStream_t stream);
 
 /// A few tokens through a stack of layers. `refusal` says why the current device cannot run a call
 /// of these sizes, if it cannot. The workspace is zeroed when it is new, and no two calls that may

@@ -5,6 +5,7 @@
 #include "anti_causal_conv.h"
 #include "checked_call.h"
 #include "dispatcher.h"
+#include "ranks.h"
 
 namespace selective_scan::op {
 namespace {
@@ -85,9 +86,11 @@ struct Layer {
   Tensor xz;                // channels are neighbours in memory
   Tensor A;                 // in its own
   std::vector<Cast> casts;  // that make some of them
+  std::optional<Ranks> ranks;
 
   /// What is in `kept` is not made again.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
+    if (args.group) ranks.emplace(*args.group);
     check_options();
     check_tensors();
     const ScalarType given = dtype_of(args.xz);
@@ -195,6 +198,8 @@ struct Layer {
     refuse("reverse", args.reverse, "A_b", args.A_b.has_value());
     refuse("reverse", args.reverse, "cu_seqlens", args.cu_seqlens.has_value());
     refuse("bidirectional", args.bidirectional, "A_b", args.A_b.has_value());
+    refuse("reverse", args.reverse, "group", ranks.has_value());
+    if (args.cu_seqlens && ranks) fail("cu_seqlens must be None where group is given");
     if (args.A_b && args.in_proj_weight) fail("A_b must be None where in_proj_weight is given");
     if (args.out_proj_bias && !args.out_proj_weight) {
       fail("out_proj_bias must be None where out_proj_weight is None");
@@ -298,22 +303,27 @@ struct Layer {
   }
 
   /// Returns rows.
-  Tensor convolve(const Tensor& x) const {
+  Tensor convolve(const Tensor& x, LayerKept& kept) const {
     const Tensor taps = taps_of(args.conv1d_weight);
     if (args.reverse) return anti_causal_conv1d(ops.conv, x, taps, args.conv1d_bias);
-    return rows_of(std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt,
-                                                args.cu_seqlens, std::nullopt, false, kSilu)));
+    if (ranks && !kept.before.defined()) {
+      std::tie(kept.before, kept.counts) = ranks->steps_before(x, taps.size(1) - 1);
+    }
+    return rows_of(
+        std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
+                                     if_defined(kept.before), false, kSilu)));
   }
   /// Returns the gradients of weight and bias, and fills dx.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
-                                                  const Tensor& dx) const {
+                                                  const LayerKept& kept, const Tensor& dx) const {
     const Tensor taps = taps_of(args.conv1d_weight);
     if (args.reverse) {
       return anti_causal_conv1d_backward(ops.conv, ops.sum, du, x, taps, args.conv1d_bias, dx);
     }
     const auto [dweight, dbias, dstates] =
         ops.conv.backward(du, std::nullopt, x, taps, args.conv1d_bias, std::nullopt,
-                          args.cu_seqlens, std::nullopt, kSilu, dx);
+                          args.cu_seqlens, if_defined(kept.before), kSilu, dx);
+    if (ranks) ranks->exchange_step_gradients(dstates, kept.counts, dx);
     return {dweight, dbias};
   }
   /// steps is a matrix.
@@ -350,22 +360,31 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
 
 Tensor Layer::run(bool saves, LayerKept& kept) {
   project(kept);
-  const Tensor u = convolve(half(0));
+  const Tensor u = convolve(half(0), kept);
   const Tensor x_dbl = new_rows(projected());
   multiply(x_dbl, u, weights.x_proj, std::nullopt);
   const Tensor steps = new_rows(dim);
   project_steps(matrix_of(steps), x_dbl);
-  const auto scan = [&](const Scan& it, Tensor& kept_states) {
+  const auto scan = [&](const Scan& it, LayerKept::OfScan& kept_of) {
+    const OptionalTensor none;
+    const auto run = [&](const auto& function, const auto&... last) {
+      return function(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
+                      half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
+                      none, it.reverse, last...);
+    };
+    const Enter enter = [&](const Tensor& map) {
+      std::tie(kept_of.entering, kept_of.factors) = ranks->state_before(map, it.reverse);
+      return kept_of.entering;
+    };
     const auto [scanned, last_state, states] =
-        ops.scan.forward(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
-                         half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                         std::nullopt, it.reverse, args.cu_seqlens, std::nullopt, saves);
-    if (saves) kept_states = *states;
+        ranks ? run(ops.scan.forward_between, none, saves, true, enter)
+              : run(ops.scan.forward, args.cu_seqlens, none, saves);
+    if (saves) kept_of.states = *states;
     return rows_of(scanned);
   };
   const std::vector<Scan> all = scans();
-  Tensor y = scan(all[0], kept.states);
-  if (all.size() > 1) add(y, scan(all[1], kept.second_states));
+  Tensor y = scan(all[0], kept.scan);
+  if (all.size() > 1) add(y, scan(all[1], kept.second_scan));
   if (saves) {
     kept.x_dbl = x_dbl;
     if (weights.out_proj) kept.y = y;
@@ -384,25 +403,37 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
 /// takes. dy may be rows.du, and delta where that of the steps is written.
 void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta,
                           const LayerKept& kept, RowGradients& rows, LayerGradients& made) const {
-  const auto run = [&](const Scan& it, const Tensor& states, const RowGradients& into) {
-    return ops.scan.backward(channels_of(dy), std::nullopt, channels_of(u), delta, it.A,
-                             B_of(kept.x_dbl), C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
-                             args.delta_softplus, args.discretization_method, std::nullopt,
-                             it.reverse, args.cu_seqlens, std::nullopt, if_defined(states),
-                             channels_of(into.du), channels_of(into.dxz, 0, dim), B_of(into.dx_dbl),
-                             C_of(into.dx_dbl), channels_of(into.dxz, dim, dim));
+  const auto run = [&](const Scan& it, const LayerKept::OfScan& kept_of, const RowGradients& into) {
+    const OptionalTensor none, states = if_defined(kept_of.states);
+    const OptionalTensor entering = if_defined(kept_of.entering);
+    const Tensor du = channels_of(into.du), ddelta = channels_of(into.dxz, 0, dim);
+    const Tensor dB = B_of(into.dx_dbl), dC = C_of(into.dx_dbl);
+    const Tensor dz = channels_of(into.dxz, dim, dim), dout = channels_of(dy);
+    const Enter enter = [&](const Tensor& own) {
+      return ranks->state_gradient_behind(own, kept_of.factors, it.reverse);
+    };
+    if (ranks) {
+      return ops.scan.backward_between(dout, channels_of(u), delta, it.A, B_of(kept.x_dbl),
+                                       C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
+                                       args.delta_softplus, args.discretization_method, entering,
+                                       it.reverse, states, du, ddelta, dB, dC, dz, enter);
+    }
+    return ops.scan.backward(dout, none, channels_of(u), delta, it.A, B_of(kept.x_dbl),
+                             C_of(kept.x_dbl), it.D, half(1), args.delta_bias, args.delta_softplus,
+                             args.discretization_method, none, it.reverse, args.cu_seqlens, none,
+                             states, du, ddelta, dB, dC, dz);
   };
   const std::vector<Scan> all = scans();
   if (all.size() == 1) {
     std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
-        run(all[0], kept.states, rows);
+        run(all[0], kept.scan, rows);
     return;
   }
   // The first scan, which may write over what the other one reads, comes last.
   RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(projected())};
-  const auto [dA, dD, ddelta_bias, dstate, dsteps] = run(all[1], kept.second_states, others);
+  const auto [dA, dD, ddelta_bias, dstate, dsteps] = run(all[1], kept.second_scan, others);
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
-      run(all[0], kept.states, rows);
+      run(all[0], kept.scan, rows);
   if (args.A_b) {
     made.dA_b = dA;
   } else {
@@ -449,7 +480,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
     dy = rows.du;
     multiply(matrix_of(dy), of_out, *weights.out_proj);
   }
-  Tensor u = kept.u.defined() ? kept.u : convolve(x);
+  Tensor u = kept.u.defined() ? kept.u : convolve(x, kept);
   if (!kept.steps.defined()) project_steps(matrix_of(rows.dxz, 0, dim), x_dbl);
   const Tensor delta =
       kept.steps.defined() ? channels_of(kept.steps) : channels_of(rows.dxz, 0, dim);
@@ -464,7 +495,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
   u = Tensor();
   std::tie(made.dconv1d_weight, made.dconv1d_bias) =
-      convolution_backward(channels_of(rows.du), x, channels_of(dxz, 0, dim));
+      convolution_backward(channels_of(rows.du), x, kept, channels_of(dxz, 0, dim));
   rows.du = Tensor();
   const Tensor& taps = made.dconv1d_weight;
   made.dconv1d_weight =

@@ -52,6 +52,8 @@ struct LayerOps {
 /// A second scan of the same inputs, from the last step to the first, is added if `bidirectional`,
 /// by the same poles and without D, or by those of A_b, with D. With `reverse` there is one scan,
 /// from the last step to the first, and the convolution looks at the steps to come.
+///
+/// With a group, xz are one rank's steps of a sequence that runs through all ranks' steps.
 struct LayerArguments {
   const Tensor& xz;
   const OptionalTensor& in_proj_weight;
@@ -74,14 +76,22 @@ struct LayerArguments {
   const OptionalTensor& cu_seqlens;
   std::optional<ScalarType> autocast_dtype;
   const OptionalTensor& residual;
+  const std::string* group = nullptr;
 };
 
 /// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
 /// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
 /// y is there with out_proj_weight alone. `room` is for rows like y that the pass makes, and y's
-/// own memory where no later pass wants y.
+/// own memory where no later pass wants y. What was before a rank's steps is there with a group.
 struct LayerKept {
-  Tensor input, xz_rows, poles, x_dbl, y, u, steps, states, second_states, room;
+  /// The saved states of a scan; the state that entered, and the factors of all ranks' maps.
+  struct OfScan {
+    Tensor states, entering, factors;
+  };
+  Tensor input, xz_rows, poles, x_dbl, y, u, steps;
+  OfScan scan, second_scan;
+  Tensor before, counts;  // steps, and how many of them every rank has
+  Tensor room;
 };
 
 struct LayerForward {
@@ -104,56 +114,91 @@ template <class... Types>
 struct LayerOpsOf {
   /// Returns out and what is kept.
   template <const LayerOps& kOps>
-  static std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-                    OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>
-  forward(Types... layer, const OptionalTensor& residual, bool save_states) {
-    const auto [out, kept] = layer_forward(kOps, {layer..., residual}, save_states);
-    return {out,
-            if_defined(kept.input),
-            if_defined(kept.xz_rows),
-            if_defined(kept.poles),
-            if_defined(kept.x_dbl),
-            if_defined(kept.y),
-            if_defined(kept.u),
-            if_defined(kept.steps),
-            if_defined(kept.states),
-            if_defined(kept.second_states)};
+  static auto forward(Types... layer, const OptionalTensor& residual, bool save_states) {
+    return results_of(layer_forward(kOps, {layer..., residual}, save_states));
+  }
+
+  /// Returns besides what is kept of other ranks.
+  template <const LayerOps& kOps>
+  static auto forward_of_ranks(Types... layer, const OptionalTensor& residual,
+                               const std::string& group, bool save_states) {
+    const LayerForward made = layer_forward(kOps, {layer..., residual, &group}, save_states);
+    const LayerKept& kept = made.kept;
+    return std::tuple_cat(
+        results_of(made),
+        std::make_tuple(if_defined(kept.before), if_defined(kept.counts),
+                        if_defined(kept.scan.entering), if_defined(kept.scan.factors),
+                        if_defined(kept.second_scan.entering),
+                        if_defined(kept.second_scan.factors)));
   }
 
   /// Returns the gradients. Room is one tensor, rows like y that may be written over, or none.
   template <const LayerOps& kOps, class... Room>
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                    Tensor, Tensor, Tensor>
-  backward(const Tensor& dout, Types... layer, const OptionalTensor& xz_rows,
-           const OptionalTensor& poles, const OptionalTensor& x_dbl, const OptionalTensor& y,
-           const OptionalTensor& u, const OptionalTensor& steps, const OptionalTensor& states,
-           const OptionalTensor& second_states, ScalarType xz_dtype, const Room&... room) {
-    LayerKept kept{Tensor(),
-                   or_undefined(xz_rows),
-                   or_undefined(poles),
-                   or_undefined(x_dbl),
-                   or_undefined(y),
-                   or_undefined(u),
-                   or_undefined(steps),
-                   or_undefined(states),
-                   or_undefined(second_states),
-                   Tensor()};
+  static auto backward(const Tensor& dout, Types... layer, const OptionalTensor& xz_rows,
+                       const OptionalTensor& poles, const OptionalTensor& x_dbl,
+                       const OptionalTensor& y, const OptionalTensor& u,
+                       const OptionalTensor& steps, const OptionalTensor& states,
+                       const OptionalTensor& second_states, ScalarType xz_dtype,
+                       const Room&... room) {
+    LayerKept kept = kept_of(xz_rows, poles, x_dbl, y, u, steps, states, second_states);
     ((kept.room = room), ...);
-    const LayerGradients made =
-        layer_backward(kOps, {layer..., std::nullopt}, dout, std::move(kept), xz_dtype);
-    return {made.dxz,
-            made.din_proj_weight,
-            made.din_proj_bias,
-            made.dconv1d_weight,
-            made.dconv1d_bias,
-            made.dx_proj_weight,
-            made.ddelta_proj_weight,
-            made.dout_proj_weight,
-            made.dout_proj_bias,
-            made.dA,
-            made.dA_b,
-            made.dD,
-            made.ddelta_bias};
+    return gradients_of(
+        layer_backward(kOps, {layer..., std::nullopt}, dout, std::move(kept), xz_dtype));
+  }
+
+  template <const LayerOps& kOps, class... Room>
+  static auto backward_of_ranks(const Tensor& dout, Types... layer, const std::string& group,
+                                const OptionalTensor& xz_rows, const OptionalTensor& poles,
+                                const OptionalTensor& x_dbl, const OptionalTensor& y,
+                                const OptionalTensor& u, const OptionalTensor& steps,
+                                const OptionalTensor& states, const OptionalTensor& second_states,
+                                const OptionalTensor& before, const OptionalTensor& counts,
+                                const OptionalTensor& entering, const OptionalTensor& factors,
+                                const OptionalTensor& second_entering,
+                                const OptionalTensor& second_factors, ScalarType xz_dtype,
+                                const Room&... room) {
+    LayerKept kept = kept_of(xz_rows, poles, x_dbl, y, u, steps, states, second_states);
+    kept.before = or_undefined(before);
+    kept.counts = or_undefined(counts);
+    kept.scan.entering = or_undefined(entering);
+    kept.scan.factors = or_undefined(factors);
+    kept.second_scan.entering = or_undefined(second_entering);
+    kept.second_scan.factors = or_undefined(second_factors);
+    ((kept.room = room), ...);
+    return gradients_of(
+        layer_backward(kOps, {layer..., std::nullopt, &group}, dout, std::move(kept), xz_dtype));
+  }
+
+ private:
+  static auto results_of(const LayerForward& made) {
+    const LayerKept& kept = made.kept;
+    return std::make_tuple(made.out, if_defined(kept.input), if_defined(kept.xz_rows),
+                           if_defined(kept.poles), if_defined(kept.x_dbl), if_defined(kept.y),
+                           if_defined(kept.u), if_defined(kept.steps), if_defined(kept.scan.states),
+                           if_defined(kept.second_scan.states));
+  }
+
+  static LayerKept kept_of(const OptionalTensor& xz_rows, const OptionalTensor& poles,
+                           const OptionalTensor& x_dbl, const OptionalTensor& y,
+                           const OptionalTensor& u, const OptionalTensor& steps,
+                           const OptionalTensor& states, const OptionalTensor& second_states) {
+    LayerKept kept;
+    kept.xz_rows = or_undefined(xz_rows);
+    kept.poles = or_undefined(poles);
+    kept.x_dbl = or_undefined(x_dbl);
+    kept.y = or_undefined(y);
+    kept.u = or_undefined(u);
+    kept.steps = or_undefined(steps);
+    kept.scan.states = or_undefined(states);
+    kept.second_scan.states = or_undefined(second_states);
+    return kept;
+  }
+
+  static auto gradients_of(const LayerGradients& made) {
+    return std::make_tuple(made.dxz, made.din_proj_weight, made.din_proj_bias, made.dconv1d_weight,
+                           made.dconv1d_bias, made.dx_proj_weight, made.ddelta_proj_weight,
+                           made.dout_proj_weight, made.dout_proj_bias, made.dA, made.dA_b, made.dD,
+                           made.ddelta_bias);
   }
 };
 using MambaInner =
@@ -169,6 +214,10 @@ void implement_mamba_inner(auto& library) {
   implement_forward<&MambaInner::forward<kOps>>(library, "mamba_inner_fwd");
   library.impl("mamba_inner_bwd", TORCH_BOX(&MambaInner::backward<kOps>));
   library.impl("mamba_inner_bwd_over", TORCH_BOX((&MambaInner::backward<kOps, Tensor>)));
+  implement_forward<&MambaInner::forward_of_ranks<kOps>>(library, "mamba_inner_of_ranks_fwd");
+  library.impl("mamba_inner_of_ranks_bwd", TORCH_BOX(&MambaInner::backward_of_ranks<kOps>));
+  library.impl("mamba_inner_of_ranks_bwd_over",
+               TORCH_BOX((&MambaInner::backward_of_ranks<kOps, Tensor>)));
 }
 
 }  // namespace selective_scan::op

@@ -40,19 +40,26 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   const std::string kept =
       "Tensor? xz_rows, Tensor? poles, Tensor? x_dbl, Tensor? y, Tensor? u, Tensor? steps, "
       "Tensor? states, Tensor? second_states";
-  define_forward(m, "mamba_inner_fwd", arguments + ", Tensor? residual, bool save_states",
-                 "Tensor out, Tensor? input, " + kept);
-  const auto define_backward = [&](const std::string& name, const std::string& room) {
-    const std::string schema =
-        name + "(Tensor dout, " + arguments + ", " + kept + ", ScalarType xz_dtype" + room +
-        ") -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor dconv1d_weight, "
-        "Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, Tensor "
-        "dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dA_b, Tensor dD, Tensor "
-        "ddelta_bias)";
-    m.def(schema.c_str());
+  const auto define = [&](const std::string& name, const std::string& group,
+                          const std::string& of_ranks) {
+    define_forward(m, name + "_fwd",
+                   arguments + ", Tensor? residual" + group + ", bool save_states",
+                   "Tensor out, Tensor? input, " + kept + of_ranks);
+    for (const auto& [suffix, room] : {std::pair("_bwd", ""), {"_bwd_over", ", Tensor(a!) room"}}) {
+      const std::string schema =
+          name + suffix + "(Tensor dout, " + arguments + group + ", " + kept + of_ranks +
+          ", ScalarType xz_dtype" + room +
+          ") -> (Tensor dxz, Tensor din_proj_weight, Tensor din_proj_bias, Tensor dconv1d_weight, "
+          "Tensor dconv1d_bias, Tensor dx_proj_weight, Tensor ddelta_proj_weight, Tensor "
+          "dout_proj_weight, Tensor dout_proj_bias, Tensor dA, Tensor dA_b, Tensor dD, Tensor "
+          "ddelta_bias)";
+      m.def(schema.c_str());
+    }
   };
-  define_backward("mamba_inner_bwd", "");
-  define_backward("mamba_inner_bwd_over", ", Tensor(a!) room");
+  define("mamba_inner", "", "");
+  define("mamba_inner_of_ranks", ", str group",
+         ", Tensor? before, Tensor? counts, Tensor? entering, Tensor? factors, "
+         "Tensor? second_entering, Tensor? second_factors");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {

@@ -42,8 +42,7 @@ std::string cpu_build_info() {
 
 }  // namespace
 
-const ScanOps kCpuScanOps{&SelectiveScan::forward<CpuBackend<DiagonalA>>,
-                          &SelectiveScan::backward_out<CpuBackend<DiagonalA>>};
+const ScanOps kCpuScanOps = scan_ops<CpuBackend<DiagonalA>>();
 
 SELECTIVE_SCAN_LIBRARY(m) {
   const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
@@ -76,7 +75,19 @@ SELECTIVE_SCAN_LIBRARY(m) {
   m.def(
       joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
           .c_str());
-  m.def(joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+  m.def(
+      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+          .c_str());
+  // `entrance` is the number of a function of Python's: see ranks.h.
+  define_forward(
+      m, "selective_scan_between_fwd",
+      joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
+      "Tensor out, Tensor last_state, Tensor? states");
+  m.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
+                ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> (Tensor du, "
+                "Tensor ddelta, "
+                "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
+                "Tensor dinitial_state, Tensor dinput_delta)"})
             .c_str());
   // Python alone calls these, and nothing that traces.
   m.def(

@@ -24,6 +24,14 @@ struct CudaBackend : Poles {
   void launch(const typename Poles::Backward& params, const cuda::ScratchMemory& memory) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
+  void launch(const ForwardParams& params, const cuda::ScratchMemory& memory,
+              const StateExchange& exchange) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream, &exchange));
+  }
+  void launch(const BackwardParams& params, const cuda::ScratchMemory& memory,
+              const StateExchange& exchange) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream, &exchange));
+  }
   void check(const PackedSequences&) const {}  // whose boundaries the kernels clamp
 
   CudaStream stream;
@@ -51,8 +59,7 @@ std::string cuda_device_facts(int64_t device) {
 
 }  // namespace
 
-const ScanOps kCudaScanOps{&SelectiveScan::forward<CudaBackend<DiagonalA>>,
-                           &SelectiveScan::backward_out<CudaBackend<DiagonalA>>};
+const ScanOps kCudaScanOps = scan_ops<CudaBackend<DiagonalA>>();
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");

@@ -14,6 +14,8 @@
 //   void launch(const Forward& params, const auto& memory) const
 //   void launch(const Backward& params, const auto& memory) const
 //       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
+//   void launch(const auto& params, const auto& memory, const StateExchange& exchange) const
+//       Runs one that asks what enters, if it can do better than two that do so in between.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -21,12 +23,15 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include "../core/matrix_params.h"
+#include "../core/state_exchange.h"
 #include "optional_results.h"
+#include "ranks.h"
 #include "scan_arguments.h"
 #include "tensor_views.h"
 
@@ -60,6 +65,84 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
 
 inline bool is_empty(const ScanParams& params) {
   return params.batch == 0 || params.dim == 0;
+}
+
+/// Memory for what all steps do.
+inline Tensor new_own(const Tensor& u, const ForwardParams& params) {
+  const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
+  return allocate(u, shape, state_dtype(params));
+}
+inline Tensor new_own(const Tensor& u, const BackwardParams& params) {
+  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+  return allocate(u, shape, state_dtype(params));
+}
+
+/// Says that there are no steps.
+inline void set_to_no_steps(const ForwardParams&, const Tensor& own) {
+  Tensor factor = torch::stable::select(own, 1, 0), all = own;
+  torch::stable::zero_(all);
+  torch::stable::fill_(factor, 1);
+}
+inline void set_to_no_steps(const BackwardParams&, const Tensor& own) {
+  Tensor all = own;
+  torch::stable::zero_(all);
+}
+
+inline StateExchange exchange_of(const ForwardParams&, const Tensor& own) {
+  return {state_view(torch::stable::select(own, 1, 0)),
+          state_view(torch::stable::select(own, 1, 1)),
+          {}};
+}
+inline StateExchange exchange_of(const BackwardParams&, const Tensor& own) {
+  return {{}, state_view(own), {}};
+}
+
+/// Finds what all steps do.
+template <class Backend, class Params>
+Tensor find_own(const Backend& backend, const Tensor& u, const Params& params) {
+  const Tensor own = new_own(u, params);
+  if (is_empty(params) || params.seqlen == 0) {
+    set_to_no_steps(params, own);
+  } else {
+    launch_with_workspace(backend, u, alone(params, exchange_of(params, own)));
+  }
+  return own;
+}
+
+/// Of a forward pass: out, the last state, and saved states.
+using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
+/// Of a backward pass, in their order; and those that the caller gave no memory for.
+using AllGradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using OtherGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+/// Runs a pass, which begins with what `enter`, if there is one, makes of what all steps do; or of
+/// none, unless that `is_told`.
+template <class Backend, class Params>
+void launch_between(const Backend& backend, const Tensor& u, Params params, const Enter* enter,
+                    bool is_told) {
+  [[maybe_unused]] Tensor entering;
+  std::vector<Workspace> workspaces;
+  const auto memory = [&](int64_t bytes) { return workspaces.emplace_back(u, bytes).data(); };
+  if constexpr (!Backend::kIsMatrixA) {
+    if (enter != nullptr) {
+      const Tensor own = new_own(u, params);
+      StateExchange exchange = exchange_of(params, own);
+      exchange.enter = [&] {
+        entering = (*enter)(own);
+        return state_view(entering);
+      };
+      if (!is_told || is_empty(params) || params.seqlen == 0) {
+        set_to_no_steps(params, own);
+      } else if constexpr (requires { backend.launch(params, memory, exchange); }) {
+        return backend.launch(params, memory, exchange);
+      } else {
+        backend.launch(alone(params, exchange), memory);
+      }
+      set_entering(params, exchange.enter());
+    }
+  }
+  if (!is_empty(params)) backend.launch(params, memory);
 }
 
 /// Between the columns of a matrix A, in components.
@@ -140,7 +223,7 @@ inline Tensor new_gradient(const OptionalTensor& input) {
 template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                   const Gradients& gradients) {
+                   const Gradients& gradients, const Enter* enter = nullptr, bool is_told = false) {
   const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta] =
       gradients;
   const Backend& backend = problem.backend;
@@ -150,6 +233,9 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
     for (Tensor gradient :
          {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta}) {
       if (gradient.defined()) torch::stable::zero_(gradient);
+    }
+    if constexpr (!Backend::kIsMatrixA) {
+      if (enter != nullptr) (*enter)(new_own(args.u, params));
     }
     return;
   }
@@ -177,7 +263,25 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   if (args.delta_bias) params.ddelta_bias = channel_view(ddelta_bias);
   if (args.initial_state) params.dinitial_state = state_view(dinitial_state);
   if (args.input_delta) params.dinput_delta = sequence_view(dinput_delta, reverse);
-  launch_with_workspace(backend, args.u, params);
+  launch_between(backend, args.u, params, enter, is_told && dout.has_value());
+}
+
+template <class Backend>
+ScanResults scan_forward(const Problem<Backend>& problem, bool save_states,
+                         const Enter* enter = nullptr, bool is_told = false) {
+  const ScanArguments& args = problem.args;
+  auto params = problem.template inputs<typename Backend::Forward>();
+  const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
+  Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
+  params.out = sequence_view(out, args.reverse);
+  params.last_state = state_view(last_state);
+  OptionalTensor states;
+  if (save_states) {
+    states = new_states(args.u, params);
+    params.states = states->mutable_data_ptr();
+  }
+  launch_between(problem.backend, args.u, params, enter, is_told);
+  return {out, last_state, states};
 }
 
 /// What the gradient of an optional input is to be written into is there where the input is.
@@ -193,35 +297,109 @@ inline void check_given_gradient(const char* name, const OptionalTensor& gradien
 /// ScanArguments has.
 template <class... Types>
 struct ScanOpsOf {
-  /// Returns out, the last state, and saved states.
   template <class Backend>
-  static std::tuple<Tensor, Tensor, OptionalTensor> forward(Types... scanned,
-                                                            const OptionalTensor& cu_seqlens,
-                                                            const OptionalTensor& input_delta,
-                                                            bool save_states) {
-    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
-    const ScanArguments& args = problem.args;
-    auto params = problem.template inputs<typename Backend::Forward>();
-    const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
-    Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
-    params.out = sequence_view(out, args.reverse);
-    params.last_state = state_view(last_state);
-    OptionalTensor states;
-    if (save_states) {
-      states = new_states(args.u, params);
-      params.states = states->mutable_data_ptr();
-    }
-    if (!is_empty(params)) launch_with_workspace(problem.backend, args.u, params);
-    return {out, last_state, states};
+  static ScanResults forward(Types... scanned, const OptionalTensor& cu_seqlens,
+                             const OptionalTensor& input_delta, bool save_states) {
+    return scan_forward(Problem<Backend>({scanned..., cu_seqlens, input_delta}), save_states);
+  }
+
+  /// The initial state is what `enter` gives.
+  template <class Backend>
+  static ScanResults forward_between(Types... scanned, const OptionalTensor& input_delta,
+                                     bool save_states, bool is_told, const Enter& enter) {
+    const OptionalTensor none;
+    return scan_forward(Problem<Backend>({scanned..., none, input_delta}), save_states, &enter,
+                        is_told);
   }
 
   /// Returns the gradients in their order.
   template <class Backend>
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-  backward(const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
-           const OptionalTensor& cu_seqlens, const OptionalTensor& input_delta,
-           const OptionalTensor& states) {
-    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
+  static AllGradients backward(const OptionalTensor& dout, const OptionalTensor& dlast_state,
+                               Types... scanned, const OptionalTensor& cu_seqlens,
+                               const OptionalTensor& input_delta, const OptionalTensor& states) {
+    return all_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout, dlast_state,
+                         states);
+  }
+
+  /// The same, where Python is asked: see enter_by_python().
+  template <class Backend>
+  static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
+                                    bool is_told, int64_t entrance, bool save_states) {
+    return forward_between<Backend>(scanned..., input_delta, save_states, is_told,
+                                    enter_by_python(entrance));
+  }
+
+  /// The gradient of the last state is what `enter` gives.
+  template <class Backend>
+  static AllGradients backward_between(const OptionalTensor& dout, Types... scanned,
+                                       const OptionalTensor& input_delta,
+                                       const OptionalTensor& states, bool is_told,
+                                       const Enter& enter) {
+    const OptionalTensor none;
+    return all_gradients(Problem<Backend>({scanned..., none, input_delta}), dout, none, states,
+                         &enter, is_told);
+  }
+
+  template <class Backend>
+  static AllGradients backward_asking(const OptionalTensor& dout, Types... scanned,
+                                      const OptionalTensor& input_delta,
+                                      const OptionalTensor& states, bool is_told,
+                                      int64_t entrance) {
+    return backward_between<Backend>(dout, scanned..., input_delta, states, is_told,
+                                     enter_by_python(entrance));
+  }
+
+  /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
+  /// slices of wider rows, and returns the others.
+  template <class Backend>
+  static OtherGradients backward_out(const OptionalTensor& dout, const OptionalTensor& dlast_state,
+                                     Types... scanned, const OptionalTensor& cu_seqlens,
+                                     const OptionalTensor& input_delta,
+                                     const OptionalTensor& states, const Tensor& du,
+                                     const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
+                                     const OptionalTensor& dz) {
+    return other_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout,
+                           dlast_state, states, du, ddelta, dB, dC, dz);
+  }
+
+  template <class Backend>
+  static OtherGradients backward_out_between(const Tensor& dout, Types... scanned,
+                                             const OptionalTensor& states, const Tensor& du,
+                                             const Tensor& ddelta, const Tensor& dB,
+                                             const Tensor& dC, const OptionalTensor& dz,
+                                             const Enter& enter) {
+    const OptionalTensor none;
+    return other_gradients(Problem<Backend>({scanned..., none, none}), dout, none, states, du,
+                           ddelta, dB, dC, dz, &enter, true);
+  }
+
+  /// Returns the gradient of the state before the first step alone, where none comes of the last
+  /// state.
+  template <class Backend>
+  static Tensor state_gradient(Types... scanned, const Tensor& dout) {
+    const OptionalTensor none;
+    const Problem<Backend> problem({scanned..., none, none});
+    const ScanArguments& args = problem.args;
+    check_gradients(problem.params, args.u, dout, std::nullopt, std::nullopt);
+    auto params = problem.template inputs<BackwardParams>();
+    params.dout = sequence_view(dout, args.reverse);
+    return find_own(problem.backend, args.u, params);
+  }
+
+  /// Returns what all steps do to the state that enters them, h -> factor·h + offset: (batch, 2,
+  /// dim, dstate).
+  template <class Backend>
+  static Tensor segment_map(Types... scanned, const OptionalTensor& input_delta) {
+    const OptionalTensor none;
+    const Problem<Backend> problem({scanned..., none, input_delta});
+    return find_own(problem.backend, problem.args.u, problem.template inputs<ForwardParams>());
+  }
+
+ private:
+  template <class Backend, class... Entering>
+  static AllGradients all_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
+                                    const OptionalTensor& dlast_state, const OptionalTensor& states,
+                                    const Entering&... entering) {
     const ScanArguments& args = problem.args;
     check_gradients(problem.params, args.u, dout, dlast_state, states);
     const Gradients made{allocate_like(args.u),
@@ -234,21 +412,18 @@ struct ScanOpsOf {
                          new_gradient(args.delta_bias),
                          new_gradient(args.initial_state),
                          new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made);
+    scan_backward(problem, dout, dlast_state, states, made, entering...);
     return {
         made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
         made.ddelta_bias, made.dinitial_state, made.dinput_delta};
   }
 
-  /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
-  /// slices of wider rows, and returns the others.
-  template <class Backend>
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_out(
-      const OptionalTensor& dout, const OptionalTensor& dlast_state, Types... scanned,
-      const OptionalTensor& cu_seqlens, const OptionalTensor& input_delta,
-      const OptionalTensor& states, const Tensor& du, const Tensor& ddelta, const Tensor& dB,
-      const Tensor& dC, const OptionalTensor& dz) {
-    const Problem<Backend> problem({scanned..., cu_seqlens, input_delta});
+  template <class Backend, class... Entering>
+  static OtherGradients other_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
+                                        const OptionalTensor& dlast_state,
+                                        const OptionalTensor& states, const Tensor& du,
+                                        const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
+                                        const OptionalTensor& dz, const Entering&... entering) {
     const ScanArguments& args = problem.args;
     check_gradients(problem.params, args.u, dout, dlast_state, states);
     check_given_gradient("du", du, "u", args.u);
@@ -266,50 +441,8 @@ struct ScanOpsOf {
                          new_gradient(args.delta_bias),
                          new_gradient(args.initial_state),
                          new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made);
+    scan_backward(problem, dout, dlast_state, states, made, entering...);
     return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
-  }
-
-  /// Returns the gradient of the state before the first step alone, where none comes of the last
-  /// state.
-  template <class Backend>
-  static Tensor state_gradient(Types... scanned, const Tensor& dout) {
-    const OptionalTensor none;
-    const Problem<Backend> problem({scanned..., none, none});
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, std::nullopt, std::nullopt);
-    auto params = problem.template inputs<BackwardParams>();
-    const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
-    Tensor gradient = allocate(args.u, shape, state_dtype(params));
-    if (is_empty(params) || params.seqlen == 0) return torch::stable::zero_(gradient);
-    params.wanted = BackwardWanted::kStateAlone;
-    params.dout = sequence_view(dout, args.reverse);
-    params.dinitial_state = state_view(gradient);
-    launch_with_workspace(problem.backend, args.u, params);
-    return gradient;
-  }
-
-  /// Returns what all steps do to the state that enters them, h -> factor·h + offset: (batch, 2,
-  /// dim, dstate).
-  template <class Backend>
-  static Tensor segment_map(Types... scanned, const OptionalTensor& input_delta) {
-    const OptionalTensor none;
-    const Problem<Backend> problem({scanned..., none, input_delta});
-    auto params = problem.template inputs<ForwardParams>();
-    const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
-    Tensor map = allocate(problem.args.u, shape, state_dtype(params));
-    Tensor factor = torch::stable::select(map, 1, 0), offset = torch::stable::select(map, 1, 1);
-    if (is_empty(params) || params.seqlen == 0) {
-      torch::stable::zero_(map);
-      torch::stable::fill_(factor, 1);
-      return map;
-    }
-    params.wanted = ForwardWanted::kMapAlone;
-    params.D = params.z = params.initial_state = {};
-    params.map_factor = state_view(factor);
-    params.last_state = state_view(offset);
-    launch_with_workspace(problem.backend, problem.args.u, params);
-    return map;
   }
 };
 using SelectiveScan =
@@ -325,6 +458,8 @@ void implement_scans(auto& library) {
   library.impl("selective_scan_bwd_out", TORCH_BOX(&SelectiveScan::backward_out<Backend>));
   library.impl("selective_scan_state_gradient", TORCH_BOX(&SelectiveScan::state_gradient<Backend>));
   library.impl("selective_scan_segment_map", TORCH_BOX(&SelectiveScan::segment_map<Backend>));
+  implement_forward<&SelectiveScan::forward_asking<Backend>>(library, "selective_scan_between_fwd");
+  library.impl("selective_scan_between_bwd", TORCH_BOX(&SelectiveScan::backward_asking<Backend>));
   implement_forward<&SelectiveScan::forward<MatrixBackend>>(library, "matrix_scan_fwd");
   library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
 }
@@ -333,7 +468,14 @@ void implement_scans(auto& library) {
 struct ScanOps {
   decltype(&SelectiveScan::forward<DiagonalA>) forward;
   decltype(&SelectiveScan::backward_out<DiagonalA>) backward;
+  decltype(&SelectiveScan::forward_between<DiagonalA>) forward_between;
+  decltype(&SelectiveScan::backward_out_between<DiagonalA>) backward_between;
 };
 extern const ScanOps kCpuScanOps, kCudaScanOps;
+template <class Backend>
+constexpr ScanOps scan_ops() {
+  return {&SelectiveScan::forward<Backend>, &SelectiveScan::backward_out<Backend>,
+          &SelectiveScan::forward_between<Backend>, &SelectiveScan::backward_out_between<Backend>};
+}
 
 }  // namespace selective_scan::op

@@ -53,7 +53,7 @@ ArrayView view_of(const Tensor& tensor, Strides... strides) {
   const int64_t per_element = components(tensor);
   view.imag = per_element - 1;
   int64_t dim = 0;
-  const auto take = [&](int64_t ArrayView::* stride) {
+  [[maybe_unused]] const auto take = [&](int64_t ArrayView::* stride) {
     if (stride != nullptr) view.*stride = tensor.stride(dim++) * per_element;
   };
   (take(strides), ...);

@@ -1,4 +1,4 @@
-"""Norms with a residual, by the signatures of mamba_ssm's layer_norm module, on PyTorch."""
+"""Norms with a residual, by the signatures of mamba_ssm's layer_norm module."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._add_norm import add_rms_norm
 from ..mamba_mixer import at_least_single, refuse
 
 
@@ -67,17 +68,21 @@ def layer_norm_fn(
     if return_dropout_mask:
         refuse("return_dropout_mask", "False", return_dropout_mask)
 
-    dtype = at_least_single(x.dtype)
-    total = x.to(dtype)
     kept_dtype = torch.float32 if residual_in_fp32 else x.dtype
     if residual is not None:
-        total = total + residual.to(dtype)
         kept_dtype = residual.dtype
+    if is_rms_norm and bias is None:
+        total_dtype = kept_dtype if prenorm else None
+        normed, total = add_rms_norm(x, residual, weight, eps, x.dtype, total_dtype)
+        return (normed, total) if prenorm else normed
+    dtype = at_least_single(x.dtype)
+    total = x.to(dtype)
+    if residual is not None:
+        total = total + residual.to(dtype)
     scale = weight.to(dtype)
     shift = None if bias is None else bias.to(dtype)
     if is_rms_norm:
-        normed = F.rms_norm(total, weight.shape, scale, eps)
-        normed = normed if shift is None else normed + shift
+        normed = F.rms_norm(total, weight.shape, scale, eps) + shift
     else:
         normed = F.layer_norm(total, weight.shape, scale, shift, eps)
     normed = normed.to(x.dtype)

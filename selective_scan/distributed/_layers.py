@@ -19,8 +19,13 @@ from torch.func import functional_call
 
 from .._mamba_weights import LAYER_NAMES
 from .._module_arguments import refuse
+from .._plain_mixer import has_plain_weights, weights_of
 from ..cache import MixerCache
+from ..mamba_inner import layer_in_one
+from ..mamba_mixer import checked_sequence
 from ..s6 import S6Layer
+from ._groups import name_of
+from ._mamba_inner import MAMBA_INNER_OF_RANKS
 from .causal_conv1d import causal_conv1d_fn
 from .selective_scan import selective_scan_fn
 
@@ -105,6 +110,24 @@ class _OwnSteps(_OwnPart):
     """What it needs of others' steps it gets through collectives."""
 
     group: ProcessGroup
+
+    def _run(
+        self, hidden: Tensor, residual: Tensor | None, cache: None, cu_seqlens: None
+    ) -> Tensor:
+        in_proj = self.in_proj
+        if S6Layer._is_plain(self) and has_plain_weights(in_proj, nn.Linear):
+            options = (self.dt_soft_plus, self.discretization_method, self.bidirectional, None)
+            out = layer_in_one(
+                MAMBA_INNER_OF_RANKS,
+                (name_of(self.group),),
+                checked_sequence("hidden", hidden, self.d_model),
+                weights_of(self, in_proj),
+                *options,
+                residual,
+            )
+            if out is not None:
+                return out
+        return super()._run(hidden, residual, cache, cu_seqlens)
 
     def _convolve(self, x: Tensor, _cu_seqlens: None) -> Tensor:
         if not self._has_plain_convolution(can_be_called=False):

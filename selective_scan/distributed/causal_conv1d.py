@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks import REAL
@@ -14,6 +13,13 @@ from .._ops import ops
 from .._result import Kept, Result
 from .._table import Option, Table, TensorArgument
 from ..causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
+from ._edges import (
+    add_tail_gradient,
+    exchange_tails,
+    exchange_window_gradients,
+    tail_gradient,
+    window_of,
+)
 from ._groups import Group, GroupName, Ranks, name_of
 from ._operator import DistributedOperator
 
@@ -42,72 +48,19 @@ class _Arguments:
         """The arguments of the ops of one device, for this rank's steps."""
         return self.x, self.weight, self.bias, None, None, before
 
-    def states_before_all(self) -> Tensor:
-        if self.initial_states is not None:
-            return self.initial_states
-        return self.x.new_zeros(*self.x.shape[:2], self.history)
-
-
-class _Tails:
-    """Which steps of others a rank needs.
-
-    A tail is the last width - 1 steps that a rank has, behind something else where it has fewer.
-    The initial states are the first tail, and rank r's is tail r + 1. A window is the last
-    width - 1 steps before a rank; the last window is behind all.
-
-    Only the tails' steps count here, in one row: no window reaches beyond a tail that is full.
-
-    Args:
-        counts: how many steps each rank's tail has, (rank,).
-        history: width - 1.
-    """
-
-    def __init__(self, counts: Tensor, history: int) -> None:
-        in_tail = torch.arange(history, device=counts.device)
-        counts = F.pad(counts, (1, 0), value=history)
-        ends = counts.cumsum(0)[:, None]
-        self.windows = ends - history + in_tail  # (window, step): places in the row
-        self.steps = torch.where(in_tail >= history - counts[:, None], self.windows, -1)
-
-    def window(self, values: Tensor) -> Tensor:
-        """The last of the tails `values`, (tail, batch, dim, step)."""
-        tails = len(values)
-        row = self.steps[:tails].flatten()
-        is_wanted = row == self.windows[tails - 1][:, None]  # one of each line
-        place = torch.where(is_wanted, torch.arange(len(row), device=row.device), 0).sum(1)
-        return values.movedim(0, 2).flatten(2).index_select(2, place)
-
-    def gradient(self, tail: int, windows: Tensor) -> Tensor:
-        """That of a tail, from those of all windows, (window, batch, dim, step)."""
-        windows = windows[tail:]
-        history = windows.shape[-1]
-        place = self.steps[tail] - self.windows[tail:, :1]  # in each window
-        is_there = (place >= 0) & (self.steps[tail] >= 0)
-        place = place.clamp(0, history - 1)[:, None, None].expand_as(windows)
-        return torch.where(is_there[:, None, None], windows.gather(3, place), 0).sum(0)
-
-
-def _exchange(call: _Arguments, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The tails of all ranks, (rank, batch, dim, step), and how many steps each has."""
-    x, history = call.x, call.history
-    count = min(x.shape[2], history)
-    tail = F.pad(x[:, :, x.shape[2] - count :], (history - count, 0))
-    row = torch.cat([tail.flatten(), tail.new_full((1,), count)])  # a dtype holds such a number
-    rows = ranks.gather(row)
-    return rows[:, :-1].view(ranks.count, *tail.shape), rows[:, -1].long()
-
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and final_states; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
     call = _Arguments(*arguments)
     ranks = Ranks.of(call.group, call.x.device)
-    values, counts = _exchange(call, ranks)
-    tails = _Tails(counts, call.history)
-    values = torch.cat([call.states_before_all()[None], values])
-    before = tails.window(values[: ranks.place + 1])
+    tails, counts = exchange_tails(call.x, call.history, ranks)
+    before = window_of(tails, call.initial_states, counts, ranks.place).clone()
     out, _ = ops.causal_conv1d_fwd(*call.local(before), False, call.activation)
-    final_states = tails.window(values).to(call.x.dtype) if call.return_final_states else None
+    final_states = None
+    if call.return_final_states:
+        final_states = window_of(tails, call.initial_states, counts, ranks.count)
+        final_states = final_states.to(call.x.dtype, copy=True)
     return out, final_states, *((before, counts) if is_saved else (None, None))
 
 
@@ -123,17 +76,12 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     dx, dweight, dbias, dbefore = ops.causal_conv1d_bwd(
         dout, None, *call.local(before), call.activation
     )
-    windows = [dbefore]
+    of_last = None
     if call.return_final_states:
         none = dfinal_states is None
-        windows.append(torch.zeros_like(dbefore) if none else dfinal_states.to(dbefore.dtype))
-    gathered = ranks.gather(torch.stack(windows))
-    at_end = gathered[:, 1].sum(0) if call.return_final_states else torch.zeros_like(dbefore)
-    windows = torch.cat([gathered[:, 0], at_end[None]])
-    tails = _Tails(counts, call.history)
-    count = min(call.x.shape[2], call.history)
-    dtail = tails.gradient(ranks.place + 1, windows)
-    dx[:, :, dx.shape[2] - count :] += dtail[:, :, call.history - count :]
+        of_last = torch.zeros_like(dbefore) if none else dfinal_states.to(dbefore.dtype)
+    windows = exchange_window_gradients(dbefore, of_last, ranks)
+    add_tail_gradient(dx, windows, counts, ranks)
     if call.reduce_gradients:
         dtype = torch.promote_types(torch.float32, call.x.dtype)
         dweight, dbias = ranks.sum([dweight, dbias], dtype)
@@ -141,7 +89,7 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     if call.initial_states is not None:
         dinitial_states = torch.zeros_like(call.initial_states)
         if ranks.is_first:
-            dinitial_states.copy_(tails.gradient(0, windows))
+            dinitial_states.copy_(tail_gradient(0, windows, counts))
     return dx, dweight, dbias, dinitial_states
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .._discretization import METHODS, Method
 from .._operator import RETURN_LAST_STATE
-from .._ops import ops
 from .._result import Kept, Result
-from .._selective_scan import POLE_DTYPES, POLES, scan_arguments
+from .._selective_scan import INPUT_DELTA, POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
-from ..diagonal_scan import diagonal_scan_fn
 from ._arguments import ScanArguments
+from ._between import scan_backward, scan_forward
+from ._edges import exchange_maps, exchange_state_gradients
 from ._groups import Group, GroupName, name_of
 from ._operator import DistributedOperator
 
@@ -23,29 +23,22 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and last_state; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
     scan = ScanArguments(*arguments)
-    ranks = scan.ranks
+    ranks, exchanged = scan.ranks, ()
+
+    def enter(own: Tensor) -> Tensor:
+        nonlocal exchanged
+        exchanged = exchange_maps(
+            own, scan.initial_state, ranks, is_last_wanted=scan.return_last_state
+        )
+        return exchanged[0]
+
     # Behind the last rank there is the last state alone.
-    is_used = scan.return_last_state or not ranks.is_last
-    maps = ranks.gather(scan.segment_map() if is_used else scan.zeros(2))
-    factors, offsets = maps.unbind(2)
-    behind = _compose(factors, offsets, scan.initial_state)
-    if not ranks.is_first:
-        entering = behind[ranks.place - 1].clone()
-    elif scan.initial_state is None:
-        entering = scan.zeros()
-    else:
-        entering = scan.initial_state.to(offsets.dtype, copy=True)
-    out, _, states = ops.selective_scan_fwd(*scan.local(entering), None, None, is_saved)
-    last_state = behind[-1].clone() if scan.return_last_state else None
+    is_told = scan.return_last_state or not ranks.is_last
+    out, _, states = scan_forward(scan.local(None), enter, is_told=is_told, is_saved=is_saved)
+    entering, last_state, factors = exchanged
     if not is_saved:
         return out, last_state, None, None, None
-    return out, last_state, entering, factors.clone(), states
-
-
-def _compose(factors: Tensor, offsets: Tensor, initial: Tensor | None) -> Tensor:
-    """The states behind every part of a sequence, (part, batch, dim, dstate)."""
-    across = (tensor.movedim(0, -1) for tensor in (factors, offsets))
-    return diagonal_scan_fn(*across, initial_state=initial).movedim(-1, 0)
+    return out, last_state, entering, factors, states
 
 
 def _backward(
@@ -57,21 +50,18 @@ def _backward(
     if entering is None:  # the forward op was not asked to keep anything
         _, _, entering, factors, states = _forward(*arguments, True)
     ranks = scan.ranks
+
+    def enter(own: Tensor) -> Tensor:
+        of_last = None
+        if scan.return_last_state:
+            of_last = torch.zeros_like(own) if dlast_state is None else dlast_state
+        leaving = exchange_state_gradients(own, of_last, factors, ranks)
+        return torch.zeros_like(own) if leaving is None else leaving
+
     # What comes back to before the first rank its own backward pass finds.
-    is_used = dout is not None and not ranks.is_first
-    parts = [scan.state_gradient(dout, entering) if is_used else torch.zeros_like(entering)]
-    if scan.return_last_state:
-        parts.append(torch.zeros_like(entering) if dlast_state is None else dlast_state)
-    gathered = ranks.gather(torch.stack(parts))
-    leaving = gathered[:, 1].sum(0) if scan.return_last_state else None
-    if ranks.place < ranks.count - 1:
-        # The parts are walked from the last to the one behind this one's.
-        behind = slice(ranks.place + 1, None)
-        leaving = _compose(
-            factors[behind].flip(0).conj().resolve_conj(), gathered[behind, 0].flip(0), leaving
-        )[-1]
-    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, _ = scan.differentiate(
-        dout, leaving, entering, states
+    is_told = not ranks.is_first
+    du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, dinput_delta = scan_backward(
+        dout, scan.local(entering), states, enter, is_told=is_told
     )
     if scan.reduce_gradients:
         # B and C are parameters where they are constant.
@@ -86,7 +76,7 @@ def _backward(
     if scan.initial_state is not None:
         dinitial_state = dentering if ranks.is_first else torch.zeros_like(dentering)
         dinitial_state = dinitial_state.to(scan.initial_state.dtype)
-    return du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state
+    return du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta
 
 
 _ARGUMENTS = scan_arguments(
@@ -95,6 +85,7 @@ _ARGUMENTS = scan_arguments(
     RETURN_LAST_STATE,
     Option("reduce_gradients"),
     GroupName(),
+    INPUT_DELTA,
 )
 _SCAN = DistributedOperator(
     "distributed_selective_scan",
@@ -133,6 +124,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     reduce_gradients: bool = False,
+    input_delta: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -154,6 +146,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     reduce_gradients: bool = False,
+    input_delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -175,6 +168,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     reduce_gradients: bool = False,
+    input_delta: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -195,6 +189,7 @@ def selective_scan_fn(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     reduce_gradients: bool = False,
+    input_delta: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence whose steps lie on the ranks of a group, each with some of its own.
 
@@ -212,8 +207,9 @@ def selective_scan_fn(
     does not come keeps the others waiting until the group's timeout.
 
     Args:
-        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, and B and C with steps. All
-            arguments are those of :func:`selective_scan.selective_scan_fn`, without matrices A.
+        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, input_delta, and B and C with
+            steps. All arguments are those of :func:`selective_scan.selective_scan_fn`, without
+            matrices A.
         delta: step sizes, (batch, dim, seqlen).
         A: poles, (dim, dstate).
         B: input projection.
@@ -232,6 +228,7 @@ def selective_scan_fn(
             summed over the ranks. By default each rank has the part of its own steps, as machinery
             for data-parallel training takes it. initial_state's is that of the rank with the first
             step and 0 on all others, whose sum is the whole, in either case.
+        input_delta: a step of the input's own, (batch, dim, seqlen).
 
     Returns:
         This rank's steps of out, (batch, dim, seqlen) in u's dtype. With return_last_state also the
@@ -259,6 +256,7 @@ def selective_scan_fn(
     arguments = (
         *(u, delta, A, B, C, D, z, delta_bias, delta_softplus, discretization_method),
         *(initial_state, reverse, bool(return_last_state), reduce_gradients, name_of(group)),
+        input_delta,
     )
     _SCAN.require_kernels((*arguments, return_last_state))
     out, last_state, *_ = _SCAN(*arguments)

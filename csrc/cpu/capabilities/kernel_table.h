@@ -7,6 +7,7 @@
 #include "../conv/update.h"
 #include "../diagonal/scan.h"
 #include "../matrix/kernels.h"
+#include "../norm/norm.h"
 #include "../selective/backward.h"
 #include "../selective/forward.h"
 #include "../selective/segment_maps.h"
@@ -55,7 +56,7 @@ constexpr UpdateKernels update_kernels_of() {
 
 template <class InstructionSet>
 constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}, {}, {}, {}, {}};
+  Capability capability{name, {}, {}, {}, {}, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -70,6 +71,8 @@ constexpr Capability make_capability(const char* name) {
   capability.diagonal[1][1] = diagonal_kernels_of<Complex<Double>>();
   capability.conv[0] = conv_kernels_of<Single>();
   capability.conv[1] = conv_kernels_of<Double>();
+  capability.norm[0] = RowNorm<Single>::kernels;
+  capability.norm[1] = RowNorm<Double>::kernels;
   capability.update[0][0] = update_kernels_of<Single>();
   capability.update[0][1] = update_kernels_of<Complex<Single>>();
   capability.update[1][0] = update_kernels_of<Double>();

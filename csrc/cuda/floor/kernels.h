@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/state_exchange.h"
 #include "../kit/launch_shape.h"
 #include "../sums/gradient_sums.h"
 #include "layout.h"
@@ -36,8 +37,8 @@ struct BackwardPlan;
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 
 }  // namespace selective_scan::cuda::floor

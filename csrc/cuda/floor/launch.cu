@@ -9,64 +9,68 @@
 namespace selective_scan::cuda::floor {
 namespace {
 
-/// Enqueues a pass with states of type T, but for the sums of its gradients. Where what leaves all
-/// steps is wanted alone, it enters an empty segment: behind them or, backwards, in front of them.
+/// Enqueues a pass with states of type T, but for the sums of its gradients.
 template <class T, class Params>
-cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const ArrayView& entering,
-                    bool is_alone, cudaStream_t stream) {
+cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExchange* exchange,
+                    cudaStream_t stream) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
   using Launcher = cudaError_t (*)(const Args<Params>&, const LaunchShape&, cudaStream_t);
   static constexpr auto kLaunchers = make_kernel_table<Launcher>(
       [&]<Method kMethod>() -> Launcher { return &Scan<T, kMethod>::launch; });
-  const Params& params = args.params;
+  Params& params = args.params;
   const Launcher launch = kLaunchers[params.method];
-  const SegmentStates all = args.workspace.segments;
-  if (all.factors == nullptr) return launch(args, shape, stream);
+  const SegmentStates& segments = args.workspace.segments;
+  if (segments.factors == nullptr) return launch(args, shape, stream);
 
   const int dstate = static_cast<int>(params.dstate);
-  const int64_t front = kIsBackward && is_alone ? params.batch * params.dim * dstate : 0;
-  args.workspace.segments = {static_cast<T*>(all.factors) + front,
-                             static_cast<T*>(all.offsets) + front};
+  const Geometry& geometry = args.geometry;
   args.is_summary = true;
   cudaError_t error = launch(args, shape, stream);
   if (error != cudaSuccess) return error;
   args.is_summary = false;
-  Geometry geometry = args.geometry;
-  geometry.segments += is_alone ? 1 : 0;
-  error = combine_segments<T>(params, entering, geometry, dstate, kIsBackward, all, stream);
-  if (error != cudaSuccess) return error;
-  if (!is_alone) return launch(args, shape, stream);
-  if constexpr (kIsBackward)
-    return copy_state_gradient<T>(params, dstate, all, stream);
-  else
-    return store_map<T>(params, geometry.segments, dstate, all, stream);
+  const auto store = [&](const ArrayView& factor, const ArrayView& offset) {
+    return store_map<T>(params, factor, offset, geometry.segments, dstate, kIsBackward, segments,
+                        stream);
+  };
+  const auto finish = [&](const ArrayView& entering) {
+    error = combine_segments<T>(params, entering, geometry, dstate, kIsBackward, segments, stream);
+    return error == cudaSuccess ? launch(args, shape, stream) : error;
+  };
+  if (exchange != nullptr) {
+    error = exchange_states<T>(*exchange, params, geometry.segments, dstate, segments, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if constexpr (kIsBackward) {
+    if (is_alone(params)) return store({}, params.dinitial_state);
+    return finish(params.dlast_state);
+  } else {
+    if (is_alone(params)) return store(params.map_factor, params.last_state);
+    return finish(params.initial_state);
+  }
 }
 
 template <class Params>
-cudaError_t scan(Args<Params> args, const LaunchShape& shape, const ArrayView& entering,
-                 bool is_alone, cudaStream_t stream) {
-  return with_state_type(args.params, [&]<class T>(T*) {
-    return scan_as<T>(args, shape, entering, is_alone, stream);
-  });
+cudaError_t scan(Args<Params> args, const LaunchShape& shape, const StateExchange* exchange,
+                 cudaStream_t stream) {
+  return with_state_type(args.params,
+                         [&]<class T>(T*) { return scan_as<T>(args, shape, exchange, stream); });
 }
 
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
-                cudaStream_t stream) {
+                cudaStream_t stream, const StateExchange* exchange) {
   Args<ForwardParams> args{{plan.geometry, plan.layout, {}}, params};
   args.workspace.segments = segment_states(plan.scratch, memory);
-  const bool is_alone = params.wanted == ForwardWanted::kMapAlone;
-  return scan(args, plan.shape, params.initial_state, is_alone, stream);
+  return scan(args, plan.shape, exchange, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream) {
+                cudaStream_t stream, const StateExchange* exchange) {
   const BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
   const Args<BackwardParams> args{{plan.geometry, plan.layout, workspace}, params};
-  const bool is_alone = params.wanted == BackwardWanted::kStateAlone;
-  const cudaError_t error = scan(args, plan.shape, params.dlast_state, is_alone, stream);
-  if (error != cudaSuccess || is_alone) return error;
+  const cudaError_t error = scan(args, plan.shape, exchange, stream);
+  if (error != cudaSuccess || is_alone(params)) return error;
   const Geometry& geometry = plan.geometry;
   GradientParts parts{geometry.sums_per_group, geometry.segments * params.batch};
   parts.padded_states = geometry.padded_states(num_slices(params, geometry));

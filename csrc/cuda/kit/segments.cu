@@ -22,23 +22,25 @@ __device__ bool is_number(Complex<R> value) {
   return value.re == value.re;
 }
 
-/// A thread follows one (batch, channel, state) through the segments.
-template <class T>
+/// A thread follows one (batch, channel, state) through the segments. What enters each of them
+/// takes the place of its offset; or what leaves them is stored, of their map, from zero.
+template <class T, bool kIsMap>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_segments_kernel(ScanParams params, ArrayView initial, int64_t segments, int padded,
-                            bool backwards, SegmentStates states) {
+    combine_segments_kernel(ScanParams params, ArrayView initial, ArrayView map_factor,
+                            ArrayView map_offset, int64_t segments, int padded, bool backwards,
+                            SegmentStates states) {
   const int64_t count = params.batch * params.dim * padded;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
        i += threads) {
     const int64_t state = i % padded;
     const int64_t row = i / padded;
+    const auto index_in = [&](const ArrayView& view) {
+      return row / params.dim * view.batch + row % params.dim * view.channel + state * view.state;
+    };
     T value{};
-    if (state < params.dstate) {
-      value = load_component<T>(initial, row / params.dim * initial.batch +
-                                             row % params.dim * initial.channel +
-                                             state * initial.state);
-    }
+    T product = one<T>();
+    if (!kIsMap && state < params.dstate) value = load_component<T>(initial, index_in(initial));
     const int64_t stride = backwards ? -count : count;
     const int64_t entry = (backwards ? (segments - 1) * count : 0) + i;
     const T* factors = static_cast<const T*>(states.factors) + entry;
@@ -54,91 +56,67 @@ __global__ void __launch_bounds__(kCombineThreads)
       }
 #pragma unroll
       for (int k = 0; k < kCombined<T>; ++k) {
-        if (exists(k)) offsets[k * stride] = value;
+        if (!kIsMap && exists(k)) offsets[k * stride] = value;
         const T mapped = apply_map(factor[k], offset[k], value);
         value = exists(k) ? is_number(factor[k]) ? mapped : offset[k] : value;
+        if (kIsMap && exists(k)) product = apply_map(factor[k], T{}, product);
       }
     };
-    // The last segment has no summary, and what leaves it nobody needs.
-    int64_t left = segments - 1;
+    // The last segment has no summary, unless the map of all is wanted.
+    int64_t left = segments - (kIsMap ? 0 : 1);
     for (; left >= kCombined<T>; left -= kCombined<T>) {
       combine([](int) { return true; });
       factors += kCombined<T> * stride;
       offsets += kCombined<T> * stride;
     }
     if (left > 0) combine([&](int k) { return k < left; });
-    offsets[left * stride] = value;
+    if constexpr (!kIsMap) {
+      offsets[left * stride] = value;
+    } else if (state < params.dstate) {
+      if (map_factor.present()) store_component(map_factor, index_in(map_factor), product);
+      store_component(map_offset, index_in(map_offset), value);
+    }
   }
 }
 
-/// A thread has one (batch, channel, state).
-template <class T>
-__global__ void __launch_bounds__(kCombineThreads)
-    store_map_kernel(ForwardParams params, int64_t segments, int padded, SegmentStates states) {
-  const int64_t count = params.batch * params.dim * padded;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCombineThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x; i < count;
-       i += threads) {
-    const int64_t state = i % padded;
-    const int64_t row = i / padded;
-    if (state >= params.dstate) continue;
-    const auto store = [&](const ArrayView& view, T value) {
-      const int64_t batch = row / params.dim, channel = row % params.dim;
-      store_component(view, batch * view.batch + channel * view.channel + state * view.state,
-                      value);
-    };
-    const T* factors = static_cast<const T*>(states.factors) + i;
-    T product = one<T>();
-    for (int64_t s = 0; s < segments - 1; ++s) {
-      product = apply_map(factors[s * count], T{}, product);
-    }
-    store(params.map_factor, product);
-    store(params.last_state, static_cast<const T*>(states.offsets)[(segments - 1) * count + i]);
-  }
+template <bool kIsMap, class T>
+cudaError_t launch(const ScanParams& params, const ArrayView& initial, const ArrayView& factor,
+                   const ArrayView& offset, int64_t segments, int padded_states, bool backwards,
+                   const SegmentStates& states, cudaStream_t stream) {
+  const int64_t count = params.batch * params.dim * padded_states;
+  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
+  combine_segments_kernel<T, kIsMap><<<blocks, kCombineThreads, 0, stream>>>(
+      params, initial, factor, offset, segments, padded_states, backwards, states);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 template <class T>
-cudaError_t store_map(const ForwardParams& params, int64_t segments, int padded_states,
+cudaError_t store_map(const ScanParams& params, const ArrayView& factor, const ArrayView& offset,
+                      int64_t segments, int padded_states, bool backwards,
                       const SegmentStates& states, cudaStream_t stream) {
-  const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
-  store_map_kernel<T>
-      <<<blocks, kCombineThreads, 0, stream>>>(params, segments, padded_states, states);
-  return cudaGetLastError();
+  return launch<true, T>(params, {}, factor, offset, segments, padded_states, backwards, states,
+                         stream);
 }
-
-template cudaError_t store_map<float>(const ForwardParams&, int64_t, int, const SegmentStates&,
-                                      cudaStream_t);
-template cudaError_t store_map<double>(const ForwardParams&, int64_t, int, const SegmentStates&,
-                                       cudaStream_t);
-template cudaError_t store_map<Complex<float>>(const ForwardParams&, int64_t, int,
-                                               const SegmentStates&, cudaStream_t);
-template cudaError_t store_map<Complex<double>>(const ForwardParams&, int64_t, int,
-                                                const SegmentStates&, cudaStream_t);
 
 template <class T>
 cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream) {
-  const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
-  combine_segments_kernel<T><<<blocks, kCombineThreads, 0, stream>>>(
-      params, params.packed.present() ? ArrayView() : initial, geometry.segments, padded_states,
-      backwards, segments);
-  return cudaGetLastError();
+  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {},
+                          geometry.segments, padded_states, backwards, segments, stream);
 }
 
-template cudaError_t combine_segments<float>(const ScanParams&, const ArrayView&, const Geometry&,
-                                             int, bool, const SegmentStates&, cudaStream_t);
-template cudaError_t combine_segments<double>(const ScanParams&, const ArrayView&, const Geometry&,
-                                              int, bool, const SegmentStates&, cudaStream_t);
-template cudaError_t combine_segments<Complex<float>>(const ScanParams&, const ArrayView&,
-                                                      const Geometry&, int, bool,
-                                                      const SegmentStates&, cudaStream_t);
-template cudaError_t combine_segments<Complex<double>>(const ScanParams&, const ArrayView&,
-                                                       const Geometry&, int, bool,
-                                                       const SegmentStates&, cudaStream_t);
+#define SELECTIVE_SCAN_INSTANTIATE(T)                                                            \
+  template cudaError_t store_map<T>(const ScanParams&, const ArrayView&, const ArrayView&,       \
+                                    int64_t, int, bool, const SegmentStates&, cudaStream_t);     \
+  template cudaError_t combine_segments<T>(const ScanParams&, const ArrayView&, const Geometry&, \
+                                           int, bool, const SegmentStates&, cudaStream_t);
+SELECTIVE_SCAN_INSTANTIATE(float)
+SELECTIVE_SCAN_INSTANTIATE(double)
+SELECTIVE_SCAN_INSTANTIATE(Complex<float>)
+SELECTIVE_SCAN_INSTANTIATE(Complex<double>)
+#undef SELECTIVE_SCAN_INSTANTIATE
 
 }  // namespace selective_scan::cuda

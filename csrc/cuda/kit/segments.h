@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <type_traits>
+
+#include "../../core/state_exchange.h"
 #include "../plan/scratch.h"
 #include "geometry.cuh"
 
@@ -11,8 +14,9 @@ namespace selective_scan::cuda {
 /// A long sequence is cut into segments that run at the same time. A summary run finds, for every
 /// segment but the last of its direction, how it maps what enters it to what leaves it, x →
 /// factor·x + offset; combining these gives what enters each segment, and the full run starts from
-/// there. Arrays are (segment, batch, channel, padded state) of the states' type; null where there
-/// is one segment, but for what a tile's parts hand on: see streamed/block_order.cuh.
+/// there. What leaves the last one nobody needs, unless the map of all steps is wanted. Arrays are
+/// (segment, batch, channel, padded state) of the states' type; null where there is one segment,
+/// but for what a tile's parts hand on: see streamed/block_order.cuh.
 struct SegmentStates {
   void* factors = nullptr;
   void* offsets = nullptr;  // after combining: what enters the segment
@@ -29,21 +33,22 @@ cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream);
 
-/// Stores the map of all steps, where it alone is wanted, once segments are combined: its offset is
-/// what enters the empty segment behind them, its factor the product of theirs.
+/// Stores the map of all steps, of the summaries of all segments, which stay: its factor and its
+/// offset, each where it is present.
 template <class T>
-cudaError_t store_map(const ForwardParams& params, int64_t segments, int padded_states,
+cudaError_t store_map(const ScanParams& params, const ArrayView& factor, const ArrayView& offset,
+                      int64_t segments, int padded_states, bool backwards,
                       const SegmentStates& states, cudaStream_t stream);
 
-/// Copies the gradient of the initial state, where it alone is wanted: it is what comes back to the
-/// segment in front, see add_empty_segment().
-template <class T>
-cudaError_t copy_state_gradient(const BackwardParams& params, int padded_states,
-                                const SegmentStates& segments, cudaStream_t stream) {
-  const ArrayView& target = params.dinitial_state;
-  return cudaMemcpy2DAsync(target.data, target.channel * element_size(target.dtype),
-                           segments.offsets, padded_states * sizeof(T), params.dstate * sizeof(T),
-                           params.batch * params.dim, cudaMemcpyDeviceToDevice, stream);
+/// Tells the map of all steps, and has a pass begin with what enters them.
+template <class T, class Params>
+cudaError_t exchange_states(const StateExchange& exchange, Params& params, int64_t segments,
+                            int padded_states, const SegmentStates& states, cudaStream_t stream) {
+  constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
+  const cudaError_t error = store_map<T>(params, exchange.factor, exchange.offset, segments,
+                                         padded_states, kIsBackward, states, stream);
+  if (error == cudaSuccess) set_entering(params, exchange.enter());
+  return error;
 }
 
 }  // namespace selective_scan::cuda

@@ -60,9 +60,8 @@ void share_partial_sums(const ScanParams& params, const Device& device, Geometry
   geometry.work_items = rows * geometry.sums_per_group;
 }
 
-/// `is_alone`: only what leaves all steps is wanted.
 template <class Params, class Plan>
-Refusal plan_pass(const Params& params, const Device& device, bool is_alone, Plan& plan) {
+Refusal plan_pass(const Params& params, const Device& device, Plan& plan) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
   if (params.dstate > kMaxDstate) return {"dstate must be at most 256", params.dstate};
   const int real_bytes = params.is_double ? 8 : 4;
@@ -79,7 +78,8 @@ Refusal plan_pass(const Params& params, const Device& device, bool is_alone, Pla
             params.dstate};
   }
   set_segments(params, device, geometry);
-  const bool has_sums = (params.variable_B || params.variable_C) && kIsBackward && !is_alone;
+  const bool has_sums =
+      (params.variable_B || params.variable_C) && kIsBackward && !is_alone(params);
   if (has_sums) share_partial_sums(params, device, geometry);
   plan.shape = {std::min(geometry.work_items, kMaxBlocks), geometry.threads(), plan.layout.bytes};
 
@@ -88,25 +88,24 @@ Refusal plan_pass(const Params& params, const Device& device, bool is_alone, Pla
   if constexpr (kIsBackward) {
     const int64_t rows = geometry.sums_per_group * params.batch * params.groups * params.seqlen;
     plan.scratch.dBC_partials = plan.scratch.take(has_sums, rows * 2 * padded, state_bytes);
-    if (!is_alone) {
+    if (!is_alone(params)) {
       plan.scratch.take_sums(params, channels * padded, state_bytes, channels * geometry.lanes(),
                              real_bytes);
     }
   }
-  const int64_t empty_segment = is_alone ? params.batch * params.dim : 0;
-  const bool has_segments = is_alone || (geometry.segments > 1 && !params.packed.present());
-  plan.scratch.take_segments(has_segments, (channels + empty_segment) * params.dstate, state_bytes);
+  const bool has_segments = is_alone(params) || (geometry.segments > 1 && !params.packed.present());
+  plan.scratch.take_segments(has_segments, channels * params.dstate, state_bytes);
   return {};
 }
 
 }  // namespace
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
-  return plan_pass(params, device, params.wanted == ForwardWanted::kMapAlone, plan);
+  return plan_pass(params, device, plan);
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
-  return plan_pass(params, device, params.wanted == BackwardWanted::kStateAlone, plan);
+  return plan_pass(params, device, plan);
 }
 
 }  // namespace selective_scan::cuda::floor

@@ -21,27 +21,6 @@ inline void cut_time(int64_t seqlen, int64_t wanted, const Figures::Segments& fi
   geometry.work_items *= geometry.segments;
 }
 
-/// Nobody needs what leaves the last segment in a pass's order, so that kernels make no summary of
-/// it. Where what leaves all steps is all that is wanted, the map of the states or the gradient of
-/// the initial one, an empty segment comes last: behind all steps, or in front of them.
-inline void add_empty_segment(int64_t seqlen, Geometry& geometry) {
-  if (geometry.segments == 1) geometry.segment_steps = round_up(seqlen, kChunk);
-  geometry.work_items += geometry.work_items / geometry.segments;
-  ++geometry.segments;
-}
-
-/// The steps behind that segment: arrays begin so much before their memory, where nothing is read.
-inline BackwardParams behind_front_segment(BackwardParams params, const Geometry& geometry) {
-  params.seqlen += geometry.segment_steps;
-  for (ArrayView* array :
-       {&params.u, &params.delta, &params.B, &params.C, &params.z, &params.dout}) {
-    if (!array->present()) continue;
-    array->data = static_cast<char*>(array->data) -
-                  geometry.segment_steps * array->step * element_size(array->dtype);
-  }
-  return params;
-}
-
 /// `share`: how many chunks a place has where places share them evenly. A sequence with no more may
 /// stay whole: it is among the first to begin, and short ones fill up what it leaves. Backwards
 /// they leave more to fill up.

@@ -257,7 +257,7 @@ void take_scratch(const BackwardParams& params, BackwardPlan& plan) {
   const int64_t channel_states = channels * plan.padded_states;
   scratch.packed_bc = scratch.take(
       params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
-  if (params.wanted == BackwardWanted::kStateAlone) {
+  if (is_alone(params)) {
     return scratch.take_segments(true, channel_states, state_bytes);
   }
   scratch.dBC_partials = scratch.take(params.variable_B,
@@ -290,21 +290,20 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
-  BackwardParams summarized = params;
-  if (params.wanted == BackwardWanted::kStateAlone) {
-    add_empty_segment(params.seqlen, geometry);
-    summarized = behind_front_segment(params, geometry);
-  }
   // Every warp moves the rows of all its channels where it finds out what a segment does.
-  if (geometry.segments > 1 && !plan_rows(summarized, geometry.warp_channels(), rows_of(summarized),
-                                          plan.summary_map, plan.summary_rows)) {
+  if ((geometry.segments > 1 || is_alone(params)) &&
+      !plan_rows(params, geometry.warp_channels(), rows_of(params), plan.summary_map,
+                 plan.summary_rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
   keep_order(plan.summary_map, plan.summary_rows);
   plan.team_warps = variant->team_warps;
   plan.padded_states = static_cast<int>(variant->most_states);
-  plan.split_tiles = splits_tiles(params, geometry, device) ? device.multiprocessors : 0;
-  share_partial_sums(params, device, geometry);
+  plan.split_tiles = 0;
+  if (!is_alone(params)) {
+    if (splits_tiles(params, geometry, device)) plan.split_tiles = device.multiprocessors;
+    share_partial_sums(params, device, geometry);
+  }
   const int64_t tiles = geometry.tiles_per_sum * geometry.work_items;
   constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
   const int64_t segment = geometry.segments > 1 ? geometry.segment_steps : params.seqlen;

@@ -197,7 +197,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
 }
 
 /// Chooses for the map of all steps alone: it takes as many segments as the device can summarize at
-/// a time, and an empty one behind them.
+/// a time.
 ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
                                     int64_t chunks) {
   constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see SummaryShape
@@ -209,7 +209,7 @@ ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& d
   ForwardGeometry geometry;
   geometry.warps = 1;  // of the scan, which does not run
   geometry.segment_chunks = ceil_div(chunks, std::max<int64_t>(wanted, 1));
-  geometry.segments = ceil_div(chunks, geometry.segment_chunks) + 1;
+  geometry.segments = ceil_div(chunks, geometry.segment_chunks);
   return geometry;
 }
 
@@ -277,7 +277,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  if (params.wanted == ForwardWanted::kMapAlone) {
+  if (is_alone(params)) {
     plan.geometry = choose_map_geometry(params, device, plan.chunks);
   } else {
     choose_geometry(params, *variant, device, plan);
@@ -291,7 +291,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   ForwardScratch& scratch = plan.scratch;
   scratch.packed_bc = scratch.take(
       params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
-  scratch.take_segments(geometry.segments > 1,
+  scratch.take_segments(geometry.segments > 1 || is_alone(params),
                         geometry.segments * params.batch * params.dim * plan.padded_states,
                         params.is_complex ? 8 : 4);
   return {};

@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (found >= 0) item.end = (found + 1) * kChunk;
   }
   const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
-  if (work.item.segment == 0) return;  // nothing comes before it
+  if (work.item.segment == 0 && !args.summarizes_all) return;  // nothing comes before it
   const BackwardLayout layout =
       BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/state_exchange.h"
 #include "../kit/launch_shape.h"
 #include "../kit/packed_chunks.cuh"
 #include "../sums/gradient_sums.h"
@@ -31,10 +32,11 @@ struct BackwardArgs {
   Geometry geometry;
   BackwardWorkspace workspace;
   RowArray rows[kMostRowArrays];
-  const char* projections;  // see PackedBC
-  int64_t sequence_bytes;   // of one (batch, group) of these
-  int split_tiles;          // see BlockOrder, also of
-  int* done;                // flags of blocks that others wait for; null where there are none
+  const char* projections;      // see PackedBC
+  int64_t sequence_bytes;       // of one (batch, group) of these
+  int split_tiles;              // see BlockOrder, also of
+  int* done;                    // flags of blocks that others wait for; null where there are none
+  bool summarizes_all = false;  // and not all segments but the first
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
   /// Returns the chunks of packed sequences.
@@ -58,7 +60,7 @@ struct StreamedBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-/// Finds how each segment but the first maps the gradient that enters it at its end. With variable
+/// Finds how each segment maps the gradient that enters it at its end. With variable
 /// B and C the states may be those of several warps (Geometry::state_warps). kSize: bytes of an
 /// element.
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
@@ -76,6 +78,6 @@ struct BackwardPlan;  // plan.h
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 
 }  // namespace selective_scan::cuda::streamed

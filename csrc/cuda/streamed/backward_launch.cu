@@ -83,29 +83,16 @@ const KernelTables& tables_for(const ScanParams& params, int team_warps) {
   return params.variable_B ? tables<float, 2, true>() : tables<float, 2, false>();
 }
 
-/// The arguments of a summary run for the gradient of the initial state alone; plan.summary_rows
-/// are what they must be already.
-void begin_behind_front_segment(const BackwardParams& params, const BackwardPlan& plan,
-                                BackwardArgs& summary) {
-  summary.params = behind_front_segment(params, plan.geometry);
-  // The summary is then of dout·C, as where the last state has a gradient.
-  summary.params.dlast_state = params.dinitial_state;
-  if (summary.projections == nullptr) return;
-  const int chunk_bytes = PackedBC(params, plan.padded_states).chunk_bytes;
-  summary.projections -= plan.geometry.segment_steps / kChunk * chunk_bytes;
-}
-
 }  // namespace
 
 cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream) {
-  const BackwardParams params = in_chunks(call);
+                cudaStream_t stream, const StateExchange* exchange) {
+  BackwardParams params = in_chunks(call);
   const auto elements = static_cast<size_t>(elements_of(params.u.dtype));
   const LaneMapTables& maps = tables_for(params, plan.team_warps)[elements];
   const auto kernels = [&](LaneMap map) -> const Kernels& {
     return maps[static_cast<size_t>(map)][params.method];
   };
-  const bool wants_state_alone = params.wanted == BackwardWanted::kStateAlone;
   const BackwardScratch& scratch = plan.scratch;
   void* const packed_bc = scratch.packed_bc.in(memory);
   BackwardArgs args = {params,
@@ -126,17 +113,26 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
     } else if (plan.flags > 0) {
       error = cudaMemsetAsync(args.done, 0, plan.flags * sizeof(int), stream);
     }
-    if (error == cudaSuccess && plan.geometry.segments > 1) {
+    const int64_t segments = plan.geometry.segments;
+    if (error == cudaSuccess && (segments > 1 || is_alone(params))) {
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
-      if (wants_state_alone) begin_behind_front_segment(params, plan, summary);
+      summary.summarizes_all = is_alone(params) || exchange != nullptr;
+      // The summary is of dout·C, as where the last state has a gradient.
+      if (is_alone(params)) summary.params.dlast_state = params.dinitial_state;
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
+      const SegmentStates& states = args.workspace.segments;
+      if (error == cudaSuccess && is_alone(params)) {
+        return store_map<T>(params, {}, params.dinitial_state, segments, plan.padded_states, true,
+                            states, stream);
+      }
+      if (error == cudaSuccess && exchange != nullptr) {
+        error = exchange_states<T>(*exchange, params, segments, plan.padded_states, states, stream);
+        args.params.dlast_state = params.dlast_state;
+      }
       if (error != cudaSuccess) return error;
       error = combine_segments<T>(params, params.dlast_state, plan.geometry, plan.padded_states,
-                                  true, args.workspace.segments, stream);
-    }
-    if (error == cudaSuccess && wants_state_alone) {
-      return copy_state_gradient<T>(params, plan.padded_states, args.workspace.segments, stream);
+                                  true, states, stream);
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
     if (error != cudaSuccess) return error;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../core/state_exchange.h"
 #include "../kit/launch_shape.h"
 #include "../kit/packed_chunks.cuh"
 #include "../kit/segments.h"
@@ -19,6 +20,7 @@ struct ForwardArgs : ForwardGeometry {
   SegmentStates states;               // null where there is one segment
   const char* projections = nullptr;  // see PackedBC; null where B and C are constant
   bool is_dependent = false;          // launched behind the kernel that writes the projections
+  bool summarizes_all = false;        // and not all segments but the last
 
   /// Returns the chunks of packed sequences; a chunk of B and C takes `chunk_bytes`.
   SELECTIVE_SCAN_HD PackedChunks packed_chunks(int chunk_bytes) const {
@@ -75,7 +77,7 @@ struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;
 
   static cudaError_t launch(const ForwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
-  /// Finds how each segment but the last maps the state that enters it. B and C are variable.
+  /// Finds how each segment maps the state that enters it. B and C are variable.
   static cudaError_t summarize(const ForwardArgs& args, cudaStream_t stream);
 };
 
@@ -83,6 +85,6 @@ struct ForwardPlan;  // plan.h
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
-                cudaStream_t stream);
+                cudaStream_t stream, const StateExchange* exchange);
 
 }  // namespace selective_scan::cuda::streamed

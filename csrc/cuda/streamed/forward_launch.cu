@@ -33,7 +33,7 @@ const Kernels& kernels_for(const ScanParams& params, int lane_states) {
 }  // namespace
 
 cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory,
-                cudaStream_t stream) {
+                cudaStream_t stream, const StateExchange* exchange) {
   const ForwardParams params = in_chunks(call);
   const Kernels& kernels = kernels_for(params, plan.lane_states);
   ForwardArgs args{};
@@ -55,21 +55,27 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
     error = convert_projections(params, plan.padded_states, packed_bc, stream, plan.cuts);
     if (error != cudaSuccess) return error;
   }
-  if (args.segments > 1) {
-    if ((error = kernels.summarize(args, stream)) != cudaSuccess) return error;
+  const auto finish = [&](auto type) {
+    using T = decltype(type);
+    if (!is_alone(params) && args.segments == 1) return kernels.launch(args, plan.shape, stream);
+    args.summarizes_all = is_alone(params) || exchange != nullptr;
+    error = kernels.summarize(args, stream);
+    if (error == cudaSuccess && is_alone(params)) {
+      return store_map<T>(params, params.map_factor, params.last_state, args.segments,
+                          plan.padded_states, false, args.states, stream);
+    }
+    if (error == cudaSuccess && exchange != nullptr) {
+      error = exchange_states<T>(*exchange, args.params, args.segments, plan.padded_states,
+                                 args.states, stream);
+    }
+    if (error != cudaSuccess) return error;
     Geometry geometry;
     geometry.segments = args.segments;
-    const auto combine =
-        params.is_complex ? &combine_segments<Complex<float>> : &combine_segments<float>;
-    error = combine(params, params.initial_state, geometry, plan.padded_states, false, args.states,
-                    stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (params.wanted == ForwardWanted::kMapAlone) {
-    const auto store = params.is_complex ? &store_map<Complex<float>> : &store_map<float>;
-    return store(params, args.segments, plan.padded_states, args.states, stream);
-  }
-  return kernels.launch(args, plan.shape, stream);
+    error = combine_segments<T>(params, args.params.initial_state, geometry, plan.padded_states,
+                                false, args.states, stream);
+    return error == cudaSuccess ? kernels.launch(args, plan.shape, stream) : error;
+  };
+  return params.is_complex ? finish(Complex<float>{}) : finish(float{});
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -328,7 +328,8 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   }
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   // The last one of packed sequences' segments has no place of its own.
-  const int64_t segments = params.packed.present() ? args.segments : args.segments - 1;
+  const bool takes_all = params.packed.present() || args.summarizes_all;
+  const int64_t segments = takes_all ? args.segments : args.segments - 1;
   const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,
                           Summary::bytes(tile_groups), false};
   const auto launch_for = [&](auto size, auto along_steps) {

@@ -1,0 +1,89 @@
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../capability.h"
+#include "../tasks.h"
+#include "../work.h"
+
+namespace selective_scan::cpu {
+namespace {
+
+/// Channels of a task's rows together, and tasks at the most: each leaves a row of sums.
+constexpr int64_t kTaskChannels = 16384;
+constexpr int64_t kMostTasks = 256;
+
+/// How a call is divided. Nothing of it depends on the number of threads but `workers`.
+struct NormPlan {
+  const NormKernels& kernels;
+  int64_t task_rows, tasks, workers;
+  Arena arena;
+  WorkerScratch scratch;
+  int64_t part_bytes;
+  char* parts;  // a row of sums for each task
+
+  NormPlan(const NormParams& params, bool has_parts, const ThreadPool& pool, void* workspace)
+      : kernels(chosen_capability().norm[params.is_double]),
+        task_rows(std::max({kTaskChannels / std::max<int64_t>(params.channels, 1),
+                            ceil_div(params.rows, kMostTasks), int64_t{1}})),
+        tasks(ceil_div(params.rows, task_rows)),
+        workers(std::clamp<int64_t>(tasks, 1, pool.num_threads)),
+        arena{static_cast<char*>(workspace)},
+        scratch(arena, workers, kernels.scratch_bytes(params)),
+        part_bytes(round_up(params.channels * 8, Arena::kAlignment)),
+        parts(arena.take<char>(has_parts ? tasks * part_bytes : 0)) {}
+
+  template <class Run>
+  void run(const NormParams& params, const ThreadPool& pool, const Run& run) const {
+    run_tasks(tasks, workers, pool, [&](int64_t index, int64_t worker) {
+      const int64_t first = index * task_rows;
+      run(NormTask{first, std::min(task_rows, params.rows - first)}, scratch.of(worker),
+          parts + index * part_bytes);
+    });
+  }
+};
+
+/// Sums what tasks left, in their order.
+template <class T>
+void add_parts(const NormBackwardParams& params, const NormPlan& plan) {
+  for (int64_t channel = 0; channel < params.channels; ++channel) {
+    double sum = 0;
+    for (int64_t task = 0; task < plan.tasks; ++task) {
+      sum += reinterpret_cast<const T*>(plan.parts + task * plan.part_bytes)[channel];
+    }
+    store_element(params.dweight.data, params.dweight.dtype, channel, sum);
+  }
+}
+
+}  // namespace
+
+int64_t workspace_bytes(const NormForwardParams& params, const ThreadPool& pool) {
+  return NormPlan(params, false, pool, nullptr).arena.bytes;
+}
+
+int64_t workspace_bytes(const NormBackwardParams& params, const ThreadPool& pool) {
+  return NormPlan(params, params.dweight.present(), pool, nullptr).arena.bytes;
+}
+
+void norm_forward(const NormForwardParams& params, void* workspace, const ThreadPool& pool) {
+  const NormPlan plan(params, false, pool, workspace);
+  plan.run(params, pool, [&](const NormTask& task, void* scratch, void*) {
+    plan.kernels.forward(params, task, scratch);
+  });
+}
+
+void norm_backward(const NormBackwardParams& params, void* workspace, const ThreadPool& pool) {
+  const bool has_parts = params.dweight.present();
+  const NormPlan plan(params, has_parts, pool, workspace);
+  plan.run(params, pool, [&](const NormTask& task, void* scratch, void* part) {
+    plan.kernels.backward(params, task, scratch, has_parts ? part : nullptr);
+  });
+  if (!has_parts) return;
+  if (params.is_double) {
+    add_parts<double>(params, plan);
+  } else {
+    add_parts<float>(params, plan);
+  }
+}
+
+}  // namespace selective_scan::cpu

@@ -1,0 +1,371 @@
+"""The RMS norm with a residual: kernels against the formula in float64, and its use by stacks."""
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cases import Axes
+from problem import DTYPES, Error, generator, lay_out
+from selective_scan import S6, MambaMixer
+from selective_scan._add_norm import add_rms_norm
+from selective_scan._ops import ops
+from selective_scan.compat.layer_norm import RMSNorm, rms_norm_fn
+from selective_scan.compat.mixer_seq_simple import MixerModel
+
+F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Case(Axes):
+    shape: tuple[int, ...] = (3, 7, 96)
+    dtype: torch.dtype = F32
+    residual_dtype: torch.dtype | None = F32  # None: there is none
+    weight_dtype: torch.dtype = F32
+    out_dtype: torch.dtype = F32
+    total_dtype: torch.dtype | None = F32  # None: the sum is not wanted
+    layout: str = "contiguous"
+
+
+BASE = Case()
+AUTOCAST = BASE.with_(dtype=BF16, out_dtype=BF16)
+CASES = [
+    BASE,
+    AUTOCAST,
+    # A thread's vectors, warps of a team, teams of a block, two vectors, and channels beside them.
+    *(case.with_(shape=(5, channels)) for case in (BASE, AUTOCAST)
+      for channels in (1, 7, 8, 77, 256, 264, 768, 1000, 2048, 2056, 4100, 8192)),
+    *(AUTOCAST.with_(shape=shape)
+      for shape in ((70,), (0, 16), (2, 0, 16), (1, 1, 32), (3000, 40))),
+    *(BASE.with_(dtype=dtype, residual_dtype=residual, out_dtype=out, total_dtype=residual or dtype)
+      for dtype, residual, out in itertools.product((HALF, BF16), (None, F32, BF16), (F32, BF16))),
+    *(BASE.with_(dtype=dtype, residual_dtype=dtype, weight_dtype=dtype, out_dtype=dtype,
+                 total_dtype=dtype) for dtype in (HALF, BF16, F64)),
+    BASE.with_(dtype=F64, residual_dtype=F64, weight_dtype=F64, out_dtype=F64, total_dtype=F64,
+               shape=(6, 3001)),
+    BASE.with_(weight_dtype=F64, residual_dtype=BF16),
+    BASE.with_(residual_dtype=None),
+    BASE.with_(residual_dtype=None, total_dtype=F64),
+    AUTOCAST.with_(total_dtype=None),
+    BASE.with_(residual_dtype=None, total_dtype=None),
+    *(case.with_(layout=layout, shape=(3, 7, channels)) for case in (BASE, AUTOCAST)
+      for channels in (96, 77)
+      for layout in ("channel_last", "dim_first", "sliced", "offset", "expanded", "wide")),
+]  # fmt: skip
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "wide":  # rows of wider rows, which are read where they lie
+        wide = tensor.new_empty(*tensor.shape[:-1], 2 * tensor.shape[-1])
+        return wide[..., : tensor.shape[-1]].copy_(tensor)
+    return lay_out(tensor, layout)
+
+
+def make(case: Case, device: str) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """hidden, residual and weight, and the gradients of what comes of them."""
+    random = generator(case.with_(layout="contiguous"))
+
+    def normal(dtype, *shape):
+        if dtype is None:
+            return None
+        values = torch.randn(shape, generator=random, dtype=F64).to(dtype).to(device)
+        return laid_out(values, case.layout)
+
+    rows = [normal(dtype, *case.shape) for dtype in (case.dtype, case.residual_dtype)]
+    weight = normal(case.weight_dtype, case.shape[-1]).contiguous()
+    cotangents = [normal(dtype, *case.shape) for dtype in (case.out_dtype, case.total_dtype)]
+    return [*rows, weight], cotangents
+
+
+def call(case: Case, tensors, cotangents, kernels=True):
+    """The results, and the gradients of what there is."""
+    leaves = [None if it is None else it.detach().requires_grad_() for it in tensors]
+    if kernels:
+        results = add_rms_norm(*leaves, EPS, case.out_dtype, case.total_dtype)
+    else:
+        hidden, residual, weight = (None if it is None else it.to(F64) for it in leaves)
+        total = hidden if residual is None else hidden + residual
+        scale = (total.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        results = total * scale * weight, total
+    used = [(r, c.to(r.dtype)) for r, c in zip(results, cotangents, strict=True) if c is not None]
+    given = [leaf for leaf in leaves if leaf is not None]
+    outputs, upstream = zip(*used, strict=True)
+    gradients = torch.autograd.grad(outputs, given, upstream)
+    return [result for result, _ in used], gradients, given
+
+
+def check(case: Case, device: str) -> None:
+    tensors, cotangents = make(case, device)
+    results, gradients, leaves = call(case, tensors, cotangents)
+    exact_results, exact_gradients, _ = call(case, tensors, cotangents, kernels=False)
+    dtypes = [case.out_dtype, case.total_dtype][: len(results)]
+    assert [it.dtype for it in results] == dtypes
+    assert [it.dtype for it in gradients] == [it.dtype for it in leaves]
+    # The scale is computed again from the sum as it was rounded.
+    narrowest = max(torch.finfo(case.total_dtype or case.dtype).eps, 1e-15)
+    arithmetic = max(2e-15 if F64 in map(dtype_of, tensors) else 3e-7, narrowest)
+    for actual, exact in zip(
+        (*results, *gradients), (*exact_results, *exact_gradients), strict=True
+    ):
+        assert actual.shape == exact.shape
+        error = Error.of(actual.to(F64), exact.to(F64))
+        bound = 2 * torch.finfo(actual.dtype).eps + 4 * arithmetic
+        assert error.relative_l2 <= bound, f"{error}"
+        assert error.max_abs <= 20 * bound, f"{error}"
+
+
+def dtype_of(tensor: torch.Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_formula(case, device):
+    check(case, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_and_rows_alone(dtype, device):
+    """A row's results are its own, whatever lies beside it."""
+    case = BASE.with_(shape=(301, 264), dtype=dtype, residual_dtype=dtype, total_dtype=dtype)
+    tensors, cotangents = make(case, device)
+    results, gradients, _ = call(case, tensors, cotangents)
+    again, gradients_again, _ = call(case, tensors, cotangents)
+    assert all(map(torch.equal, (*results, *gradients), (*again, *gradients_again)))
+
+    def of_row(tensors):
+        return [None if it is None or it.dim() == 1 else it[77:78].clone() for it in tensors]
+
+    hidden, residual, _ = of_row(tensors)
+    alone, gradients_alone, _ = call(case, (hidden, residual, tensors[2]), of_row(cotangents))
+    assert all(map(torch.equal, of_row((*results, *gradients[:2])), (*alone, *gradients_alone[:2])))
+
+
+@pytest.mark.parametrize("needed", itertools.product([False, True], repeat=3), ids=str)
+@pytest.mark.parametrize("used", ["both", "normed", "total"])
+def test_gradients_that_are_wanted(needed, used, device):
+    tensors, cotangents = make(AUTOCAST, device)
+    _, expected, _ = call(
+        AUTOCAST, tensors, [c if used in ("both", name) else torch.zeros_like(c)
+                            for c, name in zip(cotangents, ("normed", "total"), strict=True)],
+    )  # fmt: skip
+    leaves = [
+        it.clone().requires_grad_(is_needed) for it, is_needed in zip(tensors, needed, strict=True)
+    ]
+    results = add_rms_norm(*leaves, EPS, BF16, F32)
+    picked = [k for k, name in enumerate(("normed", "total")) if used in ("both", name)]
+    if not any(needed):
+        assert not any(result.requires_grad for result in results)
+        return
+    torch.autograd.backward([results[k] for k in picked], [cotangents[k] for k in picked])
+    for leaf, gradient, is_needed in zip(leaves, expected, needed, strict=True):
+        if is_needed and leaf.grad is not None:
+            torch.testing.assert_close(leaf.grad, gradient)
+        else:
+            assert leaf.grad is None
+            assert not is_needed or (used == "total" and leaf is leaves[2])
+
+
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_gradcheck(has_residual, device):
+    options = {"dtype": F64, "device": device, "requires_grad": True}
+    hidden, residual = (torch.randn(2, 3, 5, **options) for _ in range(2))
+    weight = torch.randn(5, **options)
+    given = (hidden, residual if has_residual else None, weight)
+
+    def norm(*tensors):
+        return add_rms_norm(*tensors, 0.1, F64, F64)
+
+    assert torch.autograd.gradcheck(norm, given, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(norm, given)
+
+
+def test_the_sum_is_hidden_where_nothing_is_added(device):
+    x, weight = torch.randn(2, 9, device=device), torch.ones(9, device=device)
+    assert add_rms_norm(x, None, weight, EPS, F32, F32)[1] is x
+    _, total = add_rms_norm(x.requires_grad_(), None, weight, EPS, BF16, F32)
+    assert total.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(fullgraph):
+    tensors, cotangents = make(AUTOCAST, "cpu")
+    expected, gradients, _ = call(AUTOCAST, tensors, cotangents)
+
+    @torch.compile(fullgraph=fullgraph, backend="aot_eager")
+    def norm(*tensors):
+        return add_rms_norm(*tensors, EPS, BF16, F32)
+
+    leaves = [it.detach().requires_grad_() for it in tensors]
+    actual = norm(*leaves)
+    torch.testing.assert_close(actual, tuple(expected))
+    found = torch.autograd.grad(actual, leaves, cotangents)
+    torch.testing.assert_close(found, gradients, rtol=0.02, atol=0.02)
+
+
+def test_transforms_and_modes_see_parts(device):
+    x, weight = torch.randn(4, 3, 9, device=device), torch.randn(9, device=device)
+
+    def norm(x):
+        return add_rms_norm(x, x, weight, EPS, F32, F32)[0]
+
+    expected = norm(x)
+    torch.testing.assert_close(torch.vmap(norm)(x), expected)
+    with FlopCounterMode(display=False):
+        torch.testing.assert_close(norm(x), expected)
+    primal, tangent = torch.func.jvp(norm, (x,), (x,))
+    torch.testing.assert_close(primal, expected)
+    assert tangent.shape == x.shape
+
+
+def test_ops_refuse(device):
+    x, weight = torch.randn(2, 9, device=device), torch.randn(8, device=device)
+    given = (EPS, F32, None)
+    with pytest.raises(RuntimeError, match=r"weight must be \(channels,\) = \(9,\), got \(8,\)"):
+        ops.add_rms_norm_fwd(x, None, weight, *given)
+    with pytest.raises(RuntimeError, match="residual must"):
+        ops.add_rms_norm_fwd(x, x[:1], x[0], *given)
+    with pytest.raises(RuntimeError, match="hidden must have dtype float32, float16"):
+        ops.add_rms_norm_fwd(x.int(), None, x[0], *given)
+
+
+def test_rows_that_are_too_long_go_by_parts(device):
+    case = AUTOCAST.with_(shape=(2, 8200))
+    check(case, device)
+
+
+# --- where stacks use it --------------------------------------------------------------------------
+
+
+def ops_of(model: nn.Module, x: torch.Tensor, monkeypatch) -> int:
+    """How often a call runs the norm's op."""
+    from selective_scan import _add_norm
+
+    calls = []
+    run = _add_norm._run_forward
+    with monkeypatch.context() as patch:
+        patch.setattr(_add_norm, "_run_forward", lambda *given: calls.append(0) or run(*given))
+        model(x)
+    return len(calls)
+
+
+def by_modules(model: S6, x: torch.Tensor) -> torch.Tensor:
+    for layer in model.layers:
+        is_layer = isinstance(layer, MambaMixer)
+        x = x + MambaMixer.forward(layer, layer.norm(x)) if is_layer else layer(x)
+    return model.norm_f(x)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "autocast", "bidirectional"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_stack_is_its_modules(kind, depth, device, monkeypatch):
+    model = S6(24, d_state=4, depth=depth, bidirectional=kind == "bidirectional", device=device)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            nn.init.normal_(parameter)
+    x = torch.randn(2, 40, 24, device=device)
+    if kind in ("bfloat16", "float64"):
+        model, x = model.to(getattr(torch, kind)), x.to(getattr(torch, kind))
+    x.requires_grad_()
+    leaves = [x, *model.parameters()]
+    with torch.autocast(device, torch.bfloat16, enabled=kind == "autocast"):
+        assert ops_of(model, x, monkeypatch) == depth + 1
+        actual, expected = model(x), by_modules(model, x)
+    assert actual.dtype == expected.dtype == x.dtype
+    found, wanted = (torch.autograd.grad(it.square().sum(), leaves) for it in (actual, expected))
+    half = kind in ("bfloat16", "autocast")
+    for one, other in zip((actual, *found), (expected, *wanted), strict=True):
+        error = Error.of(one.detach().to(F64), other.detach().to(F64))
+        assert error.relative_l2 < (0.04 if half else 1e-12 if kind == "float64" else 2e-5), error
+
+
+def test_norms_without_gradients_keep_bits(device):
+    model = S6(24, d_state=4, depth=2, device=device)
+    x = torch.randn(2, 40, 24, device=device)
+    with torch.no_grad():
+        alone = model(x)
+    assert torch.equal(alone, model(x))
+
+
+class OtherNorm(nn.RMSNorm):
+    pass
+
+
+class Passing(nn.Module):
+    def forward(self, x, cache=None, cu_seqlens=None):
+        return x
+
+
+def set_layer(model: S6, layer: nn.Module) -> None:
+    model.layers[0] = layer
+
+
+def without_eps(norm: nn.RMSNorm) -> None:
+    norm.eps = None
+
+
+def see(*_: object) -> None:
+    pass
+
+
+# What is done to a stack of two layers, and how many norms run by the op all the same.
+CHANGES = {
+    "hook of a layer": (lambda m: m.layers[1].register_forward_hook(see), 2),
+    "hook of a norm": (lambda m: m.layers[1].norm.register_forward_hook(see), 1),
+    "hook of the last norm": (lambda m: m.norm_f.register_full_backward_hook(see), 2),
+    "hook of a projection": (lambda m: m.layers[0].in_proj.register_forward_hook(see), 1),
+    "another norm": (lambda m: m.layers[0].register_module("norm", nn.LayerNorm(24)), 1),
+    "a class of its own": (lambda m: m.register_module("norm_f", OtherNorm(24)), 2),
+    "no weight": (
+        lambda m: m.layers[0].register_module("norm", nn.RMSNorm(24, elementwise_affine=False)),
+        1,
+    ),
+    "no eps": (lambda m: without_eps(m.layers[0].norm), 1),
+    "another dtype": (lambda m: m.layers[1].norm.double(), 1),
+    "a layer of one's own": (lambda m: set_layer(m, Passing()), 1),
+    "a parametrization": (lambda m: nn.utils.parametrizations.weight_norm(m.layers[1].norm), 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_plain_is_called(change, device, monkeypatch):
+    model = S6(24, d_state=4, depth=2, device=device)
+    x = torch.randn(2, 40, 24, device=device)
+    make_change, expected = CHANGES[change]
+    make_change(model)
+    model.to(device)
+    assert ops_of(model, x, monkeypatch) == expected
+    torch.testing.assert_close(model(x), by_modules(model, x))
+
+
+def test_hooks_for_all_modules_see_the_norms(device, monkeypatch):
+    model, x = S6(24, d_state=4, device=device), torch.randn(2, 40, 24, device=device)
+    seen = []
+    with nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m))):
+        assert ops_of(model, x, monkeypatch) == 0
+    assert seen.count(nn.RMSNorm) == 2
+
+
+def test_published_models_use_it(device, monkeypatch):
+    options = {"ssm_cfg": {"d_state": 4}, "rms_norm": True, "residual_in_fp32": True}
+    tokens = torch.randint(50, (2, 40), device=device)
+    model = MixerModel(24, 2, vocab_size=50, **options, fused_add_norm=True, device=device)
+    other = MixerModel(24, 2, vocab_size=50, **options, device=device)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert ops_of(model, tokens, monkeypatch) == ops_of(other, tokens, monkeypatch) == 3
+    torch.testing.assert_close(model(tokens), other(tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_function_without_a_residual(in_fp32, device):
+    x = torch.randn(3, 16, device=device, dtype=BF16)
+    weight = torch.randn(16, device=device)
+    normed, total = rms_norm_fn(x, weight, None, prenorm=True, residual_in_fp32=in_fp32)
+    assert (normed.dtype, total.dtype) == (BF16, F32 if in_fp32 else BF16)
+    assert torch.equal(total, x.to(total.dtype))
+    module = RMSNorm(16, device=device)
+    assert torch.equal(module(x), rms_norm_fn(x, module.weight, None, eps=module.eps))
