@@ -169,7 +169,7 @@ Division divide(const cuda::floor::Plan<Scratch>& plan) {
 }
 template <class Scratch>
 Division divide(const cuda::narrow::Plan<Scratch>& plan) {
-  return {cuda::kWarpSize, plan.tiles};
+  return {plan.warp_channels, plan.tiles};
 }
 Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {cuda::dstate1::kWindowChannels, plan.windows};

@@ -21,14 +21,14 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// Adds up kCount values over the lanes of a warp. Value i of the sums is held by lane i·32/kCount
-/// and its neighbours or, where there are more values than lanes, by lane i·kCount/32.
-template <int kCount>
+/// Adds up kCount values over kLanes lanes. Sum i is held by lane i·kLanes/kCount and its
+/// neighbours or, where there are more values than lanes, as number i % kHeld by lane i / kHeld.
+template <int kCount, int kLanes>
 struct LaneSums {
-  static constexpr int kHeld = kCount > kWarpSize ? kCount / kWarpSize : 1;
-  static constexpr int kSharing = kCount > kWarpSize ? 1 : kWarpSize / kCount;
+  static constexpr int kHeld = kCount > kLanes ? kCount / kLanes : 1;
+  static constexpr int kSharing = kCount > kLanes ? 1 : kLanes / kCount;
 
-  template <int kLeft = kCount, int kMask = kWarpSize / 2>
+  template <int kLeft = kCount, int kMask = kLanes / 2>
   static __device__ __forceinline__ void add(float (&values)[kCount], int lane) {
     if constexpr (kMask > 0) {
       if constexpr (kMask >= kSharing) {
@@ -48,33 +48,42 @@ struct LaneSums {
   }
 };
 
+/// Of a multiprocessor, at least.
+constexpr int kBackwardBlocks = 12;
+
 template <class Element, int kStates, bool kDense>
-__global__ void __launch_bounds__(kWarpSize)
+__global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char shared[];
+  using Shape = WarpShape<kStates>;
   constexpr int kSize = sizeof(Element);
-  constexpr int kCount = kBackItems<kStates>;  // steps of a block
+  constexpr int kOwn = Shape::kOwn;
+  constexpr int kCount = Shape::kBackItems;
   using Layout = BackwardLayout<kStates>;
   const BackwardParams& params = args.params;
-  const Tile tile(params, args.tiles);
+  const Tile<Shape> tile(params, args.tiles);
   const int lane = tile.lane;
   const auto seqlen = static_cast<int>(params.seqlen);
   const int chunks = ceil_div(seqlen, kChunk);
   const bool has_gate = args.z.present();
   const bool has_dout = args.dout.present();
-  const RowMover<Element, kDense> mover(args.rows, tile, seqlen);
+  const RowMover<Element, Shape, kDense> mover(args.rows, tile, seqlen);
   ProjectionMover<Element, kStates> projections(params, tile, shared);
   float* const kept_steps = reinterpret_cast<float*>(shared + Layout::kSteps) + lane;
   float* const checkpoints = reinterpret_cast<float*>(shared + Layout::kCheckpoints) + lane;
   char* const rows = shared + Layout::kRows;
   const int row_bytes = args.rows.bytes;
   const int stage_bytes = (has_gate ? 4 : 3) * row_bytes;
-  const auto stage_of = [&](int chunk) { return rows + (kDense ? 0 : chunk % 2 * stage_bytes); };
+  const bool fetches_ahead = args.rows.stages > 1;
+  const auto stage_of = [&](int chunk) {
+    return rows + (fetches_ahead ? chunk % 2 * stage_bytes : 0);
+  };
 
-  float start[kStates] = {};
+  float start[kOwn] = {};
   const float* const saved =
       static_cast<const float*>(params.states) +
-      (tile.batch * num_saved_states(seqlen) * params.dim + tile.channel()) * params.dstate;
+      (tile.batch * num_saved_states(seqlen) * params.dim + tile.channel()) * params.dstate +
+      tile.part * kOwn;
   const auto fetch = [&](int chunk) {
     if (kDense ? chunk == chunks - 1 : chunk >= 0) {
       char* const stage = stage_of(chunk);
@@ -84,43 +93,46 @@ __global__ void __launch_bounds__(kWarpSize)
       if (has_gate) mover.fetch(stage + 3 * row_bytes, args.z, chunk);
     }
     __pipeline_commit();
+  };
+  const auto fetch_start = [&](int chunk) {
     projections.fetch(chunk);
     if (chunk <= 0) {
       load_states(params.initial_state, tile, params, start);
-    } else if (tile.exists()) {
+    } else {
 #pragma unroll
-      for (int n = 0; n < kStates; ++n) {
-        if (n < params.dstate) {
+      for (int n = 0; n < kOwn; ++n) {
+        if (n < tile.states(params)) {
           start[n] = saved[(chunk - 1) * params.dim * params.dstate + n];
         }
       }
     }
   };
   fetch(chunks - 1);
+  fetch_start(chunks - 1);
 
-  float A[kStates], rate[kStates], carry[kStates], dA[kStates] = {};
+  float A[kOwn], rate[kOwn], carry[kOwn], dA[kOwn] = {};
   load_states(params.A, tile, params, A);
   load_states(params.dlast_state, tile, params, carry);
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) rate[n] = ScanMath::rate(A[n]);
+  for (int n = 0; n < kOwn; ++n) rate[n] = ScanMath::rate(A[n]);
   const float D = load_component<float>(params.D, tile.channel() * params.D.channel);
   const float bias =
       load_component<float>(params.delta_bias, tile.channel() * params.delta_bias.channel);
   float dD = 0, ddelta_bias = 0;
-  float* const sums =
-      static_cast<float*>(args.workspace.dBC_partials) +
-      ((tile.index * params.batch + tile.batch) * params.groups + tile.group) * params.seqlen * 2 *
-          kStates;
+  float* const sums = static_cast<float*>(args.workspace.dBC_partials) +
+                      ((tile.index * params.batch + tile.batch) * params.groups + tile.group) *
+                          params.seqlen * 2 * kStates;
 
 #pragma unroll 1
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
     __syncwarp();
     projections.put();
-    float h[kStates];
+    float h[kOwn];
 #pragma unroll
-    for (int n = 0; n < kStates; ++n) h[n] = start[n];
-    fetch(chunk - 1);
-    __pipeline_wait_prior(1);
+    for (int n = 0; n < kOwn; ++n) h[n] = start[n];
+    fetch_start(chunk - 1);
+    if (fetches_ahead) fetch(chunk - 1);
+    __pipeline_wait_prior(fetches_ahead ? 1 : 0);
     __syncwarp();
     char* const stage = stage_of(chunk);
     char* const u_row = mover.lane_row(stage, chunk);
@@ -141,16 +153,16 @@ __global__ void __launch_bounds__(kWarpSize)
       for (float& value : delta.v) value += bias;
       make_steps<kSize>(delta, params.delta_softplus);
 #pragma unroll
-      for (int n = 0; n < kStates; ++n) checkpoints[(block * kStates + n) * kWarpSize] = h[n];
+      for (int n = 0; n < kOwn; ++n) checkpoints[(block * kOwn + n) * kWarpSize] = h[n];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         if (i >= left) delta.v[i] = 0;  // such a step leaves states as they are
         kept_steps[(t + i) * kWarpSize] = delta.v[i];
-        const auto B = projections[t + i].B;
+        const auto projected = projections[t + i];
         const float input = delta.v[i] * u.v[i];
 #pragma unroll
-        for (int n = 0; n < kStates; ++n) {
-          h[n] = fmaf(ScanMath::exp_at(delta.v[i], rate[n]), h[n], input * B[n]);
+        for (int n = 0; n < kOwn; ++n) {
+          h[n] = fmaf(ScanMath::exp_at(delta.v[i], rate[n]), h[n], input * projected.B[n]);
         }
       }
     }
@@ -165,11 +177,9 @@ __global__ void __launch_bounds__(kWarpSize)
       if (has_dout) read_row<Element, kDense>(dout_row + t * kSize, left, dy);
       if (has_gate) read_row<Element, kDense>(z_row + t * kSize, left, z);
       float delta[kCount];
-      float states[kCount + 1][kStates], decayed[kCount][kStates];  // decayed: abar·h
+      float states[kCount + 1][kOwn], abar[kCount][kOwn];
 #pragma unroll
-      for (int n = 0; n < kStates; ++n) {
-        states[0][n] = checkpoints[(block * kStates + n) * kWarpSize];
-      }
+      for (int n = 0; n < kOwn; ++n) states[0][n] = checkpoints[(block * kOwn + n) * kWarpSize];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         delta[i] = kept_steps[(t + i) * kWarpSize];
@@ -177,56 +187,68 @@ __global__ void __launch_bounds__(kWarpSize)
         slope.v[i] = !params.delta_softplus ? 1.0f : softplus_slope(x, decay_of<kSize>(x));
         const auto [B, C] = projections[t + i];
         const float input = delta[i] * u.v[i];
-        float y = D * u.v[i];
+        float sum = 0;
 #pragma unroll
-        for (int n = 0; n < kStates; ++n) {
-          decayed[i][n] = ScanMath::exp_at(delta[i], rate[n]) * states[i][n];
-          states[i + 1][n] = fmaf(input, B[n], decayed[i][n]);
-          y = fmaf(C[n], states[i + 1][n], y);
+        for (int n = 0; n < kOwn; ++n) {
+          abar[i][n] = ScanMath::exp_at(delta[i], rate[n]);
+          states[i + 1][n] = fmaf(abar[i][n], states[i][n], input * B[n]);
+          sum = fmaf(C[n], states[i + 1][n], sum);
         }
         if (has_gate) {
+          const float y = fmaf(D, u.v[i], add_parts<Shape>(sum));
           const float s = sigmoid_for<kSize>(z.v[i]);
           const float dout = dy.v[i];
           dy.v[i] = dout * (z.v[i] * s);
           z.v[i] = dout * y * silu_derivative(z.v[i], s);
         }
       }
-      if (has_gate) write_row<Element, kDense>(z_row + t * kSize, left, z);
+      if (has_gate) {
+        // Whoever writes a row, all lanes of its channel have read it.
+        __syncwarp();
+        if (tile.part == 0) write_row<Element, kDense>(z_row + t * kSize, left, z);
+      }
 
-      float terms[kCount * 2 * kStates];  // [step][dB | dC][state]
+      float terms[kCount * 2 * kOwn];  // [step][dB | dC][state]
 #pragma unroll
       for (int i = kCount - 1; i >= 0; --i) {
         const auto [B, C] = projections[t + i];
         const float input = delta[i] * u.v[i];
         float w = 0, x = 0;
 #pragma unroll
-        for (int n = 0; n < kStates; ++n) {
+        for (int n = 0; n < kOwn; ++n) {
           const float g = fmaf(dy.v[i], C[n], carry[n]);
-          terms[(i * 2) * kStates + n] = input * g;
-          terms[(i * 2 + 1) * kStates + n] = dy.v[i] * states[i + 1][n];
+          terms[i * 2 * kOwn + n] = input * g;
+          terms[(i * 2 + 1) * kOwn + n] = dy.v[i] * states[i + 1][n];
           w = fmaf(g, B[n], w);
-          const float dx = g * decayed[i][n];
+          carry[n] = g * abar[i][n];
+          const float dx = carry[n] * states[i][n];
           dA[n] = fmaf(delta[i], dx, dA[n]);
           x = fmaf(A[n], dx, x);
-          carry[n] = g * ScanMath::exp_at(delta[i], rate[n]);
         }
+        w = add_parts<Shape>(w);
+        x = add_parts<Shape>(x);
         dD = fmaf(dy.v[i], u.v[i], dD);
         const float ddelta = fmaf(u.v[i], w, x) * slope.v[i];
         u.v[i] = fmaf(delta[i], w, D * dy.v[i]);
         slope.v[i] = i < left ? ddelta : 0.0f;
         ddelta_bias += slope.v[i];
       }
-      write_row<Element, kDense>(u_row + t * kSize, left, u);
-      write_row<Element, kDense>(delta_row + t * kSize, left, slope);
+      if (tile.part == 0) {
+        write_row<Element, kDense>(u_row + t * kSize, left, u);
+        write_row<Element, kDense>(delta_row + t * kSize, left, slope);
+      }
 
-      using Sums = LaneSums<kCount * 2 * kStates>;
+      using Sums = LaneSums<kCount * 2 * kOwn, Shape::kChannels>;
       Sums::add(terms, lane);
       if (lane % Sums::kSharing == 0) {
-        const int first = lane / Sums::kSharing * Sums::kHeld;
-        float* const target = sums + static_cast<int64_t>(chunk * kChunk + t) * 2 * kStates + first;
-        if (first / (2 * kStates) < steps - t) {
+        const int first = tile.own / Sums::kSharing * Sums::kHeld;
 #pragma unroll
-          for (int i = 0; i < Sums::kHeld; ++i) target[i] = terms[i];
+        for (int i = 0; i < Sums::kHeld; ++i) {
+          const int row = (first + i) / kOwn;  // of steps, and of dB and dC in one
+          const int at = row * kStates + tile.part * kOwn + (first + i) % kOwn;
+          if (row / 2 < steps - t) {
+            sums[static_cast<int64_t>(chunk * kChunk + t) * 2 * kStates + at] = terms[i];
+          }
         }
       }
     }
@@ -236,23 +258,21 @@ __global__ void __launch_bounds__(kWarpSize)
       mover.store(stage + row_bytes, args.ddelta, chunk);
       if (has_gate) mover.store(stage + 3 * row_bytes, args.dz, chunk);
     }
+    if (!fetches_ahead) {
+      __syncwarp();
+      fetch(chunk - 1);
+    }
   }
 
+  store_states(params.dinitial_state, tile, params, carry);
   if (!tile.exists()) return;
   const int64_t row = tile.batch * params.dim + tile.channel();
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) {
-    static_cast<float*>(args.workspace.dA)[row * kStates + n] = dA[n];
-    if (n < params.dstate && params.dinitial_state.present()) {
-      store_component(params.dinitial_state,
-                      tile.batch * params.dinitial_state.batch +
-                          tile.channel() * params.dinitial_state.channel +
-                          n * params.dinitial_state.state,
-                      carry[n]);
-    }
+  for (int n = 0; n < kOwn; ++n) {
+    static_cast<float*>(args.workspace.dA)[row * kStates + tile.part * kOwn + n] = dA[n];
   }
   const auto store_channel = [&](void* array, float value) {
-    if (array != nullptr) static_cast<float*>(array)[row] = value;
+    if (array != nullptr && tile.part == 0) static_cast<float*>(array)[row] = value;
   };
   store_channel(args.workspace.dD, dD);
   store_channel(args.workspace.ddelta_bias, ddelta_bias);

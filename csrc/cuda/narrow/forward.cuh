@@ -1,8 +1,9 @@
 // The narrow forward scan: few states, of channels enough.
 //
-// Mapping. A warp is a block, and owns 32 channels of one group: a lane has one of them, with all
-// of its states in registers, and walks through time in chunks of kChunk steps. The rows of the
-// next chunk are copied to shared memory meanwhile, and B and C of it to registers.
+// Mapping. A warp is a block, and owns 32 channels of one group, or 16 of more than two states: a
+// lane has one of them, or half of its states, in registers, and walks through time in chunks of
+// kChunk steps. The rows of the next chunk are copied to shared memory meanwhile, and B and C of it
+// to registers.
 //
 // Shared memory: B and C of a chunk in fp32, which all lanes read at the same time; then two chunks
 // of rows of u, delta and z as they lie in memory, of which a lane reads its own channel's. out
@@ -20,50 +21,58 @@ template <class Element, int kStates, bool kDense>
 __global__ void __launch_bounds__(kWarpSize)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   extern __shared__ __align__(16) char shared[];
+  using Shape = WarpShape<kStates>;
   constexpr int kSize = sizeof(Element);
+  constexpr int kOwn = Shape::kOwn;
   const ForwardParams& params = args.params;
-  const Tile tile(params, args.tiles);
+  const Tile<Shape> tile(params, args.tiles);
   const auto seqlen = static_cast<int>(params.seqlen);
   const int chunks = ceil_div(seqlen, kChunk);
   const bool has_gate = args.z.present();
   const bool has_output = params.wanted == ForwardWanted::kOutput;
-  const RowMover<Element, kDense> mover(args.rows, tile, seqlen);
+  const RowMover<Element, Shape, kDense> mover(args.rows, tile, seqlen);
   ProjectionMover<Element, kStates> projections(params, tile, shared);
   char* const rows = shared + kProjectionBytes<kStates>;
   const int stage_bytes = (has_gate ? 3 : 2) * args.rows.bytes;
+  const bool fetches_ahead = args.rows.stages > 1;
+  const auto stage_of = [&](int chunk) {
+    return rows + (fetches_ahead ? chunk % 2 * stage_bytes : 0);
+  };
 
   const auto fetch = [&](int chunk) {
     if (chunk < (kDense ? 1 : chunks)) {
-      char* const stage = rows + (kDense ? 0 : chunk % 2 * stage_bytes);
+      char* const stage = stage_of(chunk);
       mover.fetch(stage, args.u, chunk);
       mover.fetch(stage + args.rows.bytes, args.delta, chunk);
       if (has_gate) mover.fetch(stage + 2 * args.rows.bytes, args.z, chunk);
     }
     __pipeline_commit();
-    projections.fetch(chunk);
   };
   fetch(0);
+  projections.fetch(0);
 
-  float rate[kStates], h[kStates];
+  float rate[kOwn], h[kOwn];
   load_states(params.A, tile, params, rate);
   load_states(params.initial_state, tile, params, h);
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) rate[n] = ScanMath::rate(rate[n]);
+  for (float& value : rate) value = ScanMath::rate(value);
   const float D = load_component<float>(params.D, tile.channel() * params.D.channel);
   const float bias =
       load_component<float>(params.delta_bias, tile.channel() * params.delta_bias.channel);
-  float* saved = static_cast<float*>(params.states) +
-                 (tile.batch * num_saved_states(seqlen) * params.dim + tile.channel()) *
-                     params.dstate;
+  float* saved =
+      static_cast<float*>(params.states) +
+      (tile.batch * num_saved_states(seqlen) * params.dim + tile.channel()) * params.dstate +
+      tile.part * kOwn;
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     __syncwarp();
     projections.put();
-    fetch(chunk + 1);
-    __pipeline_wait_prior(1);
+    projections.fetch(chunk + 1);
+    if (fetches_ahead) fetch(chunk + 1);
+    __pipeline_wait_prior(fetches_ahead ? 1 : 0);
     __syncwarp();
-    char* const stage = rows + (kDense ? 0 : chunk % 2 * stage_bytes);
+    char* const stage = stage_of(chunk);
     char* const u_row = mover.lane_row(stage, chunk);
     const char* const delta_row = u_row + args.rows.bytes;
     const char* const z_row = delta_row + args.rows.bytes;
@@ -87,12 +96,13 @@ __global__ void __launch_bounds__(kWarpSize)
       for (int i = 0; i < kItems; ++i) {
         const auto [B, C] = projections[t + i];
         const float input = delta.v[i] * u.v[i];
-        y.v[i] = D * u.v[i];
+        float sum = 0;
 #pragma unroll
-        for (int n = 0; n < kStates; ++n) {
+        for (int n = 0; n < kOwn; ++n) {
           h[n] = fmaf(ScanMath::exp_at(delta.v[i], rate[n]), h[n], input * B[n]);
-          y.v[i] = fmaf(C[n], h[n], y.v[i]);
+          sum = fmaf(C[n], h[n], sum);
         }
+        y.v[i] = fmaf(D, u.v[i], add_parts<Shape>(sum));
       }
       if (!has_output) continue;
       if (has_gate) {
@@ -101,14 +111,12 @@ __global__ void __launch_bounds__(kWarpSize)
 #pragma unroll
         for (int i = 0; i < kItems; ++i) y.v[i] *= z.v[i] * sigmoid_for<kSize>(z.v[i]);
       }
-      write_row<Element, kDense>(u_row + t * kSize, left, y);
+      if (tile.part == 0) write_row<Element, kDense>(u_row + t * kSize, left, y);
     }
     if (params.states != nullptr && chunk + 1 < chunks) {
-      if (tile.exists()) {
 #pragma unroll
-        for (int n = 0; n < kStates; ++n) {
-          if (n < params.dstate) saved[n] = h[n];
-        }
+      for (int n = 0; n < kOwn; ++n) {
+        if (n < tile.states(params)) saved[n] = h[n];
       }
       saved += params.dim * params.dstate;
     }
@@ -116,15 +124,12 @@ __global__ void __launch_bounds__(kWarpSize)
       __syncwarp();
       mover.store(stage, args.out, chunk);
     }
-  }
-  if (tile.exists() && params.last_state.present()) {
-    const int64_t at =
-        tile.batch * params.last_state.batch + tile.channel() * params.last_state.channel;
-#pragma unroll
-    for (int n = 0; n < kStates; ++n) {
-      if (n < params.dstate) store_component(params.last_state, at + n * params.last_state.state, h[n]);
+    if (!fetches_ahead) {
+      __syncwarp();
+      fetch(chunk + 1);
     }
   }
+  store_states(params.last_state, tile, params, h);
 }
 
 template <class Element, int kStates, bool kDense>

@@ -29,7 +29,7 @@ Launches launches_of(DType dtype, bool is_dense) {
 template <class Plan>
 Launches launches_for(const ScanParams& params, const Plan& plan) {
   const DType dtype = params.u.dtype;
-  switch (plan.lane_states) {
+  switch (plan.padded_states) {
     case 1:
       return launches_of<1>(dtype, plan.rows.is_dense);
     case 2:
@@ -76,7 +76,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.workspace = backward_workspace(plan.scratch, memory);
   const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
-  return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.lane_states},
+  return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.padded_states},
                        stream);
 }
 

@@ -14,7 +14,8 @@ namespace selective_scan::cuda::narrow {
 
 template <class Scratch>
 struct Plan {
-  int lane_states;  // of an instantiation
+  int padded_states;  // of an instantiation
+  int warp_channels;  // likewise
   RowLayout rows;
   int64_t tiles;  // of a group's channels, a warp each
   LaunchShape shape;

@@ -18,7 +18,8 @@ struct Values {
   float v[kCount];
 };
 
-/// The channels of a warp, and the lane's.
+/// The channels of a warp, and the lane's part of one.
+template <class Shape>
 struct Tile {
   int64_t batch;
   int64_t group;
@@ -26,52 +27,86 @@ struct Tile {
   int64_t first_channel;  // of all
   int channels;
   int lane;
+  int own;   // the lane's channel in the tile
+  int part;  // of the channel's states
 
   __device__ __forceinline__ Tile(const ScanParams& params, int64_t tiles)
       : batch(blockIdx.x / (tiles * params.groups)),
         group(blockIdx.x / tiles % params.groups),
         index(blockIdx.x % tiles),
-        lane(static_cast<int>(threadIdx.x)) {
+        lane(static_cast<int>(threadIdx.x)),
+        own(lane % Shape::kChannels),
+        part(lane / Shape::kChannels) {
     const int64_t group_channels = params.dim / params.groups;
-    const int64_t offset = index * kWarpSize;
+    const int64_t offset = index * Shape::kChannels;
     first_channel = group * group_channels + offset;
     const int64_t left = group_channels - offset;
-    channels = static_cast<int>(left < kWarpSize ? left : kWarpSize);
+    channels = static_cast<int>(left < Shape::kChannels ? left : Shape::kChannels);
   }
-  __device__ __forceinline__ bool exists() const { return lane < channels; }
+  __device__ __forceinline__ bool exists() const { return own < channels; }
   /// The lane's; that of the first lane, if it has none.
   __device__ __forceinline__ int64_t channel() const {
-    return first_channel + (exists() ? lane : 0);
+    return first_channel + (exists() ? own : 0);
+  }
+  /// How many of the lane's states there are.
+  __device__ __forceinline__ int states(const ScanParams& params) const {
+    return exists() ? static_cast<int>(params.dstate) - part * Shape::kOwn : 0;
   }
   __device__ __forceinline__ char* origin(const Sequence& sequence) const {
     return sequence.data + batch * sequence.batch + first_channel * sequence.channel;
   }
 };
 
-/// The states of the lane's channel in an array that has them.
-template <int kStates>
-__device__ __forceinline__ void load_states(const ArrayView& view, const Tile& tile,
-                                            const ScanParams& params, float (&states)[kStates]) {
-  const int64_t base = tile.batch * view.batch + tile.channel() * view.channel;
+/// Where the lane's states begin in an array that has them.
+template <class Shape>
+__device__ __forceinline__ int64_t own_states(const ArrayView& view, const Tile<Shape>& tile) {
+  return tile.batch * view.batch + tile.channel() * view.channel +
+         tile.part * Shape::kOwn * view.state;
+}
+template <class Shape, int kOwn>
+__device__ __forceinline__ void load_states(const ArrayView& view, const Tile<Shape>& tile,
+                                            const ScanParams& params, float (&states)[kOwn]) {
+  const int64_t first = own_states(view, tile);
+  const int count = view.present() ? tile.states(params) : 0;
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) {
-    const bool is_there = view.present() && tile.exists() && n < params.dstate;
-    states[n] = is_there ? load_component<float>(view, base + n * view.state) : 0.0f;
+  for (int n = 0; n < kOwn; ++n) {
+    states[n] = n < count ? load_component<float>(view, first + n * view.state) : 0.0f;
+  }
+}
+template <class Shape, int kOwn>
+__device__ __forceinline__ void store_states(const ArrayView& view, const Tile<Shape>& tile,
+                                             const ScanParams& params,
+                                             const float (&states)[kOwn]) {
+  const int64_t first = own_states(view, tile);
+  const int count = view.present() ? tile.states(params) : 0;
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n) {
+    if (n < count) store_component(view, first + n * view.state, states[n]);
   }
 }
 
+/// Adds up what the lanes of a channel have.
+template <class Shape>
+__device__ __forceinline__ float add_parts(float value) {
+#pragma unroll
+  for (int distance = Shape::kChannels; distance < kWarpSize; distance *= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance);
+  }
+  return value;
+}
+
 /// Moves the rows of a tile between global and shared memory.
-template <class Element, bool kDense>
+template <class Element, class Shape, bool kDense>
 class RowMover {
   static constexpr int kSize = sizeof(Element);
 
  public:
-  __device__ __forceinline__ RowMover(const RowLayout& layout, const Tile& tile, int seqlen)
+  __device__ __forceinline__ RowMover(const RowLayout& layout, const Tile<Shape>& tile, int seqlen)
       : layout_(layout), tile_(tile), seqlen_(seqlen) {}
 
   /// The lane's row of an array whose rows begin at `rows`, at the first step of a chunk.
   __device__ __forceinline__ char* lane_row(char* rows, int chunk) const {
-    return rows + tile_.lane * layout_.pitch + (kDense ? chunk * kChunk * kSize : 0);
+    return rows + tile_.own * layout_.pitch + (kDense ? chunk * kChunk * kSize : 0);
   }
   /// Starts to copy a chunk; all steps, if rows are dense, with the first one.
   __device__ __forceinline__ void fetch(char* rows, const Sequence& sequence, int chunk) const {
@@ -114,18 +149,18 @@ class RowMover {
     const int byte = tile_.lane % kPieces * kBytes;
     if (byte >= left) return;
     origin += chunk * kChunk * kSize + byte;
+    constexpr int kStride = kWarpSize / kPieces;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int channel = tile_.lane / kPieces + i * (kWarpSize / kPieces);
+    for (int first = 0; first < Shape::kChannels; first += kStride) {
+      const int channel = first + tile_.lane / kPieces;
       if (channel < tile_.channels) {
-        move.template operator()<kBytes>(channel * layout_.pitch + byte,
-                                         origin + channel * stride);
+        move.template operator()<kBytes>(channel * layout_.pitch + byte, origin + channel * stride);
       }
     }
   }
 
   const RowLayout& layout_;
-  const Tile& tile_;
+  const Tile<Shape>& tile_;
   int seqlen_;
 };
 
@@ -165,23 +200,27 @@ __device__ __forceinline__ void write_row(char* row, int steps, const Values<kCo
   }
 }
 
-/// B and C of a step for all states.
-template <int kStates>
+/// B and C of a step for a lane's states.
+template <int kOwn>
 struct Projected {
-  float B[kStates];
-  float C[kStates];
+  float B[kOwn];
+  float C[kOwn];
 };
 
 /// Brings B and C of a chunk, a step a lane, from global memory to registers and on to shared
 /// memory.
 template <class Element, int kStates>
 class ProjectionMover {
+  using Shape = WarpShape<kStates>;
+  static constexpr int kOwn = Shape::kOwn;
+
  public:
-  __device__ __forceinline__ ProjectionMover(const ScanParams& params, const Tile& tile,
+  __device__ __forceinline__ ProjectionMover(const ScanParams& params, const Tile<Shape>& tile,
                                              char* target)
       : params_(params),
         lane_(tile.lane),
-        target_(reinterpret_cast<Projected<kStates>*>(target)),
+        part_(tile.part),
+        target_(reinterpret_cast<float*>(target)),
         B_(origin(params.B, tile)),
         C_(origin(params.C, tile)) {}
 
@@ -195,31 +234,34 @@ class ProjectionMover {
       raw_C_[n] = C_[step * params_.C.step + n * params_.C.state];
     }
   }
+  /// [step][part][B | C][state]
   __device__ __forceinline__ void put() const {
     Pack<float, 2 * kStates> pack;
 #pragma unroll
     for (int n = 0; n < kStates; ++n) {
-      pack.v[n] = to_real(raw_B_[n]);
-      pack.v[kStates + n] = to_real(raw_C_[n]);
+      const int at = n / kOwn * 2 * kOwn + n % kOwn;
+      pack.v[at] = to_real(raw_B_[n]);
+      pack.v[at + kOwn] = to_real(raw_C_[n]);
     }
-    store_pack(reinterpret_cast<float*>(target_ + lane_), pack);
+    store_pack(target_ + lane_ * 2 * kStates, pack);
   }
-  /// What put() left of the chunk's step t.
-  __device__ __forceinline__ Projected<kStates> operator[](int t) const {
-    return bit_cast<Projected<kStates>>(
-        load_pack<float, 2 * kStates>(reinterpret_cast<const float*>(target_ + t)));
+  /// What put() left of the chunk's step t for the lane's states.
+  __device__ __forceinline__ Projected<kOwn> operator[](int t) const {
+    return bit_cast<Projected<kOwn>>(
+        load_pack<float, 2 * kOwn>(target_ + t * 2 * kStates + part_ * 2 * kOwn));
   }
 
  private:
   static __device__ __forceinline__ const Element* origin(const ArrayView& view,
-                                                          const Tile& tile) {
+                                                          const Tile<Shape>& tile) {
     return static_cast<const Element*>(view.data) + tile.batch * view.batch +
            tile.group * view.group;
   }
 
   const ScanParams& params_;
   int lane_;
-  Projected<kStates>* target_;
+  int part_;
+  float* target_;
   const Element* B_;
   const Element* C_;
   Element raw_B_[kStates] = {};

@@ -10,7 +10,9 @@ namespace selective_scan::cuda::narrow {
 namespace {
 
 /// The kernels' numbers of states.
-constexpr int kLaneStates[] = {1, 2, kMostStates};
+constexpr int kPaddedStates[] = {1, 2, kMostStates};
+
+constexpr int kMostResidentBlocks = 32;  // of a multiprocessor
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -38,7 +40,7 @@ bool are_dense(const Params& params) {
 
 /// How rows are moved, by the widest accesses that all of them allow; none where `access` is 0.
 template <class Params>
-RowLayout find_layout(const Params& params) {
+RowLayout find_layout(const Params& params, int channels) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
   const auto have_vectors = [&](int bytes) {
     return all_of(rows_of(params), [&](const ArrayView& view) {
@@ -46,12 +48,20 @@ RowLayout find_layout(const Params& params) {
     });
   };
   for (const int bytes : {16, 8, 4}) {
-    if (have_vectors(bytes)) return RowLayout::chunks(size, bytes);
+    if (have_vectors(bytes)) return RowLayout::chunks(channels, size, bytes);
   }
   if (params.seqlen <= kMostDenseSteps && are_dense(params)) {
-    return RowLayout::dense(size, static_cast<int>(params.seqlen));
+    return RowLayout::dense(channels, size, static_cast<int>(params.seqlen));
   }
   return {};
+}
+
+/// Calls function.operator()<kStates>().
+template <class Function>
+int for_states(int padded_states, const Function& function) {
+  return padded_states == 1   ? function.template operator()<1>()
+         : padded_states == 2 ? function.template operator()<2>()
+                              : function.template operator()<kMostStates>();
 }
 
 template <class Params, class AnyPlan>
@@ -61,25 +71,37 @@ Refusal divide(const Params& params, AnyPlan& plan) {
   if (!all_of(rows_of(params), is_alike) || !is_alike(params.B) || !is_alike(params.C)) {
     return {"u, delta, z, B, C, out and their gradients must have one dtype"};
   }
-  plan.rows = find_layout(params);
+  plan.padded_states = *std::find_if(std::begin(kPaddedStates), std::end(kPaddedStates),
+                                     [&](int states) { return states >= params.dstate; });
+  plan.warp_channels =
+      for_states(plan.padded_states, []<int kStates>() { return WarpShape<kStates>::kChannels; });
+  plan.rows = find_layout(params, plan.warp_channels);
   if (plan.rows.access == 0) {
     return {"rows must lie along time, aligned to 4 bytes, or be short ones without gaps"};
   }
-  plan.lane_states = *std::find_if(std::begin(kLaneStates), std::end(kLaneStates),
-                                   [&](int states) { return states >= params.dstate; });
-  plan.tiles = ceil_div(params.dim / params.groups, kWarpSize);
+  plan.tiles = ceil_div(params.dim / params.groups, plan.warp_channels);
   const int64_t blocks = params.batch * params.groups * plan.tiles;
   if (blocks > kMaxBlocks) return {"a grid of blocks cannot have that many channels", params.dim};
   plan.shape = {blocks, kWarpSize};
   return {};
 }
 
-/// Calls function.operator()<kStates>().
-template <class Function>
-int for_states(int lane_states, const Function& function) {
-  return lane_states == 1   ? function.template operator()<1>()
-         : lane_states == 2 ? function.template operator()<2>()
-                            : function.template operator()<kMostStates>();
+/// Has rows of one chunk alone, if that lets all warps run at a time and two do not: others hide
+/// what a warp waits for.
+template <class AnyPlan, class Bytes>
+Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan) {
+  const auto waves = [&](int stages) {
+    plan.rows.stages = stages;
+    plan.shape.shared_bytes = bytes_of(plan.rows);
+    if (plan.shape.shared_bytes > device.block_shared_bytes) return kMaxBlocks;
+    const int64_t resident =
+        std::min(kMostResidentBlocks, device.blocks_by_shared_memory(plan.shape.shared_bytes));
+    return ceil_div(plan.shape.blocks, device.multiprocessors * resident);
+  };
+  const int most = plan.rows.stages;
+  if (waves(1) == kMaxBlocks) return {"blocks of this GPU have not enough shared memory"};
+  if (waves(most) > 1 && waves(1) > 1) waves(most);
+  return {};
 }
 
 }  // namespace
@@ -88,31 +110,34 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = divide(params, plan)) return refusal;
   const int arrays = params.z.present() ? 3 : 2;
-  plan.shape.shared_bytes = for_states(plan.lane_states, [&]<int kStates>() {
-    return forward_bytes<kStates>(plan.rows, arrays);
-  });
-  if (plan.shape.shared_bytes > device.block_shared_bytes) {
-    return {"blocks of this GPU have not enough shared memory"};
-  }
-  return {};
+  return choose_stages(
+      device,
+      [&](const RowLayout& rows) {
+        return for_states(plan.padded_states,
+                          [&]<int kStates>() { return forward_bytes<kStates>(rows, arrays); });
+      },
+      plan);
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = divide(params, plan)) return refusal;
   const int arrays = params.z.present() ? 4 : 3;
-  plan.shape.shared_bytes = for_states(plan.lane_states, [&]<int kStates>() {
-    return BackwardLayout<kStates>::bytes(plan.rows, arrays);
-  });
-  if (plan.shape.shared_bytes > device.block_shared_bytes) {
-    return {"blocks of this GPU have not enough shared memory"};
-  }
+  const Refusal refusal = choose_stages(
+      device,
+      [&](const RowLayout& rows) {
+        return for_states(plan.padded_states, [&]<int kStates>() {
+          return BackwardLayout<kStates>::bytes(rows, arrays);
+        });
+      },
+      plan);
+  if (refusal) return refusal;
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
-      true, plan.tiles * params.batch * params.groups * params.seqlen * 2 * plan.lane_states,
+      true, plan.tiles * params.batch * params.groups * params.seqlen * 2 * plan.padded_states,
       sizeof(float));
   const int64_t rows = params.batch * params.dim;
-  scratch.take_sums(params, rows * plan.lane_states, sizeof(float), rows, sizeof(float));
+  scratch.take_sums(params, rows * plan.padded_states, sizeof(float), rows, sizeof(float));
   return {};
 }
 

@@ -1,7 +1,7 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
-// The first path of prompt, narrow, dstate1, relay and streamed that can run a call and is preferred takes
-// it, else the floor. figures.h has the numbers.
+// The first path of prompt, narrow, dstate1, relay and streamed that can run a call and is
+// preferred takes it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
 
@@ -39,16 +39,20 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return has_enough_channels(params, choice_of(device));
 }
 
-/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy.
+/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy. Of
+/// one state dstate1 does better, but where rows are not aligned.
 template <class Plan>
-bool has_enough_warps(const Plan& plan, const Device& device) {
-  return plan.shape.blocks >= choice_of(device).narrow_warps * device.multiprocessors;
+bool is_narrow(const ScanParams& params, const Device& device, const Plan& plan) {
+  return plan.shape.blocks >= choice_of(device).narrow_warps * device.multiprocessors &&
+         (params.dstate > 1 || plan.rows.is_dense);
 }
-bool is_preferred(const ForwardParams&, const Device& device, const narrow::ForwardPlan& plan) {
-  return has_enough_warps(plan, device);
+bool is_preferred(const ForwardParams& params, const Device& device,
+                  const narrow::ForwardPlan& plan) {
+  return is_narrow(params, device, plan);
 }
-bool is_preferred(const BackwardParams&, const Device& device, const narrow::BackwardPlan& plan) {
-  return has_enough_warps(plan, device);
+bool is_preferred(const BackwardParams& params, const Device& device,
+                  const narrow::BackwardPlan& plan) {
+  return is_narrow(params, device, plan);
 }
 
 /// prompt's lanes walk through all of time, which is the better choice for few steps, or where
