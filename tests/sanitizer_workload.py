@@ -30,6 +30,7 @@ import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
+import test_narrow as narrow
 import test_prompt as prompt
 import test_relay as relay
 import test_s6_step as step
@@ -194,6 +195,7 @@ CHECKS = {
     ),
     "prefill": lambda: check_all(prefill.check, prefill.case_list()),
     "state_update": lambda: check_all(update.check, update.case_list()),
+    "narrow": lambda: check_all(narrow.check, narrow.FEW),
     "step": lambda: check_all(step.check, step.CASES),
     "norm": lambda: check_all(norm.check, norm.CASES),
 }

@@ -36,6 +36,13 @@ def cases():
 
 
 CASES = list(dict.fromkeys(cases()))
+# Of every kernel one.
+FEW = [
+    BASE.with_(dtype=dtype, dstate=dstate, seqlen=seqlen)
+    for dtype in FLOATS
+    for dstate in (1, 2, 8)
+    for seqlen in (49, 100)
+]
 
 
 @pytest.mark.cuda
