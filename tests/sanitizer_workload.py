@@ -28,9 +28,9 @@ import test_float16_gradients as float16
 import test_layouts as layouts
 import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
+import test_narrow as narrow
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
-import test_narrow as narrow
 import test_prompt as prompt
 import test_relay as relay
 import test_s6_step as step
