@@ -188,7 +188,7 @@ def passes_opcheck(group, case: Case, lengths, device: str) -> None:
             tensor = own_steps(case, name, tensor, lengths, rank).to(device, copy=True)
             tensor.requires_grad_()
         given[name] = tensor
-    given |= {"group": group.group_name}
+    given = {"input_delta": None} | given | {"group": group.group_name}
     op = torch.ops.selective_scan.distributed_selective_scan_fwd.default
     names = [argument.name for argument in op._schema.arguments]
     arguments = tuple(given[name] for name in names[:-1])

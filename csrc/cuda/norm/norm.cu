@@ -14,6 +14,7 @@
 #include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
+#include "../kit/math.cuh"
 #include "../kit/shuffle.cuh"
 #include "../launch.h"
 #include "../sums/sums.h"
@@ -278,6 +279,7 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
   R* const of_block = reinterpret_cast<R*>(shared);
   for (int turn = 0; turn < team.count; ++turn) {
     if (turn == team.index) {
+      really_branch();  // else all teams would read what one writes
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
