@@ -54,6 +54,7 @@ constexpr int kBackwardBlocks = 12;
 template <class Element, int kStates, bool kDense>
 __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   extern __shared__ __align__(16) char shared[];
   using Shape = WarpShape<kStates>;
   constexpr int kSize = sizeof(Element);
@@ -202,11 +203,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
           z.v[i] = dout * y * silu_derivative(z.v[i], s);
         }
       }
-      if (has_gate) {
-        // Whoever writes a row, all lanes of its channel have read it.
-        __syncwarp();
-        if (tile.part == 0) write_row<Element, kDense>(z_row + t * kSize, left, z);
-      }
+      if (has_gate) write_row<Element, Shape, kDense>(z_row + t * kSize, tile, left, z);
 
       float terms[kCount * 2 * kOwn];  // [step][dB | dC][state]
 #pragma unroll
@@ -233,10 +230,8 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
         slope.v[i] = i < left ? ddelta : 0.0f;
         ddelta_bias += slope.v[i];
       }
-      if (tile.part == 0) {
-        write_row<Element, kDense>(u_row + t * kSize, left, u);
-        write_row<Element, kDense>(delta_row + t * kSize, left, slope);
-      }
+      write_row<Element, Shape, kDense>(u_row + t * kSize, tile, left, u);
+      write_row<Element, Shape, kDense>(delta_row + t * kSize, tile, left, slope);
 
       using Sums = LaneSums<kCount * 2 * kOwn, Shape::kChannels>;
       Sums::add(terms, lane);

@@ -20,6 +20,7 @@ namespace selective_scan::cuda::narrow {
 template <class Element, int kStates, bool kDense>
 __global__ void __launch_bounds__(kWarpSize)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
+  if constexpr (!kHasAsyncCopies) return;
   extern __shared__ __align__(16) char shared[];
   using Shape = WarpShape<kStates>;
   constexpr int kSize = sizeof(Element);
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kWarpSize)
 #pragma unroll
         for (int i = 0; i < kItems; ++i) y.v[i] *= z.v[i] * sigmoid_for<kSize>(z.v[i]);
       }
-      if (tile.part == 0) write_row<Element, kDense>(u_row + t * kSize, left, y);
+      write_row<Element, Shape, kDense>(u_row + t * kSize, tile, left, y);
     }
     if (params.states != nullptr && chunk + 1 < chunks) {
 #pragma unroll

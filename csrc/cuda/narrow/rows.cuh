@@ -184,9 +184,15 @@ __device__ __forceinline__ void read_row(const char* row, int steps, Values<kCou
   }
 }
 
-/// Writes the steps that exist; of padded rows all.
-template <class Element, bool kDense, int kCount>
-__device__ __forceinline__ void write_row(char* row, int steps, const Values<kCount>& values) {
+/// Writes the steps that exist; of padded rows all. Lanes that share a channel have all read the
+/// row before, and the first of them writes.
+template <class Element, class Shape, bool kDense, int kCount>
+__device__ __forceinline__ void write_row(char* row, const Tile<Shape>& tile, int steps,
+                                          const Values<kCount>& values) {
+  if constexpr (Shape::kLanes > 1) {
+    __syncwarp();
+    if (tile.part > 0) return;
+  }
   if constexpr (kDense) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

@@ -19,8 +19,10 @@ struct Figures {
     /// Sequences of fewer steps are short.
     int64_t short_steps = 1024;
 
-    /// narrow takes calls with so many of its warps a multiprocessor.
+    /// narrow takes calls with so many of its warps a multiprocessor, and such of one state that
+    /// have so many steps.
     int64_t narrow_warps = 3;
+    int64_t narrow_steps = 2048;
 
     /// dstate1 has no segments: it takes longer sequences only of so many rows, of all batch
     /// entries.

@@ -40,11 +40,12 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 }
 
 /// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy. Of
-/// one state dstate1 does better, but where rows are not aligned.
+/// one state dstate1 does better, but where rows are not aligned, or long.
 template <class Plan>
 bool is_narrow(const ScanParams& params, const Device& device, const Plan& plan) {
-  return plan.shape.blocks >= choice_of(device).narrow_warps * device.multiprocessors &&
-         (params.dstate > 1 || plan.rows.is_dense);
+  const Choice& figures = choice_of(device);
+  return plan.shape.blocks >= figures.narrow_warps * device.multiprocessors &&
+         (params.dstate > 1 || plan.rows.is_dense || params.seqlen >= figures.narrow_steps);
 }
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const narrow::ForwardPlan& plan) {
