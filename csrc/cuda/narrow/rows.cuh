@@ -4,6 +4,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
