@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._checks import Call, fail
 from ._operator import Operator
-from ._selective_scan import INPUT_DELTA, POLE_DTYPES, SELECTIVE_SCAN, scan_operator
+from ._selective_scan import POLE_DTYPES, SELECTIVE_SCAN, scan_operator
 from ._table import CU_SEQLENS, TensorArgument
 
 
@@ -31,17 +31,12 @@ def _refuse(name: str, _tensor: Tensor, _call: Call) -> NoReturn:
     fail(f"{name} must be None where A is (dim, dstate, dstate)")
 
 
-def _refused(argument: TensorArgument) -> TensorArgument:
-    return replace(argument, shape=replace(argument.shape, before=_refuse))
-
-
 MATRIX_SCAN = scan_operator(
     "matrix_scan",
     TensorArgument("A", POLE_DTYPES, ("dim", "dstate", "dstate")),
     ("bilinear",),
     _flops,
-    _refused(CU_SEQLENS),
-    _refused(INPUT_DELTA),
+    replace(CU_SEQLENS, shape=replace(CU_SEQLENS.shape, before=_refuse)),
 )
 
 

@@ -79,13 +79,12 @@ def scan_operator(
     methods: tuple[str, ...],
     flops: Callable[[Call], tuple[int, int]],
     cu_seqlens: TensorArgument = CU_SEQLENS,
-    input_delta: TensorArgument = INPUT_DELTA,
     given_gradients: str = "",
 ) -> Operator:
     """The operator for this kind of A; the ops are called by `name`."""
     return Operator(
         name,
-        scan_arguments(A, methods, cu_seqlens, input_delta),
+        scan_arguments(A, methods, cu_seqlens, INPUT_DELTA),
         results=[
             Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
             Result("last_state", _STATE, lambda call: call.state_dtype),

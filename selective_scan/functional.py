@@ -81,12 +81,13 @@ def selective_scan_ref(
     for t in reversed(range(seqlen)) if reverse else range(seqlen):
         if sequences is not None:
             h = sequences.enter(t, first_states, h)
-        delta_t = delta_steps[t][..., None]  # (batch, dim, 1)
+        delta_t, u_t = delta_steps[t][..., None], u_steps[t][..., None]  # (batch, dim, 1)
+        input_step = input_steps[t][..., None]
         if A.dim() == 3:
-            h = _solve_step(h, delta_t, A, B_steps[t] * u_steps[t][..., None])
+            h = _solve_step(h, delta_t, A, input_step * B_steps[t] * u_t)
         else:
-            abar, bbar = discretize(input_steps[t][..., None], delta_t * A)
-            h = abar * h + bbar * B_steps[t] * u_steps[t][..., None]
+            abar, bbar = discretize(input_step, delta_t * A)
+            h = abar * h + bbar * B_steps[t] * u_t
         y_steps.append(observed(C_steps[t], h))
         if sequences is not None:
             h_steps.append(h)
@@ -137,7 +138,7 @@ def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
     """The state after a step with a matrix A; not finite where I − Δ/2·A is singular."""
     half = delta[..., None] / 2 * A  # (batch, dim, dstate, dstate)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    known = h + (half * h[..., None, :]).sum(-1) + delta * input
+    known = h + (half * h[..., None, :]).sum(-1) + input
     return torch.linalg.solve_ex(identity - half, known[..., None]).result[..., 0]
 
 
@@ -326,7 +327,7 @@ def selective_scan_fn(
             to the host, and those out of order or of range are moved to where they do no harm. Not
             with a matrix A.
         input_delta: steps E of the input, (batch, dim, seqlen), any of u's dtypes: taken as they
-            are, without delta_bias and softplus. None is Δ. Not with a matrix A.
+            are, without delta_bias and softplus. None is Δ.
         backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
             insist on that device; "reference" takes :func:`selective_scan_ref`, on any device.
 

@@ -141,6 +141,29 @@ CASES = [
     BASE.with_(seqlen=32),
     BASE.with_(seqlen=64),
 ]
+EVENTS = BASE.with_(input_delta=F32)
+CASES += [
+    EVENTS,
+    EVENTS.with_(complex=True),
+    EVENTS.with_(reverse=True, B="constant", C="shared"),
+    EVENTS.with_(complex=True, reverse=True, B="packed", C="constant"),
+    EVENTS.with_(B="constant", C="constant"),
+    EVENTS.with_(D=False, z=False, delta_bias=False, initial_state=False, delta_softplus=False),
+    EVENTS.with_(cotangents=("last_state",)),
+    EVENTS.with_(dtype=torch.bfloat16, layout="channel_last"),
+    EVENTS.with_(dtype=torch.float16, layout="sliced", complex=True),
+    EVENTS.with_(layout="dim_first", reverse=True),
+    EVENTS.with_(layout="expanded"),
+    EVENTS.with_(dim=40, groups=2, seqlen=33),
+    EVENTS.with_(dim=33, groups=1, seqlen=31, complex=True),
+    EVENTS.with_(dim=3, groups=1, dstate=64, seqlen=9),
+    EVENTS.with_(batch=1, groups=4, seqlen=1),
+    EVENTS.with_(seqlen=64),
+    BASE.with_(input_delta=torch.bfloat16),
+    BASE.with_(input_delta=torch.float16, complex=True),
+    BASE.with_(input_delta=F64),
+    BASE.with_(input_delta=F64, dtype=F64, complex=True),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -154,6 +177,16 @@ def test_orders(dstate, is_complex, device):
     seqlen = 9 if dstate == 64 else 40
     case = BASE.with_(dstate=dstate, complex=is_complex, dim=3, groups=1, seqlen=seqlen, batch=1)
     check(case, device=device)
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_events_at_the_same_time_add_up(is_complex, device):
+    """Where Δ is 0 nothing decays, and the input counts by its own steps."""
+    case = EVENTS.with_(complex=is_complex, delta_softplus=False, delta_bias=False)
+    tensors = tensors_of(case)
+    tensors["delta"] = tensors["delta"].clone()
+    tensors["delta"][..., ::3] = 0
+    check(case, tensors, device)
 
 
 # --- matrices that decompositions find hard -------------------------------------------------------
@@ -207,10 +240,11 @@ def test_matrices_that_are_not_normal_or_defective(kind, n, device):
         assert own <= max(8 * reference, 3e-7), (name, own, reference)
 
 
+@pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_large_steps_exchange_rows(is_complex, device):
+def test_large_steps_exchange_rows(is_complex, base, device):
     """Elimination without exchanges would divide by zero here, by small numbers there."""
-    case = BASE.with_(
+    case = base.with_(
         complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6, seqlen=6
     )
     tensors = tensors_of(case)
@@ -226,9 +260,10 @@ def test_large_steps_exchange_rows(is_complex, device):
         assert not reason, f"{name}: {reason}"
 
 
+@pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, device):
-    case = BASE.with_(complex=is_complex)
+def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, base, device):
+    case = base.with_(complex=is_complex)
     tensors = make(case).tensors
     exact = exact_results(case, tensors)
     plain = plain_results(case, tensors)
@@ -358,15 +393,16 @@ def op_arguments(case, requires_grad, device="cpu"):
         name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
         for name, value in tensors_of(case).items()
     }
-    initial_state = values.pop("initial_state")
-    options = (case.delta_softplus, "bilinear", initial_state, case.reverse, None, None)
+    initial_state, input_delta = values.pop("initial_state"), values.pop("input_delta", None)
+    options = (case.delta_softplus, "bilinear", initial_state, case.reverse, None, input_delta)
     return (*values.values(), *options)
 
 
+@pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_gradcheck(is_complex, device):
+def test_gradcheck(is_complex, base, device):
     kinds = {"B": "packed", "C": "constant"} if is_complex else {}
-    case = BASE.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
+    case = base.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
     tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
 
     def scan(*values):
@@ -380,6 +416,7 @@ OP_CASES = [
     BASE.with_(dstate=3),
     BASE.with_(dstate=3, complex=True, B="packed", C="constant", D=False, z=False),
     BASE.with_(dstate=3, initial_state=False, seqlen=20, dtype=torch.bfloat16),
+    EVENTS.with_(dstate=3),
     BASE.with_(seqlen=0),
     BASE.with_(batch=0),
 ]
@@ -406,9 +443,9 @@ def test_states_that_were_not_saved_are_computed_again(device):
     assert all(torch.equal(a, b) for a, b in zip(given[:-1], again[:-1], strict=True))
 
 
-@pytest.mark.parametrize("mapped", ["u", "A"])
+@pytest.mark.parametrize("mapped", ["u", "A", "input_delta"])
 def test_maps_over_one_dimension_more(mapped, device):
-    case = BASE.with_(dstate=3, initial_state=False, dtype=F64)
+    case = EVENTS.with_(dstate=3, initial_state=False, dtype=F64)
     tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
     stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
     options = make(case).options
@@ -481,6 +518,11 @@ BAD_CALLS = [
         (4, 3, 3),
         "z must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
         changes={"z": ones(2, 4, 5)},
+    ),
+    Bad(
+        (4, 3, 3),
+        "input_delta must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
+        changes={"input_delta": ones(2, 4, 5)},
     ),
 ]
 

@@ -79,12 +79,9 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
                    args.initial_state, args.cu_seqlens, args.input_delta);
   // The tables do not say what goes with a matrix A, and with no other.
   call.check_shapes([&](const Tensor& tensor) {
-    const auto refuse_beside_matrices = [&](const char* name, const OptionalTensor& argument) {
-      if (!is_matrix_A || !argument || &tensor != &*argument) return;
-      fail(name, " must be None where A is (dim, dstate, dstate)");
-    };
-    refuse_beside_matrices("cu_seqlens", args.cu_seqlens);
-    refuse_beside_matrices("input_delta", args.input_delta);
+    if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
+      fail("cu_seqlens must be None where A is (dim, dstate, dstate)");
+    }
     const bool takes_matrices = is_matrix_A || params.method == Method::kBilinear;
     if (!takes_matrices && &tensor == &args.A && tensor.dim() == 3) {
       fail("A of shape ", shape_text(tensor), " needs discretization_method bilinear, got '",

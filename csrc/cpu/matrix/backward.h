@@ -5,6 +5,10 @@
 //   dH   = Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
 //   dΔ   = Re(λ[t]^H·slope[t])       d(B·u) = Δ·λ[t]
 //
+// and where the input has steps E of its own
+//
+//   dΔ   = Re((H^H·λ[t])^H·(h[t] + h[t-1])/2)       d(B·u) = E·λ[t]
+//
 // From the state saved before a chunk the steps are taken again, and kept; on the way back each is
 // factored anew, for factors of all steps would not stay in any cache. dB and dC leave the basis as
 // small matrix products over the chunk.
@@ -30,7 +34,7 @@ struct MatrixBackwardScratch {
   CompensatedState<State>* dB;  // (state), if constant
   CompensatedState<State>* dC;
   State* states;  // (step and one more, state): h, the state before the chunk first
-  State* slopes;  // (step, state)
+  State* slopes;  // (step, state): or (h[t] + h[t-1])/2, whichever dΔ is made of
   State* lambdas;
   State* turned;  // λ or h out of the basis
   T* tile;        // of dB or dC, as ProjectionTile has them
@@ -89,8 +93,9 @@ struct MatrixBackward {
       go_back(params, chunk, basis, scratch);
       add_to_dH(order, chunk.steps, scratch, dH_of_block);
       add_to_projections(params, block, lanes, chunk, basis, partials, scratch);
-      finish_backward_steps<State, R>(params, block, lanes, chunk, D, nullptr, scratch.steps, dD,
-                                      ddelta_bias);
+      finish_backward_steps<State, R>(params, block, lanes, chunk, D,
+                                      inputs.counts_steps ? scratch.steps.input_delta : nullptr,
+                                      scratch.steps, dD, ddelta_bias);
     });
 
     store_sums(params, block, lanes, basis, partials, scratch);
@@ -153,8 +158,11 @@ struct MatrixBackward {
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
       State* before = scratch.states + t * order;
-      inputs.step(basis, t, scratch.steps.delta[t], scratch.steps.u[t], before,
-                  scratch.slopes + t * order, before + order);
+      State* slope = scratch.slopes + t * order;
+      inputs.step(basis, t, scratch.steps, before, slope, before + order);
+      if (inputs.counts_steps) {
+        for (int64_t n = 0; n < order; ++n) slope[n] = before[n] + constant<R>(0.5) * slope[n];
+      }
       if (params.z.present()) scratch.steps.y[t] = inputs.output(order, t, before + order);
     }
   }
@@ -171,17 +179,19 @@ struct MatrixBackward {
       for (int64_t n = 0; n < order; ++n) {
         scratch.gradient[n] = scratch.carry[n] + dy * conj(C[n]);
       }
-      inputs.step_back(basis, delta, scratch.gradient, lambda, scratch.carry);
+      const State* adjoint_slope =
+          inputs.step_back(basis, delta, scratch.gradient, lambda, scratch.carry);
 
+      const State* by_slope = inputs.counts_steps ? adjoint_slope : lambda;
       const State* slope = scratch.slopes + t * order;
       const State* B = inputs.B.at(t);
       R through_delta = constant<R>(0), through_u = constant<R>(0);
       for (int64_t n = 0; n < order; ++n) {
-        through_delta += real_of_product_conj(slope[n], lambda[n]);
+        through_delta += real_of_product_conj(slope[n], by_slope[n]);
         through_u += real_of_product_conj(B[n], lambda[n]);
       }
       scratch.steps.ddelta[t] = through_delta;
-      scratch.steps.du[t] = delta * through_u;
+      scratch.steps.du[t] = inputs.counts_steps ? through_u : delta * through_u;
     }
   }
 
@@ -234,7 +244,7 @@ struct MatrixBackward {
                                  const BackwardPartials& partials, const Scratch& scratch) {
     const int64_t order = params.dstate;
     const State* h = scratch.states + order;
-    const auto input = [&](int64_t t) { return scratch.steps.delta[t] * scratch.steps.u[t]; };
+    const auto input = [&](int64_t t) { return scratch.steps.gains[t]; };
     const auto output = [&](int64_t t) { return output_gradient(scratch, t); };
     const auto same = [](State value) { return value; };
     const auto conjugate = [](State value) { return conj(value); };

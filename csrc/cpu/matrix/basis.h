@@ -207,14 +207,18 @@ struct MatrixInputs {
   ProjectionInBasis<State> C;
   HessenbergFactors<State> factors;
   State* staging;   // (state)
+  State* start;     // (state)
   State* residual;  // (state)
+  bool counts_steps;
 
   SELECTIVE_SCAN_HD MatrixInputs(Arena& arena, const ScanParams& params)
       : B(arena, params, params.variable_B),
         C(arena, params, params.variable_C),
         factors(arena, params.dstate),
         staging(arena.take<State>(params.dstate)),
-        residual(arena.take<State>(params.dstate)) {}
+        start(arena.take<State>(params.dstate)),
+        residual(arena.take<State>(params.dstate)),
+        counts_steps(params.input_delta.present()) {}
 
   void load_constants(const ScanParams& params, const Lanes& lanes,
                       const Basis<State>& basis) const {
@@ -248,26 +252,34 @@ struct MatrixInputs {
   }
 
   /// A step from `before`: after = before + Δ·slope, where the slope is that at the midpoint,
-  /// slope = H·(before + Δ/2·slope) + B·u.
-  SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, R delta, R u,
+  /// slope = H·(before + Δ/2·slope) + B·u. Where the input has steps E of its own, and Δ may be 0,
+  /// it is the slope per step: after = before + slope, slope = H·(Δ·before + Δ/2·slope) + B·E·u.
+  SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, const InputSteps<R>& steps,
                               const State* before, State* slope, State* after) const {
     const int64_t order = basis.order;
     const State* projection = B.at(t);
-    for (int64_t n = 0; n < order; ++n) staging[n] = u * projection[n];
+    const R delta = steps.delta[t];
+    const R input = counts_steps ? steps.gains[t] : steps.u[t];
+    const R rate = counts_steps ? delta : constant<R>(1);
+    const R span = counts_steps ? constant<R>(1) : delta;
+    for (int64_t n = 0; n < order; ++n) {
+      staging[n] = input * projection[n];
+      start[n] = rate * before[n];
+    }
     find_slope(
-        basis, delta, before, slope, after,
+        basis, delta, start, slope, after,
         [&](const State* x, State* result) {
           multiply_hessenberg(order, basis.H, x, staging, result);
         },
         [&](State* x) { factors.solve(x); });
-    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + delta * slope[n];
+    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + span * slope[n];
   }
 
   /// Back through a step from the gradient g of the state after it: lambda = (I − Δ/2·H)^-H·g, and
-  /// the gradient of the state before it, g + Δ·slope with slope = H^H·(g + Δ/2·slope), is
-  /// `before`.
-  SELECTIVE_SCAN_HD void step_back(const Basis<State>& basis, R delta, const State* g,
-                                   State* lambda, State* before) const {
+  /// the gradient of the state before it, g + Δ·slope with slope = H^H·lambda, is `before`. Returns
+  /// the slope.
+  SELECTIVE_SCAN_HD const State* step_back(const Basis<State>& basis, R delta, const State* g,
+                                           State* lambda, State* before) const {
     const int64_t order = basis.order;
     find_slope(
         basis, delta, g, staging, lambda,
@@ -279,6 +291,7 @@ struct MatrixInputs {
       lambda[n] = g[n] + constant<R>(0.5) * delta * staging[n];
       before[n] = g[n] + delta * staging[n];
     }
+    return staging;
   }
 
   /// Re(Σ C·h)

@@ -22,13 +22,14 @@ struct MatrixForwardScratch {
   State* slope;
   R* delta;  // (step)
   R* u;
+  R* gains;
   R* z;
   R* y;
 
   SELECTIVE_SCAN_HD MatrixForwardScratch(const ScanParams& params, void* base)
       : arena{static_cast<char*>(base)}, inputs(arena, params) {
     for (State** states : {&before, &after, &slope}) *states = arena.take<State>(params.dstate);
-    for (R** steps : {&delta, &u, &z, &y}) *steps = arena.take<R>(kStateChunk);
+    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
 };
 
@@ -45,6 +46,8 @@ struct MatrixForward {
                   void* scratch_base) {
     Scratch scratch(params, scratch_base);
     const MatrixInputs<State>& inputs = scratch.inputs;
+    const InputSteps<R> steps{scratch.delta, scratch.y,     scratch.delta,
+                              scratch.u,     scratch.gains, scratch.gains};
     const Basis<State> basis(bases, params, block);
     const Lanes lanes = channels_of(block);
     R D, delta_bias;
@@ -56,12 +59,9 @@ struct MatrixForward {
     for (int64_t offset = 0; offset < params.seqlen; offset += kStateChunk) {
       const Chunk chunk = chunk_at(params, lanes, offset);
       inputs.load_chunk(params, block, lanes, chunk, basis);
-      load_step_sizes(params, block, lanes, chunk, kStateChunk, delta_bias, scratch.delta,
-                      scratch.y, scratch.delta);
-      load_sequence(params.u, block, lanes, chunk, kStateChunk, scratch.u);
+      load_inputs<State>(params, block, lanes, chunk, kStateChunk, delta_bias, steps);
       for (int64_t t = 0; t < chunk.steps; ++t) {
-        inputs.step(basis, t, scratch.delta[t], scratch.u[t], scratch.before, scratch.slope,
-                    scratch.after);
+        inputs.step(basis, t, steps, scratch.before, scratch.slope, scratch.after);
         scratch.y[t] = inputs.output(params.dstate, t, scratch.after);
         std::swap(scratch.before, scratch.after);
       }

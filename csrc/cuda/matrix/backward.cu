@@ -16,8 +16,8 @@ namespace matrix {
 template <class R>
 struct StepSums {
   R y[kChunk];
-  R through_u[kChunk];
-  R through_delta[kChunk];
+  R through_H[kChunk];
+  R through_gain[kChunk];
 };
 
 template <class T, int kOwn>
@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads)
     const int steps = left < kChunk ? static_cast<int>(left) : kChunk;
     const R delta = row.load_delta(params, first);
     const R u = row.load_steps(params.u, first), z = row.load_steps(params.z, first);
+    const R gain = u * row.load_input_delta(params, first, delta);
     const R dout = row.load_steps(params.dout, first);
     const R gate = params.z.present() ? sigmoid<DeviceMath>(z) : R(1);
     const R dy = params.z.present() ? dout * (z * gate) : dout;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
       if (warp == 0 && t > 0) {
         const int now = t - 1;
         const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
-        const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, now), B);
+        const Vector input = moved(Vector{}, shuffle<kWarpSize>(gain, now), B);
         h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
         row.store_values(states(t), h);
       } else if (warp == 1 && t < steps) {
@@ -126,16 +127,16 @@ __global__ void __launch_bounds__(kThreads)
         if (t >= steps) break;
         const Vector lambda = row.load_values(lambdas(t)), after = row.load_values(states(t + 1));
         const Vector both = moved(after, R(1), row.load_values(states(t)));
-        const R u_now = shuffle<kWarpSize>(u, t), delta_now = delta_at(t);
-        const R through_input = real_inner_product(lambda, B.v[s]);
+        const R gain_now = shuffle<kWarpSize>(gain, t);
+        const R through_gain = real_inner_product(lambda, B.v[s]);
         const R through_H = R(0.5) * real_inner_product(row.load_values(products(t)), both);
         const R y = params.z.present() ? real_product(C.v[s], after) : R(0);
         if (lane_index() == 0) {
           sums.y[t] = y;
-          sums.through_u[t] = delta_now * through_input;
-          sums.through_delta[t] = through_H + u_now * through_input;
+          sums.through_H[t] = through_H;
+          sums.through_gain[t] = through_gain;
         }
-        dB_now.v[s] = moved(Vector{}, delta_now * u_now, lambda);
+        dB_now.v[s] = moved(Vector{}, gain_now, lambda);
         dC_now.v[s] = moved(Vector{}, scaled_dy_at(t), after);
         if (!params.variable_B) dB = moved(dB, R(1), dB_now.v[s]);
         if (!params.variable_C) dC = moved(dC, R(1), dC_now.v[s]);
@@ -188,7 +189,13 @@ __global__ void __launch_bounds__(kThreads)
       const int lane = lane_index();
       const bool has_step = lane < steps;
       const R raw = row.load_raw_delta(params, first);
-      R ddelta = has_step ? sums.through_delta[lane] : R(0);
+      const R through_gain = has_step ? sums.through_gain[lane] : R(0);
+      R ddelta = has_step ? sums.through_H[lane] : R(0);
+      if (params.input_delta.present()) {
+        row.store_steps(params.dinput_delta, first, u * through_gain);
+      } else {
+        ddelta += u * through_gain;
+      }
       if (params.delta_softplus && raw <= R(kSoftplusThreshold)) ddelta *= sigmoid<DeviceMath>(raw);
       dD += dy * u;
       ddelta_bias += ddelta;
@@ -196,7 +203,8 @@ __global__ void __launch_bounds__(kThreads)
         const R out = R(kOutputScale<T>) * sums.y[lane] + D * u;
         row.store_steps(params.dz, first, dout * out * silu_derivative(z, gate));
       }
-      if (has_step) row.store_steps(params.du, first, D * dy + sums.through_u[lane]);
+      const R input_delta = row.load_input_delta(params, first, delta);
+      row.store_steps(params.du, first, D * dy + input_delta * through_gain);
       row.store_steps(params.ddelta, first, ddelta);
     }
     __syncthreads();  // the next chunk writes over what was kept of this one

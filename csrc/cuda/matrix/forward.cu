@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(kThreads)
     row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, step_of));
     row.store_group(shared.C, t, row.template C_in_basis<kGroup>(params, step_of));
   };
-  R delta = R(0), u = R(0), y = R(0);  // of this lane's step in the chunk where the warp is
+  // Of this lane's step in the chunk where the warp is. Warp 0 has u times the input's step.
+  R delta = R(0), u = R(0), y = R(0);
   Vector h = row.load_state(params.initial_state);
   const auto advance = [&](int64_t t, int in_chunk) {
     const Vector B = row.load_values(row.at_position(shared.B, t, kRing));
@@ -64,6 +65,7 @@ __global__ void __launch_bounds__(kThreads)
       if (in_chunk == 0) {
         delta = row.load_delta(params, t);
         u = row.load_steps(params.u, t);
+        if (warp == 0) u *= row.load_input_delta(params, t, delta);
       }
       if (warp == 0) {
         advance(t, in_chunk);

@@ -144,6 +144,10 @@ struct Row {
     const R raw = load_raw_delta(params, first);
     return finite_step(params.delta_softplus ? softplus<DeviceMath>(raw) : raw);
   }
+  /// The steps of the input.
+  __device__ R load_input_delta(const ScanParams& params, int64_t first, R delta) const {
+    return params.input_delta.present() ? load_steps(params.input_delta, first) : delta;
+  }
 
   /// Q·x
   template <int kCount>

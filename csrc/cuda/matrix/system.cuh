@@ -138,8 +138,8 @@ struct Factors {
   Elimination<T>* eliminations;  // but for the last row
 };
 
-/// A step through the midpoint: after = start + Δ·(H·middle + input) with middle = start +
-/// Δ/2·(H·middle + input). `product` is H·middle.
+/// A step through the midpoint: after = start + rise with rise = Δ·H·middle + input, middle = start
+/// + rise/2. `product` is H·middle.
 template <class T, int kOwn>
 struct MidpointStep {
   Entries<T, kOwn> middle;
@@ -201,23 +201,22 @@ class System {
   }
 
  private:
-  /// (I − Δ/2·H)·middle = start + Δ/2·input; then the residual r of that, r = start − middle +
-  /// Δ/2·slope, gives the correction c of the middle, and H·c of the slope is 2/Δ·(c − r).
+  /// (I − Δ/2·H)·middle = start + input/2; then the residual r of that, r = start − middle +
+  /// rise/2, gives the correction c of the middle, and Δ·H·c of the rise is 2·(c − r).
   template <class Product, class Solve>
   static __device__ MidpointStep<T, kOwn> midpoint_step(R delta, const Vector& start,
                                                         const Vector& input, const Product& product,
                                                         const Solve& solve) {
-    const R half = R(0.5) * delta;
     MidpointStep<T, kOwn> step;
-    step.middle = moved(start, half, input);
+    step.middle = moved(start, R(0.5), input);
     solve(step.middle);
     step.product = product(step.middle);
-    const Vector slope = moved(step.product, R(1), input);
-    const Vector residual = moved(difference(start, step.middle), half, slope);
+    const Vector rise = moved(input, delta, step.product);
+    const Vector residual = moved(difference(start, step.middle), R(0.5), rise);
     Vector correction = residual;
     solve(correction);
     step.middle = moved(step.middle, R(1), correction);
-    step.after = moved(moved(start, delta, slope), R(2), difference(correction, residual));
+    step.after = moved(moved(start, R(1), rise), R(2), difference(correction, residual));
     return step;
   }
 
