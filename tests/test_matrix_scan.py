@@ -443,9 +443,9 @@ def test_states_that_were_not_saved_are_computed_again(device):
     assert all(torch.equal(a, b) for a, b in zip(given[:-1], again[:-1], strict=True))
 
 
-@pytest.mark.parametrize("mapped", ["u", "A"])
+@pytest.mark.parametrize("mapped", ["u", "A", "input_delta"])
 def test_maps_over_one_dimension_more(mapped, device):
-    case = BASE.with_(dstate=3, initial_state=False, dtype=F64)
+    case = EVENTS.with_(dstate=3, initial_state=False, dtype=F64)
     tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
     stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
     options = make(case).options

@@ -14,7 +14,6 @@
 #include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
-#include "../kit/math.cuh"
 #include "../kit/shuffle.cuh"
 #include "../launch.h"
 #include "../sums/sums.h"
@@ -276,30 +275,24 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
   });
   if (parts == nullptr) return;
 
-  R* const of_block = reinterpret_cast<R*>(shared);
-  for (int turn = 0; turn < team.count; ++turn) {
-    if (turn == team.index) {
-      really_branch();  // else all teams would read what one writes
+  R* const of_teams = reinterpret_cast<R*>(shared);  // [team][channel]
+  const int team_channels = team_warps * kWarpSize * kVector * kVectors;
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          R& sum = of_block[team.places[v].channel + i];
-          sum = turn == 0 ? dweight[v].v[i] : sum + dweight[v].v[i];
-        }
-      }
-    }
-    __syncthreads();
+  for (int v = 0; v < kVectors; ++v) {
+    store_pack(of_teams + team.index * team_channels + team.places[v].channel, dweight[v]);
   }
+  __syncthreads();
   R* const part = parts + blockIdx.x * params.channels;
   for (int channel = threadIdx.x; channel < params.channels; channel += blockDim.x) {
-    part[channel] = of_block[channel];
+    R sum = 0;
+    for (int i = 0; i < team.count; ++i) sum += of_teams[i * team_channels + channel];
+    part[channel] = sum;
   }
 }
 
 /// How rows are divided.
 struct Shape {
-  int team_warps, team_channels;
+  int team_warps, team_channels, teams;  // the latter of a block
   LaunchShape launch;
 
   /// Blocks of so many threads at the most, as many as the device has at a time.
@@ -308,7 +301,7 @@ struct Shape {
     const int64_t warp_channels = int64_t{kWarpSize} * kVector * vectors;
     team_warps = static_cast<int>(ceil_div(params.channels, warp_channels));
     team_channels = team_warps * static_cast<int>(warp_channels);
-    const int teams = most_threads / (team_warps * kWarpSize);
+    teams = most_threads / (team_warps * kWarpSize);
     launch.threads = teams * team_warps * kWarpSize;
     const int blocks = blocks_of_multiprocessor * most_threads / launch.threads;
     launch.blocks =
@@ -345,7 +338,7 @@ cudaError_t run(const NormBackwardParams& params, const Device& device, const Sc
                                        params.dtotal, params.dhidden, params.dresidual);
   R* parts = nullptr;
   if (params.dweight.present()) {
-    shape.launch.shared_bytes = shape.team_channels * static_cast<int>(sizeof(R));
+    shape.launch.shared_bytes = shape.teams * shape.team_channels * static_cast<int>(sizeof(R));
     parts = static_cast<R*>(
         memory(std::max<int64_t>(shape.launch.blocks, 1) * params.channels * sizeof(R)));
   }
