@@ -163,13 +163,13 @@ def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, C
     return {
         "its forward pass": lambda: ops.selective_scan_fwd(*arguments, None, None, True),
         "its forward pass, asking": lambda: _between.scan_forward(
-            arguments, enter, is_told=True, is_saved=True
+            (*arguments, None), enter, is_told=True, is_saved=True
         ),
         "its backward pass": lambda: ops.selective_scan_bwd(
             dout, last_state, *arguments, None, None, states
         ),
         "its backward pass, asking": lambda: _between.scan_backward(
-            dout, arguments, states, enter, is_told=True
+            dout, (*arguments, None), states, enter, is_told=True
         ),
         "an all-gather": lambda: dist.all_gather_into_tensor(gathered, both),
         **{f"composing {count} maps": functools.partial(compose, count) for count in _RANKS},

@@ -103,7 +103,7 @@ def calls_by_gloo(_, device: str) -> list[str]:
     ops, name = torch.ops.selective_scan, group.group_name
     with FakeTensorMode() if device == "cpu" else contextlib.nullcontext():
         u, A, B = (torch.randn(shape, device="cuda") for shape in ((2, 6, 9), (6, 4), (2, 4, 9)))
-        options = (False, "zoh", None, False, False, False, name, False)
+        options = (False, "zoh", None, False, False, False, name, None, False)
         calls = [
             lambda: ops.distributed_selective_scan_fwd(u, u, A, B, B, None, None, None, *options),
             lambda: ops.distributed_causal_conv1d_fwd(
