@@ -32,8 +32,9 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
         )
         return exchanged[0]
 
-    # Behind the last rank there is the last state alone.
-    is_told = scan.return_last_state or not ranks.is_last
+    # The last rank's map matters for the last state alone. But where others find theirs in the midst
+    # of a pass, it would wait for them before its own, and not beside them.
+    is_told = ranks.count > 1 or scan.return_last_state
     out, _, states = scan_forward(scan.local(None), enter, is_told=is_told, is_saved=is_saved)
     entering, last_state, factors = exchanged
     if not is_saved:
@@ -58,8 +59,8 @@ def _backward(
         leaving = exchange_state_gradients(own, of_last, factors, ranks)
         return torch.zeros_like(own) if leaving is None else leaving
 
-    # What comes back to before the first rank its own backward pass finds.
-    is_told = not ranks.is_first
+    # What comes back to before the first rank its own backward pass finds; see _forward().
+    is_told = ranks.count > 1
     du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, dinput_delta = scan_backward(
         dout, scan.local(entering), states, enter, is_told=is_told
     )
