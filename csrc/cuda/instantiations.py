@@ -30,6 +30,9 @@ class Source:
     shared: bool = True  # by the methods of SERIES: where the launcher has a make_kernel_table()
     methods: tuple[str, ...] = ()  # that it exists for; all, if none is named
 
+    def has(self, method: str) -> bool:
+        return not self.methods or method in self.methods
+
     def kernel(self, method: str) -> str:
         """The name of the kernels that run a method."""
         return "series" if self.shared and method in SERIES else method
@@ -232,7 +235,7 @@ def write(folder: Path, methods: Iterable[str]) -> list[Path]:
         folder / f"{source.name}_{source.kernel(method)}.cu": source.text(method)
         for source in SOURCES
         for method in methods
-        if not source.methods or method in source.methods
+        if source.has(method)
     }
     folder.mkdir(parents=True, exist_ok=True)
     for path in set(folder.glob("*.cu")) - texts.keys():

@@ -33,7 +33,7 @@ struct BackwardArgs {
   BackwardWorkspace workspace;
 };
 
-/// The launches of one instantiation, for zoh: which published models of few states go by.
+/// The launches of one instantiation.
 template <class Element, int kStates, bool kDense>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
