@@ -33,11 +33,12 @@ def prefix_scan(a: Tensor, b: Tensor) -> Tensor:
 
 
 @functools.cache
-def _absent() -> tuple[None, ...]:
-    """For cu_seqlens, and input_delta where the op has it: revisions that are compared may not."""
+def _optional_arguments() -> int:
+    """How many of cu_seqlens and input_delta the ops have: revisions that are compared may lack
+    them."""
     schema = torch.ops.selective_scan.selective_scan_bwd.default._schema
     names = {argument.name for argument in schema.arguments}
-    return (None,) * len(names & {"cu_seqlens", "input_delta"})
+    return len(names & {"cu_seqlens", "input_delta"})
 
 
 class Scan:
@@ -138,7 +139,7 @@ class SelectiveScan(Scan):
     are real tensors of last dimension 2·seqlen.
     """
 
-    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state", "input_delta")
 
     def make_tensors(self) -> Tensors:
         shape, variant = self.problem.shape, self.problem.variant
@@ -162,8 +163,10 @@ class SelectiveScan(Scan):
         if variant.initial_state:
             size = (shape.batch, shape.dim, shape.dstate)
             tensors["initial_state"] = self.randn(*size, dtype=state)
+        if variant.has_input_delta:
+            tensors["input_delta"] = self.sequence("input_delta")
         constant = "d" if variant.is_constant else "b"
-        self.axes = dict.fromkeys(("u", "delta", "z", "initial_state"), "bd")
+        self.axes = dict.fromkeys(("u", "delta", "z", "initial_state", "input_delta"), "bd")
         self.axes |= {"A": "d", "B": constant, "C": constant, "D": "d", "delta_bias": "d"}
         self._method, self._reverse = self.problem.method, variant.reverse
         return {name: tensors[name] for name in self.names if name in tensors}
@@ -186,19 +189,21 @@ class SelectiveScan(Scan):
         steps = 2 * shape.seqlen if variant.is_complex else shape.seqlen
         return [self.randn(shape.batch, groups, dstate, steps, dtype=dtype) for _ in "BC"]
 
+    def _scanned(self) -> tuple[object, ...]:
+        """What both ops take in front of the states."""
+        *inputs, initial_state, input_delta = self.arguments()
+        last = (None, input_delta)[: _optional_arguments()]
+        return *inputs, True, self._method, initial_state, self._reverse, *last
+
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, initial_state = self.arguments()
-        return torch.ops.selective_scan.selective_scan_fwd(
-            *(*inputs, True, self._method, initial_state, self._reverse, *_absent(), save_states)
-        )
+        return torch.ops.selective_scan.selective_scan_fwd(*self._scanned(), save_states)
 
     def backward(self, saved: Tensor | None, dout: Tensor | None = None) -> Tensors:
-        *inputs, initial_state = self.arguments()
         gradients = torch.ops.selective_scan.selective_scan_bwd(
-            *(self.dout if dout is None else dout, None, *inputs, True, self._method),
-            *(initial_state, self._reverse, *_absent(), saved),
+            self.dout if dout is None else dout, None, *self._scanned(), saved
         )
-        return self.named(gradients[: len(self.names)])
+        pairs = zip(self.names, gradients, strict=False)  # older revisions have not all of them
+        return {name: gradient for name, gradient in pairs if name in self.tensors}
 
     def passes(self, backward: bool) -> dict[str, Callable[[], object]]:
         calls = super().passes(backward)

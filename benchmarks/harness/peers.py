@@ -23,7 +23,12 @@ _DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
 def _is_mambas(problem: Problem) -> bool:
     """Whether mamba_ssm's kernels solve it; what lies along channels is copied for them."""
     variant = problem.variant
-    is_plain = not (variant.reverse or variant.initial_state or variant.projection_dtype)
+    is_plain = not (
+        variant.reverse
+        or variant.initial_state
+        or variant.has_input_delta
+        or variant.projection_dtype
+    )
     return problem.operator == "selective_scan" and problem.method == "zoh" and is_plain
 
 

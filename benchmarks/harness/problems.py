@@ -85,6 +85,7 @@ class Variant:
     projection_dtype: str | None = None  # of B and C, where it is another one
     reverse: bool = False
     initial_state: bool = False
+    has_input_delta: bool = False
 
 
 VARIANTS = {
@@ -98,6 +99,7 @@ VARIANTS = {
         Variant("channel-last", channel_last=_SEQUENCES),
         Variant("reverse", reverse=True),
         Variant("initial-state", initial_state=True),
+        Variant("events", has_z=False, has_input_delta=True),
         # transformers' layers call so where there is a mask or a cache: their product leaves delta
         # along time. Layers that norm B and C make them anew, under autocast in float32.
         Variant("padded", channel_last=_TURNED, slices=("z", "B", "C")),

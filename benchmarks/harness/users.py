@@ -98,6 +98,7 @@ _MAMBA_VISION = "MambaVision, arXiv 2407.08083"
 _U_MAMBA = "U-Mamba, arXiv 2401.04722"
 _S_MAMBA = "S-Mamba, arXiv 2403.11144"
 _TRANSFORMERS = "transformers, a batch with a mask, or a prompt with a cache"
+_STREAM = "STREAM, arXiv 2411.12603, in the size of Mamba"
 _LAYER = "a layer of this library that reads a prompt with a cache"
 
 SCANS = (
@@ -139,6 +140,7 @@ SCANS = (
     ScanCall("transformers 130m prompt 64", _TRANSFORMERS, 1, 1536, 64, variant="padded"),
     ScanCall("transformers 130m prompt 512", _TRANSFORMERS, 1, 1536, 512, variant="padded"),
     ScanCall("transformers 2.8b prompt", _TRANSFORMERS, 1, 5120, 2048, variant="padded"),
+    ScanCall("130m events", _STREAM, 8, 1536, 2048, variant="events", cpu_batch=2),
     ScanCall("transformers jamba autocast", _TRANSFORMERS, 4, 8192, 1024, variant="padded-normed"),
 )
 

@@ -32,8 +32,8 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
         )
         return exchanged[0]
 
-    # The last rank's map matters for the last state alone. But where others find theirs in the midst
-    # of a pass, it would wait for them before its own, and not beside them.
+    # The last rank's map matters for the last state alone. But where others find theirs in the
+    # midst of a pass, it would wait for them before its own, and not beside them.
     is_told = ranks.count > 1 or scan.return_last_state
     out, _, states = scan_forward(scan.local(None), enter, is_told=is_told, is_saved=is_saved)
     entering, last_state, factors = exchanged
