@@ -19,6 +19,7 @@ import argparse
 import copy
 import dataclasses
 import functools
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -229,9 +230,7 @@ def check(rank: Rank, whole: dict, parts: dict, seqlen: int, tolerance: float) -
     return error.item()
 
 
-def main() -> None:
-    options = parse_arguments()
-    rank = Rank(options.device)
+def work(options: argparse.Namespace, rank: Rank) -> None:
     seqlen = options.shape[2]
     inputs = make_inputs(options.shape, getattr(torch, options.dtype), rank.device)
     dout = torch.ones_like(inputs["u"])
@@ -268,6 +267,13 @@ def main() -> None:
         report.print_table(title, rows, "what time=ms ratio=of_one_rank's error")
         if options.json is not None:
             records.write(options.json, records.environment(rank.device) | {"rows": rows})
+
+
+def main() -> None:
+    options = parse_arguments()
+    work(options, Rank(options.device))
+    # Nothing holds the group any more: its threads end before the process does.
+    gc.collect()
     dist.destroy_process_group()
 
 

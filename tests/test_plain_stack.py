@@ -460,7 +460,8 @@ def test_compiled_code_calls_the_operator(kind):
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
     for steps in (1, 1, 3, 8):
         x = steps_of(model, BATCH, steps)
-        assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
+        # A layer's norm has a kernel of its own, which compiled code does not call.
+        torch.testing.assert_close(compiled(x, cache=cache), model(x, cache=other))
     assert torch.ops.selective_scan.s6_step.default in targets
     torch._dynamo.reset()
 
