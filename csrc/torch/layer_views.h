@@ -1,0 +1,50 @@
+// Views and casts of the tensors of a layer.
+#pragma once
+
+#include "dispatcher.h"
+#include "tensor_views.h"
+
+namespace selective_scan::op {
+
+/// `count` of a row's channels, from `first` on, of rows (batch, seqlen, channels), as
+/// (batch, count, seqlen).
+inline Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
+  return view_as(rows, {rows.size(0), count, rows.size(1)},
+                 {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
+}
+inline Tensor channels_of(const Tensor& rows) {
+  return channels_of(rows, 0, rows.size(2));
+}
+
+/// Gives `count` columns of contiguous rows as a matrix, batch and time in one dimension.
+inline Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
+  const int64_t channels = rows.size(2);
+  return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
+}
+inline Tensor matrix_of(const Tensor& rows) {
+  return matrix_of(rows, 0, rows.size(2));
+}
+
+inline Tensor transposed(const Tensor& matrix) {
+  return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+}
+
+/// (dim, 1, width) without the 1
+inline Tensor taps_of(const Tensor& weight) {
+  return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
+}
+
+inline Tensor cast(const Tensor& tensor, ScalarType dtype) {
+  if (dtype_of(tensor) == dtype) return tensor;
+  const Tensor result = tensor.is_contiguous()
+                            ? allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
+                            : empty_like(tensor, dtype);
+  copy(result, tensor);
+  return result;
+}
+
+inline ScalarType at_least_single(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+}  // namespace selective_scan::op
