@@ -47,7 +47,12 @@ def add_rms_norm(
         (normed, total); total is hidden itself where nothing is added and the dtype stays.
     """
     if not _is_one_node(hidden, residual, weight):
-        return _by_parts(hidden, residual, weight, eps, dtype, total_dtype)
+        total = hidden
+        if residual is not None:
+            wide = at_least_single(_sum_dtype(hidden, residual))
+            total = hidden.to(wide) + residual.to(wide)
+        normed = _normed(total, weight, eps, dtype)
+        return normed, None if total_dtype is None else total.to(total_dtype)
     given = (hidden, residual, weight, eps, dtype)
     if torch.is_grad_enabled() and (
         hidden.requires_grad
@@ -176,22 +181,6 @@ def _differentiate(
 def _normed(total: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     wide = at_least_single(torch.promote_types(total.dtype, weight.dtype))
     return F.rms_norm(total.to(wide), weight.shape, weight.to(wide), eps).to(dtype)
-
-
-def _by_parts(
-    hidden: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    dtype: torch.dtype,
-    total_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor | None]:
-    total = hidden
-    if residual is not None:
-        wide = at_least_single(_sum_dtype(hidden, residual))
-        total = hidden.to(wide) + residual.to(wide)
-    normed = _normed(total, weight, eps, dtype)
-    return normed, None if total_dtype is None else total.to(total_dtype)
 
 
 # --- in a stack -----------------------------------------------------------------------------------

@@ -31,13 +31,8 @@ struct NormRows {
 
   /// Contiguous ones of these sizes.
   Tensor allocate(ScalarType dtype) const {
-    std::vector<int64_t> strides(tensor.dim());
-    int64_t stride = 1;
-    for (int64_t dim = tensor.dim(); dim-- > 0;) {
-      strides[dim] = stride;
-      stride *= std::max<int64_t>(tensor.size(dim), 1);
-    }
-    return op::allocate(tensor, tensor.sizes(), sizes_of(strides), dtype);
+    return tensor.is_contiguous() ? op::allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
+                                  : op::allocate(tensor, tensor.sizes(), dtype);
   }
 
   /// Rows that lie equally far apart, each contiguous, perhaps as a copy, which `owner` keeps.

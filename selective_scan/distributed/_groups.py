@@ -105,10 +105,6 @@ class Ranks:
     def is_first(self) -> bool:
         return self.place == 0
 
-    @property
-    def is_last(self) -> bool:
-        return self.place == self.count - 1
-
     def gather(self, tensor: Tensor) -> Tensor:
         """What every rank has for `tensor`, in the order of the sequence, along a new dimension in
         front."""

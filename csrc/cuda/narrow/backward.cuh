@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     for (int block = 0; block < blocks; ++block) {
       const int t = block * kCount;
       const int left = tile.exists() ? steps - t : 0;
-      Values<kCount> u, delta;
+      Pack<float, kCount> u, delta;
       read_row<Element, kDense>(u_row + t * kSize, left, u);
       read_row<Element, kDense>(delta_row + t * kSize, left, delta);
 #pragma unroll
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     for (int block = blocks - 1; block >= 0; --block) {
       const int t = block * kCount;
       const int left = tile.exists() ? steps - t : 0;
-      Values<kCount> u, slope, dy{}, z;
+      Pack<float, kCount> u, slope, dy{}, z;
       read_row<Element, kDense>(u_row + t * kSize, left, u);
       read_row<Element, kDense>(delta_row + t * kSize, left, slope);
       if (has_dout) read_row<Element, kDense>(dout_row + t * kSize, left, dy);

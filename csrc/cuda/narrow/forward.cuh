@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kWarpSize)
 #pragma unroll 1
     for (int t = 0; t < steps; t += kItems) {
       const int left = tile.exists() ? steps - t : 0;
-      Values<kItems> u, delta, y;
+      Pack<float, kItems> u, delta, y;
       read_row<Element, kDense>(u_row + t * kSize, left, u);
       read_row<Element, kDense>(delta_row + t * kSize, left, delta);
 #pragma unroll
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kWarpSize)
       }
       if (!has_output) continue;
       if (has_gate) {
-        Values<kItems> z;
+        Pack<float, kItems> z;
         read_row<Element, kDense>(z_row + t * kSize, left, z);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) y.v[i] *= z.v[i] * sigmoid_for<kSize>(z.v[i]);

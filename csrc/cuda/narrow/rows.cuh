@@ -13,12 +13,6 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// A value for each of some steps.
-template <int kCount>
-struct Values {
-  float v[kCount];
-};
-
 /// The channels of a warp, and the lane's part of one.
 template <class Shape>
 struct Tile {
@@ -167,7 +161,7 @@ class RowMover {
 
 /// Reads kCount steps of a lane's row; the first `steps` of them exist, the others are zero.
 template <class Element, bool kDense, int kCount>
-__device__ __forceinline__ void read_row(const char* row, int steps, Values<kCount>& values) {
+__device__ __forceinline__ void read_row(const char* row, int steps, Pack<float, kCount>& values) {
   if constexpr (kDense) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -189,7 +183,7 @@ __device__ __forceinline__ void read_row(const char* row, int steps, Values<kCou
 /// row before, and the first of them writes.
 template <class Element, class Shape, bool kDense, int kCount>
 __device__ __forceinline__ void write_row(char* row, const Tile<Shape>& tile, int steps,
-                                          const Values<kCount>& values) {
+                                          const Pack<float, kCount>& values) {
   if constexpr (Shape::kLanes > 1) {
     __syncwarp();
     if (tile.part > 0) return;

@@ -99,8 +99,10 @@ Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan
     return ceil_div(plan.shape.blocks, device.multiprocessors * resident);
   };
   const int most = plan.rows.stages;
-  if (waves(1) == kMaxBlocks) return {"blocks of this GPU have not enough shared memory"};
-  if (waves(most) > 1 && waves(1) > 1) waves(most);
+  const int64_t with_one = waves(1);
+  if (with_one == kMaxBlocks) return {"blocks of this GPU have not enough shared memory"};
+  const int64_t with_most = waves(most);
+  if (with_most == kMaxBlocks || (with_most > 1 && with_one == 1)) waves(1);
   return {};
 }
 
