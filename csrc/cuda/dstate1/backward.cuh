@@ -14,23 +14,11 @@
 // step), and by memory nearly as much.
 #pragma once
 
+#include "../kit/shuffle.cuh"
 #include "../kit/update_gradient.cuh"
 #include "scan.cuh"
 
 namespace selective_scan::cuda::dstate1 {
-
-/// Two lanes that differ in lane bit `bit` share the sums of their 2·kKept values: the one without
-/// it keeps the first half.
-template <int kKept>
-__device__ __forceinline__ void halve(float (&values)[2 * kItems], int lane, int bit) {
-  const bool keeps_second = lane & bit;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const float kept = keeps_second ? values[i + kKept] : values[i];
-    const float sent = keeps_second ? values[i] : values[i + kKept];
-    values[i] = kept + __shfl_xor_sync(kFullMask, sent, bit);
-  }
-}
 
 /// Adds the lanes that hold the same steps of different channels.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
@@ -42,9 +30,9 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
     values[i] = dB[i];
     values[kItems + i] = dC[i];
   }
-  halve<kItems>(values, lane, 16);
-  halve<kItems / 2>(values, lane, 8);
-  halve<kItems / 4>(values, lane, 4);
+  add_halves<kItems>(values, lane, 16);
+  add_halves<kItems / 2>(values, lane, 8);
+  add_halves<kItems / 4>(values, lane, 4);
   const bool is_C = lane & 16;
   const int step = lane % kChannelLanes * kItems + (lane & 8 ? kItems / 2 : 0) + (lane & 4 ? 2 : 0);
   sums[2 * step + is_C] = values[0];

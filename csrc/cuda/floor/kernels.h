@@ -15,7 +15,7 @@ struct Launch {
   Geometry geometry;
   SharedLayout layout;
   BackwardWorkspace workspace;  // forwards of segments alone
-  bool is_summary = false;      // of each segment, that combine_segments() takes
+  bool is_summary = false;      // of each segment, that Summaries::combine() takes
 };
 
 template <class Params>

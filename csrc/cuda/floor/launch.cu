@@ -29,11 +29,12 @@ cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExc
   if (error != cudaSuccess) return error;
   args.is_summary = false;
   const auto store = [&](const ArrayView& factor, const ArrayView& offset) {
-    return store_map<T>(params, factor, offset, geometry.segments, dstate, kIsBackward, segments,
-                        stream);
+    return Summaries<T>::store_map(params, factor, offset, geometry.segments, dstate, kIsBackward,
+                                   segments, stream);
   };
   const auto finish = [&](const ArrayView& entering) {
-    error = combine_segments<T>(params, entering, geometry, dstate, kIsBackward, segments, stream);
+    error =
+        Summaries<T>::combine(params, entering, geometry, dstate, kIsBackward, segments, stream);
     return error == cudaSuccess ? launch(args, shape, stream) : error;
   };
   if (exchange != nullptr) {

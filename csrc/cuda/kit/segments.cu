@@ -93,30 +93,25 @@ cudaError_t launch(const ScanParams& params, const ArrayView& initial, const Arr
 }  // namespace
 
 template <class T>
-cudaError_t store_map(const ScanParams& params, const ArrayView& factor, const ArrayView& offset,
-                      int64_t segments, int padded_states, bool backwards,
-                      const SegmentStates& states, cudaStream_t stream) {
+cudaError_t Summaries<T>::store_map(const ScanParams& params, const ArrayView& factor,
+                                    const ArrayView& offset, int64_t segments, int padded_states,
+                                    bool backwards, const SegmentStates& states,
+                                    cudaStream_t stream) {
   return launch<true, T>(params, {}, factor, offset, segments, padded_states, backwards, states,
                          stream);
 }
 
 template <class T>
-cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
-                             const Geometry& geometry, int padded_states, bool backwards,
-                             const SegmentStates& segments, cudaStream_t stream) {
+cudaError_t Summaries<T>::combine(const ScanParams& params, const ArrayView& initial,
+                                  const Geometry& geometry, int padded_states, bool backwards,
+                                  const SegmentStates& segments, cudaStream_t stream) {
   return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {},
                           geometry.segments, padded_states, backwards, segments, stream);
 }
 
-#define SELECTIVE_SCAN_INSTANTIATE(T)                                                            \
-  template cudaError_t store_map<T>(const ScanParams&, const ArrayView&, const ArrayView&,       \
-                                    int64_t, int, bool, const SegmentStates&, cudaStream_t);     \
-  template cudaError_t combine_segments<T>(const ScanParams&, const ArrayView&, const Geometry&, \
-                                           int, bool, const SegmentStates&, cudaStream_t);
-SELECTIVE_SCAN_INSTANTIATE(float)
-SELECTIVE_SCAN_INSTANTIATE(double)
-SELECTIVE_SCAN_INSTANTIATE(Complex<float>)
-SELECTIVE_SCAN_INSTANTIATE(Complex<double>)
-#undef SELECTIVE_SCAN_INSTANTIATE
+template struct Summaries<float>;
+template struct Summaries<double>;
+template struct Summaries<Complex<float>>;
+template struct Summaries<Complex<double>>;
 
 }  // namespace selective_scan::cuda

@@ -26,27 +26,30 @@ inline SegmentStates segment_states(const ForwardScratch& scratch, void* memory)
   return {scratch.factors.in(memory), scratch.offsets.in(memory)};
 }
 
-/// Turns the summaries of the segments into what enters each: `initial` enters the first one, or
-/// the last one if `backwards`; into packed sequences their own states enter.
+/// What is made of the summaries, for states of type T.
 template <class T>
-cudaError_t combine_segments(const ScanParams& params, const ArrayView& initial,
+struct Summaries {
+  /// Turns them into what enters each segment: `initial` enters the first one, or the last one if
+  /// `backwards`; into packed sequences their own states enter.
+  static cudaError_t combine(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream);
 
-/// Stores the map of all steps, of the summaries of all segments, which stay: its factor and its
-/// offset, each where it is present.
-template <class T>
-cudaError_t store_map(const ScanParams& params, const ArrayView& factor, const ArrayView& offset,
-                      int64_t segments, int padded_states, bool backwards,
-                      const SegmentStates& states, cudaStream_t stream);
+  /// Stores the map of all steps, of the summaries of all segments, which stay: its factor and its
+  /// offset, each where it is present.
+  static cudaError_t store_map(const ScanParams& params, const ArrayView& factor,
+                               const ArrayView& offset, int64_t segments, int padded_states,
+                               bool backwards, const SegmentStates& states, cudaStream_t stream);
+};
 
 /// Tells the map of all steps, and has a pass begin with what enters them.
 template <class T, class Params>
 cudaError_t exchange_states(const StateExchange& exchange, Params& params, int64_t segments,
                             int padded_states, const SegmentStates& states, cudaStream_t stream) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
-  const cudaError_t error = store_map<T>(params, exchange.factor, exchange.offset, segments,
-                                         padded_states, kIsBackward, states, stream);
+  const cudaError_t error =
+      Summaries<T>::store_map(params, exchange.factor, exchange.offset, segments, padded_states,
+                              kIsBackward, states, stream);
   if (error == cudaSuccess) set_entering(params, exchange.enter());
   return error;
 }

@@ -49,4 +49,17 @@ __device__ T shuffle(T value, int lane) {
   return for_each_part(value, [&](auto x) { return __shfl_sync(lanes, x, lane, kLanes); });
 }
 
+/// Two lanes of a warp that differ in lane bit `bit` share the sums of their 2·kKept values: the
+/// one without it keeps the first half.
+template <int kKept, int kCount>
+__device__ __forceinline__ void add_halves(float (&values)[kCount], int lane, int bit) {
+  const bool keeps_second = lane & bit;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const float kept = keeps_second ? values[i + kKept] : values[i];
+    const float sent = keeps_second ? values[i] : values[i + kKept];
+    values[i] = kept + __shfl_xor_sync(kFullMask, sent, bit);
+  }
+}
+
 }  // namespace selective_scan::cuda

@@ -16,6 +16,7 @@
 // Bound by instructions, about 90 for a (channel, step) of one state, and by memory.
 #pragma once
 
+#include "../kit/shuffle.cuh"
 #include "../kit/update_gradient.cuh"
 #include "rows.cuh"
 
@@ -32,13 +33,7 @@ struct LaneSums {
   static __device__ __forceinline__ void add(float (&values)[kCount], int lane) {
     if constexpr (kMask > 0) {
       if constexpr (kMask >= kSharing) {
-        const bool keeps_second = lane & kMask;
-#pragma unroll
-        for (int i = 0; i < kLeft / 2; ++i) {
-          const float kept = keeps_second ? values[i + kLeft / 2] : values[i];
-          const float sent = keeps_second ? values[i] : values[i + kLeft / 2];
-          values[i] = kept + __shfl_xor_sync(kFullMask, sent, kMask);
-        }
+        add_halves<kLeft / 2>(values, lane, kMask);
         add<kLeft / 2, kMask / 2>(values, lane);
       } else {
         values[0] += __shfl_xor_sync(kFullMask, values[0], kMask);

@@ -123,16 +123,16 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       const SegmentStates& states = args.workspace.segments;
       if (error == cudaSuccess && is_alone(params)) {
-        return store_map<T>(params, {}, params.dinitial_state, segments, plan.padded_states, true,
-                            states, stream);
+        return Summaries<T>::store_map(params, {}, params.dinitial_state, segments,
+                                       plan.padded_states, true, states, stream);
       }
       if (error == cudaSuccess && exchange != nullptr) {
         error = exchange_states<T>(*exchange, params, segments, plan.padded_states, states, stream);
         args.params.dlast_state = params.dlast_state;
       }
       if (error != cudaSuccess) return error;
-      error = combine_segments<T>(params, params.dlast_state, plan.geometry, plan.padded_states,
-                                  true, states, stream);
+      error = Summaries<T>::combine(params, params.dlast_state, plan.geometry, plan.padded_states,
+                                    true, states, stream);
     }
     if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
     if (error != cudaSuccess) return error;

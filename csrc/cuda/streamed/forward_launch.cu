@@ -61,8 +61,8 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
     args.summarizes_all = is_alone(params) || exchange != nullptr;
     error = kernels.summarize(args, stream);
     if (error == cudaSuccess && is_alone(params)) {
-      return store_map<T>(params, params.map_factor, params.last_state, args.segments,
-                          plan.padded_states, false, args.states, stream);
+      return Summaries<T>::store_map(params, params.map_factor, params.last_state, args.segments,
+                                     plan.padded_states, false, args.states, stream);
     }
     if (error == cudaSuccess && exchange != nullptr) {
       error = exchange_states<T>(*exchange, args.params, args.segments, plan.padded_states,
@@ -71,8 +71,8 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
     if (error != cudaSuccess) return error;
     Geometry geometry;
     geometry.segments = args.segments;
-    error = combine_segments<T>(params, args.params.initial_state, geometry, plan.padded_states,
-                                false, args.states, stream);
+    error = Summaries<T>::combine(params, args.params.initial_state, geometry, plan.padded_states,
+                                  false, args.states, stream);
     return error == cudaSuccess ? kernels.launch(args, plan.shape, stream) : error;
   };
   return params.is_complex ? finish(Complex<float>{}) : finish(float{});
