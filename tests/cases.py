@@ -1,10 +1,11 @@
-"""What the tests of every operator share: how a call is named, and how it is refused."""
+"""What the tests of every operator share: how a call is named, refused and compiled."""
 
 import dataclasses
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 REAL = "float32, float16, bfloat16 or float64"
 COMPLEX = "complex64 or complex128"
@@ -88,10 +89,49 @@ def on_meta(arguments: dict) -> dict:
 
 
 def fake(arguments: dict, mode: FakeTensorMode) -> dict:
+    return tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+
+
+def ways_into(op, op_arguments, function, reference) -> dict:
+    """The calls of an operator by what is called; each takes the function's arguments, of which
+    `op_arguments` makes the op's."""
+
+    def call_fake(arguments):
+        with FakeTensorMode() as mode:
+            return op(*op_arguments(fake(arguments, mode)))
+
     return {
-        name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-        for name, value in arguments.items()
+        "function": lambda arguments: function(**arguments),
+        "reference": lambda arguments: reference(**arguments),
+        "op": lambda arguments: op(*op_arguments(arguments)),
+        "fake": call_fake,
     }
+
+
+def assert_all_refused(call, bad_calls) -> None:
+    """Each of the pairs of arguments and a message is refused with it."""
+    failures = []
+    for arguments, message in bad_calls:
+        try:
+            call(arguments)
+            outcome = "accepted"
+        except RuntimeError as error:
+            outcome = str(error)
+        if outcome != f"selective_scan: {message}":
+            failures.append(f"expected {message}\n  got {outcome}")
+    assert not failures, "\n".join(failures)
+
+
+def compiled_for_all_sizes(function):
+    """The function as compiled, and the list of the graphs that this takes."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    return torch.compile(function, fullgraph=True, backend=count, dynamic=True), graphs
 
 
 def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:

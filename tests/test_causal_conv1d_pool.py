@@ -4,10 +4,18 @@ import itertools
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from cases import REAL, assert_no_derivative, assert_refused, fake, on_device, ones
+from cases import (
+    REAL,
+    assert_all_refused,
+    assert_no_derivative,
+    assert_refused,
+    compiled_for_all_sizes,
+    on_device,
+    ones,
+    ways_into,
+)
 from problem import Error, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -147,21 +155,14 @@ def test_empty(changes, device):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def call_op(arguments):
-    return torch.ops.selective_scan.causal_conv1d_prefill(*map(arguments.get, ORDER))
+OP = torch.ops.selective_scan.causal_conv1d_prefill
 
 
-def call_fake(arguments):
-    with FakeTensorMode() as mode:
-        return call_op(fake(arguments, mode))
+def op_arguments(arguments):
+    return tuple(map(arguments.get, ORDER))
 
 
-ENTRIES = {
-    "function": lambda arguments: causal_conv1d_fn(**arguments),
-    "reference": lambda arguments: causal_conv1d_ref(**arguments),
-    "op": call_op,
-    "fake": call_fake,
-}
+WAYS = ways_into(OP, op_arguments, causal_conv1d_fn, causal_conv1d_ref)
 INT32 = torch.int32
 BAD = [
     ("x", ones(2, 20, 100), "x must have batch of 1 where cu_seqlens is given, got (2, 20, 100)"),
@@ -181,12 +182,12 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_bad_calls_are_refused_in_the_same_words(entry, device):
-    for name, value, sentence in BAD:
-        with pytest.raises(RuntimeError) as error:
-            ENTRIES[entry](make(device) | {name: on_device(value, device)})
-        assert str(error.value) == f"selective_scan: {sentence}"
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_calls_are_refused_in_the_same_words(way, device):
+    bad_calls = (
+        (make(device) | {name: on_device(value, device)}, message) for name, value, message in BAD
+    )
+    assert_all_refused(WAYS[way], bad_calls)
 
 
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
@@ -224,22 +225,14 @@ def test_indices_of_no_slot(device):
 
 
 def test_opcheck(device):
-    values = tuple(map(make(device, dtype=BF16).get, ORDER))
-    opcheck(torch.ops.selective_scan.causal_conv1d_prefill.default, values)
+    opcheck(OP.default, op_arguments(make(device, dtype=BF16)))
 
 
 def test_compiles_once(device):
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph
-
     def step(arguments):
         return causal_conv1d_fn(**arguments)
 
-    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    compiled, graphs = compiled_for_all_sizes(step)
     for shift in (0, 3):
         arguments = make(device)
         arguments["cu_seqlens"] = arguments["cu_seqlens"].clamp(min=shift)

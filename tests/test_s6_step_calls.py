@@ -3,11 +3,18 @@ it."""
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from cases import REAL, assert_change_is_seen, assert_refused, ones
+from cases import (
+    REAL,
+    assert_all_refused,
+    assert_change_is_seen,
+    assert_refused,
+    compiled_for_all_sizes,
+    ones,
+    ways_into,
+)
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
 from test_s6_step import BASE, copy_of, make, states_of
 
@@ -23,22 +30,7 @@ def op_arguments(arguments: dict) -> tuple:
     return (given["hidden"], *given["stack"], *(given[name] for name in more))
 
 
-def call_op(**arguments) -> torch.Tensor:
-    return torch.ops.selective_scan.s6_step(*op_arguments(arguments))
-
-
-def call_fake(**arguments) -> torch.Tensor:
-    with FakeTensorMode() as mode:
-
-        def faked(value: object) -> object:
-            return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-
-        stack = StackTensors(*([faked(x) for x in part or ()] for part in arguments["stack"]))
-        others = {name: faked(value) for name, value in arguments.items() if name != "stack"}
-        return call_op(**others, stack=stack)
-
-
-ENTRIES = {"function": s6_step, "reference": s6_step_ref, "op": call_op, "fake": call_fake}
+WAYS = ways_into(torch.ops.selective_scan.s6_step, op_arguments, s6_step, s6_step_ref)
 
 POOL = {"slots": 4}
 HEAD = {"vocabulary": 6}
@@ -112,26 +104,16 @@ def changed(arguments: dict, place: object, value: object, device: str) -> dict:
     return arguments | {"stack": arguments["stack"]._replace(**{name: entries})}
 
 
-def outcome_of(entry: str, arguments: dict) -> str:
-    try:
-        ENTRIES[entry](**arguments)
-    except RuntimeError as error:
-        return str(error)
-    return "accepted"
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_calls_are_refused_in_the_same_words(way, device):
+    bad_calls = (
+        (changed(make(BASE.with_(**changes), device), place, value, device), f"{name} must {end}")
+        for changes, place, value, name, end in BAD
+    )
+    assert_all_refused(WAYS[way], bad_calls)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_bad_calls_are_refused_in_the_same_words(entry, device):
-    failures = []
-    for changes, place, value, name, sentence in BAD:
-        arguments = changed(make(BASE.with_(**changes), device), place, value, device)
-        outcome = outcome_of(entry, arguments)
-        if outcome != f"selective_scan: {name} must {sentence}":
-            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
-    assert not failures, "\n".join(failures)
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("changes", "lists", "message"),
     [
@@ -148,10 +130,10 @@ def test_bad_calls_are_refused_in_the_same_words(entry, device):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_bad_lists_are_refused_in_the_same_words(entry, changes, lists, message):
+def test_bad_lists_are_refused_in_the_same_words(way, changes, lists, message):
     arguments = make(BASE.with_(**changes))
     arguments["stack"] = arguments["stack"]._replace(**lists)
-    assert outcome_of(entry, arguments) == f"selective_scan: {message}"
+    assert_all_refused(WAYS[way], [(arguments, message)])
 
 
 @pytest.mark.parametrize("function", [s6_step, s6_step_ref])
@@ -175,9 +157,9 @@ def test_indices_of_no_slot_change_nothing():
     arguments = make(BASE.with_(slots=3))
     arguments["state_batch_indices"] = torch.tensor([0, 3])
     before = copy_of(arguments)
-    for function in (s6_step, s6_step_ref, call_op):
+    for way in ("function", "reference", "op"):
         message = "state_batch_indices must be less than slots = 3, got 3"
-        assert_refused(function, arguments, message)
+        assert_all_refused(WAYS[way], [(arguments, message)])
     for state, expected in zip(states_of(arguments), states_of(before), strict=True):
         assert torch.equal(state, expected)
 
@@ -185,9 +167,9 @@ def test_indices_of_no_slot_change_nothing():
 def test_a_workspace_that_is_too_small():
     arguments = make(BASE.with_(d_model=512, d_inner=1024, batch=8))
     workspace = torch.empty(100, dtype=torch.uint8)
-    for function in (s6_step, call_op):
+    for way in ("function", "op"):
         with pytest.raises(RuntimeError, match=r"workspace must have at least \d+ bytes, got 100$"):
-            function(**arguments, workspace=workspace)
+            WAYS[way](arguments | {"workspace": workspace})
 
 
 def test_there_is_no_derivative(device):
@@ -247,14 +229,7 @@ def test_compiled_code_changes_the_states_in_place(backend, device):
 
 
 def test_compiles_for_changing_batches(device):
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(s6_step, fullgraph=True, backend=count, dynamic=True)
+    compiled, graphs = compiled_for_all_sizes(s6_step)
     for batch in (5, 7, 9):  # that no two dimensions are as large by chance
         arguments = make(BASE.with_(batch=batch), device)
         copy = copy_of(arguments)

@@ -2,11 +2,18 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
 from torch.library import opcheck
 
-from cases import REAL, assert_refused, fake, on_device, ones
+from cases import (
+    REAL,
+    assert_all_refused,
+    assert_refused,
+    compiled_for_all_sizes,
+    on_device,
+    ones,
+    ways_into,
+)
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
 
@@ -26,21 +33,8 @@ def op_arguments(arguments: dict) -> tuple:
     return tuple((defaults | arguments).get(name) for name in ORDER)
 
 
-def call_op(arguments):
-    return torch.ops.selective_scan.selective_scan_prefill(*op_arguments(arguments))
-
-
-def call_fake(arguments):
-    with FakeTensorMode() as mode:
-        return call_op(fake(arguments, mode))
-
-
-ENTRIES = {
-    "function": lambda arguments: selective_scan_prefill(**arguments),
-    "reference": lambda arguments: selective_scan_prefill_ref(**arguments),
-    "op": call_op,
-    "fake": call_fake,
-}
+OP = torch.ops.selective_scan.selective_scan_prefill
+WAYS = ways_into(OP, op_arguments, selective_scan_prefill, selective_scan_prefill_ref)
 
 
 ALONE = {"has_indices": False, "every": 0}
@@ -93,18 +87,13 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_bad_calls_are_refused_in_the_same_words(entry, device):
-    failures = []
-    for changes, name, value, sentence in BAD:
-        try:
-            ENTRIES[entry](make(Case(**changes), device) | {name: on_device(value, device)})
-            outcome = "accepted"
-        except RuntimeError as error:
-            outcome = str(error)
-        if outcome != f"selective_scan: {name} must {sentence}":
-            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
-    assert not failures, "\n".join(failures)
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_calls_are_refused_in_the_same_words(way, device):
+    bad_calls = (
+        (make(Case(**changes), device) | {name: on_device(value, device)}, f"{name} must {end}")
+        for changes, name, value, end in BAD
+    )
+    assert_all_refused(WAYS[way], bad_calls)
 
 
 @pytest.mark.parametrize("function", [selective_scan_prefill, selective_scan_prefill_ref])
@@ -206,21 +195,14 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["u"])
-    opcheck(torch.ops.selective_scan.selective_scan_prefill.default, op_arguments(arguments))
+    opcheck(OP.default, op_arguments(arguments))
 
 
 def test_other_lengths_and_boundaries_do_not_compile_again(device):
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph
-
     def step(arguments, out=None):
         return selective_scan_prefill(**arguments, out=out)
 
-    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    compiled, graphs = compiled_for_all_sizes(step)
     for total, bounds in ((150, BOUNDS), (149, BOUNDS), (201, (0, 7, 8, 9, 10, 180, 190, 199))):
         arguments = make(Case(total=total, bounds=bounds, every=0), device)
         copy = arguments | {"states": arguments["states"].clone()}

@@ -2,9 +2,15 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cases import assert_refused, fake, on_device, ones
+from cases import (
+    assert_all_refused,
+    assert_refused,
+    compiled_for_all_sizes,
+    on_device,
+    ones,
+    ways_into,
+)
 from selective_scan import selective_state_update, selective_state_update_ref
 from test_selective_state_update import Case, make
 
@@ -22,21 +28,8 @@ def op_arguments(arguments: dict) -> tuple:
     return tuple((defaults | arguments).get(name) for name in ORDER)
 
 
-def call_op(arguments):
-    return torch.ops.selective_scan.selective_state_update(*op_arguments(arguments))
-
-
-def call_fake(arguments):
-    with FakeTensorMode() as mode:
-        return call_op(fake(arguments, mode))
-
-
-ENTRIES = {
-    "function": lambda arguments: selective_state_update(**arguments),
-    "reference": lambda arguments: selective_state_update_ref(**arguments),
-    "op": call_op,
-    "fake": call_fake,
-}
+OP = torch.ops.selective_scan.selective_state_update
+WAYS = ways_into(OP, op_arguments, selective_state_update, selective_state_update_ref)
 
 
 STEPS = {"steps": 2}
@@ -96,19 +89,13 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_bad_calls_are_refused_in_the_same_words(entry, device):
-    failures = []
-    for changes, name, value, sentence in BAD:
-        arguments = make(Case(**changes), device) | {name: on_device(value, device)}
-        try:
-            ENTRIES[entry](arguments)
-            outcome = "accepted"
-        except RuntimeError as error:
-            outcome = str(error)
-        if outcome != f"selective_scan: {name} must {sentence}":
-            failures.append(f"expected {name} must {sentence}\n  got {outcome}")
-    assert not failures, "\n".join(failures)
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_calls_are_refused_in_the_same_words(way, device):
+    bad_calls = (
+        (make(Case(**changes), device) | {name: on_device(value, device)}, f"{name} must {end}")
+        for changes, name, value, end in BAD
+    )
+    assert_all_refused(WAYS[way], bad_calls)
 
 
 @pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
@@ -167,22 +154,14 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["x"])
-    op = torch.ops.selective_scan.selective_state_update.default
-    torch.library.opcheck(op, op_arguments(arguments))
+    torch.library.opcheck(OP.default, op_arguments(arguments))
 
 
 def test_compiles_for_changing_batches(device):
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph
-
     def step(arguments, out=None):
         return selective_state_update(**arguments, out=out)
 
-    compiled = torch.compile(step, fullgraph=True, backend=count, dynamic=True)
+    compiled, graphs = compiled_for_all_sizes(step)
     for batch in (5, 7, 9):  # that no two dimensions are as large by chance
         arguments = make(Case(batch=batch, indices=torch.int32), device)
         copy = arguments | {"state": arguments["state"].clone()}
