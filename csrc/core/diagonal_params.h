@@ -31,7 +31,7 @@ constexpr int kMaxRowDims = 8;
 /// A strided array of rows of steps, or of rows alone, whose "steps" are the sequences. Strides
 /// count real components of `dtype`; the imaginary part lies `imag` components behind the real
 /// part, and imag = 0 says that the array is real.
-struct RowArray {
+struct DiagonalArray {
   void* data = nullptr;  // null: absent
   DType dtype = DType::kFloat32;
   int64_t step = 0;
@@ -50,13 +50,13 @@ struct DiagonalScanParams {
   bool is_complex = false;  // arithmetic and states are complex
   bool is_double = false;   // in fp64, else in fp32
 
-  RowArray a;
-  RowArray initial_state;  // without steps, optional
+  DiagonalArray a;
+  DiagonalArray initial_state;  // without steps, optional
 
   PackedSequences packed;  // of each row, where present, in the order of the pass
 
   /// Returns where `array` has the first step of a row, in components from its data.
-  SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array, int64_t row) const {
+  SELECTIVE_SCAN_HD int64_t row_offset(const DiagonalArray& array, int64_t row) const {
     int64_t offset = 0;
     for (int dim = row_dims - 1; dim > 0; --dim) {
       offset += row % row_sizes[dim] * array.row[dim];
@@ -67,18 +67,18 @@ struct DiagonalScanParams {
 };
 
 struct DiagonalForwardParams : DiagonalScanParams {
-  RowArray b;
-  RowArray h;
+  DiagonalArray b;
+  DiagonalArray h;
 };
 
 /// Positions count from the last step of the forward pass: position p is its step seqlen - 1 - p.
 struct DiagonalBackwardParams : DiagonalScanParams {
-  RowArray dh;
-  RowArray h_previous;  // the state before each step; not read at the last position, which is
-                        // initial_state's
-  RowArray db;
-  RowArray da;
-  RowArray dinitial_state;  // optional
+  DiagonalArray dh;
+  DiagonalArray h_previous;  // the state before each step; not read at the last position, which is
+                             // initial_state's
+  DiagonalArray db;
+  DiagonalArray da;
+  DiagonalArray dinitial_state;  // optional
 
   /// This is for an `a` that is broadcast over time: da then gets its sum over each segment of
   /// time, and its steps are the segments. See num_segments() of the backend.

@@ -79,7 +79,7 @@ DSTATE1 = [
 ]
 
 # Forward kernels: states per lane, steps of a chunk, storages.
-RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Elements")
+RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Scattered")
 RELAY = [
     Source(
         "relay",

@@ -116,7 +116,7 @@ RowLayout::RowLayout(const Tensor& shape, DiagonalScanParams& params) : params_(
   for (int64_t size : sizes_) params.rows *= size;
 }
 
-RowLayout::Entry& RowLayout::add(RowArray& array, const Tensor& tensor,
+RowLayout::Entry& RowLayout::add(DiagonalArray& array, const Tensor& tensor,
                                  int64_t row_dims_of_tensor) {
   // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
   array.data = const_cast<void*>(tensor.const_data_ptr());
@@ -132,13 +132,13 @@ RowLayout::Entry& RowLayout::add(RowArray& array, const Tensor& tensor,
   return entries_.back();
 }
 
-void RowLayout::add_steps(RowArray& array, const Tensor& tensor) {
+void RowLayout::add_steps(DiagonalArray& array, const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
   add(array, tensor, std::max<int64_t>(last, 0));
   array.step = last < 0 || tensor.size(last) == 1 ? 0 : tensor.stride(last) * components(tensor);
 }
 
-void RowLayout::add_rows(RowArray& array, const Tensor& tensor) {
+void RowLayout::add_rows(DiagonalArray& array, const Tensor& tensor) {
   Entry& entry = add(array, tensor, tensor.dim());
   if (!params_.packed.present()) return;
   entry.strides[0] = 0;
@@ -171,7 +171,7 @@ bool RowLayout::finish() {
   return true;
 }
 
-RowArray reversed(RowArray array, int64_t seqlen) {
+DiagonalArray reversed(DiagonalArray array, int64_t seqlen) {
   array.data =
       static_cast<char*>(array.data) + (seqlen - 1) * array.step * element_size(array.dtype);
   array.step = -array.step;

@@ -28,20 +28,20 @@ class RowLayout {
   RowLayout(const Tensor& shape, DiagonalScanParams& params);
 
   /// (..., seqlen), or what is broadcast to that.
-  void add_steps(RowArray& array, const Tensor& tensor);
+  void add_steps(DiagonalArray& array, const Tensor& tensor);
   /// (...), or (sequences, ...) in place of a batch of 1 where sequences are packed.
-  void add_rows(RowArray& array, const Tensor& tensor);
+  void add_rows(DiagonalArray& array, const Tensor& tensor);
 
   /// False if the rows still have more than kMaxRowDims dimensions.
   [[nodiscard]] bool finish();
 
  private:
   struct Entry {
-    RowArray* array;
+    DiagonalArray* array;
     std::vector<int64_t> strides;
   };
 
-  Entry& add(RowArray& array, const Tensor& tensor, int64_t row_dims_of_tensor);
+  Entry& add(DiagonalArray& array, const Tensor& tensor, int64_t row_dims_of_tensor);
 
   DiagonalScanParams& params_;
   std::vector<int64_t> sizes_;
@@ -49,6 +49,6 @@ class RowLayout {
 };
 
 /// Gives the same array from its last step to its first.
-RowArray reversed(RowArray array, int64_t seqlen);
+DiagonalArray reversed(DiagonalArray array, int64_t seqlen);
 
 }  // namespace selective_scan::op

@@ -79,7 +79,7 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
     if (!layout.finish()) continue;
 
     if (reverse) {
-      for (RowArray* array : {&params.a, &params.b, &params.h}) {
+      for (DiagonalArray* array : {&params.a, &params.b, &params.h}) {
         *array = reversed(*array, params.seqlen);
       }
     }
@@ -178,12 +178,12 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     if (!layout.finish()) continue;
 
     if (!reverse) {
-      for (RowArray* array : {&params.a, &params.dh, &params.h_previous, &params.db}) {
+      for (DiagonalArray* array : {&params.a, &params.dh, &params.h_previous, &params.db}) {
         *array = reversed(*array, params.seqlen);
       }
       if (!params.sum_da) params.da = reversed(params.da, params.seqlen);
     }
-    RowArray& previous = params.h_previous;
+    DiagonalArray& previous = params.h_previous;
     previous.data =
         static_cast<char*>(previous.data) + previous.step * element_size(previous.dtype);
 

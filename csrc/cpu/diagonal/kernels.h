@@ -23,8 +23,8 @@ struct DiagonalSplit {
   SELECTIVE_SCAN_HD int64_t tasks(int64_t width) const {
     return blocks(width) * outers * (lanes_are_segments ? lane_rows : segments);
   }
-  SELECTIVE_SCAN_HD int64_t outer_offset(const DiagonalScanParams& params, const RowArray& array,
-                                         int64_t outer) const {
+  SELECTIVE_SCAN_HD int64_t outer_offset(const DiagonalScanParams& params,
+                                         const DiagonalArray& array, int64_t outer) const {
     int64_t offset = 0;
     for (int dim = params.row_dims - 1; dim >= 0; --dim) {
       if (dim == lane_dim) continue;

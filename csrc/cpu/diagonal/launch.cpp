@@ -41,7 +41,7 @@ DiagonalSplit split_of(const DiagonalScanParams& params) {
 }
 
 template <class T>
-T load_value(const RowArray& array, int64_t offset) {
+T load_value(const DiagonalArray& array, int64_t offset) {
   using Real = real_t<T>;
   if constexpr (is_complex_v<T>) {
     return {load_element<Real>(array.data, array.dtype, offset),
@@ -56,7 +56,7 @@ T load_value(const RowArray& array, int64_t offset) {
 /// index. `given`: the states before the rows, absent for zero.
 template <class T>
 void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split,
-                    const RowArray& given, int64_t outer, void* workspace) {
+                    const DiagonalArray& given, int64_t outer, void* workspace) {
   auto* map = static_cast<AffineMap<T>*>(workspace) + outer * split.lane_rows * split.segments;
   const int64_t first = split.outer_offset(params, given, outer);
   for (int64_t row = 0; row < split.lane_rows; ++row) {
@@ -75,7 +75,7 @@ void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split
 
 template <class Params>
 void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
-         const RowArray& initial_state, void* workspace, const ThreadPool& pool) {
+         const DiagonalArray& initial_state, void* workspace, const ThreadPool& pool) {
   const DiagonalSplit split = split_of(params);
   const int64_t tasks = split.tasks(lanes);
   if (split.segments > 1) {
@@ -90,7 +90,7 @@ void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
   parallel_for(pool, tasks, [&](int64_t task) { pass.scan(params, split, task, workspace); });
 }
 
-void advance(RowArray& array, int64_t index) {
+void advance(DiagonalArray& array, int64_t index) {
   if (!array.present()) return;
   array.data = static_cast<char*>(array.data) + index * array.step * element_size(array.dtype);
 }
@@ -98,14 +98,14 @@ void advance(RowArray& array, int64_t index) {
 /// Finds where each of packed sequences has its steps, and its states.
 template <class Params>
 Params params_of(const Params& packed, int64_t sequence,
-                 std::type_identity_t<std::initializer_list<RowArray Params::*>> steps,
-                 std::type_identity_t<std::initializer_list<RowArray Params::*>> states) {
+                 std::type_identity_t<std::initializer_list<DiagonalArray Params::*>> steps,
+                 std::type_identity_t<std::initializer_list<DiagonalArray Params::*>> states) {
   Params params = packed;
   const int64_t begin = packed.packed.begin(sequence);
   params.packed = {};
   params.seqlen = packed.packed.end(sequence) - begin;
-  for (RowArray Params::* array : steps) advance(params.*array, begin);
-  for (RowArray Params::* array : states) advance(params.*array, sequence);
+  for (DiagonalArray Params::* array : steps) advance(params.*array, begin);
+  for (DiagonalArray Params::* array : states) advance(params.*array, sequence);
   return params;
 }
 DiagonalForwardParams params_of(const DiagonalForwardParams& packed, int64_t sequence) {
@@ -172,7 +172,7 @@ void diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspac
   run_calls(params, workspace, pool,
             [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {
               // They begin with nothing: the gradient after the last step is part of dh.
-              run(call, kernels.lanes, kernels.backward, RowArray(), memory, threads);
+              run(call, kernels.lanes, kernels.backward, DiagonalArray(), memory, threads);
             });
 }
 

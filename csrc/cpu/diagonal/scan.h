@@ -69,8 +69,8 @@ struct Chains {
 
   /// The components of steps [first, first + steps) of `count` lanes, as a section of one
   /// component.
-  SELECTIVE_SCAN_HD Section section(const RowArray& array, int64_t first, int64_t steps, int count,
-                                    int64_t component) const {
+  SELECTIVE_SCAN_HD Section section(const DiagonalArray& array, int64_t first, int64_t steps,
+                                    int count, int64_t component) const {
     const int64_t offset = row_offset(array) + (first_step + first) * array.step + component;
     return {static_cast<char*>(array.data) + offset * element_size(array.dtype),
             array.dtype,
@@ -80,7 +80,7 @@ struct Chains {
             split.lanes_are_segments ? split.segment_steps * array.step : lane_row_stride(array)};
   }
   /// One value for each lane's row; `step` strides between segments where lanes are segments.
-  SELECTIVE_SCAN_HD Section row_section(const RowArray& array, int64_t offset, int count,
+  SELECTIVE_SCAN_HD Section row_section(const DiagonalArray& array, int64_t offset, int count,
                                         int64_t lane_stride, int64_t component) const {
     return {static_cast<char*>(array.data) +
                 (row_offset(array) + offset + component) * element_size(array.dtype),
@@ -90,12 +90,12 @@ struct Chains {
             0,
             lane_stride};
   }
-  SELECTIVE_SCAN_HD int64_t lane_row_stride(const RowArray& array) const {
+  SELECTIVE_SCAN_HD int64_t lane_row_stride(const DiagonalArray& array) const {
     return params.row_dims == 0 ? 0 : array.row[split.lane_dim];
   }
 
  private:
-  SELECTIVE_SCAN_HD int64_t row_offset(const RowArray& array) const {
+  SELECTIVE_SCAN_HD int64_t row_offset(const DiagonalArray& array) const {
     return split.outer_offset(params, array, outer) + first_row * lane_row_stride(array);
   }
 };
@@ -211,10 +211,10 @@ class DiagonalKernel {
 
   /// Both components of steps that follow each other in memory are one array of twice as many; in
   /// the other direction the imaginary parts come first.
-  static bool is_interleaved(const RowArray& array) {
+  static bool is_interleaved(const DiagonalArray& array) {
     return kComponents == 2 && array.imag == 1 && (array.step == 2 || array.step == -2);
   }
-  Section interleaved(const RowArray& array, int64_t first, int64_t steps, int lanes) const {
+  Section interleaved(const DiagonalArray& array, int64_t first, int64_t steps, int lanes) const {
     const bool is_reversed = array.step < 0;
     Section both = chains_.section(array, first, 2 * steps, lanes, is_reversed ? 1 : 0);
     both.row_stride = is_reversed ? -1 : 1;
@@ -230,7 +230,7 @@ class DiagonalKernel {
     }
   }
 
-  void load(const RowArray& array, int64_t first, int64_t steps, int lanes, Tile& tile) const {
+  void load(const DiagonalArray& array, int64_t first, int64_t steps, int lanes, Tile& tile) const {
     if (is_interleaved(array)) {
       load_tile<R>(interleaved(array, first, steps, lanes), tile, kWidth);
       if (array.step < 0) swap_components(tile, steps, tile);
@@ -250,7 +250,7 @@ class DiagonalKernel {
     for (int64_t t = rows; t < steps; ++t) put(tile, t, get(tile, 0));
   }
 
-  void store(const RowArray& array, int64_t first, int64_t steps, int lanes,
+  void store(const DiagonalArray& array, int64_t first, int64_t steps, int lanes,
              const Tile& tile) const {
     if (is_interleaved(array)) {
       const Section both = interleaved(array, first, steps, lanes);
@@ -294,7 +294,7 @@ class DiagonalKernel {
   }
 
   /// The values are in the lane of every chain that is a row's first, or last, segment.
-  V load_rows(const RowArray& array) const {
+  V load_rows(const DiagonalArray& array) const {
     V values{};
     for (int lane = 0; lane < chains_.lanes; ++lane) {
       const int64_t offset =
@@ -339,7 +339,7 @@ class DiagonalKernel {
     }
   }
 
-  void store_value(const RowArray& array, int64_t offset, Wide value) const {
+  void store_value(const DiagonalArray& array, int64_t offset, Wide value) const {
     const auto put_component = [&](double component, int64_t place) {
       const T values[kWidth] = {static_cast<T>(component)};
       store_tile<R>(chains_.row_section(array, offset, 1, 0, place), values, kWidth);
@@ -354,14 +354,14 @@ class DiagonalKernel {
     const bool are_segments = chains_.split.lanes_are_segments;
     for (int lane = 0; lane < chains_.lanes; ++lane) {
       const int64_t segment = chains_.segment + (are_segments ? lane : 0);
-      const auto offset = [&](const RowArray& array) {
+      const auto offset = [&](const DiagonalArray& array) {
         return are_segments ? 0 : lane * chains_.lane_row_stride(array);
       };
       if (params_.sum_da) {
-        const RowArray& da = params_.da;
+        const DiagonalArray& da = params_.da;
         store_value(da, offset(da) + segment * da.step, sums_[lane]);
       }
-      const RowArray& dinitial = params_.dinitial_state;
+      const DiagonalArray& dinitial = params_.dinitial_state;
       if (dinitial.present() && segment == chains_.split.segments - 1) {
         const ScalarValue state = lane_of(state_, lane);
         if constexpr (is_complex_v<V>) {

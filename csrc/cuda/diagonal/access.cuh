@@ -7,6 +7,7 @@
 
 #include "../../core/diagonal_params.h"
 #include "../../core/element.h"
+#include "../kit/elements.cuh"
 
 namespace selective_scan::cuda::diagonal {
 
@@ -17,12 +18,6 @@ template <class Element, bool kReversed>
 struct Stored {};
 struct AnyStorage {};
 
-/// A pack has as many elements as a vector of 16 bytes has room for, or one.
-template <class Element, int n>
-struct alignas(sizeof(Element) * n < 16 ? sizeof(Element) * n : 16) Pack {
-  Element value[n];
-};
-
 /// A chain's part of an array: `data` is the step at position 0 of the row.
 struct Cursor {
   char* data;
@@ -31,7 +26,7 @@ struct Cursor {
   int64_t imag;
 
   /// Points at the first row.
-  __device__ explicit Cursor(const RowArray& array)
+  __device__ explicit Cursor(const DiagonalArray& array)
       : data(static_cast<char*>(array.data)),
         dtype(array.dtype),
         step(array.step),
@@ -103,7 +98,7 @@ struct Access<T, Stored<Element, kReversed>> {
     const auto pack = *reinterpret_cast<const Pack<Real, n * kComponents>*>(lowest);
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      out[kReversed ? n - 1 - i : i] = load_step<T>(pack.value + i * kComponents, kImag);
+      out[kReversed ? n - 1 - i : i] = load_step<T>(pack.v + i * kComponents, kImag);
     }
   }
   template <int n>
@@ -112,7 +107,7 @@ struct Access<T, Stored<Element, kReversed>> {
     Pack<Real, n * kComponents> pack;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      store_step(pack.value + i * kComponents, kImag, values[kReversed ? n - 1 - i : i]);
+      store_step(pack.v + i * kComponents, kImag, values[kReversed ? n - 1 - i : i]);
     }
     Real* lowest =
         reinterpret_cast<Real*>(cursor.data) + (kReversed ? position + n - 1 : position) * kStep;

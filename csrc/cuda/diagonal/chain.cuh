@@ -48,7 +48,7 @@ class Chain {
     for (int dim = params.row_dims - 1; dim >= 0; --dim) {
       const int64_t outer = dim == 0 ? 0 : quotient(rest, params.row_sizes[dim]);
       const int64_t index = rest - outer * params.row_sizes[dim];
-      const auto move = [&](Cursor& cursor, const RowArray& array) {
+      const auto move = [&](Cursor& cursor, const DiagonalArray& array) {
         cursor.data += index * array.row[dim] * Elements::bytes(cursor);
       };
       move(a_, params.a);
@@ -116,21 +116,23 @@ class Chain {
   __device__ int64_t sequence() const { return params_.packed.present() ? segment_ : 0; }
 
   /// An array without steps.
-  __device__ Cursor cursor_of(const RowArray& array) const {
+  __device__ Cursor cursor_of(const DiagonalArray& array) const {
     Cursor cursor(array);
     cursor.data += params_.row_offset(array, row_) * element_size(array.dtype);
     return cursor;
   }
 
-  static __device__ const RowArray& input(const DiagonalForwardParams& p) { return p.b; }
-  static __device__ const RowArray& input(const DiagonalBackwardParams& p) { return p.dh; }
-  static __device__ const RowArray& output(const DiagonalForwardParams& p) { return p.h; }
-  static __device__ const RowArray& output(const DiagonalBackwardParams& p) { return p.db; }
+  static __device__ const DiagonalArray& input(const DiagonalForwardParams& p) { return p.b; }
+  static __device__ const DiagonalArray& input(const DiagonalBackwardParams& p) { return p.dh; }
+  static __device__ const DiagonalArray& output(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const DiagonalArray& output(const DiagonalBackwardParams& p) { return p.db; }
   // The forward pass has neither; its cursors are never used.
-  static __device__ const RowArray& gradient(const DiagonalForwardParams& p) { return p.h; }
-  static __device__ const RowArray& gradient(const DiagonalBackwardParams& p) { return p.da; }
-  static __device__ const RowArray& states(const DiagonalForwardParams& p) { return p.h; }
-  static __device__ const RowArray& states(const DiagonalBackwardParams& p) { return p.h_previous; }
+  static __device__ const DiagonalArray& gradient(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const DiagonalArray& gradient(const DiagonalBackwardParams& p) { return p.da; }
+  static __device__ const DiagonalArray& states(const DiagonalForwardParams& p) { return p.h; }
+  static __device__ const DiagonalArray& states(const DiagonalBackwardParams& p) {
+    return p.h_previous;
+  }
 };
 
 }  // namespace selective_scan::cuda::diagonal

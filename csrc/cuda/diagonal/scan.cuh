@@ -171,8 +171,8 @@ cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kern
 }
 
 inline bool all_stored_as(DType dtype, int64_t imag,
-                          std::initializer_list<const RowArray*> arrays) {
-  return std::all_of(arrays.begin(), arrays.end(), [&](const RowArray* array) {
+                          std::initializer_list<const DiagonalArray*> arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [&](const DiagonalArray* array) {
     return array->dtype == dtype && array->imag == imag;
   });
 }
@@ -223,13 +223,13 @@ cudaError_t launch(const Params& params, const Segmentation& split, void* worksp
   return with_storage(real, any);
 }
 
-inline bool is_contiguous_in_time(const RowArray& array) {
+inline bool is_contiguous_in_time(const DiagonalArray& array) {
   const int64_t components = array.imag == 0 ? 1 : 2;
   return array.step == components || array.step == -components;
 }
 
 /// A function of the sizes, the layout of `x` (b or dh) and the device.
-inline Segmentation make_segmentation(const DiagonalScanParams& params, const RowArray& x) {
+inline Segmentation make_segmentation(const DiagonalScanParams& params, const DiagonalArray& x) {
   Device device;
   current_device(device);  // what went wrong the launch reports
 
@@ -254,7 +254,7 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Ro
 
 /// Enqueues a pass; `x` as above.
 template <template <class> class Step, class Params>
-cudaError_t run(const Params& params, const RowArray& x, const ScratchMemory& memory,
+cudaError_t run(const Params& params, const DiagonalArray& x, const ScratchMemory& memory,
                 cudaStream_t stream) {
   const Segmentation split = make_segmentation(params, x);
   const bool has_maps = !params.packed.present() && split.segments > 1;

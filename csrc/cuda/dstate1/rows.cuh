@@ -142,7 +142,7 @@ struct RowAccess<Scattered<kBytes>> {
   static __device__ __forceinline__ void convert(const SequenceStrides& strides, const Raw& raw,
                                                  const Window& window, float* tile, Items& items) {
     const Places places(strides, window.lane);
-    with_elements(strides, [&]<class Element>(Element) {
+    with_element_of<kBytes>(strides.dtype == DType::kBFloat16, [&]<class Element>(Element) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         tile[places.tile_index(i)] = to_real(bit_cast<Element>(raw.v[i]));
@@ -164,7 +164,7 @@ struct RowAccess<Scattered<kBytes>> {
     const Places places(strides, window.lane);
     const int count = places.count(window);
     const int64_t increment = places.increment(strides);
-    with_elements(strides, [&]<class Element>(Element) {
+    with_element_of<kBytes>(strides.dtype == DType::kBFloat16, [&]<class Element>(Element) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const auto value = from_real<Element>(tile[places.tile_index(i)]);
@@ -175,19 +175,6 @@ struct RowAccess<Scattered<kBytes>> {
   }
 
  private:
-  /// Calls function(Element{}) for the arrays' type.
-  template <class Function>
-  static __device__ __forceinline__ void with_elements(const SequenceStrides& strides,
-                                                       const Function& function) {
-    if constexpr (kBytes == 4) {
-      function(float{});
-    } else if (strides.dtype == DType::kBFloat16) {
-      function(BFloat16{});
-    } else {
-      function(Half{});
-    }
-  }
-
   /// The elements of a window that a lane moves: one step of all channels, or every fourth step of
   /// one channel.
   struct Places {

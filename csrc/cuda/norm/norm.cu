@@ -59,7 +59,7 @@ struct Raw {
 };
 
 /// The vector of a row that a thread has.
-struct Place {
+struct RowVector {
   int64_t channel;
   int64_t count;  // of its channels that there are; none: at most 0
   bool is_vector;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void for_each(const Raw<R>& raw, DType dtype, const U
 template <class R, int kVectors>
 struct Team {
   int warps, index, count;  // of the team; which it is of the block's, and of how many
-  Place places[kVectors];
+  RowVector vectors[kVectors];
   int turn = 0;
 
   __device__ __forceinline__ Team(const NormParams& params, int warps, bool has_vectors)
@@ -137,7 +137,7 @@ struct Team {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int64_t channel = int64_t{threadIdx.x % threads + v * threads} * kVector;
-      places[v] = {channel, params.channels - channel, has_vectors};
+      vectors[v] = {channel, params.channels - channel, has_vectors};
     }
   }
 
@@ -182,11 +182,11 @@ __device__ __forceinline__ R scale_of(const NormParams& params, R sum_of_squares
 
 template <class R, int kVectors>
 __device__ __forceinline__ void load_weight(const NormParams& params,
-                                            const Place (&places)[kVectors],
+                                            const RowVector (&vectors)[kVectors],
                                             Pack<R, kVector> (&weight)[kVectors]) {
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const auto raw = places[v].template fetch<R>(params.weight, 0);
+    const auto raw = vectors[v].template fetch<R>(params.weight, 0);
     for_each(raw, params.weight.dtype, [&](int i, R value) { weight[v].v[i] = value; });
   }
 }
@@ -199,13 +199,13 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kForward,
                    bool has_vectors) {
   Team<R, kVectors> team(params, team_warps, has_vectors);
   Pack<R, kVector> weight[kVectors];
-  load_weight<R>(params, team.places, weight);
+  load_weight<R>(params, team.vectors, weight);
   team.for_each_row(params.rows, [&](int64_t row) {
     Raw<R> hidden[kVectors], residual[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      hidden[v] = team.places[v].template fetch<R>(params.hidden, row);
-      residual[v] = team.places[v].template fetch<R>(params.residual, row);
+      hidden[v] = team.vectors[v].template fetch<R>(params.hidden, row);
+      residual[v] = team.vectors[v].template fetch<R>(params.residual, row);
     }
     Pack<R, kVector> total[kVectors];
     R sums[1] = {0};
@@ -220,10 +220,10 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kForward,
     const R scale = scale_of(params, sums[0]);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      team.places[v].store(params.total, row, total[v]);
+      team.vectors[v].store(params.total, row, total[v]);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) total[v].v[i] *= scale * weight[v].v[i];
-      team.places[v].store(params.normed, row, total[v]);
+      team.vectors[v].store(params.normed, row, total[v]);
     }
   });
 }
@@ -236,14 +236,14 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
   extern __shared__ __align__(16) char shared[];
   Team<R, kVectors> team(params, team_warps, has_vectors);
   Pack<R, kVector> weight[kVectors], dweight[kVectors]{};
-  load_weight<R>(params, team.places, weight);
+  load_weight<R>(params, team.vectors, weight);
   team.for_each_row(params.rows, [&](int64_t row) {
     Raw<R> totals[kVectors], dnormed[kVectors], dtotals[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      totals[v] = team.places[v].template fetch<R>(params.total, row);
-      dnormed[v] = team.places[v].template fetch<R>(params.dnormed, row);
-      dtotals[v] = team.places[v].template fetch<R>(params.dtotal, row);
+      totals[v] = team.vectors[v].template fetch<R>(params.total, row);
+      dnormed[v] = team.vectors[v].template fetch<R>(params.dnormed, row);
+      dtotals[v] = team.vectors[v].template fetch<R>(params.dtotal, row);
     }
     Pack<R, kVector> total[kVectors], gradient[kVectors];
     R sums[2] = {0, 0};
@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
         gradient[v].v[i] = scaled * weight[v].v[i] - pull * total[v].v[i];
       }
       for_each(dtotals[v], params.dtotal.dtype, [&](int i, R value) { gradient[v].v[i] += value; });
-      team.places[v].store(params.dresidual, row, gradient[v]);
-      team.places[v].store(params.dhidden, row, gradient[v]);
+      team.vectors[v].store(params.dresidual, row, gradient[v]);
+      team.vectors[v].store(params.dhidden, row, gradient[v]);
     }
   });
   if (parts == nullptr) return;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
   const int team_channels = team_warps * kWarpSize * kVector * kVectors;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    store_pack(of_teams + team.index * team_channels + team.places[v].channel, dweight[v]);
+    store_pack(of_teams + team.index * team_channels + team.vectors[v].channel, dweight[v]);
   }
   __syncthreads();
   R* const part = parts + blockIdx.x * params.channels;

@@ -185,7 +185,7 @@ __device__ __forceinline__ void copy_item(char* target, const char* source, int 
   }
 }
 
-struct Elements {
+struct Scattered {
   static constexpr int kMathSize = 4;
 
   template <class S>

@@ -15,7 +15,7 @@ namespace selective_scan::cuda::relay {
 /// layout.
 template <int kSize>
 struct Vectors;
-struct Elements;
+struct Scattered;
 
 struct RelayForwardArgs {
   ForwardParams params;

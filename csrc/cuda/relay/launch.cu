@@ -14,7 +14,7 @@ template <class Visit>
 cudaError_t visit_storage(int size, const Visit& visit) {
   if (size == 2) return visit.template operator()<Vectors<2>>();
   if (size == 4) return visit.template operator()<Vectors<4>>();
-  return visit.template operator()<Elements>();
+  return visit.template operator()<Scattered>();
 }
 
 template <class Args>

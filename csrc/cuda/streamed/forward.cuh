@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
     make_steps<kSize>(values, has(kSoftplus));
-    slice_to_shared<RowOrder::kMemory>(slice, values, delta_rows);
+    slice_to_shared<SharedOrder::kMemory>(slice, values, delta_rows);
     if constexpr (kOwnInputSteps) {
       values = Cursor::to_values(args.input_delta, slice, raw_input_delta);
     }
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
     for (int i = 0; i < Shape::kChannels; ++i) {
       values.v[i] = kGoesByIncrements<kMethod> ? u.v[i] : u.v[i] * values.v[i];
     }
-    slice_to_shared<RowOrder::kMemory>(slice, values, input_rows);
+    slice_to_shared<SharedOrder::kMemory>(slice, values, input_rows);
     if (steps_left < kChunk) {  // such a step leaves states be
       clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_rows);
       clear_missing_steps<Shape::kChannels>(slice, steps_left, input_rows);
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
       saved += saved_stride;
     }
     if (has(kOutput)) {
-      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, RowOrder::kMemory>(
+      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, SharedOrder::kMemory>(
           slice, planes, Shape::kPlane);
       const Values this_u = Cursor::to_values(args.u, slice, raw_this_u);
 #pragma unroll

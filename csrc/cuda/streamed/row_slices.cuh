@@ -294,7 +294,7 @@ __device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
 
 /// The order of a row in shared memory. A scan that takes rows in the order of memory has code for
 /// each direction; turning slices round here costs a few instructions a value in either.
-enum class RowOrder : int8_t { kScan, kMemory };
+enum class SharedOrder : int8_t { kScan, kMemory };
 
 /// Four floats to shared memory by one access. Of values that come from several branches the
 /// compiler makes four stores, with bank conflicts.
@@ -306,12 +306,12 @@ __device__ __forceinline__ void store_whole(float* row, float a, float b, float 
 }
 
 /// To the warp's [channel][step] rows in shared memory, kRowStride apart.
-template <RowOrder kOrder = RowOrder::kScan, int kItems>
+template <SharedOrder kOrder = SharedOrder::kScan, int kItems>
 __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
                                                 float* rows) {
   if (slice.map == LaneMap::kSteps) {
     float* row = rows + slice.channel * kRowStride;
-    if constexpr (kOrder == RowOrder::kMemory) {
+    if constexpr (kOrder == SharedOrder::kMemory) {
 #pragma unroll
       for (int i = 0; i < kItems; i += 4) {
         store_whole(row + slice.position + i, values.v[i], values.v[i + 1], values.v[i + 2],
@@ -337,7 +337,7 @@ template <int kItems>
 __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int steps,
                                                     float* rows) {
   if (!slice.exists(steps)) {
-    slice_to_shared<RowOrder::kMemory>(slice, Slice<kItems>{}, rows);
+    slice_to_shared<SharedOrder::kMemory>(slice, Slice<kItems>{}, rows);
   } else if (slice.map == LaneMap::kStepPairs && !slice.exists(steps - 1)) {
 #pragma unroll
     for (int c = 0; c < kItems / 2; ++c) {
@@ -346,7 +346,7 @@ __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int 
   }
 }
 /// The sum of kPlanes such arrays, `plane` floats apart.
-template <int kItems, int kPlanes = 1, RowOrder kOrder = RowOrder::kScan>
+template <int kItems, int kPlanes = 1, SharedOrder kOrder = SharedOrder::kScan>
 __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slice,
                                                            const float* rows, int plane = 0) {
   const bool along_steps = slice.map == LaneMap::kSteps;
@@ -355,7 +355,7 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
   for (int p = 0; p < kPlanes; ++p, rows += plane) {
     Slice<kItems> values;
     if (along_steps) {
-      const int at = kOrder == RowOrder::kMemory ? slice.position : slice.step;
+      const int at = kOrder == SharedOrder::kMemory ? slice.position : slice.step;
       values =
           bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
     } else if (slice.map == LaneMap::kStepPairs) {
@@ -372,7 +372,7 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
 #pragma unroll
     for (int i = 0; i < kItems; ++i) sum.v[i] = p == 0 ? values.v[i] : sum.v[i] + values.v[i];
   }
-  return along_steps && kOrder == RowOrder::kScan && slice.is_backward ? reversed(sum) : sum;
+  return along_steps && kOrder == SharedOrder::kScan && slice.is_backward ? reversed(sum) : sum;
 }
 
 }  // namespace selective_scan::cuda::streamed
