@@ -7,7 +7,8 @@ one operator. Its time is set beside that of the same layers where each part of 
 module, of the linear layers alone, and of reading every weight once, which no decoder of batch 1
 beats: on a GPU at the speed of a large copy, on a CPU timed in turn with the rest. On a GPU each is
 eager and a CUDA graph, and beside them are compat's MambaLMHeadModel and mamba_ssm's, where that
-imports; on a CPU eager and, with --compile, compiled.
+imports; on a CPU eager and, with --compile, compiled, and beside them is llama.cpp with the same
+weights, where llama-cpp-python and gguf import.
 
 Example:
     python benchmarks/benchmark_decoding.py --device cpu --threads 2
@@ -28,6 +29,7 @@ import torch
 from torch import nn
 
 from harness import arguments, ceilings, records, report, timing
+from harness.llama_cpp import llama_cpp_calls
 from harness.models import LanguageModel
 from harness.peers import compat_token, mamba_ssm_token
 
@@ -110,6 +112,8 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
             "mamba_ssm": mamba_ssm_token(token, *sizes),
         }
         calls |= {f"token, {name}": call for name, call in others.items() if call is not None}
+    if not is_cuda and options.vocabulary:
+        calls |= llama_cpp_calls(model, prompt, options.threads)
     if options.compile:
         compiled = torch.compile(model, fullgraph=True)
         calls["token, compiled"] = lambda: compiled(token, cache)
@@ -135,15 +139,15 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
     rows = []
     for name, time in times.items():
         beside = "its products" + (", CUDA graph" if name.endswith("CUDA graph") else "")
-        is_token = name.startswith("token")
-        count = options.batch * (options.prompt if name == "prompt" else 1)
+        is_token, is_prompt = name.startswith("token"), name.startswith("prompt")
+        count = options.batch * (options.prompt if is_prompt else 1)
         rows.append(
             {
                 "what": name,
                 "time": dataclasses.asdict(time),
                 "tokens_per_s": None if name.startswith("its") else count / time.median * 1e3,
                 "over_products": time.median / times[beside].median if is_token else None,
-                "over_reading_weights": None if name == "prompt" else time.median / floor_ms,
+                "over_reading_weights": None if is_prompt else time.median / floor_ms,
             }
         )
     speed = weight_bytes / floor_ms / 1e6
