@@ -131,39 +131,10 @@ struct SegmentMaps {
   }
 
   static void forward(const ForwardParams& params, const Block& block, void* scratch_base) {
-    const Scratch scratch(params, block, scratch_base);
-    scratch.begin(params, block);
-    for_each_chunk(block, [&](int64_t offset) {
-      load_projection(params, block, offset, kStateChunk, scratch);
-      for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
-        const Lanes lanes = lanes_of<R>(block, vector);
-        const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, kStateChunk, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector, input,
-              scratch.maps.next(params, vector, scratch.delta, chunk.steps,
-                                is_last_chunk(lanes, chunk)),
-              nullptr);
-      }
-    });
-    scratch.maps.store(params, block, false);
+    map_as_scanned(params, block, scratch_base);
   }
-
   static void backward(const BackwardParams& params, const Block& block, void* scratch_base) {
-    const Scratch scratch(params, block, scratch_base);
-    scratch.begin(params, block);
-    for_each_chunk_backwards(block, [&](int64_t offset) {
-      load_projection(params, block, offset, -kStateChunk, scratch);
-      for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
-        const Lanes lanes = lanes_of<R>(block, vector);
-        const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, -kStateChunk, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector, input,
-              scratch.maps.next(params, vector, scratch.delta, chunk.steps,
-                                is_first_chunk(lanes, chunk)),
-              nullptr);
-      }
-    });
-    scratch.maps.store(params, block, true);
+    map_as_scanned(params, block, scratch_base);
   }
 
   static void forward_alone(const ForwardParams& params, const Block& block, void* scratch_base) {
@@ -174,20 +145,46 @@ struct SegmentMaps {
   }
 
  private:
-  template <class Visit>
-  static void for_each_chunk(const Block& block, const Visit& visit) {
-    for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) visit(offset);
+  template <class Params>
+  static constexpr bool kGoesBack = std::is_same_v<Params, BackwardParams>;
+
+  template <bool kFromTheEnd, class Visit>
+  static void visit_chunks(const Block& block, const Visit& visit) {
+    if constexpr (kFromTheEnd) {
+      for_each_chunk_backwards(block, visit);
+    } else {
+      for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) visit(offset);
+    }
+  }
+
+  template <class Params>
+  static void map_as_scanned(const Params& params, const Block& block, void* scratch_base) {
+    constexpr int64_t kStepsAhead = kGoesBack<Params> ? -kStateChunk : kStateChunk;
+    const Scratch scratch(params, block, scratch_base);
+    scratch.begin(params, block);
+    visit_chunks<kGoesBack<Params>>(block, [&](int64_t offset) {
+      load_projection(params, block, offset, kStepsAhead, scratch);
+      for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
+        const Lanes lanes = lanes_of<R>(block, vector);
+        const Chunk chunk = chunk_at(params, lanes, offset);
+        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
+        const bool is_edge =
+            kGoesBack<Params> ? is_first_chunk(lanes, chunk) : is_last_chunk(lanes, chunk);
+        sweep(params, lanes, chunk, scratch, vector, input,
+              scratch.maps.next(params, vector, scratch.delta, chunk.steps, is_edge), nullptr);
+      }
+    });
+    scratch.maps.store(params, block, kGoesBack<Params>);
   }
 
   template <class Params>
   static void map_alone(const Params& params, const Block& block, void* scratch_base) {
-    constexpr bool kGoesBack = std::is_same_v<Params, BackwardParams>;
-    constexpr int64_t kStepsAhead = kGoesBack ? kStateChunk : -kStateChunk;
+    constexpr int64_t kStepsAhead = kGoesBack<Params> ? kStateChunk : -kStateChunk;
     const Scratch scratch(params, block, scratch_base);
     scratch.begin(params, block);
     scratch.forget_idle_lanes(params, block);
     bool any_remembers = true;
-    const auto join = [&](int64_t offset) {
+    visit_chunks<!kGoesBack<Params>>(block, [&](int64_t offset) {
       if (!any_remembers) return;
       any_remembers = false;
       load_projection(params, block, offset, kStepsAhead, scratch);
@@ -200,15 +197,10 @@ struct SegmentMaps {
         sweep(params, lanes, chunk, scratch, vector, input,
               scratch.begin_chunk(params, chunk.steps),
               scratch.maps.factors + vector * params.dstate);
-        scratch.join_chunk(params, vector, kGoesBack);
+        scratch.join_chunk(params, vector, kGoesBack<Params>);
       }
-    };
-    if constexpr (kGoesBack) {
-      for_each_chunk(block, join);
-    } else {
-      for_each_chunk_backwards(block, join);
-    }
-    scratch.maps.store(params, block, kGoesBack);
+    });
+    scratch.maps.store(params, block, kGoesBack<Params>);
   }
 
   static void load_projection(const ForwardParams& params, const Block& block, int64_t offset,
@@ -240,21 +232,17 @@ struct SegmentMaps {
     return scratch.dy;
   }
 
-  static void sweep(const ForwardParams& params, const Lanes& lanes, const Chunk& chunk,
+  template <class Params>
+  static void sweep(const Params& params, const Lanes& lanes, const Chunk& chunk,
                     const Scratch& scratch, int64_t vector, const R* input,
                     const StateMap<State>& map, const State* weights) {
-    const int64_t of_vector = vector * params.dstate;
-    Sweeps<State>::of(params).forward_map(
-        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
-         scratch.inputs.poles + of_vector, scratch.inputs.B(params, lanes, vector), map, weights});
-  }
-  static void sweep(const BackwardParams& params, const Lanes& lanes, const Chunk& chunk,
-                    const Scratch& scratch, int64_t vector, const R* input,
-                    const StateMap<State>& map, const State* weights) {
-    const int64_t of_vector = vector * params.dstate;
-    Sweeps<State>::of(params).backward_map(
-        {scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
-         scratch.inputs.poles + of_vector, scratch.inputs.C(params, lanes, vector), map, weights});
+    const BlockInputs<State>& inputs = scratch.inputs;
+    const auto projection =
+        kGoesBack<Params> ? inputs.C(params, lanes, vector) : inputs.B(params, lanes, vector);
+    const Sweeps<State>& sweeps = Sweeps<State>::of(params);
+    const auto run = kGoesBack<Params> ? sweeps.backward_map : sweeps.forward_map;
+    run({scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
+         inputs.poles + vector * params.dstate, projection, map, weights});
   }
 };
 
