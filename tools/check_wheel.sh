@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What a user does with a release's CPU wheel: installs it into an environment that has PyTorch and
+# What a user does with a release's wheel: installs it into an environment that has PyTorch and
 # nothing else, with no compiler on PATH, and takes a first gradient. Says how long that took.
 #
-#   check_wheel.sh PYTHON FOLDER TORCH DIST
+#   check_wheel.sh PYTHON FOLDER TORCH DIST [KIND]
 #     PYTHON   makes the environment
 #     FOLDER   for the environment, which is kept for the next run
 #     TORCH    what pip installs into it, such as torch==2.13.0
-#     DIST     the folder of the wheels, of which the newest one for CPUs is taken
+#     DIST     the folder of the wheels, of which the newest one of the kind is taken
+#     KIND     cpu, which is what is taken without it, cu12 or cu13
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 folder=$2 torch=$3 dist=$4
-wheel=$(ls -t "$dist"/*+cpu-*"$(uname -m)".whl | head -n 1)
+python=$1 folder=$2 torch=$3 dist=$4 kind=${5:-cpu}
+wheel=$(ls -t "$dist"/*+"$kind"-*"$(uname -m)".whl | head -n 1)
 mkdir -p "$folder"
 environment=$(cd "$folder" && pwd)/environment
 if [[ ! -e $environment/complete.stamp ]]; then
