@@ -189,8 +189,9 @@ class S6(nn.Module):
             if len(caches) != self.depth:
                 refuse("cache", f"of depth = {self.depth} layers", len(caches))
             if cu_seqlens is None:
-                layers = self.layers._modules.values()
-                stack = Stack(layers, self.norm_f, S6Layer, nn.RMSNorm)
+                parts = self._modules  # attributes that are modules take a microsecond each
+                layers = parts["layers"]._modules.values()
+                stack = Stack(layers, parts["norm_f"], S6Layer, nn.RMSNorm)
                 out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
                     return out
