@@ -46,7 +46,8 @@ FILE_NAME = re.compile(
     r"(?<![\w./*<-])[\w.*/-]*[\w*]\.(?:cpp|cuh?|h|json|md|py|sh|toml|yaml)\b(?![\w(])"
 )
 # Names of files that are elsewhere: of the method that contributing.md adds, and of a model.
-FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json"}
+# llama.cpp is a program.
+FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json", "llama.cpp"}
 PUBLIC = [name for name in selective_scan.__all__ if not name.startswith("__")]
 
 
