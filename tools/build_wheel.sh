@@ -9,7 +9,9 @@
 #              CUDA_HOME names or is looked for; cpu-arm64: cpu for 64-bit ARM, by a cross compiler
 #     FOLDER   for the wheel as it is built
 #     OUTPUT   for the wheel to publish
-#   TORCH_CUDA_ARCH_LIST, when set, names other architectures than all.
+#   TORCH_CUDA_ARCH_LIST, when set, names other architectures. cu13 has all; cu12 has those up to
+#   Hopper, whose PTX newer GPUs run: code that drivers of CUDA 12 can unpack takes more room, and
+#   Blackwell's would make more than what PyPI takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 kind=$2 folder=$3 output=$4
@@ -21,7 +23,8 @@ case $kind in
   cu12 | cu13)
     home=$(find /usr/local -maxdepth 1 -name "cuda-${kind#cu}*" | sort -V | tail -n 1)
     if [[ -z ${CUDA_HOME:-} && -n $home ]]; then export CUDA_HOME=$home; fi
-    export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-all}
+    if [[ $kind == cu12 ]]; then architectures="7.5;8.0;8.6;9.0+PTX"; else architectures=all; fi
+    export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$architectures}
     ;;
   cpu-arm64)
     machine=aarch64 platform=auto # auditwheel knows the names of its own machine's platforms alone
