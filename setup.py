@@ -300,7 +300,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
 
 
 def wheel_for(plan: CudaPlan) -> str | None:
-    """The wheel of a release that serves the GPUs that a plan builds for, by their code or by PTX."""
+    """The wheel of a release that serves the GPUs a plan builds for, by their code or by PTX."""
     if plan.toolkit is None:
         return None
     compiled = [cuda.Architecture.parse(text) for text in cuda.ALL_ARCHITECTURES]
