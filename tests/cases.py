@@ -108,6 +108,14 @@ def ways_into(op, op_arguments, function, reference) -> dict:
     }
 
 
+def bad_calls_of(make, case, rows, device: str):
+    """Pairs of arguments and a message, of rows of: what is changed of a case, the name of what is
+    wrong, what it is, and the end of the sentence."""
+    for changes, name, value, end in rows:
+        arguments = make(case(**changes), device) | {name: on_device(value, device)}
+        yield arguments, f"{name} must {end}"
+
+
 def assert_all_refused(call, bad_calls) -> None:
     """Each of the pairs of arguments and a message is refused with it."""
     failures = []
@@ -122,7 +130,7 @@ def assert_all_refused(call, bad_calls) -> None:
     assert not failures, "\n".join(failures)
 
 
-def compiled_for_all_sizes(function):
+def compiled_with_graphs(function, dynamic=None):
     """The function as compiled, and the list of the graphs that this takes."""
     torch._dynamo.reset()
     graphs = []
@@ -131,7 +139,7 @@ def compiled_for_all_sizes(function):
         graphs.append(graph)
         return graph
 
-    return torch.compile(function, fullgraph=True, backend=count, dynamic=True), graphs
+    return torch.compile(function, fullgraph=True, backend=count, dynamic=dynamic), graphs
 
 
 def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:

@@ -11,7 +11,7 @@ from cases import (
     assert_all_refused,
     assert_no_derivative,
     assert_refused,
-    compiled_for_all_sizes,
+    compiled_with_graphs,
     on_device,
     ones,
     ways_into,
@@ -232,7 +232,7 @@ def test_compiles_once(device):
     def step(arguments):
         return causal_conv1d_fn(**arguments)
 
-    compiled, graphs = compiled_for_all_sizes(step)
+    compiled, graphs = compiled_with_graphs(step, dynamic=True)
     for shift in (0, 3):
         arguments = make(device)
         arguments["cu_seqlens"] = arguments["cu_seqlens"].clamp(min=shift)

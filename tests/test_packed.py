@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
+from cases import compiled_with_graphs
 from problem import (
     COMPLEX_KINDS,
     LAYOUTS,
@@ -257,13 +258,6 @@ def test_gradcheck(reverse, device):
 
 
 def test_other_boundaries_do_not_compile_again(device):
-    torch._dynamo.reset()
-    compilations = []
-
-    def backend(graph, _inputs):
-        compilations.append(graph)
-        return graph
-
     case = BASE.with_(dim=4, dstate=2)
     inputs = inputs_on(case, device)
     options = options_on(case, device)
@@ -272,7 +266,7 @@ def test_other_boundaries_do_not_compile_again(device):
         given = inputs | options | {"cu_seqlens": cu_seqlens}
         return selective_scan_fn(**given).square().sum()
 
-    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    compiled, graphs = compiled_with_graphs(loss)
     leaves = list(inputs.values())
     for bounds in (BOUNDS, (0, 1, 2, 3, 4, 5), (3, 3, 3, 90, 91, 130)):
         cu_seqlens = torch.tensor(bounds, device=device)
@@ -280,7 +274,7 @@ def test_other_boundaries_do_not_compile_again(device):
             torch.autograd.grad(function(cu_seqlens), leaves) for function in (compiled, loss)
         )
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    assert len(compilations) == 1
+    assert len(graphs) == 1
 
 
 def test_vmap(device):

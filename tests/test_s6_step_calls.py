@@ -11,7 +11,7 @@ from cases import (
     assert_all_refused,
     assert_change_is_seen,
     assert_refused,
-    compiled_for_all_sizes,
+    compiled_with_graphs,
     ones,
     ways_into,
 )
@@ -229,7 +229,7 @@ def test_compiled_code_changes_the_states_in_place(backend, device):
 
 
 def test_compiles_for_changing_batches(device):
-    compiled, graphs = compiled_for_all_sizes(s6_step)
+    compiled, graphs = compiled_with_graphs(s6_step, dynamic=True)
     for batch in (5, 7, 9):  # that no two dimensions are as large by chance
         arguments = make(BASE.with_(batch=batch), device)
         copy = copy_of(arguments)

@@ -9,8 +9,8 @@ from cases import (
     REAL,
     assert_all_refused,
     assert_refused,
-    compiled_for_all_sizes,
-    on_device,
+    bad_calls_of,
+    compiled_with_graphs,
     ones,
     ways_into,
 )
@@ -89,11 +89,7 @@ BAD = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_calls_are_refused_in_the_same_words(way, device):
-    bad_calls = (
-        (make(Case(**changes), device) | {name: on_device(value, device)}, f"{name} must {end}")
-        for changes, name, value, end in BAD
-    )
-    assert_all_refused(WAYS[way], bad_calls)
+    assert_all_refused(WAYS[way], bad_calls_of(make, Case, BAD, device))
 
 
 @pytest.mark.parametrize("function", [selective_scan_prefill, selective_scan_prefill_ref])
@@ -202,7 +198,7 @@ def test_other_lengths_and_boundaries_do_not_compile_again(device):
     def step(arguments, out=None):
         return selective_scan_prefill(**arguments, out=out)
 
-    compiled, graphs = compiled_for_all_sizes(step)
+    compiled, graphs = compiled_with_graphs(step, dynamic=True)
     for total, bounds in ((150, BOUNDS), (149, BOUNDS), (201, (0, 7, 8, 9, 10, 180, 190, 199))):
         arguments = make(Case(total=total, bounds=bounds, every=0), device)
         copy = arguments | {"states": arguments["states"].clone()}

@@ -6,8 +6,8 @@ import torch
 from cases import (
     assert_all_refused,
     assert_refused,
-    compiled_for_all_sizes,
-    on_device,
+    bad_calls_of,
+    compiled_with_graphs,
     ones,
     ways_into,
 )
@@ -91,11 +91,7 @@ BAD = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_calls_are_refused_in_the_same_words(way, device):
-    bad_calls = (
-        (make(Case(**changes), device) | {name: on_device(value, device)}, f"{name} must {end}")
-        for changes, name, value, end in BAD
-    )
-    assert_all_refused(WAYS[way], bad_calls)
+    assert_all_refused(WAYS[way], bad_calls_of(make, Case, BAD, device))
 
 
 @pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
@@ -161,7 +157,7 @@ def test_compiles_for_changing_batches(device):
     def step(arguments, out=None):
         return selective_state_update(**arguments, out=out)
 
-    compiled, graphs = compiled_for_all_sizes(step)
+    compiled, graphs = compiled_with_graphs(step, dynamic=True)
     for batch in (5, 7, 9):  # that no two dimensions are as large by chance
         arguments = make(Case(batch=batch, indices=torch.int32), device)
         copy = arguments | {"state": arguments["state"].clone()}

@@ -17,7 +17,7 @@ from harness.models import LanguageModel
 _STEPS = 2**14
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
-# By the names of a Mamba layer elsewhere; what is not a matrix llama.cpp wants in float32.
+# The names that llama.cpp has for the parts of a layer, by those that Mamba has elsewhere.
 _PARTS = {
     "norm.weight": "attn_norm.weight",
     "mixer.in_proj.weight": "ssm_in.weight",
@@ -30,6 +30,7 @@ _PARTS = {
     "mixer.D": "ssm_d",
     "mixer.out_proj.weight": "ssm_out.weight",
 }
+# These may be bfloat16; llama.cpp wants everything else in float32.
 _MATRICES = ("ssm_in.weight", "ssm_x.weight", "ssm_dt.weight", "ssm_out.weight", "output.weight")
 
 
@@ -79,7 +80,7 @@ def llama_cpp_calls(
 
 
 def _write(model: LanguageModel, room: int, path: Path) -> None:
-    """The model as a GGUF file. It has no vocabulary of words: tokens are numbers."""
+    """Writes the model as a GGUF file. It has no vocabulary of words: tokens are numbers."""
     import gguf
 
     layer = model.layers.layers[0]
