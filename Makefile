@@ -35,7 +35,7 @@ SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_
 CXX_FILES := $(shell find benchmarks csrc packaging tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx build cuda-build wheel docs lint format \
+.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
   check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
@@ -57,6 +57,7 @@ help:
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
 	@echo "make test-cuda12 a source of each kind of CUDA kernels, compiled by nvcc of CUDA 12"
 	@echo "make test-ptx    the CUDA tests on code of an older GPU (ARCH=75 or 80; needs a GPU and nvcc)"
+	@echo "make unrun-kernels  the CUDA tests, and which kernels none of them launches (needs a GPU)"
 	@echo "make asan        the CPU tests under AddressSanitizer and UBSan"
 	@echo "make sanitize    compute-sanitizer over the CUDA kernels (needs a GPU)"
 	@echo "make clean       remove what was built"
@@ -152,6 +153,9 @@ test-ptx: build
 
 asan: build
 	tools/asan.sh $(BIN)/python build/asan $(ASAN_TESTS)
+
+unrun-kernels: build
+	tools/unrun_kernels.sh $(BIN)/python build/unrun-kernels
 
 sanitize:
 	tools/compute_sanitizer.sh $(BIN)/python
