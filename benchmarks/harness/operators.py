@@ -248,6 +248,8 @@ class SelectiveScan(Scan):
 
         step = F.softplus(delta + tensors["delta_bias"][:, None])[:, :, None, :]
         abar, bbar = DISCRETIZATIONS[self._method](step, step * A[None, :, :, None])
+        if "input_delta" in tensors:
+            bbar = bbar / step * tensors["input_delta"][:, :, None, :]
         drive = bbar * to_channels(B) * u[:, :, None, :]
         if self._reverse:
             abar, drive = abar.flip(-1), drive.flip(-1)
