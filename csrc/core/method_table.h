@@ -52,4 +52,28 @@ constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
   });
 }
 
+/// Whether a method is the first in the build of those that its kernels run.
+constexpr bool is_first_of_kernels(Method method) {
+  for (int i = 0; i < static_cast<int>(method); ++i) {
+    const auto other = static_cast<Method>(i);
+    if (is_built(other) && kernel_method(other) == kernel_method(method)) return false;
+  }
+  return is_built(method);
+}
+
+/// Calls visit.operator()<kMethod>() with the kernels' method for one that is known at run time,
+/// within a kernel that has the code of all.
+template <class Visit>
+SELECTIVE_SCAN_HD void visit_kernel_method(Method method, const Visit& visit) {
+  const auto visit_if = [&]<Method kMethod>() {
+    if constexpr (is_first_of_kernels(kMethod)) {
+      constexpr Method kKernels = kernel_method(kMethod);
+      if (kernel_method(method) == kKernels) visit.template operator()<kKernels>();
+    }
+  };
+  [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
+    (visit_if.template operator()<static_cast<Method>(kMethods)>(), ...);
+  }(std::make_integer_sequence<int, kNumMethods>());
+}
+
 }  // namespace selective_scan

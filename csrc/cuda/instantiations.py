@@ -21,7 +21,7 @@ SERIES = ("highorder", "poly", "rk4")
 
 @dataclass(frozen=True)
 class Source:
-    """A source that exists once for each method."""
+    """A source that exists once for each method that its structs name, if they do."""
 
     name: str  # of the file, without the method's
     folder: str  # of the headers
@@ -36,6 +36,10 @@ class Source:
     def kernel(self, method: str) -> str:
         """The name of the kernels that run a method."""
         return "series" if self.shared and method in SERIES else method
+
+    def file(self, method: str) -> str:
+        is_one = not any("METHOD" in struct for struct in self.structs)
+        return f"{self.name}.cu" if is_one else f"{self.name}_{self.kernel(method)}.cu"
 
     def text(self, method: str) -> str:
         lines = [f'#include "cuda/{self.folder}/{header}.cuh"' for header in self.headers]
@@ -111,18 +115,20 @@ NARROW = [
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense.
+# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense. For one
+# method alone.
 PROMPT = [
     Source(
         "prompt",
         "prompt",
         ("forward",),
         tuple(
-            f"PromptForward<{element}, {shape}, Along::{along}, METHOD>"
+            f"PromptForward<{element}, {shape}, Along::{along}>"
             for element in ("float", "BFloat16", "Half")
             for shape in ("1, 1", "2, 2")
             for along in ("kSteps", "kChannels")
         ),
+        methods=("zoh",),
     )
 ]
 
@@ -188,26 +194,34 @@ TEAM_BACKWARD = [
 
 # Type of the states in arithmetic, states in 16 bytes of memory, and how many times as many a lane
 # has at the most for 256 states.
-UPDATE_SHAPES = (
-    *("float, 4, 1", "float, 4, 2", "float, 8, 1", "double, 2, 1", "double, 2, 4"),
-    *("Complex<float>, 2, 1", "Complex<float>, 2, 4"),
-    *("Complex<double>, 1, 1", "Complex<double>, 1, 8"),
-)
-# Of dense calls: the types of the states and of the inputs.
+UPDATE_SHAPES = {
+    "float": ("4, 1", "4, 2", "8, 1"),
+    "double": ("2, 1", "2, 4"),
+    "Complex<float>": ("2, 1", "2, 4"),
+    "Complex<double>": ("1, 1", "1, 8"),
+}
+# Of dense calls, which are of one method: the types of the states and of the inputs.
 UPDATE_TYPES = (
     *("float, float", "float, BFloat16", "float, Half"),
     *("BFloat16, BFloat16", "Half, Half"),
 )
 UPDATE = [
+    *(
+        Source(
+            f"update_{re.sub('[<>]+', '_', kind).strip('_').lower()}",
+            "update",
+            ("update",),
+            tuple(f"Update<{kind}, {shape}>" for shape in shapes),
+        )
+        for kind, shapes in UPDATE_SHAPES.items()
+    ),
     Source(
+        "update_dense",
         "update",
-        "update",
-        ("dense", "update"),
-        (
-            *(f"Update<{shape}, METHOD>" for shape in UPDATE_SHAPES),
-            *(f"DenseUpdate<{types}, METHOD>" for types in UPDATE_TYPES),
-        ),
-    )
+        ("dense",),
+        tuple(f"DenseUpdate<{types}>" for types in UPDATE_TYPES),
+        methods=("zoh",),
+    ),
 ]
 
 SOURCES = [
@@ -232,7 +246,7 @@ def write(folder: Path, methods: Iterable[str]) -> list[Path]:
     A file whose text stays is left as it is, so that it is not compiled again.
     """
     texts = {
-        folder / f"{source.name}_{source.kernel(method)}.cu": source.text(method)
+        folder / source.file(method): source.text(method)
         for source in SOURCES
         for method in methods
         if source.has(method)

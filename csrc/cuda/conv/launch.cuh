@@ -27,16 +27,8 @@ cudaError_t with_element(const ConvParams& params, const Visit& visit) {
 /// Calls visit with the number of taps of the kernels for this width, as a constant.
 template <class Visit>
 cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
-  switch (taps_of(params.width)) {
-    case 2:
-      return visit(std::integral_constant<int, 2>{});
-    case 3:
-      return visit(std::integral_constant<int, 3>{});
-    case 4:
-      return visit(std::integral_constant<int, 4>{});
-    default:
-      return visit(std::integral_constant<int, taps_of(kMaxConvWidth)>{});
-  }
+  if (params.width == kCommonWidth) return visit(std::integral_constant<int, kCommonWidth>{});
+  return visit(std::integral_constant<int, taps_of(kMaxConvWidth)>{});
 }
 
 /// Calls visit with a null pointer of the compute type.

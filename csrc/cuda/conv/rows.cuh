@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
 template <class Element, int kTaps>
 struct RowInputs {
   static constexpr int kSteps = kRowVector<Element, kTaps>;
-  static constexpr int kBefore = kTaps <= 2 ? 1 : kTaps == 3 ? 2 : kTaps <= 5 ? 4 : 8;
+  static constexpr int kBefore = kTaps == kCommonWidth ? 4 : 8;
   Packed<Element, kBefore> before;
   Packed<Element, kSteps> own;
 

@@ -25,8 +25,8 @@ struct Packed {
   __device__ void unpack(float (&values)[kCount]) const { to_reals<Element>(*this, values); }
 };
 
-/// Kernels are compiled for so many taps: those of the common widths for as many as they have,
-/// those of the largest for any width, whose taps are the last ones.
+/// Kernels are compiled for so many taps: those of the common width for as many as it has, those of
+/// the largest for any width, whose taps are the last ones.
 template <int kTaps>
 __device__ __forceinline__ int first_tap(const ConvParams& params) {
   return kTaps < kMaxConvWidth ? 0 : static_cast<int>(kMaxConvWidth - params.width);

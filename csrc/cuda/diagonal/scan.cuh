@@ -136,17 +136,29 @@ struct ChainKernels {
 };
 
 template <class Step, class Params, class Storage, int kRowLanes>
-constexpr ChainKernels<typename Step::Value, Params> kChainKernels{
-    &map_kernel<Step, Params, Storage, kRowLanes>, &scan_kernel<Step, Params, Storage, kRowLanes>,
-    Chains<Step, Params, Storage, kRowLanes>::kThreads, kRowLanes};
+constexpr auto kChainKernels = [] {
+  ChainKernels<typename Step::Value, Params> kernels{};
+  // Short rows have no segments.
+  static_assert(kShortRow < kSegmentUnit);
+  if constexpr (kRowLanes != kFewLanes) kernels.map = &map_kernel<Step, Params, Storage, kRowLanes>;
+  kernels.scan = &scan_kernel<Step, Params, Storage, kRowLanes>;
+  kernels.threads = Chains<Step, Params, Storage, kRowLanes>::kThreads;
+  kernels.row_lanes = kRowLanes;
+  return kernels;
+}();
 
+/// Short rows of arrays of any kind have a whole warp, too.
 template <class Step, class Params, class Storage>
 const ChainKernels<typename Step::Value, Params>& kernels_for(const Params& params,
                                                               const Segmentation& split) {
-  if (split.is_columns) return kChainKernels<Step, Params, Storage, 0>;
-  const bool are_short = params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1);
-  return are_short ? kChainKernels<Step, Params, Storage, kFewLanes>
-                   : kChainKernels<Step, Params, Storage, kWarpSize>;
+  if constexpr (!kIsReversed<Storage>) {
+    if (split.is_columns) return kChainKernels<Step, Params, Storage, 0>;
+  }
+  if constexpr (kIsKnown<Storage>) {
+    const bool are_short = params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1);
+    if (are_short) return kChainKernels<Step, Params, Storage, kFewLanes>;
+  }
+  return kChainKernels<Step, Params, Storage, kWarpSize>;
 }
 
 template <class Step, class Params>

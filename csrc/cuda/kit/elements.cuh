@@ -251,29 +251,38 @@ __device__ Pack<T, kStates> load_states(const T* array, int first_state, int64_t
   return states;
 }
 
-/// An element of 2 or 4 bytes, of a real type that is known at run time: it is asked for first, and
+/// An element of a real type that is known at run time, no wider than R: it is asked for first, and
 /// converted when all have come. A conversion behind the choice of the type would wait for it
 /// before the next is asked for.
-struct RawElement {
-  uint32_t bits = 0;  // that of an absent one is zero in every dtype
+template <class R>
+struct RawOf {
+  std::conditional_t<sizeof(R) == 8, uint64_t, uint32_t> bits = 0;  // zero in every dtype
 
-  RawElement() = default;
-  __device__ __forceinline__ RawElement(const void* data, DType dtype, int64_t index) {
+  RawOf() = default;
+  __device__ __forceinline__ RawOf(const void* data, DType dtype, int64_t index) {
     if (dtype == DType::kFloat32) {
       bits = static_cast<const uint32_t*>(data)[index];
+    } else if (sizeof(R) == 8 && dtype == DType::kFloat64) {
+      bits = static_cast<const decltype(bits)*>(data)[index];
     } else {
       bits = static_cast<const uint16_t*>(data)[index];
     }
   }
-  __device__ __forceinline__ RawElement(const ArrayView& view, int64_t index, bool exists) {
-    if (exists && view.present()) *this = RawElement(view.data, view.dtype, index);
+  /// Of an array that is absent, or where none exists, zero.
+  __device__ __forceinline__ RawOf(const ArrayView& view, int64_t index, bool exists) {
+    if (exists && view.present()) *this = RawOf(view.data, view.dtype, index);
   }
 
-  __device__ __forceinline__ float value(DType dtype) const {
-    if (dtype == DType::kFloat32) return bit_cast<float>(bits);
-    if (dtype == DType::kBFloat16) return bit_cast<float>(bits << 16);
-    return to_float(Half{static_cast<uint16_t>(bits)});
+  __device__ __forceinline__ R value(DType dtype) const {
+    if constexpr (sizeof(R) == 8) {
+      if (dtype == DType::kFloat64) return bit_cast<R>(bits);
+    }
+    const auto low = static_cast<uint32_t>(bits);
+    if (dtype == DType::kFloat32) return bit_cast<float>(low);
+    if (dtype == DType::kBFloat16) return bit_cast<float>(low << 16);
+    return to_float(Half{static_cast<uint16_t>(low)});
   }
 };
+using RawElement = RawOf<float>;
 
 }  // namespace selective_scan::cuda

@@ -12,6 +12,7 @@
 
 #include "../../core/norm_params.h"
 #include "../kit/barriers.cuh"
+#include "../kit/dependent_launch.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/shuffle.cuh"
@@ -198,6 +199,7 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kForward,
     forward_kernel(const __grid_constant__ NormForwardParams params, int team_warps,
                    bool has_vectors) {
   Team<R, kVectors> team(params, team_warps, has_vectors);
+  wait_for_primary();
   Pack<R, kVector> weight[kVectors];
   load_weight<R>(params, team.vectors, weight);
   team.for_each_row(params.rows, [&](int64_t row) {
@@ -323,7 +325,8 @@ cudaError_t run(const NormForwardParams& params, const Device& device, const Scr
                 cudaStream_t stream) {
   if (params.rows == 0) return cudaSuccess;
   using Own = Room<R, kVectors>;
-  const Shape shape(params, kVectors, Own::kForward, Own::kForwardBlocks, device);
+  Shape shape(params, kVectors, Own::kForward, Own::kForwardBlocks, device);
+  shape.launch.is_dependent = true;
   const bool has_vectors = are_aligned(params.channels, params.weight, params.hidden,
                                        params.residual, params.normed, params.total);
   return launch_kernel(forward_kernel<R, kVectors>, shape.launch, stream, params, shape.team_warps,

@@ -94,9 +94,11 @@ struct RowSplit {
 
 // --- the choice ---
 
+/// The width of published models' convolutions.
+constexpr int kCommonWidth = 4;
 /// Returns the taps of the kernels that run a width; see first_tap().
 constexpr int taps_of(int64_t width) {
-  return static_cast<int>(width >= 2 && width <= 4 ? width : kMaxConvWidth);
+  return width == kCommonWidth ? kCommonWidth : static_cast<int>(kMaxConvWidth);
 }
 
 enum class Kernels : int8_t { kNone, kColumns, kRows, kAnyStrides };

@@ -31,11 +31,11 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          is_aligned(view.channel);
 }
 
-/// What a decoder calls at every step: one step of kDenseStates real states in fp32 arithmetic,
-/// inputs of one type and the states of that type or fp32; channels of one head and group that lie
-/// side by side and fill their blocks; states and A without gaps and aligned for vectors; every
-/// optional input, softplus, no other destinations. Rows may lie apart as slices of wider ones do:
-/// x, dt and out alike, B and C alike.
+/// What a decoder calls at every step: one step of kDenseStates real states by kDenseMethod in
+/// fp32, inputs of one type and the states of that type or fp32; channels of one head and group
+/// that lie side by side and fill their blocks; states and A without gaps and aligned for vectors,
+/// A, D and dt_bias of that type or fp32; every optional input, softplus, no other destinations.
+/// Rows may lie apart as slices of wider ones do: x, dt and out alike, B and C alike.
 bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   const DType input = params.x.dtype;
   const int64_t block_channels = kUpdateThreads >> plan.lane_bits;
@@ -53,8 +53,10 @@ bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
     return view.dtype == input && is_near(view, params.dstate, params.batch);
   };
   const auto is_parameter = [&](const ArrayView& view) {
-    return view.present() && view.channel == 1 &&
-           (view.dtype == input || view.dtype == DType::kFloat32);
+    return view.present() && (view.dtype == input || view.dtype == DType::kFloat32);
+  };
+  const auto is_of_channels = [&](const ArrayView& view) {
+    return is_parameter(view) && view.channel == 1;
   };
   const auto are_states = [&](const ArrayView& view) {
     return view.channel == kDenseStates && is_near(view, params.dim * kDenseStates, 1);
@@ -64,16 +66,17 @@ bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   };
   const UpdatePlan::Vectors& vectors = plan.vectors;
   return !params.is_complex && !params.is_double && params.steps == 1 && params.heads == 1 &&
-         params.groups == 1 && params.dstate == kDenseStates && !params.input_delta.present() &&
-         params.dim % block_channels == 0 && params.dt_softplus && !params.destinations.present() &&
-         params.slots > 0 && params.slots < kLimit && params.batch <= kMaxRows && vectors.state &&
-         vectors.A && vectors.B && vectors.C && are_states(params.state) && are_states(params.A) &&
+         params.groups == 1 && params.method == kDenseMethod && params.dstate == kDenseStates &&
+         !params.input_delta.present() && params.dim % block_channels == 0 && params.dt_softplus &&
+         !params.destinations.present() && params.slots > 0 && params.slots < kLimit &&
+         params.batch <= kMaxRows && vectors.state && vectors.A && vectors.B && vectors.C &&
+         are_states(params.state) && are_states(params.A) &&
          (params.state.dtype == DType::kFloat32 || params.state.dtype == input) &&
-         params.A.dtype == DType::kFloat32 && is_input(params.x) && is_input(params.dt) &&
+         is_parameter(params.A) && is_input(params.x) && is_input(params.dt) &&
          is_input(params.z) && is_input(params.out) && is_alike(params.x, params.dt) &&
          is_alike(params.x, params.out) && is_projection(params.B) && is_projection(params.C) &&
-         is_alike(params.B, params.C) && is_parameter(params.D) && is_parameter(params.dt_bias) &&
-         params.D.dtype == params.dt_bias.dtype;
+         is_alike(params.B, params.C) && is_of_channels(params.D) &&
+         is_of_channels(params.dt_bias) && params.D.dtype == params.dt_bias.dtype;
 }
 
 }  // namespace

@@ -29,7 +29,9 @@ struct UpdatePlan {
 };
 
 constexpr int kUpdateThreads = 128;
-constexpr int kDenseStates = 16;  // of a channel in dense calls, as Mamba has them
+// Of dense calls, as Mamba has them: the states of a channel, and the method.
+constexpr int kDenseStates = 16;
+constexpr Method kDenseMethod = Method::kZoh;
 
 UpdatePlan plan_update(const UpdateParams& params);
 

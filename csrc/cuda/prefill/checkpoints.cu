@@ -47,7 +47,7 @@ struct KnownState {
   }
 };
 
-template <class T, Method kMethod>
+template <class T>
 __global__ void __launch_bounds__(kSlotThreads)
     checkpoints_kernel(const __grid_constant__ CheckpointArgs args) {
   using R = real_t<T>;
@@ -62,22 +62,24 @@ __global__ void __launch_bounds__(kSlotThreads)
     const auto A = load_component<T>(params.A, channel * params.A.channel + state * params.A.state);
     const Pole<T> pole = make_pole<DeviceMath>(A, params.method);
     const R bias = load_component<R>(params.delta_bias, channel * params.delta_bias.channel);
-    for (int64_t t = begin + known.steps; t < begin + checkpoint.steps; ++t) {
-      const auto at_step = [&](const ArrayView& view) {
-        return load_component<R>(view, channel * view.channel + t * view.step);
-      };
-      const R delta = step_size(at_step(params.delta) + bias, params.delta_softplus);
-      const auto B =
-          load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
-                                          state * params.B.state + t * params.B.step);
-      const R u = at_step(params.u);
-      if (params.input_delta.present()) {
-        h = after_driven_step<kMethod>(h, delta, at_step(params.input_delta) * u, pole, B);
-      } else {
-        const Coefficients<T> value = coefficients<kMethod>(delta, pole);
-        h = value.abar * h + held_input<kMethod>(delta, u, value) * B;
+    visit_kernel_method(params.method, [&]<Method kMethod>() {
+      for (int64_t t = begin + known.steps; t < begin + checkpoint.steps; ++t) {
+        const auto at_step = [&](const ArrayView& view) {
+          return load_component<R>(view, channel * view.channel + t * view.step);
+        };
+        const R delta = step_size(at_step(params.delta) + bias, params.delta_softplus);
+        const auto B =
+            load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
+                                            state * params.B.state + t * params.B.step);
+        const R u = at_step(params.u);
+        if (params.input_delta.present()) {
+          h = after_driven_step<kMethod>(h, delta, at_step(params.input_delta) * u, pole, B);
+        } else {
+          const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+          h = value.abar * h + held_input<kMethod>(delta, u, value) * B;
+        }
       }
-    }
+    });
     const ArrayView& pool = params.slots.pool;
     store_component(pool,
                     checkpoint.slot * pool.batch + channel * pool.channel + state * pool.state, h);
@@ -90,9 +92,7 @@ cudaError_t store_checkpoints(const PrefillParams& params, cudaStream_t stream) 
   const CheckpointArgs args{params, SlotRows(params.slots, params.checkpoint_candidates())};
   if (args.rows.rows == 0 || params.packed.count == 0) return cudaSuccess;
   return with_state_type(params, [&]<class T>(T*) {
-    static constexpr auto kKernels = make_kernel_table<void (*)(CheckpointArgs)>(
-        [&]<Method kMethod>() { return &checkpoints_kernel<T, kMethod>; });
-    return launch_kernel(kKernels[params.method], args.rows.shape(), stream, args);
+    return launch_kernel(checkpoints_kernel<T>, args.rows.shape(), stream, args);
   });
 }
 

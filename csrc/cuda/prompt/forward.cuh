@@ -86,7 +86,7 @@ struct Shared {
 
 /// Brings a chunk's input to shared memory. `worker` of `workers` warps share that; what one has
 /// started it also finishes.
-template <class S, class Element, Method kMethod, Along kAlong>
+template <class S, class Element, Along kAlong>
 class Maker {
  public:
   __device__ __forceinline__ Maker(const PromptArgs& args, const Tile& tile,
@@ -170,7 +170,7 @@ class Maker {
         for (int i = 0; i < Pieces::kLength; ++i) {
           // A step that does not exist leaves states be.
           if (steps <= 0) delta.v[i] = 0;
-          if constexpr (!kGoesByIncrements<kMethod>) input.v[i] *= delta.v[i];
+          input.v[i] *= delta.v[i];
         }
         float* const target = rows + p * Pieces::kPieceSteps;
         store_piece<kAlong, S::kRow>(target, delta);
@@ -223,7 +223,7 @@ class Maker {
   const char* delta_;
 };
 
-template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
+template <class Element, int kStates, int kGroups, Along kAlong>
 __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize, 1)
     forward_kernel(const __grid_constant__ PromptArgs args) {
   if constexpr (!kHasAsyncCopies) return;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
   const Tile tile{blockIdx.z, group, group * args.group_channels + offset,
                   args.group_channels - offset};
   const Shared<S, Element> shared(args.scanners);
-  const Maker<S, Element, kMethod, kAlong> maker(args, tile, shared);
+  const Maker<S, Element, kAlong> maker(args, tile, shared);
   maker.start(0, warp, warps);
 
   // --- what is read once ---
@@ -260,13 +260,13 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
            (s * S::kLanes + role.part) * view.state;
   };
   bool has_state[kStates];
-  float A[kStates] = {};
+  float rate[kStates] = {};
   float h[kStates] = {};
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     has_state[s] = role.channel < warp_channels && s * S::kLanes + role.part < args.dstate;
     if (!has_state[s]) continue;
-    A[s] = static_cast<const float*>(args.A.data)[state_at(args.A, s)];
+    rate[s] = static_cast<const float*>(args.A.data)[state_at(args.A, s)];
     if (args.initial_state.present()) {
       h[s] = static_cast<const float*>(args.initial_state.data)[state_at(args.initial_state, s)];
     }
@@ -275,17 +275,8 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     shared.biases(warp)[lane] = raw_bias.value(args.delta_bias.dtype);
     shared.skips(warp)[lane] = raw_D.value(args.D.dtype);
   }
-  using Constants = decltype(Formula<kMethod>::template constants<ScanMath>(float{}));
-  Constants constants[kStates];
-  const auto series = series_of<float>(args.method);
 #pragma unroll
-  for (int s = 0; s < kStates; ++s) {
-    if constexpr (kGoesByIncrements<kMethod>) {
-      A[s] = ScanMath::invertible(A[s]);
-      h[s] = A[s] * h[s];
-    }
-    constants[s] = Formula<kMethod>::template constants<ScanMath>(A[s], series);
-  }
+  for (float& value : rate) value = ScanMath::rate(value);
   __syncthreads();
   maker.finish(0, 0, warp, warps);
   __syncthreads();
@@ -376,10 +367,8 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          h[s] = advance(step_of<kMethod, float>(delta.v[j], input.v[j], constants[s]), h[s],
-                         B[s].v[j]);
-          const float state = state_of<kMethod>(constants[s], h[s]);
-          sum = s == 0 ? C[s].v[j] * state : fmaf(C[s].v[j], state, sum);
+          h[s] = fmaf(ScanMath::exp_at(delta.v[j], rate[s]), h[s], input.v[j] * B[s].v[j]);
+          sum = s == 0 ? C[s].v[j] * h[s] : fmaf(C[s].v[j], h[s], sum);
         }
         y.v[j] = sum;
       }
@@ -401,7 +390,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
       if (saved != nullptr && first + kChunk < steps_left) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          if (has_state[s]) saved[s * S::kLanes] = state_of<kMethod>(constants[s], h[s]);
+          if (has_state[s]) saved[s * S::kLanes] = h[s];
         }
         saved += saved_stride;
       }
@@ -462,16 +451,15 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     if (!has_state[s]) continue;
-    store_element(args.last_state.data, args.last_state.dtype, state_at(args.last_state, s),
-                  state_of<kMethod>(constants[s], h[s]));
+    store_element(args.last_state.data, args.last_state.dtype, state_at(args.last_state, s), h[s]);
   }
 }
 
-template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
-cudaError_t PromptForward<Element, kStates, kGroups, kAlong, kMethod>::launch(
-    const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(forward_kernel<Element, kStates, kGroups, kAlong, kMethod>, shape, stream,
-                       args);
+template <class Element, int kStates, int kGroups, Along kAlong>
+cudaError_t PromptForward<Element, kStates, kGroups, kAlong>::launch(const PromptArgs& args,
+                                                                     const LaunchShape& shape,
+                                                                     cudaStream_t stream) {
+  return launch_kernel(forward_kernel<Element, kStates, kGroups, kAlong>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::prompt

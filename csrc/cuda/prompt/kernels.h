@@ -33,11 +33,10 @@ struct PromptArgs {
   int scanners;  // warps of a block that scan
   bool has_output;
   bool delta_softplus;
-  Method method;
 };
 
 /// kStates and kGroups: see Shape.
-template <class Element, int kStates, int kGroups, Along kAlong, Method kMethod>
+template <class Element, int kStates, int kGroups, Along kAlong>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

@@ -39,30 +39,25 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   args.scanners = plan.scanners;
   args.has_output = params.wanted == ForwardWanted::kOutput;
   args.delta_softplus = params.delta_softplus;
-  args.method = params.method;
   return args;
 }
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-template <class Element, int kStates, int kGroups, Along kAlong>
-Launch launch_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launch>([&]<Method kMethod>() {
-    return &PromptForward<Element, kStates, kGroups, kAlong, kMethod>::launch;
-  });
-  return kTable[method];
-}
-
+/// Ops refuse calls of a method that is left out of the build.
 template <class Element, Along kAlong>
-Launch launch_along(const ForwardPlan& plan, Method method) {
-  return plan.lane_states == 1 ? launch_of<Element, 1, 1, kAlong>(method)
-                               : launch_of<Element, 2, 2, kAlong>(method);
+Launch launch_along(const ForwardPlan& plan) {
+  if constexpr (is_built(kMethod)) {
+    return plan.lane_states == 1 ? &PromptForward<Element, 1, 1, kAlong>::launch
+                                 : &PromptForward<Element, 2, 2, kAlong>::launch;
+  }
+  return nullptr;
 }
 
 template <class Element>
-Launch launch_for(const ForwardPlan& plan, Method method) {
-  return plan.along == Along::kSteps ? launch_along<Element, Along::kSteps>(plan, method)
-                                     : launch_along<Element, Along::kChannels>(plan, method);
+Launch launch_for(const ForwardPlan& plan) {
+  return plan.along == Along::kSteps ? launch_along<Element, Along::kSteps>(plan)
+                                     : launch_along<Element, Along::kChannels>(plan);
 }
 
 }  // namespace
@@ -70,9 +65,9 @@ Launch launch_for(const ForwardPlan& plan, Method method) {
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* /*memory*/,
                 cudaStream_t stream) {
   const DType dtype = params.u.dtype;
-  const Launch launch = dtype == DType::kFloat32   ? launch_for<float>(plan, params.method)
-                        : dtype == DType::kFloat16 ? launch_for<Half>(plan, params.method)
-                                                   : launch_for<BFloat16>(plan, params.method);
+  const Launch launch = dtype == DType::kFloat32   ? launch_for<float>(plan)
+                        : dtype == DType::kFloat16 ? launch_for<Half>(plan)
+                                                   : launch_for<BFloat16>(plan);
   return launch(make_args(params, plan), plan.shape, stream);
 }
 

@@ -242,10 +242,7 @@ cudaError_t with_team(const UnitaryScanParams& params, const Visit& visit_team) 
     return params.variable_b || params.variable_c ? visit_team(lanes, states, std::true_type())
                                                   : visit_team(lanes, states, std::false_type());
   };
-  if (dstate <= 4) return visit(integral_constant<int, 4>(), integral_constant<int, 1>());
-  if (dstate <= 8) return visit(integral_constant<int, 8>(), integral_constant<int, 1>());
   if (dstate <= 16) return visit(integral_constant<int, 16>(), integral_constant<int, 1>());
-  if (dstate <= 32) return visit(integral_constant<int, 32>(), integral_constant<int, 1>());
   if (dstate <= 64) return visit(integral_constant<int, 32>(), integral_constant<int, 2>());
   if (dstate <= kMaxUnitaryDstate) {
     return visit(integral_constant<int, 32>(), integral_constant<int, 8>());

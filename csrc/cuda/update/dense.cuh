@@ -17,7 +17,7 @@ namespace selective_scan::cuda::update {
 
 constexpr int kDenseBlocks = 12;  // of a multiprocessor, at least
 
-template <class State, class Input, Method kMethod>
+template <class State, class Input>
 __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads, kDenseBlocks))
     dense_update_kernel(const __grid_constant__ DenseArgs<Input> args) {
   constexpr int kStates = 16 / sizeof(State);
@@ -48,25 +48,19 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   const Input raw_z = args.z[row * args.z_row + channel];
   const auto raw_B = load_pack<Input, kStates>(args.B + projection);
   const auto raw_C = load_pack<Input, kStates>(args.C + projection);
-  auto A = load_pack<float, kStates>(args.A + thread * kStates);
-  float D, dt_bias;  // both in fp32, or both in the inputs' type
-  const auto take_parameters = [&](auto type) {
-    using Type = decltype(type);
-    D = to_real(static_cast<const Type*>(args.D)[channel]);
-    dt_bias = to_real(static_cast<const Type*>(args.dt_bias)[channel]);
-  };
-  if (args.parameters_are_single) {
-    take_parameters(float{});
-  } else {
-    take_parameters(Input{});
-  }
+  Fetched<float, kStates> raw_A;
+  const int size = args.A_dtype == DType::kFloat32 ? 4 : sizeof(Input);
+  raw_A.template set_all<false>(static_cast<const char*>(args.A) + thread * kStates * size, size);
+  const RawElement raw_D(args.D, args.parameters, channel);
+  const RawElement raw_bias(args.dt_bias, args.parameters, channel);
 
-  const float delta = step_size(to_real(raw_dt) + dt_bias, true);
+  const float delta = step_size(to_real(raw_dt) + raw_bias.value(args.parameters), true);
   const float x = to_real(raw_x);
   float before[kStates], B[kStates], C[kStates];
   to_reals<State>(states, before);
   to_reals<Input>(raw_B, B);
   to_reals<Input>(raw_C, C);
+  auto A = raw_A.converted(args.A_dtype);
   if (args.A_is_log) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) A.v[s] = -DeviceMath::exp(A.v[s]);
@@ -74,8 +68,8 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   float y = 0;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
-    const float h =
-        after_step<kMethod>(before[s], delta, x, make_pole<DeviceMath>(A.v[s], args.method), B[s]);
+    const auto pole = make_pole<DeviceMath>(A.v[s], kDenseMethod);
+    const float h = after_step<kDenseMethod>(before[s], delta, x, pole, B[s]);
     y += C[s] * h;
     states.v[s] = from_real<State>(h);
   }
@@ -85,14 +79,14 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   }
   if (!is_writer) return;
   const float z = to_real(raw_z);
+  const float D = raw_D.value(args.parameters);
   args.out[at] = from_real<Input>((y + D * x) * (z * device_sigmoid(z)));
 }
 
-template <class State, class Input, Method kMethod>
-cudaError_t DenseUpdate<State, Input, kMethod>::launch(const DenseArgs<Input>& args,
-                                                       const LaunchShape& shape,
-                                                       cudaStream_t stream) {
-  return launch_kernel(dense_update_kernel<State, Input, kMethod>, shape, stream, args);
+template <class State, class Input>
+cudaError_t DenseUpdate<State, Input>::launch(const DenseArgs<Input>& args,
+                                              const LaunchShape& shape, cudaStream_t stream) {
+  return launch_kernel(dense_update_kernel<State, Input>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::update

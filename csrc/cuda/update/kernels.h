@@ -13,7 +13,7 @@ struct UpdateArgs {
 };
 
 /// The kernel for states of type T, kStates of them in 16 bytes and kPacks times as many in a lane.
-template <class T, int kStates, int kPacks, Method kMethod>
+template <class T, int kStates, int kPacks>
 struct Update {
   static cudaError_t launch(const UpdateArgs& args, cudaStream_t stream);
 };
@@ -24,7 +24,7 @@ struct DenseArgs {
   void* state;
   const Input *x, *dt, *z;
   Input* out;
-  const float* A;
+  const void* A;
   const Input *B, *C;
   const void *D, *dt_bias;
   IndexArray sources;
@@ -34,9 +34,9 @@ struct DenseArgs {
   uint32_t row;         // of x, dt and out
   uint32_t z_row;       // of z
   uint32_t projection;  // of B and C
-  bool parameters_are_single;
+  DType parameters;     // of D and dt_bias
+  DType A_dtype;
   bool A_is_log;
-  Method method;
 
   explicit DenseArgs(const UpdateParams& params)
       : state(params.state.data),
@@ -44,7 +44,7 @@ struct DenseArgs {
         dt(static_cast<const Input*>(params.dt.data)),
         z(static_cast<const Input*>(params.z.data)),
         out(static_cast<Input*>(params.out.data)),
-        A(static_cast<const float*>(params.A.data)),
+        A(params.A.data),
         B(static_cast<const Input*>(params.B.data)),
         C(static_cast<const Input*>(params.C.data)),
         D(params.D.data),
@@ -56,13 +56,13 @@ struct DenseArgs {
         row(static_cast<uint32_t>(params.x.batch)),
         z_row(static_cast<uint32_t>(params.z.batch)),
         projection(static_cast<uint32_t>(params.B.batch)),
-        parameters_are_single(params.D.dtype == DType::kFloat32),
-        A_is_log(params.A_is_log),
-        method(params.method) {}
+        parameters(params.D.dtype),
+        A_dtype(params.A.dtype),
+        A_is_log(params.A_is_log) {}
 };
 
 /// That kernel, by the types of states and inputs.
-template <class State, class Input, Method kMethod>
+template <class State, class Input>
 struct DenseUpdate {
   static cudaError_t launch(const DenseArgs<Input>& args, const LaunchShape& shape,
                             cudaStream_t stream);

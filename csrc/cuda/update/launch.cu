@@ -7,22 +7,18 @@ namespace selective_scan::cuda {
 namespace {
 
 using update::DenseArgs;
+using update::DenseUpdate;
+using update::Update;
 using update::UpdateArgs;
 
+/// Ops refuse calls of a method that is left out of the build.
 template <class State, class Input>
 cudaError_t launch_dense(const UpdateArgs& args, cudaStream_t stream) {
-  using Launch = cudaError_t (*)(const DenseArgs<Input>&, const LaunchShape&, cudaStream_t);
-  static constexpr auto kLaunches = make_kernel_table<Launch>(
-      [&]<Method kMethod>() { return &update::DenseUpdate<State, Input, kMethod>::launch; });
-  return kLaunches[args.params.method](DenseArgs<Input>(args.params), args.plan.shape, stream);
-}
-
-template <class T, int kStates, int kPacks>
-cudaError_t launch_any(const UpdateArgs& args, cudaStream_t stream) {
-  using Launch = cudaError_t (*)(const UpdateArgs&, cudaStream_t);
-  static constexpr auto kLaunches = make_kernel_table<Launch>(
-      [&]<Method kMethod>() { return &update::Update<T, kStates, kPacks, kMethod>::launch; });
-  return kLaunches[args.params.method](args, stream);
+  if constexpr (is_built(kDenseMethod)) {
+    return DenseUpdate<State, Input>::launch(DenseArgs<Input>(args.params), args.plan.shape,
+                                             stream);
+  }
+  return cudaErrorNotSupported;
 }
 
 /// See instantiations.py.
@@ -40,14 +36,14 @@ auto find_launch(const UpdateParams& params, const UpdatePlan& plan) {
   }
   const bool many = plan.many_packs;
   if (params.is_complex && params.is_double) {
-    return many ? &launch_any<Complex<double>, 1, 8> : &launch_any<Complex<double>, 1, 1>;
+    return many ? &Update<Complex<double>, 1, 8>::launch : &Update<Complex<double>, 1, 1>::launch;
   }
   if (params.is_complex) {
-    return many ? &launch_any<Complex<float>, 2, 4> : &launch_any<Complex<float>, 2, 1>;
+    return many ? &Update<Complex<float>, 2, 4>::launch : &Update<Complex<float>, 2, 1>::launch;
   }
-  if (params.is_double) return many ? &launch_any<double, 2, 4> : &launch_any<double, 2, 1>;
-  if (plan.lane_states == 8) return &launch_any<float, 8, 1>;
-  return many ? &launch_any<float, 4, 2> : &launch_any<float, 4, 1>;
+  if (params.is_double) return many ? &Update<double, 2, 4>::launch : &Update<double, 2, 1>::launch;
+  if (plan.lane_states == 8) return &Update<float, 8, 1>::launch;
+  return many ? &Update<float, 4, 2>::launch : &Update<float, 4, 1>::launch;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 // states together, they move them one by one.
 #pragma once
 
+#include "../../core/method_table.h"
 #include "../kit/dependent_launch.cuh"
 #include "../kit/launch_tools.h"
 #include "../kit/states.cuh"
@@ -25,7 +26,7 @@ struct StepInputs {
   States C[kPacks];
 };
 
-template <class T, int kStates, int kPacks, Method kMethod>
+template <class T, int kStates, int kPacks>
 class RowUpdates {
   using R = real_t<T>;
   using Inputs = StepInputs<T, kStates, kPacks>;
@@ -138,14 +139,17 @@ class RowUpdates {
       for (int p = 0; p < kPacks; ++p) {
         const auto B = states_of<T, kStates>(inputs.B[p], params_.B.dtype);
         const auto C = states_of<T, kStates>(inputs.C[p], params_.C.dtype);
+        visit_kernel_method(params_.method, [&]<Method kMethod>() {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-          h[p].v[s] =
-              params_.input_delta.present()
-                  ? after_driven_step<kMethod>(h[p].v[s], delta, driven, poles_[p][s], B.v[s])
-                  : after_step<kMethod>(h[p].v[s], delta, x, poles_[p][s], B.v[s]);
-          y += real_of_product(C.v[s], h[p].v[s]);
-        }
+          for (int s = 0; s < kStates; ++s) {
+            h[p].v[s] =
+                params_.input_delta.present()
+                    ? after_driven_step<kMethod>(h[p].v[s], delta, driven, poles_[p][s], B.v[s])
+                    : after_step<kMethod>(h[p].v[s], delta, x, poles_[p][s], B.v[s]);
+          }
+        });
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) y += real_of_product(C.v[s], h[p].v[s]);
       }
       for (int distance = 1 << plan_.lane_bits >> 1; distance > 0; distance >>= 1) {
         y += __shfl_xor_sync(kFullMask, y, distance);
@@ -177,17 +181,16 @@ class RowUpdates {
   Pole<T> poles_[kPacks][kStates];
 };
 
-template <class T, int kStates, int kPacks, Method kMethod>
+template <class T, int kStates, int kPacks>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const __grid_constant__ UpdateArgs args) {
   wait_for_primary();
-  RowUpdates<T, kStates, kPacks, kMethod>(args.params, args.plan).run();
+  RowUpdates<T, kStates, kPacks>(args.params, args.plan).run();
 }
 
-template <class T, int kStates, int kPacks, Method kMethod>
-cudaError_t Update<T, kStates, kPacks, kMethod>::launch(const UpdateArgs& args,
-                                                        cudaStream_t stream) {
-  return launch_kernel(update_kernel<T, kStates, kPacks, kMethod>, args.plan.shape, stream, args);
+template <class T, int kStates, int kPacks>
+cudaError_t Update<T, kStates, kPacks>::launch(const UpdateArgs& args, cudaStream_t stream) {
+  return launch_kernel(update_kernel<T, kStates, kPacks>, args.plan.shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::update
