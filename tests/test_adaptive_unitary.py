@@ -1,5 +1,6 @@
 """The adaptive unitary scan: kernels against the reference in fp64, and against NumPy."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -145,6 +146,9 @@ def case_list():
     for groups in (1, 2, 3, 6):
         both = base.with_(B="grouped", C="grouped", groups=groups)
         cases += [both, both.with_(layout="channel_last", seqlen=130)]
+    # Every team of a GPU's lanes.
+    for dstate, dtype, B in itertools.product((9, 40, 70), (F32, F64), ("constant", "shared")):
+        cases.append(base.with_(dstate=dstate, dtype=dtype, parameter_dtype=dtype, B=B, groups=1))
     cases.append(base.with_(B="shared", C="shared", dim=20, groups=1))
     cases.append(base.with_(dtype=BF16, parameter_dtype=F64, B="shared", groups=1))
     cases.append(base.with_(dtype=F64, parameter_dtype=F64, B="grouped", dim=40))

@@ -161,7 +161,7 @@ def small_scan(harness, operator="selective_scan", dtype="float32", variant="pla
     ("operator", "variant"),
     [
         *(("selective_scan", v) for v in ("complex", "constant", "reverse", "initial-state")),
-        *(("selective_scan", v) for v in ("padded", "padded-normed")),
+        *(("selective_scan", v) for v in ("padded", "padded-normed", "events")),
         *((operator, "plain") for operator in ("selective_scan", "diagonal", "adaptive_unitary")),
     ],
 )
@@ -174,7 +174,7 @@ def test_check_accepts_the_kernels(harness, operator, variant):
 
 @pytest.mark.parametrize("variant", ["plain", "no-z", "complex", "constant", "complex-constant",
                                      "channel-last", "reverse", "initial-state", "padded",
-                                     "padded-normed"])  # fmt: skip
+                                     "padded-normed", "events"])  # fmt: skip
 @pytest.mark.parametrize("method", METHODS)
 def test_exact_results_are_those_of_the_reference(harness, variant, method):
     scan = small_scan(harness, dtype="float64", variant=variant, method=method)

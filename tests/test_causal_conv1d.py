@@ -78,6 +78,8 @@ def make(case: Case, device: str) -> Problem:
         ).to(device, torch.int32)
         options["seq_idx"][:, 9:12] = -1
     cotangents = {"out": normal(case.batch, case.dim, case.seqlen).to(case.dtype)}
+    if case.layout == "channel_last":  # as a layer's next part gives it
+        cotangents["out"] = lay_out(cotangents["out"], case.layout)
     if case.states:
         cotangents["final_states"] = normal(*states).to(case.dtype)
     placed = {
@@ -149,9 +151,12 @@ def case_list():
     vectors = base.with_(dim=20, layout="channel_last")  # of 2 or 4 channels
     cases += [
         vectors.with_(width=width, dtype=dtype, states=states)
-        for width in (1, 2, 3, 4, 5, 8)
-        for dtype, states in ((F32, False), (F32, True), (HALF, False))
+        for width in (1, 3, 4, 5, 8)
+        for dtype, states in itertools.product((F32, HALF, BF16), (False, True))
     ]
+    for width, dtype in itertools.product((3, 4), (HALF, BF16)):
+        cases.append(base.with_(width=width, dtype=dtype))
+        cases.append(vectors.with_(width=width, dtype=dtype, seq_idx=True, states=False))
     for layout in LAYOUTS:
         changed = base.with_(layout=layout, seqlen=130)
         cases += [changed, changed.with_(dtype=BF16), changed.with_(dtype=HALF, dim=64)]

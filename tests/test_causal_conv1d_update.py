@@ -82,7 +82,8 @@ BASE = Case()
 CASES = [
     BASE,
     *(BASE.with_(width=width, state_len=max(width - 1, 0)) for width in (1, 2, 8)),
-    *(BASE.with_(state_len=state_len, ring=ring) for state_len in (4, 9) for ring in (False, True)),
+    *(BASE.with_(state_len=state_len, ring=ring) for state_len in (4, 7, 8, 9)
+      for ring in (False, True)),
     BASE.with_(ring=True),
     BASE.with_(width=1, state_len=0, ring=True),
     *(BASE.with_(steps=steps, ring=ring, state_len=5) for steps in (1, 2, 5, 70)

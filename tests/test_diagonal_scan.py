@@ -98,6 +98,8 @@ def roundoff(dtype: torch.dtype) -> float:
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
     cotangent = random_tensor(generator((case, "dh")), case.shape, case.result_dtype).to(device)
+    if case.layout == "channel_last":  # as what is behind the scan gives it
+        cotangent = lay_out(cotangent, case.layout)
     exact, cancellation = exact_results(case, inputs, cotangent)
     actual = solve(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
     if case.layout in ("channel_last", "dim_first"):
@@ -159,6 +161,12 @@ def case_list():
         for a_shape in (None, (1,)):
             changed = base.with_(shape=shape, a_shape=a_shape)
             cases += [changed, with_dtypes(changed, C64, C64), with_dtypes(changed, BF16, F32)]
+    # Each dtype, alone or beside another, along time and across it, in segments and not.
+    alone = [(dtype, dtype) for dtype in (F32, BF16, HALF, F64, C64, C128)]
+    for a, b in (*alone, (F32, BF16), (C64, F32)):
+        kind = with_dtypes(base, a, b)
+        cases += [kind.with_(shape=shape) for shape in ((5, 131), (3, 5000))]
+        cases += [kind.with_(shape=(2, 3, seqlen), layout="channel_last") for seqlen in (40, 4099)]
     cases.append(base.with_(shape=(2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 9)))
     cases += [case.with_(reverse=True) for case in cases if not case.reverse]
     return list(dict.fromkeys(cases))

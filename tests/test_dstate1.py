@@ -22,6 +22,9 @@ def cases(base):
         yield from (base.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
         yield base.with_(dtype=dtype, reverse=True)
         yield base.with_(dtype=dtype, reverse=True, seqlen=45)
+        # Vectors of both lengths, and none, by every method.
+        for method in METHODS:
+            yield from (base.with_(dtype=dtype, seqlen=n, method=method) for n in (36, 45, 72))
     for dtype in (torch.float32, torch.bfloat16):
         yield base.with_(dtype=dtype, reverse=True, layout="channel_last")
     for B, C in (("constant", "grouped"), ("grouped", "constant"), ("constant", "constant")):

@@ -172,10 +172,12 @@ def test_agrees_with_the_reference(case, device):
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("dstate", [1, 2, 3, 4, 17, 64])
-def test_orders(dstate, is_complex, device):
+def test_orders(dstate, dtype, is_complex, device):
     seqlen = 9 if dstate == 64 else 40
-    case = BASE.with_(dstate=dstate, complex=is_complex, dim=3, groups=1, seqlen=seqlen, batch=1)
+    sizes = {"dstate": dstate, "dim": 3, "groups": 1, "seqlen": seqlen, "batch": 1}
+    case = BASE.with_(complex=is_complex, dtype=dtype, **sizes)
     check(case, device=device)
 
 

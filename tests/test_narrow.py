@@ -28,6 +28,8 @@ def cases():
         # Rows that are parts of wider ones, or are not aligned.
         yield from (base.with_(layout=layout) for layout in ("sliced", "offset"))
         yield base.with_(step_shift=-4.0, dstate=8)
+        # So many steps of one state are no longer left to lanes along time.
+        yield from (base.with_(dim=6, seqlen=seqlen) for seqlen in (2048, 2056))
     # Warps that are not full, of one and of two.
     yield from (BASE.with_(dim=6 * channels, dstate=2) for channels in (1, 5, 31, 33))
     yield from (BASE.with_(dim=6 * 40, dtype=dtype, seqlen=49) for dtype in FLOATS)

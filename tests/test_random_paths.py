@@ -1,0 +1,89 @@
+"""Random calls about every threshold of the CUDA plans: the path that the rules choose against the
+floor, which solves the same calls in a process of its own. Calls may be larger than the reference's
+time allows."""
+
+import functools
+import random
+
+import pytest
+import torch
+
+import test_capabilities as capabilities
+from plan_calls import random_call
+from problem import METHODS, Case, Error, generator, run, tolerance
+
+COUNT = 60
+# Of u, and of all states that are gone through: a call is drawn again where it has more.
+MOST_ELEMENTS, MOST_UPDATES = 1 << 21, 1 << 25
+# Roundings of a path and of the floor are two times one, over sums of any size.
+FACTOR = 20
+
+
+def case_of(call, choose) -> Case:
+    kind = {"variable": "grouped", "constant": "constant"}
+    projection = call.projection_dtype and getattr(torch, call.projection_dtype)
+    bounds = None
+    if call.packed:
+        steps = range(call.seqlen + 1)
+        bounds = tuple(sorted(choose(steps) for _ in range(min(9, call.seqlen))))
+    return Case(
+        *(call.batch, call.dim, call.seqlen, call.dstate, call.groups),
+        method=choose(METHODS),
+        complex=call.complex,
+        dtype=getattr(torch, call.dtype),
+        projection_dtype=projection or None,
+        B=kind[call.B],
+        C=kind[call.C],
+        z=call.z,
+        reverse=call.reverse,
+        cu_seqlens=bounds,
+        layout=choose(("channel_last", "sliced")) if call.channel_last else "contiguous",
+    )
+
+
+@functools.cache
+def cases() -> list[Case]:
+    """The same in every process of a run."""
+    numbers = random.Random(generator("random paths").initial_seed())
+    drawn = []
+    while len(drawn) < COUNT:
+        case = case_of(random_call(numbers), numbers.choice)
+        elements = case.batch * case.dim * case.seqlen
+        projected = case.batch * case.groups * case.seqlen * case.dstate
+        if max(elements, projected) <= MOST_ELEMENTS and elements * case.dstate <= MOST_UPDATES:
+            drawn.append(case)
+    return drawn
+
+
+def solve(case: Case) -> dict[str, torch.Tensor]:
+    results = run(case, "cuda")
+    return {name: value.cpu() for name, value in results.items() if value is not None}
+
+
+def solve_all(file: str) -> None:
+    torch.save([solve(case) for case in cases()], file)
+
+
+@pytest.fixture(scope="module")
+def by_the_floor(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
+    file = tmp_path_factory.mktemp("floor") / "results.pt"
+    code = f"import test_random_paths; test_random_paths.solve_all({str(file)!r})"
+    result = capabilities.run("floor", "-c", code, variable=capabilities.CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return torch.load(file)
+
+
+@pytest.mark.cuda
+@pytest.mark.xdist_group("random paths")
+@pytest.mark.parametrize("index", range(COUNT))
+def test_a_path_gives_what_the_floor_gives(index, cuda_device, request):
+    case = cases()[index]
+    expected = request.getfixturevalue("by_the_floor")[index]
+    actual = solve(case)
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        allowed = tolerance(name, value.dtype, case.is_double, "cuda")
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        error = Error.of(value.to(wide), expected[name].to(wide))
+        bound = FACTOR * allowed.arithmetic + 2 * allowed.rounding
+        assert error.relative_l2 <= bound, f"{case}: {name}: {error}"

@@ -1,0 +1,72 @@
+"""Every streamed kernel of the CUDA library, against the reference: all methods by all kinds of
+states, elements and layouts, of sequences that are cut into segments.
+
+A path is named to a process once, by its environment, so that a process of its own solves all
+cases."""
+
+import itertools
+
+import pytest
+import torch
+
+import test_capabilities as capabilities
+from gpu_kernels import skip_without_path
+from problem import Case, check_results, run
+
+# Few channels, for which there are segments; the last tile is not full. Vectors begin anywhere.
+BASE = Case(batch=1, dim=24, groups=2, seqlen=1760)
+KINDS = {
+    "16 states": BASE,
+    "32 states": BASE.with_(dstate=24),
+    "64 states": BASE.with_(dim=8, dstate=61),
+    "constant": BASE.with_(B="constant", C="constant", groups=1),
+    "complex": BASE.with_(dim=8, complex=True, B="packed_grouped", C="packed_grouped"),
+}
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# Others have kernels of one of these.
+FEW_METHODS = ("zoh", "foh", "bilinear", "poly")
+COMPLEX_METHODS = (*FEW_METHODS, "highorder", "rk4")
+
+
+def cases():
+    for kind in KINDS.values():
+        methods = COMPLEX_METHODS if kind.complex else FEW_METHODS
+        layouts = itertools.product((kind.seqlen, 33), ("contiguous", "channel_last"))
+        dtypes = FLOATS if kind == BASE else FLOATS[:2]  # others have no gradients in float16
+        for method, dtype, (seqlen, layout) in itertools.product(methods, dtypes, layouts):
+            yield kind.with_(method=method, dtype=dtype, seqlen=seqlen, layout=layout)
+    # So many warps that kernels of few registers run more of them at a time.
+    many = BASE.with_(batch=16, dim=1024, groups=1, seqlen=40, dtype=torch.bfloat16)
+    yield from (many.with_(B=kind, C=kind) for kind in ("constant", "grouped"))
+    for dtype, layout in itertools.product(FLOATS, ("contiguous", "channel_last")):
+        yield BASE.with_(dtype=dtype, layout=layout, input_delta=dtype)
+
+
+CASES = list(cases())
+
+
+def solve_all(file: str) -> None:
+    """Outputs and gradients on the CPU."""
+    solved = {}
+    for case in CASES:
+        results = run(case, "cuda")
+        solved[str(case)] = {
+            name: None if value is None else value.cpu() for name, value in results.items()
+        }
+    torch.save(solved, file)
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory) -> dict:
+    skip_without_path("streamed")
+    file = tmp_path_factory.mktemp("streamed") / "results.pt"
+    code = f"import test_streamed_kernels; test_streamed_kernels.solve_all({str(file)!r})"
+    result = capabilities.run("streamed", "-c", code, variable=capabilities.CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return torch.load(file)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_reference(case, cuda_device, request):
+    check_results(case, request.getfixturevalue("solved")[str(case)], "cuda", "streamed")
