@@ -32,7 +32,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.py')
 # Modules with tables of arguments, which are compiled into the libraries.
 SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_table import' selective_scan/*.py)
-CXX_FILES := $(shell find benchmarks csrc packaging tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 .PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
