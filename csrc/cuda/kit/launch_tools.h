@@ -26,7 +26,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                           const std::type_identity_t<Parameters>&... arguments) {
   Device device;
   cudaError_t error = current_device(device);
-  // What a kernel has of its own comes beside it, and both may be 48 KiB without being asked for.
+  // A block has 48 KiB without asking, among them the shared memory that a kernel declares itself.
   constexpr int kGranted = 32 * 1024;
   if (error == cudaSuccess && shape.shared_bytes > kGranted) {
     check_shared_memory(device, shape.shared_bytes);
