@@ -368,8 +368,8 @@ def test_instantiations_are_written_where_they_changed(setup, tmp_path):
     paths = write(folder, METHODS)
     assert sorted(folder.iterdir()) == paths
     sources = setup.instantiations.SOURCES
-    kinds = [{source.kernel(name) for name in METHODS if source.has(name)} for source in sources]
-    assert len(paths) == sum(map(len, kinds))
+    files = [{source.file(name) for name in METHODS if source.has(name)} for source in sources]
+    assert len(paths) == sum(map(len, files))
     stale, changed, *others = paths[0], *write(folder, ["foh", "zoh"])
     assert not stale.exists()  # of bilinear
     changed.write_text("another text")
