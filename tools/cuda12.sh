@@ -80,19 +80,19 @@ import instantiations
 instantiations.write(Path(sys.argv[1]), ["zoh"])
 END
 sources=(
-  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu" "$folder/zoh/narrow_zoh.cu"
+  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_zoh.cu" "$folder/zoh/narrow.cu"
   "$folder/zoh/floor_real_zoh.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
   csrc/cuda/prefill/checkpoints.cu
-  "$folder/zoh/prompt_zoh.cu" "$folder/zoh/relay_zoh.cu"
+  "$folder/zoh/prompt.cu" "$folder/zoh/relay_zoh.cu"
   "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
   csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu
-  csrc/cuda/update/launch.cu
+  csrc/cuda/update/launch.cu "$folder/zoh/update_float.cu"
 )
 for path in csrc/cuda/*/; do
   compgen -G "$path*.cu" > /dev/null || continue  # headers alone
   name=$(basename "$path")
-  [[ " ${sources[*]}" == *"/$name"[/_]* ]] ||
+  [[ " ${sources[*]}" == *"/$name"[/_.]* ]] ||
     { echo "no source of $path is among those that are compiled here" >&2; exit 1; }
 done
 printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
