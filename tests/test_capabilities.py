@@ -21,6 +21,7 @@ import test_s6_step as step
 import test_selective_state_update as update
 from gpu_kernels import has_step, skip_without_path
 from problem import METHODS, Case, check
+from problem import run as solve
 from selective_scan import backends
 
 VARIABLE = "SELECTIVE_SCAN_CPU_CAPABILITY"
@@ -138,6 +139,25 @@ def run(capability, *arguments, variable=VARIABLE):
     )
 
 
+def run_on_path(path: str, program: str) -> None:
+    """Runs a program in another process, where the CUDA kernels are those of a path."""
+    result = run(path, "-c", program, variable=CUDA_VARIABLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def solve_on_gpu(case: Case) -> dict[str, torch.Tensor | None]:
+    """Outputs and gradients, on the CPU."""
+    results = solve(case, "cuda")
+    return {name: None if value is None else value.cpu() for name, value in results.items()}
+
+
+def solved_on_path(path: str, module: str, tmp_path_factory):
+    """Returns what a module's solve_all() saves, where the CUDA kernels are those of a path."""
+    file = tmp_path_factory.mktemp(path) / "results.pt"
+    run_on_path(path, f"import {module}; {module}.solve_all({str(file)!r})")
+    return torch.load(file)
+
+
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_capability(capability):
     if backends()["cpu"].build["capability"] == capability:
@@ -163,8 +183,7 @@ def cuda_program(path):
 @pytest.mark.parametrize("path", CUDA_PATHS)
 def test_a_cuda_path(cuda_device, path):
     skip_without_path(path)
-    result = run(path, "-c", cuda_program(path), variable=CUDA_VARIABLE)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_on_path(path, cuda_program(path))
 
 
 @pytest.mark.cuda

@@ -20,7 +20,6 @@ from problem import (
     Case,
     check_repeatable,
     check_results,
-    run,
 )
 
 BASE = Case()
@@ -83,10 +82,9 @@ CASES = list(dict.fromkeys(cases()))
 def solve(case: Case) -> dict | str:
     """Outputs and gradients on the CPU, or why there are none."""
     try:
-        results = run(case, "cuda")
+        return capabilities.solve_on_gpu(case)
     except RuntimeError as error:
         return str(error)
-    return {name: None if value is None else value.cpu() for name, value in results.items()}
 
 
 def solve_all(file: str) -> None:
@@ -107,18 +105,10 @@ def check_all_repeatable() -> None:
         check_repeatable(case, "cuda")
 
 
-def run_program(program: str) -> None:
-    code = f"import test_floor; test_floor.{program}"
-    result = capabilities.run("floor", "-c", code, variable=capabilities.CUDA_VARIABLE)
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory) -> dict:
     """What the floor gives, by case."""
-    file = tmp_path_factory.mktemp("floor") / "results.pt"
-    run_program(f"solve_all({str(file)!r})")
-    return torch.load(file)
+    return capabilities.solved_on_path("floor", "test_floor", tmp_path_factory)
 
 
 @pytest.mark.cuda
@@ -131,9 +121,9 @@ def test_matches_the_reference(case, cuda_device, request):
 
 @pytest.mark.cuda
 def test_what_is_wanted_alone(cuda_device):
-    run_program("check_alone()")
+    capabilities.run_on_path("floor", "import test_floor; test_floor.check_alone()")
 
 
 @pytest.mark.cuda
 def test_runs_agree_bit_by_bit(cuda_device):
-    run_program("check_all_repeatable()")
+    capabilities.run_on_path("floor", "import test_floor; test_floor.check_all_repeatable()")

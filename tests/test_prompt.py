@@ -87,9 +87,7 @@ def test_outputs_and_gradients(case, device):
 @pytest.mark.cuda
 def test_outputs_of_other_calls(cuda_device):
     skip_without_path("prompt")
-    program = "import test_prompt; test_prompt.check_others()"
-    result = capabilities.run("prompt", "-c", program, variable=capabilities.CUDA_VARIABLE)
-    assert result.returncode == 0, result.stdout + result.stderr
+    capabilities.run_on_path("prompt", "import test_prompt; test_prompt.check_others()")
 
 
 def test_runs_agree_bit_by_bit(device):

@@ -10,7 +10,7 @@ import torch
 
 import test_capabilities as capabilities
 from plan_calls import random_call
-from problem import METHODS, Case, Error, generator, run, tolerance
+from problem import METHODS, Case, Error, generator, tolerance
 
 COUNT = 60
 # Of u, and of all states that are gone through: a call is drawn again where it has more.
@@ -55,22 +55,13 @@ def cases() -> list[Case]:
     return drawn
 
 
-def solve(case: Case) -> dict[str, torch.Tensor]:
-    results = run(case, "cuda")
-    return {name: value.cpu() for name, value in results.items() if value is not None}
-
-
 def solve_all(file: str) -> None:
-    torch.save([solve(case) for case in cases()], file)
+    torch.save([capabilities.solve_on_gpu(case) for case in cases()], file)
 
 
 @pytest.fixture(scope="module")
-def by_the_floor(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
-    file = tmp_path_factory.mktemp("floor") / "results.pt"
-    code = f"import test_random_paths; test_random_paths.solve_all({str(file)!r})"
-    result = capabilities.run("floor", "-c", code, variable=capabilities.CUDA_VARIABLE)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return torch.load(file)
+def by_the_floor(tmp_path_factory) -> list[dict[str, torch.Tensor | None]]:
+    return capabilities.solved_on_path("floor", "test_random_paths", tmp_path_factory)
 
 
 @pytest.mark.cuda
@@ -79,9 +70,12 @@ def by_the_floor(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
 def test_a_path_gives_what_the_floor_gives(index, cuda_device, request):
     case = cases()[index]
     expected = request.getfixturevalue("by_the_floor")[index]
-    actual = solve(case)
+    actual = capabilities.solve_on_gpu(case)
     assert actual.keys() == expected.keys()
     for name, value in actual.items():
+        assert (value is None) == (expected[name] is None), name
+        if value is None:
+            continue
         allowed = tolerance(name, value.dtype, case.is_double, "cuda")
         wide = torch.complex128 if value.is_complex() else torch.float64
         error = Error.of(value.to(wide), expected[name].to(wide))

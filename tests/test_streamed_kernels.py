@@ -11,7 +11,7 @@ import torch
 
 import test_capabilities as capabilities
 from gpu_kernels import skip_without_path
-from problem import Case, check_results, run
+from problem import Case, check_results
 
 # Few channels, for which there are segments; the last tile is not full. Vectors begin anywhere.
 BASE = Case(batch=1, dim=24, groups=2, seqlen=1760)
@@ -46,24 +46,13 @@ CASES = list(cases())
 
 
 def solve_all(file: str) -> None:
-    """Outputs and gradients on the CPU."""
-    solved = {}
-    for case in CASES:
-        results = run(case, "cuda")
-        solved[str(case)] = {
-            name: None if value is None else value.cpu() for name, value in results.items()
-        }
-    torch.save(solved, file)
+    torch.save({str(case): capabilities.solve_on_gpu(case) for case in CASES}, file)
 
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory) -> dict:
     skip_without_path("streamed")
-    file = tmp_path_factory.mktemp("streamed") / "results.pt"
-    code = f"import test_streamed_kernels; test_streamed_kernels.solve_all({str(file)!r})"
-    result = capabilities.run("streamed", "-c", code, variable=capabilities.CUDA_VARIABLE)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return torch.load(file)
+    return capabilities.solved_on_path("streamed", "test_streamed_kernels", tmp_path_factory)
 
 
 @pytest.mark.cuda

@@ -147,7 +147,7 @@ constexpr auto kChainKernels = [] {
   return kernels;
 }();
 
-/// Short rows of arrays of any kind have a whole warp, too.
+/// Rows of AnyStorage have a whole warp each, also where they are short.
 template <class Step, class Params, class Storage>
 const ChainKernels<typename Step::Value, Params>& kernels_for(const Params& params,
                                                               const Segmentation& split) {
