@@ -30,7 +30,9 @@ F64 = torch.float64
 
 # What calls take the operator: so many steps, and steps of all rows together.
 MAX_STEPS = 8
-MAX_ROWS = {"cpu": 64, "cuda": 8}
+MAX_ROWS = {"cpu": 64, "cuda": 16}
+# On a GPU, the bytes of their inner channels, beyond which a graph of the parts is faster.
+_MAX_INNER_BYTES = 48 * 1024
 
 
 class Stack(NamedTuple):
@@ -205,11 +207,18 @@ def _bytes_for(rows: int, hidden: Tensor, sizes: tuple[int, ...]) -> int:
     return _workspace_bytes(hidden.device.index, hidden.element_size(), rows, *sizes)
 
 
+def _most_rows(hidden: Tensor, sizes: tuple[int, ...]) -> int:
+    d_inner = sizes[2]
+    return min(MAX_ROWS["cuda"], _MAX_INNER_BYTES // (d_inner * hidden.element_size()))
+
+
 def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
-    """Whether the GPU's kernel takes as many rows of a stack of these sizes."""
-    rows = hidden.shape[0] * hidden.shape[1]
+    """Whether the GPU's kernel is to take as many rows of a stack of these sizes, and can."""
+    rows, most = hidden.shape[0] * hidden.shape[1], _most_rows(hidden, sizes)
+    if rows > most:
+        return False
     if torch.compiler.is_compiling():  # a graph serves more than one number
-        rows = MAX_ROWS["cuda"]
+        rows = most
     return _bytes_for(rows, hidden, sizes) >= 0
 
 
@@ -227,7 +236,7 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
         return workspace
     if torch.cuda.is_current_stream_capturing():
         return None  # it would be cleared when the graph runs, and not before
-    most = min(MAX_STEPS, MAX_ROWS["cuda"] // batch)
+    most = min(MAX_STEPS, _most_rows(hidden, sizes) // batch)
     size = max(_bytes_for(batch * steps, hidden, sizes) for steps in range(1, most + 1))
     with torch.inference_mode(False):
         cache._workspace = torch.zeros(size, dtype=torch.uint8, device=hidden.device)

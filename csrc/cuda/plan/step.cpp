@@ -44,20 +44,26 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   const int64_t channels = ceil_div(inner / kChannelUnit, blocks) * kChannelUnit;
   plan.blocks = static_cast<int>(blocks);
   plan.padded_rows = rows > 8 ? 16 : 8;
+  plan.inverse_dim = 1 / static_cast<float>(dim);
+  plan.eps = static_cast<float>(params.eps);
 
   const int64_t reals = plan.padded_rows * static_cast<int64_t>(sizeof(float));
   Arena bytes{128};
   const auto take = [&](int64_t count) { return static_cast<int>(bytes.take(count)); };
   SharedLayout& shared = plan.shared;
   shared.barriers = take(2 * kMostStages * sizeof(BarrierState));
-  shared.sums = take(2 * kComputeWarps * kTileRows * reals);
+  shared.input_barriers = take(2 * kInputSlots * sizeof(BarrierState));
+  shared.sums = take(2 * kProductWarps * kTileRows * reals);
   shared.squares = take(kComputeWarps * reals);
   shared.xz = take(2 * channels * reals);
   shared.x = take(channels * reals);
   shared.y = take(channels * reals);
   shared.projections = take(projections * reals);
   shared.residual = take(ceil_div(dim, blocks) * reals);
-  shared.scale = take(3 * reals);
+  shared.scale = take(4 * reals);
+  const int64_t inputs = kFirstTap + params.width + params.batch * (params.width - 1);
+  plan.channel_inputs = static_cast<int>(inputs);
+  shared.inputs = take(kInputSlots * inputs * channels * static_cast<int64_t>(sizeof(float)));
   shared.dt_proj = take(channels * params.rank * size);
 
   plan.activation_pitch = static_cast<int>(std::max(dim, inner) + 16 / size);

@@ -1,7 +1,7 @@
 // What the threads of a block that compute know, and what they have in shared memory.
 #pragma once
 
-#include "../kit/states.cuh"
+#include "inputs.cuh"
 #include "products.cuh"
 #include "words.cuh"
 
@@ -12,17 +12,11 @@ namespace selective_scan::cuda::step {
 enum Exchange : uint32_t { kX = 1, kProjections, kY, kResidual };
 constexpr uint32_t kExchanges = 4;
 
-/// Zero where there is no array.
-__device__ __forceinline__ RawElement fetch_optional(const void* data, DType dtype, int64_t index) {
-  return data == nullptr ? RawElement() : RawElement(data, dtype, index);
-}
-
-/// A row has these scales: what the stream is multiplied with before it is rounded to W, a power of
-/// two about as large as the last norm's scale, in layers of even and of odd numbers; and what then
-/// remains of this norm's scale.
+/// What a row of the stream is multiplied with before it is rounded to W, a power of two about as
+/// large as the last norm's scale, and its inverse.
 struct Scale {
-  float before[2];
-  float after;
+  float before;
+  float inverse;
 };
 
 template <class W, int kRows>
@@ -38,7 +32,8 @@ struct Block {
   Share outputs;
   int rows;
   WeightRing ring;
-  uint32_t epoch;  // of the last exchange of the residual
+  uint32_t inverse_channels;  // 2^32 over their number, rounded up
+  uint32_t epoch;             // of the last exchange of the residual
   bool is_odd_tile = false;
 
   __device__ __forceinline__ Block(const BlockMatrices<W>& matrices, const WeightRing& ring)
@@ -51,11 +46,14 @@ struct Block {
         outputs(matrices.outputs),
         rows(static_cast<int>(params.rows())),
         ring(ring),
+        inverse_channels(0xffffffff / channels.count + 1),
         epoch(static_cast<uint32_t>(read_word(words(ExchangeLayout::kEpoch)))) {}
 
   __device__ __forceinline__ Word* words(int64_t offset) const {
     return static_cast<Word*>(args.workspace) + offset;
   }
+
+  __device__ __forceinline__ ChannelInputs inputs() const { return {args, channels}; }
 
   // SharedLayout tells what they are.
   template <class T>
@@ -72,8 +70,9 @@ struct Block {
   }
   __device__ __forceinline__ float* residual() const { return shared<float>(plan.shared.residual); }
   __device__ __forceinline__ float* squares() const { return shared<float>(plan.shared.squares); }
-  __device__ __forceinline__ Scale& scale(int row) const {
-    return shared<Scale>(plan.shared.scale)[row];
+  /// In layers of even and of odd numbers.
+  __device__ __forceinline__ Scale& scale(int row, int layer) const {
+    return shared<Scale>(plan.shared.scale)[layer % 2 * kRows + row];
   }
 
   template <class Visit>

@@ -6,20 +6,6 @@
 
 namespace selective_scan::cuda::step {
 
-/// Calls f.operator()<kMethod>() for a method that is known at run time.
-template <class F>
-__device__ __forceinline__ void with_method(Method method, const F& f) {
-  const auto call = [&]<int kIndex>() {
-    constexpr auto kMethod = static_cast<Method>(kIndex);
-    if constexpr (is_built(kMethod)) {
-      if (method == kMethod) f.template operator()<kMethod>();
-    }
-  };
-  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) {
-    (call.template operator()<kIndices>(), ...);
-  }(std::make_integer_sequence<int, kNumMethods>());
-}
-
 /// Starts copying the block's rows of dt_proj.
 template <class W, int kRows>
 __device__ __forceinline__ void fetch_dt_proj(const Block<W, kRows>& own, const StepLayer& layer) {
@@ -67,7 +53,7 @@ template <class W, int kRows>
 __device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
   Item item;
   item.exists = index < own.channels.count * static_cast<int>(own.params.batch);
-  item.entry = item.exists ? index / own.channels.count : 0;
+  item.entry = item.exists ? static_cast<int>(__umulhi(index, own.inverse_channels)) : 0;
   item.local = item.exists ? index - item.entry * own.channels.count : 0;
   item.channel = own.channels.first + item.local;
   item.slot = own.params.slot(item.entry);
@@ -75,41 +61,46 @@ __device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
   return item;
 }
 
+constexpr int kConvolutionThreads = (kComputeWarps - kProductWarps) * kWarpSize;
+
 /// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
+/// Warps that do not multiply do this, while the others begin with z.
 template <class W, int kRows>
-__device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer) {
+__device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer,
+                                         int layer_number) {
   meet();
   const StepParams& params = own.params;
-  const int items = own.channels.count * static_cast<int>(params.batch);
+  const int channels = own.channels.count, items = channels * static_cast<int>(params.batch);
   const int steps = static_cast<int>(params.steps), width = static_cast<int>(params.width);
-  const ArrayView& view = params.conv_state;
+  const int thread = static_cast<int>(threadIdx.x) - kProductWarps * kWarpSize;
+  if (thread < 0) return;
+  const float* const inputs = own.inputs().acquire(layer_number);
+  const int lane = thread % kWarpSize;
 #pragma unroll 1
-  for (int first = 0; first < items; first += kComputeThreads) {
-    const Item item = item_at(own, first + static_cast<int>(threadIdx.x));
-    const W* const weights = static_cast<const W*>(layer.conv) + item.channel * width;
-    const int64_t state = item.slot * view.batch + item.channel * view.channel;
-    const float bias = fetch_optional(layer.conv_bias, params.conv_bias_dtype, item.channel)
-                           .value(params.conv_bias_dtype);
-    const float in_bias = fetch_optional(layer.in_bias, params.in_bias_dtype, item.channel)
-                              .value(params.in_bias_dtype);
+  for (int first = thread - lane; first < items; first += kConvolutionThreads) {
+    const Item item = item_at(own, first + lane);
     const float* const x = own.xz() + item.local * kRows + item.entry * steps;
+    const float* const given = inputs + item.local;
+    const float* const taps = given + kFirstTap * channels;
+    const float* const kept = taps + (width + item.entry * (width - 1)) * channels;
+    const float bias = given[kConvBias * channels], x_bias = given[kXBias * channels];
     // What the convolution sees: its state, then the steps.
     const auto seen = [&](int at) {
-      if (at >= width - 1) return x[at - (width - 1)] + in_bias;
-      if (!item.has_state) return 0.0f;
-      return RawElement(layer.conv_state, view.dtype, state + at * view.step).value(view.dtype);
+      return at < width - 1 ? kept[at * channels] : x[at - (width - 1)] + x_bias;
     };
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       float sum = bias;
 #pragma unroll 4
-      for (int k = 0; k < width; ++k) sum = fmaf(to_real(weights[k]), seen(step + k), sum);
+      for (int k = 0; k < width; ++k) sum = fmaf(taps[k * channels], seen(step + k), sum);
       const float value = sum * device_sigmoid(sum);
       const int row = item.entry * steps + step;
       if (item.exists) own.x()[item.local * kRows + row] = value;
       send_channel<1>(own, own.exchange.x, own.epoch + kX, item.exists, item.local, row, value);
     }
     if (!item.has_state) continue;
+    const ArrayView& view = params.conv_state;
+    const int64_t state = item.slot * view.batch + item.channel * view.channel;
 #pragma unroll 1
     for (int k = 0; k + 1 < width; ++k) {
       store_element(layer.conv_state, view.dtype, state + k * view.step, seen(steps + k));
@@ -117,55 +108,71 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   }
 }
 
-// So many lanes share a channel's states, one by one.
-constexpr int kChannelLanes = 16;
+// So many lanes share a channel, and each has so many of its states at a time.
+constexpr int kChannelLanes = 8;
+constexpr int kLaneStates = 2;
+constexpr int kTurnStates = kChannelLanes * kLaneStates;
 constexpr int kItems = kComputeThreads / kChannelLanes;  // at a time
 
-/// What a lane has of a channel: its state number n.
-struct ItemState {
+/// What a lane has of a channel: states `first` and those kChannelLanes behind one another.
+struct ItemStates {
   Item item;
-  int n;
-  bool exists;
-  int64_t offset;  // of h
-  RawElement A_log, h, bias, D;
+  int first;
+  RawElement A_log[kLaneStates], h[kLaneStates];
+
+  __device__ __forceinline__ int number(int i) const { return first + i * kChannelLanes; }
+  __device__ __forceinline__ int64_t offset(const ArrayView& view, int i) const {
+    return item.slot * view.batch + item.channel * view.channel + number(i) * view.state;
+  }
 };
 template <class W, int kRows>
-__device__ __forceinline__ ItemState fetch_state(const Block<W, kRows>& own, const StepLayer& layer,
-                                                 int first_item, int first_state) {
+__device__ __forceinline__ ItemStates fetch_states(const Block<W, kRows>& own,
+                                                   const StepLayer& layer, int first_item,
+                                                   int first_state) {
   const StepParams& params = own.params;
-  ItemState state;
-  Item& item = state.item;
-  item = item_at(own, first_item + static_cast<int>(threadIdx.x) / kChannelLanes);
-  state.n = first_state + static_cast<int>(threadIdx.x) % kChannelLanes;
-  state.exists = state.n < params.dstate;
-  state.offset = item.slot * params.state.batch + item.channel * params.state.channel +
-                 state.n * params.state.state;
-  if (state.exists) {
-    state.A_log = RawElement(layer.A_log, params.A_dtype, item.channel * params.dstate + state.n);
-    if (item.has_state) state.h = RawElement(layer.state, params.state.dtype, state.offset);
+  ItemStates states;
+  const Item item = item_at(own, first_item + static_cast<int>(threadIdx.x) / kChannelLanes);
+  states.item = item;
+  states.first = first_state + static_cast<int>(threadIdx.x) % kChannelLanes;
+#pragma unroll
+  for (int i = 0; i < kLaneStates; ++i) {
+    const int n = states.number(i);
+    if (n >= params.dstate) break;
+    states.A_log[i] = RawElement(layer.A_log, params.A_dtype, item.channel * params.dstate + n);
+    if (!item.has_state) continue;
+    states.h[i] = RawElement(layer.state, params.state.dtype, states.offset(params.state, i));
   }
-  state.bias = fetch_optional(layer.dt_bias, params.dt_bias_dtype, item.channel);
-  state.D = RawElement(layer.D, params.D_dtype, item.channel);
-  return state;
+  return states;
 }
 
-/// All steps of a state. y of its channel, a sum over states, is sent behind the last of these.
+using StepPole = Pole<float>;
 template <class W, int kRows>
-__device__ __forceinline__ void scan_state(const Block<W, kRows>& own, const StepLayer& layer,
-                                           const ItemState& state, bool is_last) {
-  const Item& item = state.item;
+__device__ __forceinline__ void find_poles(const Block<W, kRows>& own, const ItemStates& states,
+                                           StepPole (&poles)[kLaneStates]) {
+#pragma unroll
+  for (int i = 0; i < kLaneStates; ++i) {
+    poles[i] = make_pole<DeviceMath>(-DeviceMath::exp(states.A_log[i].value(own.params.A_dtype)),
+                                     own.params.method);
+  }
+}
+
+/// All steps of some states. y of their channel, a sum over states, is sent behind the last of
+/// them.
+template <class W, int kRows>
+__device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const StepLayer& layer,
+                                            const float* inputs, const ItemStates& states,
+                                            const StepPole (&poles)[kLaneStates], bool is_last) {
+  const Item& item = states.item;
   const StepParams& params = own.params;
   const int steps = static_cast<int>(params.steps), rank = static_cast<int>(params.rank);
   const int dstate = static_cast<int>(params.dstate);
   const int lane = threadIdx.x % kChannelLanes;
-  const auto pole =
-      make_pole<DeviceMath>(-DeviceMath::exp(state.A_log.value(params.A_dtype)), params.method);
-  float h = state.h.value(params.state.dtype);
-  const float bias = state.bias.value(params.dt_bias_dtype);
-  const float D = state.D.value(params.D_dtype);
-  const float z_bias =
-      fetch_optional(layer.in_bias, params.in_bias_dtype, params.inner + item.channel)
-          .value(params.in_bias_dtype);
+  float h[kLaneStates];
+#pragma unroll
+  for (int i = 0; i < kLaneStates; ++i) h[i] = states.h[i].value(params.state.dtype);
+  const int channels = own.channels.count;
+  const float* const given = inputs + item.local;
+  const float bias = given[kDtBias * channels];
   const W* const dt_proj = own.template shared<W>(own.plan.shared.dt_proj) + item.local * rank;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -178,38 +185,47 @@ __device__ __forceinline__ void scan_state(const Block<W, kRows>& own, const Ste
     const float delta = step_size(sum_of_lanes<kChannelLanes>(dt) + bias, params.delta_softplus);
     const float x = own.x()[item.local * kRows + row];
     float y = 0;
-    if (state.exists) {
-      const float* const B = own.projections() + (rank + state.n) * kRows + row;
-      with_method(params.method, [&]<Method kMethod>() {
-        const auto value = coefficients<kMethod>(delta, pole);
-        h = value.abar * h + held_input<kMethod>(delta, x, value) * B[0];
-      });
-      y = B[dstate * kRows] * h;
-    }
+    const float* const B = own.projections() + (rank + states.first) * kRows + row;
+    visit_kernel_method(params.method, [&]<Method kMethod>() {
+#pragma unroll
+      for (int i = 0; i < kLaneStates; ++i) {
+        if (states.number(i) >= dstate) break;
+        const auto value = coefficients<kMethod>(delta, poles[i]);
+        const float own_B = B[i * kChannelLanes * kRows];
+        h[i] = value.abar * h[i] + held_input<kMethod>(delta, x, value) * own_B;
+        y = fmaf(B[(dstate + i * kChannelLanes) * kRows], h[i], y);
+      }
+    });
     y = sum_of_lanes<kChannelLanes>(y);
-    // There are several sums where there are more states than lanes.
+    // There are several sums where lanes take turns at their channel's states.
     float& sum = own.template shared<float>(own.plan.shared.y)[item.local * kRows + row];
-    if (state.n >= kChannelLanes && item.exists) y += sum;
+    if (states.first >= kTurnStates && item.exists) y += sum;
     if (!is_last) {
       __syncwarp();
       if (lane == 0 && item.exists) sum = y;
       __syncwarp();
       continue;
     }
-    const float z = own.xz()[(own.channels.count + item.local) * kRows + row] + z_bias;
-    y = fmaf(D, x, y) * (z * device_sigmoid(z));
+    const float z = own.xz()[(channels + item.local) * kRows + row] + given[kZBias * channels];
+    y = fmaf(given[kD * channels], x, y) * (z * device_sigmoid(z));
     send_channel<kChannelLanes>(own, own.exchange.y, own.epoch + kY, lane == 0 && item.exists,
                                 item.local, row, y);
   }
-  if (state.exists && item.has_state) {
-    store_element(layer.state, params.state.dtype, state.offset, h);
+  if (!item.has_state) return;
+#pragma unroll
+  for (int i = 0; i < kLaneStates; ++i) {
+    if (states.number(i) >= dstate) break;
+    store_element(layer.state, params.state.dtype, states.offset(params.state, i), h[i]);
   }
 }
 
 /// y of own channels.
 template <class W, int kRows>
-__device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer& layer) {
-  ItemState next = fetch_state(own, layer, 0, 0);
+__device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer& layer,
+                                     const float* inputs) {
+  ItemStates next = fetch_states(own, layer, 0, 0);
+  StepPole poles[kLaneStates];
+  find_poles(own, next, poles);
   receive<kRows>(own.words(own.exchange.projections), static_cast<int>(own.params.projections()),
                  own.rows, own.epoch + kProjections, [&](int index, uint32_t value) {
                    own.projections()[index] = bit_cast<float>(value);
@@ -217,18 +233,22 @@ __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer
   __pipeline_wait_prior(0);
   meet();
   const int items = own.channels.count * static_cast<int>(own.params.batch);
+  constexpr int kWarpItems = kWarpSize / kChannelLanes;
+  const int warp_item = static_cast<int>(threadIdx.x) / kWarpSize * kWarpItems;
   int item = 0, n = 0;
 #pragma unroll 1
-  while (item < items) {
-    const ItemState now = next;
-    n += kChannelLanes;
+  while (item + warp_item < items) {
+    const ItemStates now = next;
+    n += kTurnStates;
     const bool is_last = n >= static_cast<int>(own.params.dstate);
     if (is_last) {
       n = 0;
       item += kItems;
     }
-    if (item < items) next = fetch_state(own, layer, item, n);
-    scan_state(own, layer, now, is_last);
+    const bool has_next = item + warp_item < items;
+    if (has_next) next = fetch_states(own, layer, item, n);
+    scan_states(own, layer, inputs, now, poles, is_last);
+    if (has_next) find_poles(own, next, poles);
   }
 }
 

@@ -7,8 +7,9 @@
 namespace selective_scan::cuda::step {
 
 /// Products of a layer, in their order, and what comes last.
-enum class Product { kIn, kX, kOut, kHead };
-constexpr int kLayerProducts = 3;
+/// The rows of in_proj that make x come first, those that make z while x is on its way to others.
+enum class Product { kIn, kZ, kX, kOut, kHead };
+constexpr int kLayerProducts = 4;
 
 /// Calls visit(product, layer) for those of all layers, and for the head. One loop, so that what
 /// visit() does is there once: instructions that are there twice come from memory twice, too.
@@ -22,12 +23,10 @@ __device__ __forceinline__ void for_each_product(const StepParams& params, const
   }
 }
 
-/// Rows of a matrix, or of two parts of one, that a block multiplies with.
+/// Rows of a matrix, one behind the other, that a block multiplies with.
 struct MatrixRows {
   const char* first;
-  const char* second;
-  int first_count;
-  int count;    // of both
+  int count;
   int columns;  // of a row
 };
 
@@ -69,18 +68,15 @@ struct BlockMatrices {
     const StepLayer& own = args.layers[layer];
     if (product == Product::kX) return part_of(own.x_proj, projections, params.inner);
     if (product == Product::kOut) return part_of(own.out_proj, outputs, params.inner);
-    MatrixRows rows = part_of(own.in_proj, channels, params.dim);
-    rows.second = rows.first + params.inner * params.dim * static_cast<int64_t>(sizeof(W));
-    rows.count *= 2;
-    return rows;
+    const int inner = product == Product::kZ ? static_cast<int>(params.inner) : 0;
+    return part_of(own.in_proj, {inner + channels.first, channels.count}, params.dim);
   }
 
  private:
   __device__ __forceinline__ MatrixRows part_of(const void* matrix, Share rows,
                                                 int64_t columns) const {
     const W* const first = static_cast<const W*>(matrix) + rows.first * columns;
-    return {reinterpret_cast<const char*>(first), nullptr, rows.count, rows.count,
-            static_cast<int>(columns)};
+    return {reinterpret_cast<const char*>(first), rows.count, static_cast<int>(columns)};
   }
 };
 

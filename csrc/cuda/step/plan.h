@@ -15,9 +15,10 @@ namespace selective_scan::cuda::step {
 constexpr int kMostLayers = 128;  // whose pointers a launch has room for
 constexpr int kMostRows = 16;
 
-constexpr int kComputeWarps = 16;
+constexpr int kComputeWarps = 12;
+constexpr int kProductWarps = 8;  // of those, which multiply
 constexpr int kComputeThreads = kComputeWarps * 32;
-constexpr int kThreads = kComputeThreads + 32;  // and a warp that fetches weights
+constexpr int kThreads = kComputeThreads + 64;  // and two warps that fetch
 
 /// Rows of weights that are multiplied together, a stage of the ring: kStageBytes hold kRowBytes of
 /// each, 16 bytes apart so that they begin in different banks.
@@ -32,6 +33,12 @@ constexpr int kMostStages = 8;
 constexpr int kChannelUnit = 4;
 /// Products of two-byte matrices take so many columns at a time: dim and inner must be multiples.
 constexpr int kColumnUnit = 16;
+
+/// Numbers that a channel is given, besides its states: these, the taps of its convolution, and for
+/// every batch entry the steps that the convolution keeps.
+enum ChannelInput { kConvBias, kXBias, kZBias, kDtBias, kD, kFirstTap };
+/// They are there for so many layers at a time.
+constexpr int kInputSlots = 2;
 
 /// Consecutive rows, or channels.
 struct Share {
@@ -49,7 +56,8 @@ SELECTIVE_SCAN_HD Share channels_of(int64_t inner, int block, int blocks) {
 
 /// Byte offsets in shared memory. Arrays of values are [row of a matrix][row].
 struct SharedLayout {
-  int barriers;     // full and empty of every stage
+  int barriers;  // full and empty of every stage
+  int input_barriers;
   int stages;       // of the ring
   int activations;  // [row][column], what a product multiplies with
   int sums;         // of warps, for two tiles
@@ -59,7 +67,8 @@ struct SharedLayout {
   int y;            // of own channels
   int projections;  // dt, B and C of all rows
   int residual;     // of own channels of the stream
-  int scale;        // of every row: three numbers
+  int scale;        // of every row, see Scale
+  int inputs;       // two slots of [number][channel], what own channels are given: see ChannelInput
   int dt_proj;      // own rows of it
 };
 
@@ -80,6 +89,9 @@ struct StepPlan {
   int padded_rows = 0;  // 8 or 16
   int stages = 0;
   int activation_pitch = 0;  // elements from row to row
+  int channel_inputs = 0;    // numbers that a channel is given
+  float inverse_dim = 0;
+  float eps = 0;
   SharedLayout shared{};
   ExchangeLayout exchange{};
   LaunchShape shape{};

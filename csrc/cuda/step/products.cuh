@@ -2,9 +2,10 @@
 //
 // A stage of the ring holds some columns of 16 rows of the matrix. Two-byte weights are the A
 // operand of m16n8k16 mma, whose narrow side the rows of activations are, 8 or 16 of them: one
-// costs what 8 cost. Warps share a stage's columns and add up what they have, in their order, at
-// the end of a tile. Of fp32 weights each warp has one row of the tile, whose columns its lanes
-// share. Either way a row's sum does not depend on how many rows of activations there are.
+// costs what 8 cost. The warps that multiply share a stage's columns. At the end of a tile the last
+// warps of the block add up what they have, in their order, while they go on with the next tile. Of
+// fp32 weights each has two rows of the tile, whose columns its lanes share. Either way a row's sum
+// does not depend on how many rows of activations there are.
 //
 // Bound by: what comes through the ring; else by the latency of one stage after the other.
 #pragma once
@@ -88,8 +89,8 @@ class TileSums {
       const int row = min(part * 8 + lane % 8, rows - 1);
       values[part] = activations.data + row * activations.pitch + column + lane / 8 % 2 * 8;
     }
-#pragma unroll 2
-    for (int k = warp * kDepth; k < columns; k += kComputeWarps * kDepth) {
+#pragma unroll 4
+    for (int k = warp * kDepth; k < columns; k += kProductWarps * kDepth) {
       uint32_t a[4];
       load_matrices(weights + k * static_cast<int>(sizeof(W)), a);
 #pragma unroll
@@ -105,23 +106,26 @@ class TileSums {
   /// thread and for every tile by the same; `room` is for one tile.
   template <class Finish>
   __device__ __forceinline__ void finish(float* room, int rows, const Finish& finish) {
-    const int lane = threadIdx.x % kWarpSize;
-    float* const own = room + (threadIdx.x / kWarpSize * kTileRows + lane / 4) * kRows;
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+    if (warp < kProductWarps) {
+      float* const own = room + (warp * kTileRows + lane / 4) * kRows;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int at = part * 8 + lane % 4 * 2;
-      store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
-      store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
+      for (int part = 0; part < kParts; ++part) {
+        const int at = part * 8 + lane % 4 * 2;
+        store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
+        store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
+      }
     }
     meet();
     static_assert(kTileRows * kRows <= kComputeThreads);
-    const int row = static_cast<int>(threadIdx.x) % kTileRows;
-    const int at = static_cast<int>(threadIdx.x) / kTileRows;
+    // The last threads do this, while warps that multiply go on.
+    const int thread = kComputeThreads - 1 - static_cast<int>(threadIdx.x);
+    const int row = thread % kTileRows, at = thread / kTileRows;
     if (at >= rows) return;
     float sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < kComputeWarps; ++warp) {
-      sum += room[(warp * kTileRows + row) * kRows + at];
+    for (int other = 0; other < kProductWarps; ++other) {
+      sum += room[(other * kTileRows + row) * kRows + at];
     }
     finish(row, at, sum);
   }
@@ -132,23 +136,33 @@ class TileSums {
 
 template <int kRows>
 class TileSums<float, kRows> {
-  static_assert(kTileRows == kComputeWarps);
+  static_assert(kTileRows % kProductWarps == 0);
+  static constexpr int kOwn = kTileRows / kProductWarps;  // rows of a tile that a warp has
 
  public:
   __device__ __forceinline__ void add(const char* stage, const Activations<float>& activations,
                                       int column, int columns, int rows) {
     constexpr int kPack = 4;
-    const auto* const weights =
-        reinterpret_cast<const float*>(stage + threadIdx.x / kWarpSize * kRowPitch);
+    const int warp = threadIdx.x / kWarpSize;
     for (int k = threadIdx.x % kWarpSize * kPack; k < columns; k += kWarpSize * kPack) {
-      const auto own = load_pack<float, kPack>(weights + k);
+      Pack<float, kPack> weights[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const char* const row = stage + (warp + i * kProductWarps) * kRowPitch;
+        weights[i] = load_pack<float, kPack>(reinterpret_cast<const float*>(row) + k);
+      }
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         if (row >= rows) break;
         const auto values =
             load_pack<float, kPack>(activations.data + row * activations.pitch + column + k);
 #pragma unroll
-        for (int j = 0; j < kPack; ++j) sums_[row] = fmaf(own.v[j], values.v[j], sums_[row]);
+        for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) {
+            sums_[i][row] = fmaf(weights[i].v[j], values.v[j], sums_[i][row]);
+          }
+        }
       }
     }
   }
@@ -157,18 +171,23 @@ class TileSums<float, kRows> {
   __device__ __forceinline__ void finish(float* /*room*/, int rows, const Finish& finish) {
     meet();
     const int lane = threadIdx.x % kWarpSize;
-    float own = 0;
+    if (threadIdx.x >= kProductWarps * kWarpSize) return;
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (row >= rows) break;
-      const float sum = sum_of_lanes<kWarpSize>(sums_[row]);
-      if (lane == row) own = sum;
+    for (int i = 0; i < kOwn; ++i) {
+      float own = 0;
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        if (row >= rows) break;
+        const float sum = sum_of_lanes<kWarpSize>(sums_[i][row]);
+        if (lane == row) own = sum;
+      }
+      const int tile_row = static_cast<int>(threadIdx.x) / kWarpSize + i * kProductWarps;
+      if (lane < rows) finish(tile_row, lane, own);
     }
-    if (lane < rows) finish(static_cast<int>(threadIdx.x) / kWarpSize, lane, own);
   }
 
  private:
-  float sums_[kRows] = {};
+  float sums_[kOwn][kRows] = {};
 };
 
 }  // namespace selective_scan::cuda::step

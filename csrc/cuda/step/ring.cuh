@@ -8,7 +8,6 @@
 #include <cuda_pipeline_primitives.h>
 
 #include "../kit/barriers.cuh"
-#include "../kit/states.cuh"
 #include "matrices.cuh"
 
 namespace selective_scan::cuda::step {
@@ -24,12 +23,12 @@ class WeightRing {
   __device__ __forceinline__ void initialize() const {
     for (int stage = 0; stage < count_; ++stage) {
       full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);
-      empty(stage).initialize(kComputeThreads);
+      empty(stage).initialize(kProductWarps * kWarpSize);
     }
     SharedBarrier::publish();
   }
 
-  /// The next stage, by threads that compute.
+  /// The next stage, by warps that multiply.
   __device__ __forceinline__ const char* acquire() {
     full(stage_).wait(parity_);
     return stages_ + stage_ * kStageBytes;
@@ -49,9 +48,7 @@ class WeightRing {
     const int bytes = columns * static_cast<int>(sizeof(W));
     const int64_t pitch = int64_t{rows.columns} * static_cast<int64_t>(sizeof(W));
     const auto source_of = [&](int row) {
-      const char* part = row < rows.first_count ? rows.first + row * pitch
-                                                : rows.second + (row - rows.first_count) * pitch;
-      return part + column * static_cast<int>(sizeof(W));
+      return rows.first + row * pitch + column * static_cast<int>(sizeof(W));
     };
     empty(stage_).wait(parity_ ^ 1);  // at first the phase before the first one counts as complete
     char* const target = stages_ + stage_ * kStageBytes;
@@ -98,41 +95,10 @@ class WeightRing {
   int parity_ = 0;
 };
 
-/// Asks for what threads are going to read of a layer by themselves.
-template <class W>
-__device__ __forceinline__ void prefetch_states(const BlockMatrices<W>& matrices, int layer) {
-  const StepParams& params = matrices.args.params;
-  const StepLayer& own = matrices.args.layers[layer];
-  const auto ask = [](const void* data, DType dtype, int64_t index) {
-    const char* const element = static_cast<const char*>(data) + index * element_size(dtype);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(element));
-  };
-  const Share channels = matrices.channels;
-  constexpr int kFewStates = 16;  // elements that are one line, or nearly
-  for (int i = threadIdx.x % kWarpSize; i < channels.count * params.batch; i += kWarpSize) {
-    const int64_t entry = i / channels.count, channel = channels.first + i % channels.count;
-    if (entry == 0) ask(own.conv, params.weight_dtype, channel * params.width);
-    for (int64_t n = 0; entry == 0 && n < params.dstate; n += kFewStates) {
-      ask(own.A_log, params.A_dtype, channel * params.dstate + n);
-    }
-    const int64_t slot = params.slot(entry);
-    if (slot == StepParams::kNoSlot) continue;
-    const ArrayView &conv_state = params.conv_state, &state = params.state;
-    for (int64_t k = 0; k + 1 < params.width; ++k) {
-      ask(own.conv_state, conv_state.dtype,
-          slot * conv_state.batch + channel * conv_state.channel + k * conv_state.step);
-    }
-    for (int64_t n = 0; n < params.dstate; n += kFewStates) {
-      ask(own.state, state.dtype, slot * state.batch + channel * state.channel + n * state.state);
-    }
-  }
-}
-
-/// What the warp that fetches does.
+/// What the warp that fetches weights does.
 template <class W>
 __device__ __forceinline__ void fetch_weights(const BlockMatrices<W>& matrices, WeightRing& ring) {
   for_each_product(matrices.args.params, [&](Product product, int layer) {
-    if (product == Product::kIn) prefetch_states(matrices, layer);
     const MatrixRows rows = matrices.of(product, layer);
     for_each_tile(rows, [&](int tile) {
       for_each_stage<W>(
