@@ -9,6 +9,9 @@ ways are compared before.
 A layer of S6 of as many inner channels is timed likewise, and with one rank's steps on the first
 rank: that time over all ranks' is the efficiency of weak scaling. bfloat16 means torch.autocast.
 
+With --graphs each forward and backward pass, of one rank and of all, is timed as the replay of a
+CUDA graph, too, which spares the host's time. Channels are left out.
+
 Example:
     torchrun --nproc-per-node 2 benchmarks/benchmark_distributed.py --shape 1,512,8192,16
 """
@@ -32,7 +35,7 @@ from torch import Tensor
 from harness import records, report
 from harness.arguments import make_parser, positive
 from harness.checks import relative_l2
-from harness.timing import Timing
+from harness.timing import Timing, in_graph
 from selective_scan import S6, diagonal_scan_fn, distributed, selective_scan_fn
 from selective_scan.distributed import _between
 
@@ -58,10 +61,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--dtype", choices=tuple(_TOLERANCE), help="default: bfloat16 on GPUs, float32 on a CPU")
     add("--method", default="zoh")
     add("--runs", type=positive, default=20)
+    add("--graphs", action="store_true", help="time passes as CUDA graphs, too")
     add("--json", type=Path, metavar="FILE", help="where the record goes")
     # fmt: on
     options = parser.parse_args()
     is_cuda = options.device == "cuda"
+    if options.graphs and not is_cuda:
+        parser.error("--graphs needs --device cuda")
     options.shape = options.shape or ((1, 2048, 131072, 16) if is_cuda else (1, 512, 8192, 16))
     options.dtype = options.dtype or ("bfloat16" if is_cuda else "float32")
     return options
@@ -210,6 +216,20 @@ def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable 
     return calls
 
 
+def graphs_of(calls: dict[str, Callable | None]) -> dict[str, Callable | None]:
+    """Those of forward and backward passes as CUDA graphs, which all ranks capture in turn."""
+
+    def graph_of(call: Callable) -> Callable:
+        # NCCL's own thread may ask meanwhile for what was called before.
+        return in_graph(call, capture_error_mode="thread_local")
+
+    return {
+        f"{name}, graph": None if call is None else graph_of(call)
+        for name, call in calls.items()
+        if name.endswith(("layer", "forward + backward"))
+    }
+
+
 def check(rank: Rank, whole: dict, parts: dict, seqlen: int, tolerance: float) -> float:
     """The largest relative error of what one and what all ranks give; fails if it is too large."""
     worst = 0.0
@@ -252,6 +272,8 @@ def work(options: argparse.Namespace, rank: Rank) -> None:
         calls[f"one rank, {name}"] = whole[name] if rank.index == 0 else None
         calls[f"all ranks, {name}"] = parts[name]
     calls |= layer_passes(options, rank)
+    if options.graphs:
+        calls |= graphs_of(calls)
     calls |= parts_of(own, own_dout, rank, options.method)
     times = rank.time(calls, options.runs)
     if rank.index == 0:
@@ -261,7 +283,7 @@ def work(options: argparse.Namespace, rank: Rank) -> None:
             row = {"what": name, "time": dataclasses.asdict(timing)}
             if name.startswith("all"):
                 row["ratio"] = timing.median / alone.median
-                row["error"] = None if "layer" in name else error
+                row["error"] = error if name.removeprefix("all ranks, ") in whole else None
             rows.append(row)
         title = f"{rank.count} ranks, {options.shape}, {options.dtype}, {options.method}"
         report.print_table(title, rows, "what time=ms ratio=of_one_rank's error")

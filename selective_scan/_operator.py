@@ -32,7 +32,7 @@ from ._result import Result
 from ._sharding import are_distributed, call_sharded
 from ._table import BACKEND, Option, Table, TensorList, check_backend
 
-_type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
+type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
 # Published models pass None for "no".
 RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 
@@ -206,7 +206,7 @@ class Operator:
             check_backend(backend, device)
             if backend == "reference":
                 return False
-        type_of_device = device.type if is_compiling else _type_of(device)
+        type_of_device = device.type if is_compiling else type_of(device)
         if type_of_device in _library.devices:
             return True
         _library.handle_missing_kernels(type_of_device, backend)

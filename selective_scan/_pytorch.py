@@ -43,6 +43,10 @@ below_autograd_keys = _optional("_C._after_autograd_keyset")
 no_modes = _optional("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
 # The group of ranks that has this name.
 resolve_process_group = _optional("distributed.distributed_c10d._resolve_process_group")
+# Gathers tensors of all ranks into one, which it is given.
+all_gather = _optional("distributed.all_gather_single") or _optional(
+    "distributed.all_gather_into_tensor"
+)
 # Collectives that return their result, which the others have no fake kernels for.
 functional_all_gather = _optional("ops._c10d_functional.all_gather_into_tensor")
 functional_all_reduce = _optional("ops._c10d_functional.all_reduce")

@@ -212,7 +212,7 @@ class S6(nn.Module):
         """Has each norm add the output of the layer in front of it, if that is no more than its
         parts."""
         layers = self.layers._modules.values()
-        if {*map(type, layers)} != {S6Layer} or not all(map(has_no_hooks, layers)):
+        if not all(type(it).forward is S6Layer.forward and has_no_hooks(it) for it in layers):
             return None
         norms = [layer._modules["norm"] for layer in layers]
         return join_norms([*norms, self.norm_f], [it._modules["in_proj"] for it in layers], x)

@@ -82,8 +82,13 @@ def cuda_ms(
     return begin.elapsed_time(end)
 
 
-def in_graph(call: Callable[[], object], calls: int = 1) -> Callable[[], object]:
-    """The replay of a CUDA graph of some calls, whose last result it keeps."""
+def in_graph(
+    call: Callable[[], object], calls: int = 1, *, capture_error_mode: str = "global"
+) -> Callable[[], object]:
+    """The replay of a CUDA graph of some calls, whose last result it keeps.
+
+    With capture_error_mode of "thread_local" other threads may do meanwhile what no graph can hold.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # compiles and chooses what the first calls do
@@ -91,7 +96,7 @@ def in_graph(call: Callable[[], object], calls: int = 1) -> Callable[[], object]
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode=capture_error_mode):
         for _ in range(calls):
             result = call()
 

@@ -23,17 +23,22 @@ from ._groups import Ranks
 def exchange_tails(x: Tensor, history: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """The tails of all ranks, (rank, batch, dim, step), and how many steps each has, for an x of
     (batch, dim, seqlen)."""
-    count = min(x.shape[2], history)
-    tail = x[:, :, x.shape[2] - count :]
+    batch, dim, seqlen = x.shape
+    count = min(seqlen, history)
+    row = x.new_full((batch * dim * history + 1,), count)  # a dtype holds such a number
+    tail = row[:-1].view(batch, dim, history)
+    own = tail
     if count < history:
-        tail = F.pad(tail, (history - count, 0))
-    row = torch.cat([tail.flatten(), tail.new_full((1,), count)])  # a dtype holds such a number
+        tail[:, :, : history - count].zero_()
+        own = tail[:, :, history - count :]
+    own.copy_(x[:, :, seqlen - count :])
     rows = ranks.gather(row)
     return rows[:, :-1].view(ranks.count, *tail.shape), rows[:, -1].long()
 
 
 def window_of(tails: Tensor, initial: Tensor | None, counts: Tensor, place: int) -> Tensor:
-    """Window `place`, of the tails and the states before all, which are 0 where there are none."""
+    """Window `place`, of the tails and the states before all, which are 0 where there are none. It
+    may lie in the tails' memory."""
     if initial is not None:
         tails = torch.cat([initial[None], tails[:place]])
         return _sum_of_shifted(tails, counts, slice(place + 1), place)
@@ -63,7 +68,7 @@ def add_tail_gradient(dx: Tensor, windows: Tensor, counts: Tensor, ranks: Ranks)
     history = windows.shape[-1]
     count = min(dx.shape[2], history)
     gradient = tail_gradient(ranks.place + 1, windows, counts)
-    dx[:, :, dx.shape[2] - count :] += gradient[:, :, history - count :]
+    dx[:, :, dx.shape[2] - count :].add_(gradient[:, :, history - count :])
 
 
 def _sum_of_shifted(parts: Tensor, counts: Tensor, numbers: slice, place: int) -> Tensor:
@@ -76,7 +81,8 @@ def _sum_of_shifted(parts: Tensor, counts: Tensor, numbers: slice, place: int) -
     step = torch.arange(history, device=parts.device) + (ends[place] - ends[numbers])[:, None]
     is_there = (step >= 0) & (step < history)
     step = step.clamp(0, history - 1)[:, None, None].expand_as(parts)
-    return torch.where(is_there[:, None, None], parts.gather(3, step), 0).sum(0)
+    # A 0 as torch.where's argument would be copied to the device, for which the host would wait.
+    return parts.gather(3, step).masked_fill_(~is_there[:, None, None], 0).sum(0)
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -94,15 +100,16 @@ def exchange_maps(
         initial: the state before all; None is 0.
     """
     factors, offsets = ranks.gather(own).unbind(2)
-    parts = slice(None if is_last_wanted else ranks.place)
-    behind = _compose(factors[parts], offsets[parts], initial)
+    wanted = ranks.count if is_last_wanted else ranks.place
+    if wanted > 0:
+        behind = _compose(factors[:wanted], offsets[:wanted], initial)
+    # Results of an op share no memory.
     if not ranks.is_first:
         entering = behind[ranks.place - 1].clone()
     elif initial is None:
-        entering = offsets.new_zeros(offsets.shape[1:])
+        entering = torch.zeros_like(offsets[0])
     else:
         entering = initial.to(offsets.dtype, copy=True)
-    # Results of an op share no memory.
     return entering, behind[-1].clone() if is_last_wanted else None, factors.clone()
 
 
@@ -121,17 +128,20 @@ def exchange_state_gradients(
     if of_last is not None:
         gathered, of_all = gathered.unbind(1)
         leaving = of_all.sum(0)
-    # The parts are walked from the last to the one behind this one's.
-    behind = slice(ranks.place + 1, None)
-    walked = _compose(
-        factors[behind].flip(0).conj().resolve_conj(), gathered[behind].flip(0), leaving
-    )
-    return leaving if len(walked) == 0 else walked[-1]
+    first = ranks.place + 1
+    if first == ranks.count:
+        return leaving
+    return _compose(factors[first:], gathered[first:], leaving, backwards=True)[0]
 
 
-def _compose(factors: Tensor, offsets: Tensor, initial: Tensor | None) -> Tensor:
-    """The states behind every part of a sequence, (part, batch, dim, dstate)."""
-    if len(offsets) == 0 or (len(offsets) == 1 and initial is None):
+def _compose(
+    factors: Tensor, offsets: Tensor, initial: Tensor | None, *, backwards: bool = False
+) -> Tensor:
+    """The states behind every part of a sequence, (part, batch, dim, dstate); or the gradients of
+    those in front, from the last part on."""
+    if len(offsets) == 1 and initial is None:
         return offsets
+    if backwards:
+        factors = factors.conj().resolve_conj()
     across = (tensor.movedim(0, -1) for tensor in (factors, offsets))
-    return diagonal_scan_fn(*across, initial_state=initial).movedim(-1, 0)
+    return diagonal_scan_fn(*across, initial_state=initial, reverse=backwards).movedim(-1, 0)

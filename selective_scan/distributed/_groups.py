@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _pytorch
+from .._operator import type_of
 
 Group = dist.ProcessGroup | dist.DeviceMesh | None
 # These groups were given so far, for a PyTorch that does not find them.
@@ -77,18 +78,18 @@ def _fail_on_group(text: str) -> NoReturn:
     raise TypeError(f"selective_scan: group must be {text}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ranks:
     """The ranks of a group in the order in which a sequence runs through them.
 
     Attributes:
-        name: of the group.
+        group: that of the ranks.
         count: how many there are.
         place: which of them this one is in that order.
         backwards: whether the order is from the last rank to the first.
     """
 
-    name: str
+    group: dist.ProcessGroup
     count: int
     place: int
     backwards: bool
@@ -97,9 +98,9 @@ class Ranks:
     def of(name: str, device: torch.device, backwards: bool = False) -> Ranks:
         """The ranks of the group of this name, to exchange tensors on `device`."""
         group = _group_of(name)
-        check_backend("group", group, device.type)
+        check_backend("group", group, type_of(device))
         count, rank = group.size(), group.rank()
-        return Ranks(name, count, count - 1 - rank if backwards else rank, backwards)
+        return Ranks(group, count, count - 1 - rank if backwards else rank, backwards)
 
     @property
     def is_first(self) -> bool:
@@ -111,7 +112,7 @@ class Ranks:
         if self.count == 1 or tensor.numel() == 0:
             return tensor.expand(self.count, *tensor.shape)
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        gathered = _all_gather(real.contiguous(), self.count, self.name)
+        gathered = _all_gather(real.contiguous(), self.count, self.group)
         gathered = gathered.view(self.count, *real.shape)
         if self.backwards:
             gathered = gathered.flip(0)
@@ -122,9 +123,8 @@ class Ranks:
         if self.count == 1:
             return tensors
         parts = [_as_row(tensor, dtype) for tensor in tensors if tensor is not None]
-        rows = iter(
-            _all_reduce(torch.cat(parts), self.name).split([part.numel() for part in parts])
-        )
+        total = _all_reduce(torch.cat(parts), self.group)
+        rows = iter(total.split([part.numel() for part in parts]))
         return [None if tensor is None else _from_row(next(rows), tensor) for tensor in tensors]
 
 
@@ -143,20 +143,28 @@ def _group_of(name: str) -> dist.ProcessGroup:
     return (_pytorch.resolve_process_group or _seen_groups.__getitem__)(name)
 
 
-# Functional collectives have fake kernels, which torch.compile needs.
+# Functional collectives have fake kernels, which torch.compile needs. The others take less of the
+# host's time, and run in the stream that they are called in.
 
 
-def _all_gather(tensor: Tensor, count: int, name: str) -> Tensor:
-    if _pytorch.functional_all_gather is not None:
-        return _pytorch.functional_wait(_pytorch.functional_all_gather(tensor, count, name))
-    gathered = tensor.new_empty(count * tensor.numel())
-    dist.all_gather_into_tensor(gathered, tensor.flatten(), _group_of(name))
-    return gathered
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and not _pytorch.num_modes()
 
 
-def _all_reduce(tensor: Tensor, name: str) -> Tensor:
-    if _pytorch.functional_all_reduce is not None:
-        return _pytorch.functional_wait(_pytorch.functional_all_reduce(tensor, "sum", name))
-    total = tensor.clone()
-    dist.all_reduce(total, group=_group_of(name))
-    return total
+def _all_gather(tensor: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' tensors, one behind the other in the first dimension."""
+    if _pytorch.functional_all_gather is None or _is_plain(tensor):
+        gathered = tensor.new_empty(count * len(tensor), *tensor.shape[1:])
+        _pytorch.all_gather(gathered, tensor, group)
+        return gathered
+    gathered = _pytorch.functional_all_gather(tensor, count, group.group_name)
+    return _pytorch.functional_wait(gathered)
+
+
+def _all_reduce(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum, for which `own` may be written over."""
+    if _pytorch.functional_all_reduce is None or _is_plain(own):
+        dist.all_reduce(own, group=group)
+        return own
+    total = _pytorch.functional_all_reduce(own, "sum", group.group_name)
+    return _pytorch.functional_wait(total)

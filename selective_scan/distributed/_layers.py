@@ -94,13 +94,21 @@ def _distribute_parameters(
 class _OwnPart(S6Layer):
     """A layer that sees a part of the steps or of the channels."""
 
-    def forward(
-        self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
+    def _run(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        cache: MixerCache | None,
+        cu_seqlens: Tensor | None,
     ) -> Tensor:
         for name, value in (("cache", cache), ("cu_seqlens", cu_seqlens)):
             if value is not None:
                 refuse(name, "None where a model is split over ranks", type(value).__name__)
-        return super().forward(hidden)
+        out = self._run_in_one(hidden, residual)
+        return super()._run(hidden, residual, None, None) if out is None else out
+
+    def _run_in_one(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
+        """What one operator gives for the layer, if there is one."""
 
     def _is_plain(self) -> bool:
         return False
@@ -111,23 +119,19 @@ class _OwnSteps(_OwnPart):
 
     group: ProcessGroup
 
-    def _run(
-        self, hidden: Tensor, residual: Tensor | None, cache: None, cu_seqlens: None
-    ) -> Tensor:
+    def _run_in_one(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
         in_proj = self.in_proj
-        if S6Layer._is_plain(self) and has_plain_weights(in_proj, nn.Linear):
-            options = (self.dt_soft_plus, self.discretization_method, self.bidirectional, None)
-            out = layer_in_one(
-                MAMBA_INNER_OF_RANKS,
-                (name_of(self.group),),
-                checked_sequence("hidden", hidden, self.d_model),
-                weights_of(self, in_proj),
-                *options,
-                residual,
-            )
-            if out is not None:
-                return out
-        return super()._run(hidden, residual, cache, cu_seqlens)
+        if not (S6Layer._is_plain(self) and has_plain_weights(in_proj, nn.Linear)):
+            return None
+        options = (self.dt_soft_plus, self.discretization_method, self.bidirectional, None)
+        return layer_in_one(
+            MAMBA_INNER_OF_RANKS,
+            (name_of(self.group),),
+            checked_sequence("hidden", hidden, self.d_model),
+            weights_of(self, in_proj),
+            *options,
+            residual,
+        )
 
     def _convolve(self, x: Tensor, _cu_seqlens: None) -> Tensor:
         if not self._has_plain_convolution(can_be_called=False):

@@ -27,7 +27,7 @@ from ._groups import GroupName, Ranks
 def _steps_before(x: Tensor, history: int, group: str) -> tuple[Tensor, Tensor]:
     ranks = Ranks.of(group, x.device)
     tails, counts = exchange_tails(x, history, ranks)
-    return window_of(tails, None, counts, ranks.place).clone(), counts
+    return window_of(tails, None, counts, ranks.place), counts
 
 
 def _exchange_step_gradients(dbefore: Tensor, counts: Tensor, dx: Tensor, group: str) -> None:

@@ -30,6 +30,8 @@ class DistributedOperator(Operator):
             may be given None for a gradient where there are several.
         forward_kernel: from the forward op's arguments to its results.
         backward_kernel: from the backward op's arguments to the gradients.
+        is_checked_by_kernel: whether ops that the forward kernel calls check all of its arguments
+            before ranks exchange anything. Eager calls, which wait for the host, leave it to them.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class DistributedOperator(Operator):
         *,
         forward_kernel: Callable[..., tuple[Tensor | None, ...]],
         backward_kernel: Callable[..., tuple[Tensor | None, ...]],
+        is_checked_by_kernel: Callable[[tuple], bool] = lambda arguments: False,
     ) -> None:
         self._forward_kernel = forward_kernel
         self._backward_kernel = backward_kernel
+        self._is_checked_by_kernel = is_checked_by_kernel
         super().__init__(name, arguments, results, backward, has_batching_rules=False)
 
     def require_kernels(self, values: tuple) -> None:
@@ -64,9 +68,13 @@ class DistributedOperator(Operator):
         self._define()
         super()._register()
         # Eager calls.
-        self._run_forward = self._forward_fake
-        function = self._make_function(self._forward_fake, self._backward_of_eager_calls)
+        self._run_forward = self._forward_of_eager_calls
+        function = self._make_function(self._run_forward, self._backward_of_eager_calls)
         self._apply = _pytorch.apply_outside_transforms(function)
+
+    def _forward_of_eager_calls(self, *arguments):
+        is_checked = self._is_checked_by_kernel(arguments)
+        return (self._forward_kernel if is_checked else self._forward_fake)(*arguments)
 
     def _backward_of_eager_calls(self, *arguments):
         """Of several cotangents at once the op is called for each: the kernel has ops that write to

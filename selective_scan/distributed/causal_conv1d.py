@@ -55,7 +55,7 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     call = _Arguments(*arguments)
     ranks = Ranks.of(call.group, call.x.device)
     tails, counts = exchange_tails(call.x, call.history, ranks)
-    before = window_of(tails, call.initial_states, counts, ranks.place).clone()
+    before = window_of(tails, call.initial_states, counts, ranks.place)
     out, _ = ops.causal_conv1d_fwd(*call.local(before), False, call.activation)
     final_states = None
     if call.return_final_states:

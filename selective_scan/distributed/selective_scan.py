@@ -88,6 +88,7 @@ _ARGUMENTS = scan_arguments(
     GroupName(),
     INPUT_DELTA,
 )
+_A, _INITIAL_STATE = map(_ARGUMENTS.names.index, ("A", "initial_state"))
 _SCAN = DistributedOperator(
     "distributed_selective_scan",
     _ARGUMENTS,
@@ -104,6 +105,11 @@ _SCAN = DistributedOperator(
     backward=f"dout dlast_state {' '.join(_ARGUMENTS.names)} entering factors states",
     forward_kernel=_forward,
     backward_kernel=_backward,
+    # The op of a rank's steps is not given initial_state, and tells of a matrix A when one device
+    # takes it.
+    is_checked_by_kernel=lambda arguments: (
+        arguments[_INITIAL_STATE] is None and arguments[_A].dim() == 2
+    ),
 )
 
 
