@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cases import Axes
+from cases import Axes, ones
 from problem import (
     LAYOUTS,
     assert_accurate,
@@ -362,6 +362,24 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
     if by == "cu_seqlens":
         for name in ("final_states", "dinitial_states"):
             assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
+
+
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        causal_conv1d_fn(ones(1, 4, 6), ones(4, 3), cu_seqlens=torch.tensor(bounds))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
+def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
+    x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))
+    cu_seqlens = torch.tensor(bounds, device=cuda_device)
+    out, final = causal_conv1d_fn(
+        x, weight, cu_seqlens=cu_seqlens, return_final_states=True, activation="silu"
+    )
+    assert out.isfinite().all()
+    assert final.isfinite().all()
 
 
 BIG = [

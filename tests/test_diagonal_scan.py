@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cases import Axes, assert_refused, assert_same_outcome, each_of, on_meta, ones
+from cases import Axes
 from problem import (
     assert_accurate,
     assert_same_bits,
@@ -365,133 +363,6 @@ def test_compile(dynamic, device):
         torch.testing.assert_close(
             torch.autograd.grad(actual, (a, b)), torch.autograd.grad(expected, (a, b))
         )
-
-
-# --- bad calls ------------------------------------------------------------------------------------
-
-
-ANY = "float32, float16, bfloat16, float64, complex64 or complex128"
-BAD_CALLS = [
-    ({"a": ones(2, 3, dtype=torch.int64)}, f"a must have dtype {ANY}, got int64"),
-    ({"b": ones(2, 3, dtype=torch.bool)}, f"b must have dtype {ANY}, got bool"),
-    (
-        {"a": ones(1, dtype=HALF), "b": ones(2, 3, dtype=C64)},
-        "a must have dtype float32, float64, complex64 or complex128 (complex b), got float16",
-    ),
-    (
-        {"a": ones(1, dtype=C64), "b": ones(2, 3, dtype=BF16)},
-        "b must have dtype float32, float64, complex64 or complex128 (complex a), got bfloat16",
-    ),
-    (
-        {"initial_state": ones(2, dtype=BF16)},
-        "initial_state must have dtype float32 or float64, got bfloat16",
-    ),
-    (
-        {"a": ones(1, dtype=C64), "initial_state": ones(2)},
-        "initial_state must have dtype complex64 or complex128, got float32",
-    ),
-    ({"b": ones()}, "b must be (..., seqlen), got ()"),
-    ({"a": ones(2, 4)}, "a must be broadcastable to b, (2, 3), got (2, 4)"),
-    ({"a": ones(1, 2, 3)}, "a must be broadcastable to b, (2, 3), got (1, 2, 3)"),
-    ({"a": ones(0, 3)}, "a must be broadcastable to b, (2, 3), got (0, 3)"),
-    ({"initial_state": ones(2, 3)}, "initial_state must be (...) = (2,), got (2, 3)"),
-    (
-        {"b": ones(4, 2, 3), "initial_state": ones(2)},
-        "initial_state must be (...) = (4, 2), got (2,)",
-    ),
-    (
-        {"a": ones(3), "b": ones(3), "cu_seqlens": ones(2, dtype=torch.int32)},
-        "b must be (1, ..., seqlen) where cu_seqlens is given, got (3,)",
-    ),
-    (
-        {"cu_seqlens": ones(2, dtype=torch.int32)},
-        "b must have batch of 1 where cu_seqlens is given, got (2, 3)",
-    ),
-    (
-        {"b": ones(1, 3), "a": ones(3), "cu_seqlens": ones(2)},
-        "cu_seqlens must have dtype int32 or int64, got float32",
-    ),
-    (
-        {
-            "b": ones(1, 4, 3),
-            "a": ones(3),
-            "initial_state": ones(1, 4),
-            "cu_seqlens": ones(3, dtype=torch.int64),
-        },
-        "initial_state must be (sequences, ...) = (2, 4), got (1, 4)",
-    ),
-    ({"a": ones(2, 3, device="meta")}, "a must be on the device of b, cpu, got meta"),
-    (
-        {"a": ones(2, 3).to_sparse()},
-        "a must be a dense (strided) tensor, got layout sparse_coo",
-    ),
-]
-
-
-GOOD = {"a": ones(2, 3), "b": ones(2, 3)}
-
-
-@each_of(BAD_CALLS)
-@pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
-def test_bad_call(scan, change, message):
-    assert_refused(scan, GOOD | change, message)
-
-
-@each_of(BAD_CALLS)
-def test_bad_call_under_compile(change, message):
-    op = torch.ops.selective_scan.diagonal_scan_fwd
-    assert_refused(op, on_meta(GOOD | change), message)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"a": [1.0]}, TypeError, "a must be a Tensor, got list"),
-        ({"b": None}, TypeError, "b must be a Tensor, got NoneType"),
-        ({"initial_state": 0}, TypeError, "initial_state must be a Tensor or None, got int"),
-        ({"reverse": 1}, TypeError, "reverse must be a bool, got int"),
-        ({"backend": None}, TypeError, "backend must be a str, got NoneType"),
-        (
-            {"backend": "tpu"},
-            ValueError,
-            "backend must be one of auto, cpu, cuda, reference, got 'tpu'",
-        ),
-        ({"backend": "cuda"}, ValueError, "backend 'cuda' needs tensors on cuda, got cpu"),
-    ],
-)
-def test_bad_argument(change, error, message):
-    assert_refused(diagonal_scan_fn, GOOD | change, message, error)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dh": ones(2, 4)}, "dh must have the shape of h, (2, 3), got (2, 4)"),
-        ({"dh": ones(2, 3, dtype=F64)}, "dh must have dtype float32, got float64"),
-        ({"h": ones(2, 4)}, "a must be broadcastable to h, (2, 4), got (2, 3)"),
-        ({"dh": ones(2, 3, device="meta")}, "dh must be on the device of h, cpu, got meta"),
-    ],
-)
-def test_bad_backward_call(change, message):
-    arguments = {name: ones(2, 3) for name in ("dh", "a", "h")} | change
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.diagonal_scan_bwd(
-            **arguments, initial_state=None, reverse=False, cu_seqlens=None, complex_b=False
-        )
-    assert message in str(caught.value)
-
-
-sizes = st.lists(st.integers(0, 3), max_size=3)
-
-
-@settings(deadline=None, max_examples=150)
-@given(a=sizes, b=sizes, initial=st.none() | sizes)
-def test_any_shapes(a, b, initial):
-    """A call either works as the reference does, or both refuse it with the same sentence."""
-    arguments = {"a": torch.rand(a), "b": torch.rand(b)}
-    if initial is not None:
-        arguments["initial_state"] = torch.rand(initial)
-    assert_same_outcome(diagonal_scan_fn, diagonal_scan_ref, arguments)
 
 
 # --- CUDA alone -----------------------------------------------------------------------------------

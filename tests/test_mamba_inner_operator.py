@@ -369,3 +369,27 @@ def test_nothing_is_kept_without_gradients():
         out, *kept = torch.ops.selective_scan.mamba_inner_fwd(*arguments, False)
     assert out.shape == (2, 70, 5)
     assert all(tensor is None for tensor in kept)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_bad_call_after_a_good_one():
+    """What was checked is not checked again, but for what has changed."""
+    tensors = tensors_of(EVERYTHING)
+    for _ in range(2):
+        mamba_inner_fn(**tensors)
+        with pytest.raises(RuntimeError, match="out_proj_bias must be"):
+            mamba_inner_fn(**tensors | {"out_proj_bias": torch.zeros(1)})
+
+
+def test_the_backward_op_checks_what_it_is_given():
+    ops = torch.ops.selective_scan
+    arguments = op_arguments(BASE, requires_grad=False)
+    out, _, *kept = ops.mamba_inner_fwd(*arguments, True)
+    message = r"dout must be \(batch, seqlen, d_model\) = \(2, 70, 5\), got \(2, 70, 4\)"
+    with pytest.raises(RuntimeError, match=message):
+        ops.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments[:-1], *kept, torch.float32)
+    kept[3] = kept[3][:, :-1]
+    with pytest.raises(RuntimeError, match=r"y must be \(batch, seqlen, dim\) = \(2, 70, 6\)"):
+        ops.mamba_inner_bwd(torch.ones_like(out), *arguments[:-1], *kept, torch.float32)

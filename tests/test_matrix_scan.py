@@ -1,16 +1,13 @@
 """Full state matrices, A (dim, dstate, dstate): kernels against the reference in fp64, against the
 matrix exponential, and against what a matrix is known to do."""
 
-import dataclasses
 import itertools
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import scipy.linalg
 import torch
 
-from cases import assert_refused, ones
 from opchecks import opcheck_forward
 from problem import (
     Case,
@@ -491,50 +488,6 @@ def test_empty_sequences(device):
 
 
 # --- bad calls ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Bad:
-    shape: tuple[int, ...]
-    message: str
-    method: str = "bilinear"
-    changes: dict = dataclasses.field(default_factory=dict)
-
-
-BAD_CALLS = [
-    Bad((4, 3, 2), "A must be (dim, dstate, dstate) = (4, *, *), got (4, 3, 2)"),
-    Bad((5, 3, 3), "A must be (dim, dstate, dstate) = (4, *, *), got (5, 3, 3)"),
-    Bad((4, 0, 0), "A must have dstate of at least 1, got (4, 0, 0)"),
-    Bad((4, 3, 3, 1), "A must be (dim, dstate) = (4, *), got (4, 3, 3, 1)"),
-    *(
-        Bad((4, 3, 3), f"A of shape (4, 3, 3) needs discretization_method bilinear, got '{m}'", m)
-        for m in ("zoh", "foh", "rk4")
-    ),
-    Bad((4, 5, 5), "B must be (dim, dstate) = (4, 5), got (4, 3)"),
-    Bad(
-        (4, 3, 3),
-        "initial_state must be (sequences, dim, dstate) = (2, 4, 3), got (2, 4, 3, 3)",
-        changes={"initial_state": ones(2, 4, 3, 3)},
-    ),
-    Bad(
-        (4, 3, 3),
-        "z must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
-        changes={"z": ones(2, 4, 5)},
-    ),
-    Bad(
-        (4, 3, 3),
-        "input_delta must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
-        changes={"input_delta": ones(2, 4, 5)},
-    ),
-]
-
-
-@pytest.mark.parametrize("scan", [selective_scan_fn, selective_scan_ref])
-@pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.message)
-def test_bad_calls(bad, scan):
-    u, B = ones(2, 4, 6), ones(4, 3)
-    call = {"u": u, "delta": u, "A": ones(*bad.shape), "B": B, "C": B} | bad.changes
-    assert_refused(scan, call | {"discretization_method": bad.method}, bad.message)
 
 
 def test_the_op_takes_bilinear_alone():

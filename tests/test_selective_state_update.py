@@ -8,11 +8,7 @@ import torch
 from cases import Axes, assert_change_is_seen, assert_no_derivative
 from in_place import check_in_place
 from problem import METHODS, Error, generator, lay_out
-from selective_scan import (
-    selective_scan_fn,
-    selective_state_update,
-    selective_state_update_ref,
-)
+from selective_scan import selective_scan_fn, selective_state_update, selective_state_update_ref
 from selective_scan.selective_state_update import update_by_log
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
