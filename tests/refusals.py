@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import fake, ones
+from opchecks import in_order
 
 PYTHON = ("function", "reference", "reference itself")  # ways in that see more than tensors
 DENSE = "be a dense (strided) tensor"
@@ -116,12 +117,8 @@ class Way:
 def by_op(name: str) -> Way:
     """What an op must be given and is not is None."""
     op = getattr(torch.ops.selective_scan, name)
-    defaults = {it.name: it.default_value for it in op.default._schema.arguments}
-
-    def call(arguments: dict) -> object:
-        return op(**{name: arguments.get(name, default) for name, default in defaults.items()})
-
-    return Way(call, frozenset(defaults))
+    names = frozenset(it.name for it in op.default._schema.arguments)
+    return Way(lambda arguments: op(*in_order(op, arguments)), names)
 
 
 def ways_in(function, reference, *ops: str) -> dict[str, Way]:

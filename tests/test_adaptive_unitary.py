@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cases import Axes
+from opchecks import gradcheck
 from problem import (
     Error,
     assert_accurate,
@@ -258,14 +259,7 @@ def test_modulus_is_kept(device):
 )
 def test_gradcheck(B, C, z, device):
     case = Case(1, 4, 3, 2, 2 if "grouped" in (B, C) else 1, B, C, F64, F64, z)
-    inputs = {name: tensor for name, tensor in make(case, device).items() if tensor is not None}
-
-    def scan(*tensors):
-        return adaptive_unitary_scan_fn(
-            **dict(zip(inputs, tensors, strict=True)), return_last_state=True
-        )
-
-    assert torch.autograd.gradcheck(scan, tuple(inputs.values()), nondet_tol=0.0)
+    gradcheck(adaptive_unitary_scan_fn, make(case, device), return_last_state=True)
 
 
 def test_each_gradient_alone(device):

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from cases import Axes, ones
+from opchecks import gradcheck, in_order
 from problem import (
     LAYOUTS,
     assert_accurate,
     assert_same_bits,
+    detached,
     differentiate,
     generator,
     lay_out,
@@ -444,36 +446,21 @@ SMALL_CASES = [
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_gradcheck(case, device):
     problem = make(case, device)
-
-    def conv(*tensors):
-        return causal_conv1d_fn(
-            **dict(zip(problem.tensors, tensors, strict=True)), **problem.options
-        )
-
-    assert torch.autograd.gradcheck(conv, tuple(problem.tensors.values()), nondet_tol=0.0)
-
-
-def op_arguments(problem: Problem) -> list:
-    """What both ops take: up to initial_states."""
-    given = problem.tensors | problem.options
-    names = ("x", "weight", "bias", "seq_idx", "cu_seqlens", "initial_states")
-    return [given.get(name) for name in names]
+    gradcheck(causal_conv1d_fn, problem.tensors, **problem.options)
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan
-    arguments = op_arguments(problem)
-    torch.library.opcheck(ops.causal_conv1d_fwd, (*arguments, case.states, case.activation))
-    inputs = [None if tensor is None else tensor.detach() for tensor in arguments]
-    cotangents = problem.cotangents["out"], problem.cotangents.get("final_states")
-    torch.library.opcheck(ops.causal_conv1d_bwd, (*cotangents, *inputs, case.activation))
-    torch.library.opcheck(
-        ops.causal_conv1d_bwd_out,
-        (*cotangents, *inputs, case.activation),
-        {"dx": torch.empty_like(inputs[0])},
-    )
+    given = problem.tensors | problem.options
+    torch.library.opcheck(ops.causal_conv1d_fwd, in_order(ops.causal_conv1d_fwd, given))
+    given = detached(problem.tensors) | problem.options
+    given |= {f"d{name}": cotangent for name, cotangent in problem.cotangents.items()}
+    arguments = in_order(ops.causal_conv1d_bwd, given)
+    torch.library.opcheck(ops.causal_conv1d_bwd, arguments)
+    dx = {"dx": torch.empty_like(given["x"])}
+    torch.library.opcheck(ops.causal_conv1d_bwd_out, arguments, dx)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

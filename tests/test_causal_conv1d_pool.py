@@ -7,6 +7,7 @@ import torch
 from torch.library import opcheck
 
 from cases import assert_no_derivative, assert_refused, compiled_with_graphs
+from opchecks import in_order
 from problem import Error, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -14,8 +15,6 @@ F32, F64, BF16, HALF = torch.float32, torch.float64, torch.bfloat16, torch.float
 BOUNDS = (1, 4, 40, 40, 42, 70, 75, 98)
 INDICES = (3, -1, 0, 7, 5, 9, 2)  # of 9 slots; 7 is pad_slot_id
 LIVE = [i for i, slot in enumerate(INDICES) if slot not in (-1, 7, 9)]
-ORDER = ("x", "weight", "conv_states", "bias", "activation", "cu_seqlens", "cache_indices",
-         "has_initial_state", "pad_slot_id")  # fmt: skip
 
 
 def make(device, *, dim=20, width=4, dtype=F32, states=F32, layout="contiguous", index=torch.int32):
@@ -149,10 +148,6 @@ def test_empty(changes, device):
 OP = torch.ops.selective_scan.causal_conv1d_prefill
 
 
-def op_arguments(arguments):
-    return tuple(map(arguments.get, ORDER))
-
-
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
 def test_what_does_not_go_with_a_pool(function, device):
     for name, value, wanted in (
@@ -188,7 +183,7 @@ def test_indices_of_no_slot(device):
 
 
 def test_opcheck(device):
-    opcheck(OP.default, op_arguments(make(device, dtype=BF16)))
+    opcheck(OP.default, in_order(OP, make(device, dtype=BF16)))
 
 
 def test_compiles_once(device):

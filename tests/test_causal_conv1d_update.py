@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import Axes, assert_refused, fake, ones
+from opchecks import in_order
 from problem import Error, generator, lay_out
 from selective_scan import (
     causal_conv1d_fn,
@@ -196,20 +197,15 @@ def test_a_derivative_is_refused(device):
         causal_conv1d_update(**arguments)
 
 
-def op_arguments(arguments: dict) -> tuple:
-    names = ("x", "conv_state", "weight", "bias", "activation", "cache_seqlens")
-    return tuple(arguments.get(name) for name in (*names, "conv_state_indices"))
-
-
 @pytest.mark.parametrize("case", [BASE, BASE.with_(slots=7, ring=True, steps=2)], ids=str)
 def test_opcheck(case, device):
     arguments = make(case, device)
     op = torch.ops.selective_scan.causal_conv1d_update
-    torch.library.opcheck(op, op_arguments(arguments))
+    torch.library.opcheck(op, in_order(op, arguments))
     with FakeTensorMode() as mode:
         given = fake(arguments, mode)
-        assert op(*op_arguments(given)).shape == arguments["x"].shape
-        assert op(*op_arguments(given), -1, torch.empty_like(given["x"])) is None
+        assert op(*in_order(op, given)).shape == arguments["x"].shape
+        assert op(*in_order(op, given | {"out": torch.empty_like(given["x"])})) is None
 
 
 def test_compile(device):

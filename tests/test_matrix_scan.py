@@ -8,7 +8,7 @@ import pytest
 import scipy.linalg
 import torch
 
-from opchecks import opcheck_forward
+from opchecks import gradcheck, in_order, opcheck_forward
 from problem import (
     Case,
     Error,
@@ -388,13 +388,12 @@ def test_a_sequence_depends_on_no_other():
 
 
 def op_arguments(case, requires_grad, device="cpu"):
+    """What both ops take."""
     values = {
         name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
         for name, value in tensors_of(case).items()
     }
-    initial_state, input_delta = values.pop("initial_state"), values.pop("input_delta", None)
-    options = (case.delta_softplus, "bilinear", initial_state, case.reverse, None, input_delta)
-    return (*values.values(), *options)
+    return in_order(torch.ops.selective_scan.matrix_scan_fwd, values | make(case).options)[:-1]
 
 
 @pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])
@@ -403,12 +402,7 @@ def test_gradcheck(is_complex, base, device):
     kinds = {"B": "packed", "C": "constant"} if is_complex else {}
     case = base.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
     tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-
-    def scan(*values):
-        given = dict(zip(tensors, values, strict=True))
-        return selective_scan_fn(**given, **make(case).options, return_last_state=True)
-
-    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+    gradcheck(selective_scan_fn, tensors, **make(case).options, return_last_state=True)
 
 
 OP_CASES = [

@@ -8,6 +8,7 @@ import torch
 from torch.func import vmap
 
 from cases import Axes
+from opchecks import gradcheck
 from problem import Error, generator, lay_out
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
@@ -172,12 +173,7 @@ SMALL = Case(rows=(1, 3), bounds=(0, 3, 3, 6), seqlen=7, a=F64, b=F64)
 def test_gradcheck(device):
     tensors = make(SMALL, device)
     tensors["initial_state"] = tensors["initial_state"].detach().double().requires_grad_()
-    cu_seqlens = torch.tensor(SMALL.bounds, device=device)
-
-    def scan(a, b, initial_state):
-        return diagonal_scan_fn(a, b, initial_state=initial_state, cu_seqlens=cu_seqlens)
-
-    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+    gradcheck(diagonal_scan_fn, tensors, cu_seqlens=torch.tensor(SMALL.bounds, device=device))
 
 
 def test_opcheck(device):

@@ -6,21 +6,9 @@ from torch.func import vmap
 from torch.library import opcheck
 
 from cases import assert_refused, compiled_with_graphs
+from opchecks import in_order
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
-
-# In the order of the op.
-ORDER = (
-    *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
-    *("cu_seqlens", "cache_indices", "has_initial_state", "pad_slot_id", "checkpoint_every"),
-    *("first_position", "checkpoint_slots", "out", "discretization_method", "input_delta"),
-)
-
-
-def op_arguments(arguments: dict) -> tuple:
-    defaults = {"pad_slot_id": -1, "checkpoint_every": 0}
-    return tuple((defaults | arguments).get(name) for name in ORDER)
-
 
 OP = torch.ops.selective_scan.selective_scan_prefill
 
@@ -110,7 +98,7 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["u"])
-    opcheck(OP.default, op_arguments(arguments))
+    opcheck(OP.default, in_order(OP, arguments))
 
 
 def test_other_lengths_and_boundaries_do_not_compile_again(device):

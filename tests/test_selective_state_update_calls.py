@@ -4,23 +4,11 @@ import pytest
 import torch
 
 from cases import assert_refused, compiled_with_graphs
+from opchecks import in_order
 from selective_scan import selective_state_update, selective_state_update_ref
 from test_selective_state_update import Case, make
 
 BF16, C64 = torch.bfloat16, torch.complex64
-# In the order of the op.
-ORDER = (
-    *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus"),
-    *("state_batch_indices", "dst_state_batch_indices", "pad_slot_id", "out"),
-    *("discretization_method", "A_is_log", "input_delta"),
-)
-
-
-def op_arguments(arguments: dict) -> tuple:
-    defaults = {"pad_slot_id": -1, "A_is_log": False}
-    return tuple((defaults | arguments).get(name) for name in ORDER)
-
-
 OP = torch.ops.selective_scan.selective_state_update
 
 
@@ -62,7 +50,7 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["x"])
-    torch.library.opcheck(OP.default, op_arguments(arguments))
+    torch.library.opcheck(OP.default, in_order(OP, arguments))
 
 
 def test_compiles_for_changing_batches(device):
