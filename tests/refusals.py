@@ -49,7 +49,7 @@ class Bad:
 
     @property
     def message(self) -> str:
-        has_name = self.sentence.startswith(f"{self.name} ")
+        has_name = self.sentence.startswith((f"{self.name} ", f"{self.name}["))
         return self.sentence if has_name else f"{self.name} must {self.sentence}"
 
     def full_message(self, anchor: torch.Tensor) -> str:
@@ -84,6 +84,8 @@ def bad(names: str, sentence: str, *values: object, **changes: object) -> list[B
 
 def on_device(value: object, device: str) -> object:
     """A tensor on a device, of the same strides also where these are 0; all else as it is."""
+    if isinstance(value, list):
+        return [on_device(it, device) for it in value]
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
     if value.layout != torch.strided or 0 not in value.stride():
@@ -117,16 +119,22 @@ class Way:
 def by_op(name: str) -> Way:
     """What an op must be given and is not is None."""
     op = getattr(torch.ops.selective_scan, name)
-    names = frozenset(it.name for it in op.default._schema.arguments)
-    return Way(lambda arguments: op(*in_order(op, arguments)), names)
+    names = [it.name for it in op.default._schema.arguments]
+
+    def call(arguments: dict) -> object:
+        return op(**dict(zip(names, in_order(op, arguments), strict=True)))
+
+    return Way(call, frozenset(names))
 
 
 def ways_in(function, reference, *ops: str) -> dict[str, Way]:
-    """The calls of an operator by what is called. One that has no function is its ops."""
+    """The calls of an operator by what is called. One that has no function is its ops; one that has
+    no reference has no backend either."""
     ways = {name: by_op(name) for name in ops}
     python = {}
     if function is not None:
         ways = {"function": Way(lambda arguments: function(**arguments))} | ways
+    if reference is not None:
         python = {
             "reference": Way(lambda it: function(**({"backend": "reference"} | it))),
             "reference itself": Way(

@@ -363,26 +363,3 @@ def test_autocast_casts_nothing(case, device):
     for name, tensor in zip(("out", "last_state"), reference, strict=True):
         assert tensor.dtype == expected[name].dtype
         assert Error.of(tensor, expected[name]).relative_l2 < tolerance, name
-
-
-def test_transforms_of_torch_func(device):
-    """Gradients for each of several u, also mapped over; and no second derivative."""
-    case = Case(seqlen=9, dtype=F64, parameter_dtype=F64)
-    inputs = {k: v.detach() for k, v in make(case, device).items()}
-    us = torch.stack([inputs["u"], 2 * inputs["u"]])
-
-    def loss(u, x):
-        out, last_state = adaptive_unitary_scan_fn(
-            **(inputs | {"u": u, "x": x}), return_last_state=True
-        )
-        return out.square().sum() + last_state.abs().square().sum()
-
-    gradient = torch.func.grad(loss, argnums=(0, 1))
-    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs["x"])
-    for i, u in enumerate(us):
-        leaves = [u.clone().requires_grad_(), inputs["x"].clone().requires_grad_()]
-        expected = torch.autograd.grad(loss(*leaves), leaves)
-        torch.testing.assert_close(gradient(u, inputs["x"]), expected)
-        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs["x"])

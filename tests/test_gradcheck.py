@@ -49,19 +49,6 @@ def test_gradcheck(case, device):
     gradcheck(selective_scan_fn, inputs, **make(case).options, return_last_state=True)
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_double_backward_is_refused(is_complex, device):
-    case = SMALL.with_(complex=is_complex)
-    inputs = inputs_on(case, device)
-    out = selective_scan_fn(**inputs, **make(case).options)
-    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
-    with pytest.raises(RuntimeError) as error:
-        du.sum().backward()
-    assert str(error.value) == (
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )
-
-
 def test_the_reference_is_twice_differentiable():
     case = SMALL.with_(seqlen=2)
     inputs = inputs_on(case, "cpu")

@@ -334,14 +334,6 @@ def test_transforms(device):
         torch.func.jvp(loss, (xz,), (xz,))
 
 
-def test_a_second_derivative_is_refused(device):
-    tensors = tensors_of(BASE, device)
-    out = mamba_inner_fn(**tensors)
-    (gradient,) = torch.autograd.grad(out.sum(), tensors["xz"], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        gradient.sum().backward()
-
-
 def test_its_products_are_counted(device):
     case = BASE
     tensors = tensors_of(case, device)

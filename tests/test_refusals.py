@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import test_causal_conv1d_pool as pool
+import test_compat_directed_functions as directions
 import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
+import test_vision as vision
 from cases import COMPLEX, REAL, ones
 from problem import METHODS
-from refusals import DENSE, PYTHON, Refusals, bad, bf16, c64, f64, i32, i64, plain, ways_in
+from refusals import DENSE, PYTHON, Refusals, bad, bf16, by_op, c64, f64, i32, i64, plain, ways_in
 from selective_scan import (
     adaptive_unitary_scan_fn,
     adaptive_unitary_scan_ref,
@@ -24,6 +26,7 @@ from selective_scan import (
     exponential_trapezoid_ref,
     mamba_inner_fn,
     mamba_inner_ref,
+    rotate_states,
     selective_scan_fn,
     selective_scan_prefill,
     selective_scan_prefill_ref,
@@ -32,6 +35,9 @@ from selective_scan import (
     selective_state_update_ref,
 )
 from selective_scan._mamba_operators import MAMBA_INNER
+from selective_scan.compat.directions import bimamba_inner_fn
+from selective_scan.mamba_inner import mamba_rows
+from selective_scan.vision import cross_scan_fn, cross_scan_ref
 from test_mamba_inner import BASE as LAYER
 from test_mamba_inner import tensors_of
 from test_mamba_inner_operator import op_arguments
@@ -219,6 +225,13 @@ GIVEN_GRADIENTS = Refusals(
         bad("dz", NO_STRIDE, ones(6).expand(2, 4, 6)),
         bad("dz", "be None where z is", ones(2, 4, 6), z=None),
     ],
+)
+
+STATE_GRADIENT = Refusals(
+    ways_in(None, None, "selective_scan_state_gradient"),
+    lambda **changes: {"dout": ones(2, 4, 6)} | good_scan(**changes),
+    "u",
+    [bad("dout", "have dtype float32", f64(2, 4, 6)), bad("dout", SEQUENCE, ones(2, 3, 6))],
 )
 
 # --- the scan with matrices, the exponential trapezoid --------------------------------------------
@@ -638,6 +651,37 @@ def of_layer(bidirectional: bool) -> Refusals:
     )
 
 
+NO_REVERSE = "be False where A_b is given, got True"
+BIMAMBA = Refusals(
+    ways_in(bimamba_inner_fn, None),
+    lambda **changes: directions.tensors_of() | {"delta_softplus": True} | changes,
+    "xz",
+    [
+        bad("A_b xz", "be a Tensor", None, 1),
+        bad("delta_softplus", "be a bool", 1),
+        bad("A_b", "be (dim, dstate) = (6, 3)", ones(6, 4)),
+        bad("A_b", "have dtype float32 or float64", c64(6, 3)),
+        bad("D", "be (dim,) = (6,)", ones(5)),
+        bad("x_proj_weight", "be (dt_rank+dstate+dstate, dim) = (8, 6)", ones(7, 6)),
+    ],
+)
+# How a layer of two directions is made of rows.
+ROWS_OF_LAYER = Refusals(
+    ways_in(mamba_rows, None),
+    lambda **changes: (
+        {
+            name: it
+            for name, it in directions.tensors_of().items()
+            if name not in ("out_proj_weight", "out_proj_bias")
+        }
+        | {"delta_softplus": True, "reverse": False}
+        | changes
+    ),
+    "xz",
+    [bad("reverse", NO_REVERSE, True)],
+)
+
+
 def good_layer(**changes: object) -> dict:
     names = MAMBA_INNER.arguments.names
     return dict(zip(names, op_arguments(LAYER, requires_grad=False, **changes), strict=True))
@@ -673,10 +717,75 @@ LAYER_OP = Refusals(
     ],
 )
 
+# --- maps, rotations, norms -----------------------------------------------------------------------
+
+CROSS_SCAN = Refusals(
+    ways_in(cross_scan_fn, cross_scan_ref),
+    lambda **changes: dict(zip(vision.NAMES, vision.make(torch.float32), strict=True)) | changes,
+    "x",
+    [
+        bad("delta", "be a list of Tensors", 3),
+        bad("x", "be (batch, dim, height, width)", ones(2, 6, 35)),
+        bad("delta", "be (batch, 4, ...)", ones(2, 3, 6, 5, 7)),
+        bad("delta", "have 4 maps, one for each direction, got 3", [ones(2, 6, 5, 7)] * 3),
+        bad(
+            "delta",
+            "delta[0] must be (batch, dim, height, width) = (2, 6, 5, 7), got (2, 6, 7, 5)",
+            ones(2, 4, 6, 7, 5),
+        ),
+        bad("A", "be (4, dim, dstate) = (4, 6, *)", -ones(24, 3)),
+        bad(
+            "B",
+            "B[0] must be (batch, dstate, height, width) = (2, *, 5, 7), got (2, 3, 7, 5)",
+            ones(2, 4, 3, 7, 5),
+        ),
+        bad(
+            "C",
+            "C[0] must be (batch, groups, dstate, height, width) = (2, *, 3, 5, 7), "
+            "got (2, 1, 4, 5, 7)",
+            ones(2, 4, 1, 4, 5, 7),
+        ),
+        bad("D", "be (4, dim) = (4, 6)", ones(6)),
+        bad("B", f"B[0] must have dtype {REAL}", c64(2, 4, 3, 5, 7)),
+        bad("discretization_method", METHOD, "euler"),
+    ],
+)
+GROUPED = {"B": ones(1, 3, 2, 5), "C": ones(1, 3, 2, 5), "angles": ones(1, 3, 1, 5)}
+ROTATION = Refusals(
+    ways_in(rotate_states, None),
+    plain(B=ones(1, 2, 5), C=ones(1, 2, 5), angles=ones(1, 1, 5)),
+    "B",
+    [
+        bad("angles", "be a Tensor", None),
+        bad("B", f"have dtype {REAL}", c64(1, 2, 5)),
+        bad("B", "be (batch, dstate, seqlen) or (batch, groups, dstate, seqlen)", ones(2, 5)),
+        bad("B", "have an even dstate", ones(1, 3, 5)),
+        bad("C", "be (batch, dstate, seqlen) = (1, 2, 5)", ones(1, 2, 4)),
+        bad(
+            "angles",
+            "be (batch, groups, dstate/2, seqlen) = (1, 3, 1, 5)",
+            ones(1, 1, 5),
+            **GROUPED,
+        ),
+        bad("C", "be (batch, groups, dstate, seqlen) = (1, 3, 2, 5)", ones(1, 1, 2, 5), **GROUPED),
+    ],
+)
+NORM = Refusals(
+    {"op": by_op("add_rms_norm_fwd")},  # which has no fake kernel
+    plain(hidden=ones(2, 9), weight=ones(9), eps=1e-5, dtype=torch.float32),
+    "hidden",
+    [
+        bad("weight", "be (channels,) = (9,)", ones(8)),
+        bad("residual", "have the shape of hidden, (2, 9)", ones(1, 9)),
+        bad("hidden", f"have dtype {REAL}", i32(2, 9)),
+    ],
+)
+
 TABLES = {
     "scan": SCAN,
     "scan's derivative": DERIVATIVE,
     "scan's derivative into given tensors": GIVEN_GRADIENTS,
+    "gradient of the initial state": STATE_GRADIENT,
     "matrix scan": MATRIX,
     "exponential trapezoid": TRAPEZOID,
     "diagonal scan": DIAGONAL,
@@ -692,6 +801,11 @@ TABLES = {
     "layer": of_layer(bidirectional=False),
     "layer of two directions": of_layer(bidirectional=True),
     "layer's op": LAYER_OP,
+    "rows of a layer": ROWS_OF_LAYER,
+    "layer of Vim's fork": BIMAMBA,
+    "cross scan": CROSS_SCAN,
+    "rotation": ROTATION,
+    "norm": NORM,
 }
 each_way = pytest.mark.parametrize(
     ("table", "way"), [(name, way) for name, table in TABLES.items() for way in table.ways]
@@ -712,7 +826,7 @@ def test_bad_calls_are_refused_in_the_same_words(table, way, device):
     TABLES[table].check(way, device)
 
 
-@pytest.mark.parametrize("table", [name for name, it in TABLES.items() if "function" in it.ways])
+@pytest.mark.parametrize("table", [name for name, it in TABLES.items() if "reference" in it.ways])
 def test_the_backend_must_match_the_device(table, device):
     other = "cuda" if device == "cpu" else "cpu"
     refusals = TABLES[table]

@@ -396,14 +396,12 @@ def test_rows_are_independent(device):
     assert out[5:].isfinite().all()
 
 
-def test_same_bits_for_any_number_of_threads(set_threads):
-    results = []
-    for count in (1, 2, 5):
-        set_threads(count)
+def test_same_bits_for_any_number_of_threads(check_threads):
+    def results():
         arguments = make(Case(batch=5, dim=700), "cpu")
-        results.append((selective_state_update(**arguments), arguments["state"]))
-    for other in results[1:]:
-        assert all(map(torch.equal, results[0], other))
+        return {"out": selective_state_update(**arguments), "state": arguments["state"]}
+
+    check_threads(results)
 
 
 @pytest.mark.parametrize(
