@@ -12,12 +12,13 @@ import torch
 from cases import Axes
 from opchecks import gradcheck
 from problem import (
+    Draws,
     Error,
     assert_accurate,
     assert_same_bits,
     differentiate,
     generator,
-    lay_out,
+    laid_out,
     moved,
     plain_solutions,
 )
@@ -46,10 +47,7 @@ class Case(Axes):
 
 
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    random = generator(case)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=F64)
+    normal = Draws(case).normal
 
     def weight(kind):
         shape = {
@@ -75,14 +73,12 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
         else None,
     }
     tensors = {}
-    for index, (name, value) in enumerate(values.items()):
+    for name, value in values.items():
         if value is not None:
             dtype = case.dtype if name in ("u", "dt", "z") else case.parameter_dtype
             value = value.to(dtype.to_complex() if value.is_complex() else dtype)
-            layout = case.layout if value.dim() > 1 else "contiguous"
-            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
         tensors[name] = value
-    return tensors
+    return laid_out(tensors, case.layout, device, vectors=False)
 
 
 def solve(scan, inputs, cotangents) -> dict[str, torch.Tensor]:

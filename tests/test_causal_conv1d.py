@@ -12,11 +12,12 @@ from cases import Axes, ones
 from opchecks import gradcheck, in_order
 from problem import (
     LAYOUTS,
+    Draws,
     assert_accurate,
     assert_same_bits,
     detached,
     differentiate,
-    generator,
+    laid_out,
     lay_out,
     moved,
     plain_solutions,
@@ -54,11 +55,8 @@ class Problem:
 
 
 def make(case: Case, device: str) -> Problem:
-    random = generator(case.with_(layout="contiguous"))
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=F64)
-
+    draws = Draws(case.with_(layout="contiguous"))
+    normal = draws.normal
     sequences = case.batch if case.cu_seqlens is None else len(case.cu_seqlens) - 1
     states = (sequences, case.dim, case.width - 1)
     options = {"activation": case.activation}
@@ -74,7 +72,7 @@ def make(case: Case, device: str) -> Problem:
     if case.cu_seqlens is not None:
         options["cu_seqlens"] = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=device)
     if case.seq_idx:
-        lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=random)
+        lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=draws.generator)
         options["seq_idx"] = torch.stack(
             [torch.arange(case.seqlen).repeat_interleave(row)[: case.seqlen] for row in lengths]
         ).to(device, torch.int32)
@@ -84,12 +82,8 @@ def make(case: Case, device: str) -> Problem:
         cotangents["out"] = lay_out(cotangents["out"], case.layout)
     if case.states:
         cotangents["final_states"] = normal(*states).to(case.dtype)
-    placed = {
-        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
     given = {name: cotangents[name].to(device) for name in case.cotangents if name in cotangents}
-    return Problem(placed, options, given)
+    return Problem(laid_out(tensors, case.layout, device), options, given)
 
 
 def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import Axes, assert_change_is_seen, assert_no_derivative, assert_refused, fake, ones
 from opchecks import in_order
-from problem import Error, generator, lay_out
+from problem import Draws, Error, generator, laid_out
 from selective_scan import (
     causal_conv1d_fn,
     causal_conv1d_ref,
@@ -37,27 +37,23 @@ class Case(Axes):
 
 
 def make(case: Case, device: str) -> dict:
-    random = generator(case.with_(layout="contiguous"))
-
-    def normal(dtype, *shape):
-        return torch.randn(shape, generator=random, dtype=F64).to(dtype)
-
+    draws = Draws(case.with_(layout="contiguous"))
+    normal = draws.normal
     steps = () if case.steps is None else (case.steps,)
     tensors = {
-        "x": normal(case.dtype, case.batch, case.dim, *steps),
-        "conv_state": normal(case.state_dtype, case.slots or case.batch, case.dim, case.state_len),
-        "weight": normal(F32, case.dim, case.width) / case.width**0.5,
-        "bias": normal(F32, case.dim) if case.bias else None,
+        "x": normal(case.batch, case.dim, *steps, dtype=case.dtype),
+        "conv_state": normal(
+            case.slots or case.batch, case.dim, case.state_len, dtype=case.state_dtype
+        ),
+        "weight": normal(case.dim, case.width, dtype=F32) / case.width**0.5,
+        "bias": normal(case.dim, dtype=F32) if case.bias else None,
     }
-    arguments = {
-        name: None if tensor is None else lay_out(tensor.to(device), case.layout, index)
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
+    arguments = laid_out(tensors, case.layout, device, requires_grad=False)
     arguments["activation"] = case.activation
     if case.ring:
         arguments["cache_seqlens"] = torch.tensor([0, 2, 1001][: case.batch], dtype=torch.int32)
     if case.slots is not None:
-        slots = torch.randperm(case.slots, generator=random)[: case.batch]
+        slots = torch.randperm(case.slots, generator=draws.generator)[: case.batch]
         slots[1] = -1
         arguments["conv_state_indices"] = slots
     for name in ("cache_seqlens", "conv_state_indices"):

@@ -11,10 +11,11 @@ import torch
 from cases import Axes
 from opchecks import gradcheck
 from problem import (
+    Draws,
     assert_accurate,
     assert_same_bits,
     differentiate,
-    generator,
+    laid_out,
     lay_out,
     moved,
     plain_solutions,
@@ -42,26 +43,16 @@ class Case(Axes):
         return self.b.to_complex() if self.a.is_complex else self.b
 
 
-def random_tensor(random, shape, dtype) -> torch.Tensor:
-    wide = C128 if dtype.is_complex else F64
-    return torch.randn(shape, generator=random, dtype=wide).to(dtype)
-
-
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    random = generator(case)
+    draws = Draws(case)
     shape = case.shape if case.a_shape is None else case.a_shape
-    modulus = 0.9 * torch.rand(shape, generator=random, dtype=F64)  # memory of ten steps at most
-    a = random_tensor(random, shape, case.a.to_complex() if case.a.is_complex else F64)
+    modulus = draws.uniform(0, 0.9, *shape)  # memory of ten steps at most
+    a = draws.normal(*shape, dtype=case.a.to_complex() if case.a.is_complex else F64)
     a = (modulus * torch.sgn(a)).to(case.a)
-    tensors = {"a": a, "b": random_tensor(random, case.shape, case.b), "initial_state": None}
+    tensors = {"a": a, "b": draws.normal(*case.shape, dtype=case.b), "initial_state": None}
     if case.initial_state is not None:
-        tensors["initial_state"] = random_tensor(random, case.shape[:-1], case.initial_state)
-    for index, (name, tensor) in enumerate(tensors.items()):
-        if tensor is not None:
-            layout = case.layout if tensor.dim() > 1 else "contiguous"
-            tensor = lay_out(tensor.to(device), layout, index)
-            tensors[name] = tensor.detach().requires_grad_()
-    return tensors
+        tensors["initial_state"] = draws.normal(*case.shape[:-1], dtype=case.initial_state)
+    return laid_out(tensors, case.layout, device, vectors=False)
 
 
 def solve(scan, inputs, cotangent, **options):
@@ -96,7 +87,7 @@ def roundoff(dtype: torch.dtype) -> float:
 
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
-    cotangent = random_tensor(generator((case, "dh")), case.shape, case.result_dtype).to(device)
+    cotangent = Draws((case, "dh")).normal(*case.shape, dtype=case.result_dtype).to(device)
     if case.layout == "channel_last":  # as what is behind the scan gives it
         cotangent = lay_out(cotangent, case.layout)
     exact, cancellation = exact_results(case, inputs, cotangent)

@@ -11,7 +11,7 @@ import torch
 
 from cases import Axes
 from opchecks import gradcheck
-from problem import Tolerance, complaint, generator, is_zero, lay_out
+from problem import Tolerance, complaint, generator, is_zero, laid_out
 from selective_scan import exponential_trapezoid_fn, exponential_trapezoid_ref, selective_scan_fn
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -80,11 +80,7 @@ def make(case: Case, device: str = "cpu") -> tuple[dict, dict]:
         tensors["D"], tensors["delta_bias"] = normal(case.dim, dtype=real), normal(case.dim)
         tensors["z"] = normal(*sequence)
         tensors["initial_state"] = normal(count, 2, *poles, is_complex=case.complex, dtype=real)
-    leaves = {
-        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
-    return leaves, options
+    return laid_out(tensors, case.layout, device), options
 
 
 def solve(scan, tensors: dict, options: dict, dtype: torch.dtype | None = None) -> dict:
