@@ -11,6 +11,7 @@ import torch
 
 import oracle
 from cases import Axes
+from opchecks import in_order
 from selective_scan import selective_scan_fn
 from selective_scan._discretization import DISCRETIZATIONS
 
@@ -274,21 +275,10 @@ def options_on(case: Case, device: str | torch.device) -> dict:
     }
 
 
-# How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
-OP_ORDER = (
-    *(*TENSORS[:-2], "delta_softplus", "discretization_method"),
-    *("initial_state", "reverse", "cu_seqlens", "input_delta"),
-)
-
-
 def op_arguments(case: Case, inputs: dict) -> tuple:
     """What both ops take, without gradients."""
-    arguments = (
-        {"cu_seqlens": None, "input_delta": None}
-        | detached(inputs)
-        | options_on(case, inputs["u"].device)
-    )
-    return tuple(arguments[name] for name in OP_ORDER)
+    given = detached(inputs) | options_on(case, inputs["u"].device)
+    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:

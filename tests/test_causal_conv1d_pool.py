@@ -149,18 +149,9 @@ OP = torch.ops.selective_scan.causal_conv1d_prefill
 
 
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
-def test_what_does_not_go_with_a_pool(function, device):
-    for name, value, wanted in (
-        ("seq_idx", torch.zeros(1, 100, dtype=torch.int32, device=device), "None where"),
-        ("initial_states", torch.zeros(7, 20, 3, device=device), "None where"),
-        ("return_final_states", True, "False where"),
-    ):
-        with pytest.raises(RuntimeError, match=f"{name} must be {wanted} conv_states is given"):
-            function(**make(device), **{name: value})
-    with pytest.raises(TypeError, match="cu_seqlens must be a Tensor, got NoneType"):
-        function(**(make(device) | {"cu_seqlens": None}))
-    with pytest.raises(RuntimeError, match="cache_indices must be None unless conv_states is"):
-        function(**(make(device) | {"conv_states": None}))
+def test_what_goes_with_a_pool_alone(function, device):
+    message = "cache_indices must be None unless conv_states is given"
+    assert_refused(function, make(device) | {"conv_states": None}, message)
 
 
 def test_indices_of_no_slot(device):

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from opchecks import opcheck_forward
+from opchecks import in_order, opcheck_forward
 from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
@@ -46,13 +46,12 @@ def ops():
 
 def arguments(case, device, requires_grad):
     """The forward op's arguments but save_states."""
-    inputs = inputs_on(case, device)
-    for tensor in inputs.values():
+    given = inputs_on(case, device)
+    for tensor in given.values():
         if tensor is not None:
             tensor.requires_grad_(requires_grad)
-    initial_state, input_delta = inputs.pop("initial_state"), inputs.pop("input_delta", None)
-    options = (case.delta_softplus, case.method, initial_state, case.reverse)
-    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"), input_delta)
+    given |= options_on(case, device)
+    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def gradients(outputs, inputs):
