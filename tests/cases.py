@@ -39,19 +39,6 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32, **options) -> torch.Te
     return torch.ones(shape, dtype=dtype, **options)
 
 
-def on_device(value: object, device: str) -> object:
-    """A tensor on a device, of the same strides also where these are 0; all else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(device) if 0 not in value.stride() else value._base.to(device).expand_as(value)
-
-
-def each_of(bad_calls: list):
-    """A test for each pair of what makes a good call bad, and the sentence that refuses it."""
-    ids = [message for _, message in bad_calls]
-    return pytest.mark.parametrize(("change", "message"), bad_calls, ids=ids)
-
-
 def assert_refused(function, arguments: dict, message: str, error: type = RuntimeError) -> None:
     with pytest.raises(error) as caught:
         function(**arguments)
@@ -77,17 +64,6 @@ def assert_change_is_seen(function, arguments: dict, changed: str) -> None:
         product.sum().backward()
 
 
-def on_meta(arguments: dict) -> dict:
-    """The arguments without their data; skips the test where these cannot be made."""
-    tensors = {n: value for n, value in arguments.items() if isinstance(value, torch.Tensor)}
-    if any(tensor.is_sparse or tensor.is_meta for tensor in tensors.values()):
-        pytest.skip("fake tensors cannot mix layouts or devices")
-    return arguments | {
-        name: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        for name, tensor in tensors.items()
-    }
-
-
 def fake(arguments: dict, mode: FakeTensorMode) -> dict:
     return tree_map_only(torch.Tensor, mode.from_tensor, arguments)
 
@@ -106,14 +82,6 @@ def ways_into(op, op_arguments, function, reference) -> dict:
         "op": lambda arguments: op(*op_arguments(arguments)),
         "fake": call_fake,
     }
-
-
-def bad_calls_of(make, case, rows, device: str):
-    """Pairs of arguments and a message, of rows of: what is changed of a case, the name of what is
-    wrong, what it is, and the end of the sentence."""
-    for changes, name, value, end in rows:
-        arguments = make(case(**changes), device) | {name: on_device(value, device)}
-        yield arguments, f"{name} must {end}"
 
 
 def assert_all_refused(call, bad_calls) -> None:

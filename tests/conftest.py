@@ -140,6 +140,22 @@ def set_threads():
     torch.set_num_threads(count)
 
 
+@pytest.fixture
+def check_threads(set_threads):
+    """Asserts that what a function of no arguments gives by name, on a CPU, has the same bits with
+    any number of threads."""
+    from problem import assert_same_bits
+
+    def check(results, counts=(1, 2, 5)):
+        found = []
+        for count in counts:
+            set_threads(count)
+            found.append(results())
+        assert_same_bits(*found)
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def bindings_folder(request, tmp_path_factory) -> Path:
     """Where compiled test modules are kept: in pytest's cache, unless that is switched off. All

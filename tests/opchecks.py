@@ -1,4 +1,4 @@
-"""torch.library.opcheck of forward ops whose last argument is save_states."""
+"""Calls of ops, and what torch.library.opcheck and torch.autograd.gradcheck say of calls."""
 
 import torch
 
@@ -10,3 +10,20 @@ def opcheck_forward(op, arguments, tests=THOROUGH):
     """Results are compared where no states are saved: nobody writes the padding at their end."""
     torch.library.opcheck(op, (*arguments, False), test_utils=tests)
     torch.library.opcheck(op, (*arguments, True), test_utils=QUICK)
+
+
+def in_order(op, arguments: dict) -> tuple:
+    """Arguments of an op by name, in its order; what is not there is as by default, or None."""
+    parameters = op.default._schema.arguments
+    return tuple(arguments.get(it.name, it.default_value) for it in parameters)
+
+
+def gradcheck(function, tensors: dict, nondet_tol: float = 0.0, **options) -> None:
+    """The gradients of a function of tensors by name, some of which may be None, are those of
+    finite differences; they are the same in every run but for `nondet_tol`."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def call(*values: torch.Tensor):
+        return function(**(tensors | dict(zip(given, values, strict=True))), **options)
+
+    assert torch.autograd.gradcheck(call, tuple(given.values()), nondet_tol=nondet_tol)

@@ -11,6 +11,7 @@ import torch
 
 import oracle
 from cases import Axes
+from opchecks import in_order
 from selective_scan import selective_scan_fn
 from selective_scan._discretization import DISCRETIZATIONS
 
@@ -87,6 +88,22 @@ def generator(name: object) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
 
+class Draws:
+    """Random tensors on the CPU, in float64 where no dtype is given, that depend on the run's seed
+    and on a name alone."""
+
+    def __init__(self, name: object) -> None:
+        self.generator = generator(name)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        return torch.randn(shape, generator=self.generator, dtype=wide).to(dtype)
+
+    def uniform(self, low: float, high: float, *shape: int) -> torch.Tensor:
+        values = torch.rand(shape, generator=self.generator, dtype=torch.float64)
+        return low + (high - low) * values
+
+
 def make(case: Case) -> Problem:
     """Data of moderate size, on the CPU, contiguous; poles are stable, steps positive."""
     return _make(case.data)
@@ -94,13 +111,8 @@ def make(case: Case) -> Problem:
 
 @functools.lru_cache(maxsize=8)
 def _make(case: Case) -> Problem:
-    random = generator(case)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=torch.float64)
-
-    def uniform(low, high, *shape):
-        return low + (high - low) * torch.rand(shape, generator=random, dtype=torch.float64)
+    draws = Draws(case)
+    normal, uniform = draws.normal, draws.uniform
 
     def projection(kind):
         if kind == "constant":
@@ -190,6 +202,21 @@ def expand_one_dim(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return tensor.narrow(index % tensor.dim(), 0, 1).expand(tensor.shape)
 
 
+def laid_out(
+    tensors: dict, layout: str, device: str, vectors: bool = True, requires_grad: bool = True
+) -> dict:
+    """Tensors by name, some of which may be None, as leaves of a layout on a device; without
+    `vectors` those of one dimension stay as they are."""
+    made = {}
+    for index, (name, tensor) in enumerate(tensors.items()):
+        if tensor is not None:
+            of_it = layout if vectors or tensor.dim() > 1 else "contiguous"
+            tensor = lay_out(tensor.to(device), of_it, index).detach()
+            tensor.requires_grad_(requires_grad)
+        made[name] = tensor
+    return made
+
+
 def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
     """The same values, laid out otherwise in memory."""
     rank = tensor.dim()
@@ -248,21 +275,10 @@ def options_on(case: Case, device: str | torch.device) -> dict:
     }
 
 
-# How selective_scan_fwd orders its arguments, and selective_scan_bwd those after the gradients.
-OP_ORDER = (
-    *(*TENSORS[:-2], "delta_softplus", "discretization_method"),
-    *("initial_state", "reverse", "cu_seqlens", "input_delta"),
-)
-
-
 def op_arguments(case: Case, inputs: dict) -> tuple:
     """What both ops take, without gradients."""
-    arguments = (
-        {"cu_seqlens": None, "input_delta": None}
-        | detached(inputs)
-        | options_on(case, inputs["u"].device)
-    )
-    return tuple(arguments[name] for name in OP_ORDER)
+    given = detached(inputs) | options_on(case, inputs["u"].device)
+    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:

@@ -8,17 +8,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cases import COMPLEX, REAL, Axes, assert_refused, assert_same_outcome, each_of, on_meta, ones
+from cases import Axes
+from opchecks import gradcheck
 from problem import (
+    Draws,
     Error,
     assert_accurate,
     assert_same_bits,
     differentiate,
     generator,
-    lay_out,
+    laid_out,
     moved,
     plain_solutions,
 )
@@ -47,10 +47,7 @@ class Case(Axes):
 
 
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    random = generator(case)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=F64)
+    normal = Draws(case).normal
 
     def weight(kind):
         shape = {
@@ -76,14 +73,12 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
         else None,
     }
     tensors = {}
-    for index, (name, value) in enumerate(values.items()):
+    for name, value in values.items():
         if value is not None:
             dtype = case.dtype if name in ("u", "dt", "z") else case.parameter_dtype
             value = value.to(dtype.to_complex() if value.is_complex() else dtype)
-            layout = case.layout if value.dim() > 1 else "contiguous"
-            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
         tensors[name] = value
-    return tensors
+    return laid_out(tensors, case.layout, device, vectors=False)
 
 
 def solve(scan, inputs, cotangents) -> dict[str, torch.Tensor]:
@@ -260,14 +255,7 @@ def test_modulus_is_kept(device):
 )
 def test_gradcheck(B, C, z, device):
     case = Case(1, 4, 3, 2, 2 if "grouped" in (B, C) else 1, B, C, F64, F64, z)
-    inputs = {name: tensor for name, tensor in make(case, device).items() if tensor is not None}
-
-    def scan(*tensors):
-        return adaptive_unitary_scan_fn(
-            **dict(zip(inputs, tensors, strict=True)), return_last_state=True
-        )
-
-    assert torch.autograd.gradcheck(scan, tuple(inputs.values()), nondet_tol=0.0)
+    gradcheck(adaptive_unitary_scan_fn, make(case, device), return_last_state=True)
 
 
 def test_each_gradient_alone(device):
@@ -371,129 +359,3 @@ def test_autocast_casts_nothing(case, device):
     for name, tensor in zip(("out", "last_state"), reference, strict=True):
         assert tensor.dtype == expected[name].dtype
         assert Error.of(tensor, expected[name]).relative_l2 < tolerance, name
-
-
-def test_transforms_of_torch_func(device):
-    """Gradients for each of several u, also mapped over; and no second derivative."""
-    case = Case(seqlen=9, dtype=F64, parameter_dtype=F64)
-    inputs = {k: v.detach() for k, v in make(case, device).items()}
-    us = torch.stack([inputs["u"], 2 * inputs["u"]])
-
-    def loss(u, x):
-        out, last_state = adaptive_unitary_scan_fn(
-            **(inputs | {"u": u, "x": x}), return_last_state=True
-        )
-        return out.square().sum() + last_state.abs().square().sum()
-
-    gradient = torch.func.grad(loss, argnums=(0, 1))
-    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs["x"])
-    for i, u in enumerate(us):
-        leaves = [u.clone().requires_grad_(), inputs["x"].clone().requires_grad_()]
-        expected = torch.autograd.grad(loss(*leaves), leaves)
-        torch.testing.assert_close(gradient(u, inputs["x"]), expected)
-        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs["x"])
-
-
-# --- bad calls ------------------------------------------------------------------------------------
-
-
-GOOD = {
-    "u": ones(2, 6, 5),
-    "dt": ones(2, 6, 5),
-    "x": ones(6, 4, 6),
-    "x_bias": ones(6, 4),
-    "B": ones(4, dtype=C64),
-    "C": ones(4, dtype=C64),
-    "D": ones(6),
-}
-BAD_CALLS = [
-    ({"u": ones(2, 6)}, "u must be (batch, dim, seqlen), got (2, 6)"),
-    ({"u": ones(2, 6, 5, dtype=torch.int64)}, f"u must have dtype {REAL}, got int64"),
-    ({"dt": ones(2, 6, 4)}, "dt must be (batch, dim, seqlen) = (2, 6, 5), got (2, 6, 4)"),
-    ({"x": ones(6, 4, 5)}, "x must be (dim, dstate, dim) = (6, *, 6), got (6, 4, 5)"),
-    ({"x": ones(6, 0, 6)}, "x must have dstate of at least 1, got (6, 0, 6)"),
-    ({"x": ones(6, 4, 6, dtype=C64)}, f"x must have dtype {REAL}, got complex64"),
-    ({"x_bias": ones(4, 6)}, "x_bias must be (dim, dstate) = (6, 4), got (4, 6)"),
-    ({"B": ones(4)}, f"B must have dtype {COMPLEX}, got float32"),
-    ({"B": ones(5, dtype=C64)}, "B must be (dstate,) = (4,), got (5,)"),
-    (
-        {"B": ones(6, 4, dtype=C64)},
-        (
-            "B must be (dstate,), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), "
-            "got (6, 4)"
-        ),
-    ),
-    (
-        {"C": ones(2, 4, 6, dtype=C64)},
-        "C must be (batch, dstate, seqlen) = (2, 4, 5), got (2, 4, 6)",
-    ),
-    (
-        {"C": ones(2, 4, 4, 5, dtype=C64)},
-        "C must have a number of groups that divides dim = 6, got 4",
-    ),
-    (
-        {"B": ones(2, 4, 5, dtype=C64), "C": ones(2, 2, 4, 5, dtype=C64)},
-        "C must have as many groups as B, 1, got 2",
-    ),
-    ({"D": ones(5)}, "D must be (dim,) = (6,), got (5,)"),
-    ({"z": ones(2, 6, 4)}, "z must be (batch, dim, seqlen) = (2, 6, 5), got (2, 6, 4)"),
-    ({"initial_state": ones(2, 6, 4)}, f"initial_state must have dtype {COMPLEX}, got float32"),
-    (
-        {"initial_state": ones(2, 6, 3, dtype=C64)},
-        "initial_state must be (batch, dim, dstate) = (2, 6, 4), got (2, 6, 3)",
-    ),
-    ({"D": ones(6, device="meta")}, "D must be on the device of u, cpu, got meta"),
-    (
-        {"x_bias": ones(6, 4).to_sparse()},
-        "x_bias must be a dense (strided) tensor, got layout sparse_coo",
-    ),
-]
-
-
-@each_of(BAD_CALLS)
-@pytest.mark.parametrize("scan", [adaptive_unitary_scan_fn, adaptive_unitary_scan_ref])
-def test_bad_call(scan, change, message):
-    assert_refused(scan, GOOD | change, message)
-
-
-@each_of(BAD_CALLS)
-@pytest.mark.parametrize("device_type", ["cpu", "meta"])
-def test_bad_op_call(device_type, change, message):
-    """The op itself, whose b and c are the polar forms of B and C, and its fake kernel."""
-    given = on_meta(GOOD | change)
-    if device_type == "cpu":
-        given = GOOD | change
-    call = {n.lower() if n in "BC" else n: tensor for n, tensor in given.items()}
-    message = message.replace("B, ", "b, ")
-    message = message[0].lower() + message[1:] if message[0] in "BC" else message
-    assert_refused(torch.ops.selective_scan.adaptive_unitary_scan_fwd, call, message)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"u": [1.0]}, TypeError, "u must be a Tensor, got list"),
-        ({"D": None}, TypeError, "D must be a Tensor, got NoneType"),
-        ({"z": 1.0}, TypeError, "z must be a Tensor or None, got float"),
-        ({"return_last_state": 1}, TypeError, "return_last_state must be a bool, got int"),
-        ({"backend": 3}, TypeError, "backend must be a str, got int"),
-        ({"backend": "cuda"}, ValueError, "backend 'cuda' needs tensors on cuda, got cpu"),
-    ],
-)
-def test_bad_argument(change, error, message):
-    assert_refused(adaptive_unitary_scan_fn, GOOD | change, message, error)
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    name=st.sampled_from([*GOOD, "z", "initial_state"]),
-    shape=st.lists(st.sampled_from([0, 1, 2, 4, 5, 6]), max_size=4),
-)
-def test_any_shape_of_one_argument(name, shape):
-    """A call either works as the reference does, or both refuse it with the same sentence."""
-    dtype = C64 if name in ("B", "C", "initial_state") else F32
-    arguments = GOOD | {name: torch.rand(shape, dtype=dtype)}
-    functions = adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
-    assert_same_outcome(*functions, arguments, rtol=1e-4, atol=1e-4)

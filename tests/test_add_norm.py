@@ -13,7 +13,6 @@ from cases import Axes
 from problem import DTYPES, Error, generator, lay_out
 from selective_scan import S6, MambaMixer
 from selective_scan._add_norm import add_rms_norm
-from selective_scan._ops import ops
 from selective_scan.compat.layer_norm import RMSNorm, rms_norm_fn
 from selective_scan.compat.mixer_seq_simple import MixerModel
 
@@ -220,17 +219,6 @@ def test_transforms_and_modes_see_parts(device):
     primal, tangent = torch.func.jvp(norm, (x,), (x,))
     torch.testing.assert_close(primal, expected)
     assert tangent.shape == x.shape
-
-
-def test_ops_refuse(device):
-    x, weight = torch.randn(2, 9, device=device), torch.randn(8, device=device)
-    given = (EPS, F32, None)
-    with pytest.raises(RuntimeError, match=r"weight must be \(channels,\) = \(9,\), got \(8,\)"):
-        ops.add_rms_norm_fwd(x, None, weight, *given)
-    with pytest.raises(RuntimeError, match="residual must"):
-        ops.add_rms_norm_fwd(x, x[:1], x[0], *given)
-    with pytest.raises(RuntimeError, match="hidden must have dtype float32, float16"):
-        ops.add_rms_norm_fwd(x.int(), None, x[0], *given)
 
 
 def test_rows_that_are_too_long_go_by_parts(device):

@@ -144,6 +144,32 @@ def test_ops_that_are_called_for_each_entry(name, count, device):
         assert_equal(compiled(each), mapped(each))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_by_torch_func(call):
+    """And no second derivative."""
+    function, leaves = call
+    tensors = [leaf.detach() for leaf in leaves]
+
+    def loss(*tensors):
+        return sum(result.abs().square().sum() for result in function(*tensors))
+
+    gradient = torch.func.grad(loss, argnums=tuple(range(len(tensors))))
+    assert_equal(gradient(*tensors), torch.autograd.grad(loss(*leaves), leaves))
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        torch.func.jacrev(lambda first: torch.func.grad(loss)(first, *tensors[1:]))(tensors[0])
+
+
+def test_double_backward_is_refused(call):
+    function, leaves = call
+    loss = sum(result.abs().square().sum() for result in function(*leaves))
+    (gradient,) = torch.autograd.grad(loss, leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError) as caught:
+        gradient.sum().backward()
+    assert str(caught.value) == (
+        "selective_scan: the gradient is once differentiable; double backward is not supported"
+    )
+
+
 # --- compiled and traced --------------------------------------------------------------------------
 
 

@@ -177,25 +177,6 @@ def test_every_subset_of_the_arguments(plain):
             torch.testing.assert_close(actual, of_each(results, inputs, in_dims))
 
 
-def test_batched_gradients(call):
-    """As many gradients of each tensor as there are cotangents."""
-    results, tensors = call
-    inputs = [tensor.requires_grad_() for tensor in tensors]
-    outputs = results(*inputs)
-    cotangents = tuple(
-        torch.stack([torch.randn_like(output) for _ in range(ENTRIES)]) for output in outputs
-    )
-    actual = torch.autograd.grad(
-        outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True
-    )
-    expected = [
-        torch.autograd.grad(outputs, inputs, entry, retain_graph=True)
-        for entry in zip(*cotangents, strict=True)
-    ]
-    for gradient, entries in zip(actual, zip(*expected, strict=True), strict=True):
-        torch.testing.assert_close(gradient, torch.stack(entries))
-
-
 def test_jacobians(device):
     inputs = problem.inputs_on(SMALL.with_(seqlen=3, batch=1), device)
     u, fixed = inputs.pop("u").detach(), {k: v.detach() for k, v in inputs.items()}
@@ -212,6 +193,7 @@ def test_jacobians(device):
 
 
 def test_gradcheck_of_batched_gradients(call):
+    """Which are those of a loop over the cotangents."""
     results, tensors = call
     inputs = [tensor.requires_grad_() for tensor in tensors]
     assert torch.autograd.gradcheck(results, inputs, check_batched_grad=True, fast_mode=True)

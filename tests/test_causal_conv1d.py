@@ -8,13 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cases import Axes
+from cases import Axes, ones
+from opchecks import gradcheck, in_order
 from problem import (
     LAYOUTS,
+    Draws,
     assert_accurate,
     assert_same_bits,
+    detached,
     differentiate,
-    generator,
+    laid_out,
     lay_out,
     moved,
     plain_solutions,
@@ -52,11 +55,8 @@ class Problem:
 
 
 def make(case: Case, device: str) -> Problem:
-    random = generator(case.with_(layout="contiguous"))
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=F64)
-
+    draws = Draws(case.with_(layout="contiguous"))
+    normal = draws.normal
     sequences = case.batch if case.cu_seqlens is None else len(case.cu_seqlens) - 1
     states = (sequences, case.dim, case.width - 1)
     options = {"activation": case.activation}
@@ -72,7 +72,7 @@ def make(case: Case, device: str) -> Problem:
     if case.cu_seqlens is not None:
         options["cu_seqlens"] = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=device)
     if case.seq_idx:
-        lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=random)
+        lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=draws.generator)
         options["seq_idx"] = torch.stack(
             [torch.arange(case.seqlen).repeat_interleave(row)[: case.seqlen] for row in lengths]
         ).to(device, torch.int32)
@@ -82,12 +82,8 @@ def make(case: Case, device: str) -> Problem:
         cotangents["out"] = lay_out(cotangents["out"], case.layout)
     if case.states:
         cotangents["final_states"] = normal(*states).to(case.dtype)
-    placed = {
-        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
     given = {name: cotangents[name].to(device) for name in case.cotangents if name in cotangents}
-    return Problem(placed, options, given)
+    return Problem(laid_out(tensors, case.layout, device), options, given)
 
 
 def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:
@@ -306,21 +302,6 @@ def test_autocast_casts_nothing(device):
             torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_transforms_of_torch_func(device):
-    tensors = make(Case(states=False), device).tensors
-    x, weight = tensors["x"].detach(), tensors["weight"].detach()
-
-    def loss(x, weight):
-        return causal_conv1d_fn(x, weight, activation="silu").square().sum()
-
-    leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-    expected = torch.autograd.grad(loss(*leaves), leaves)
-    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(x, weight), expected)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-        torch.func.jacrev(torch.func.grad(loss))(x, weight)
-
-
 # --- neighbours, bits -----------------------------------------------------------------------------
 
 
@@ -364,6 +345,24 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
             assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
 
 
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7)])
+def test_boundaries_that_do_not_rise_are_refused(bounds):
+    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
+        causal_conv1d_fn(ones(1, 4, 6), ones(4, 3), cu_seqlens=torch.tensor(bounds))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
+def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
+    x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))
+    cu_seqlens = torch.tensor(bounds, device=cuda_device)
+    out, final = causal_conv1d_fn(
+        x, weight, cu_seqlens=cu_seqlens, return_final_states=True, activation="silu"
+    )
+    assert out.isfinite().all()
+    assert final.isfinite().all()
+
+
 BIG = [
     Case(dim=700, seqlen=600, layout="channel_last"),
     Case(dim=40, seqlen=3000, dtype=BF16),
@@ -378,13 +377,9 @@ def test_same_bits_every_run(case, device):
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
-def test_same_bits_for_any_number_of_threads(case, set_threads):
+def test_same_bits_for_any_number_of_threads(case, check_threads):
     problem = make(case, "cpu")
-    results = []
-    for count in (1, 2, 5):
-        set_threads(count)
-        results.append(run_kernels(problem))
-    assert_same_bits(*results)
+    check_threads(lambda: run_kernels(problem))
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
@@ -426,36 +421,21 @@ SMALL_CASES = [
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_gradcheck(case, device):
     problem = make(case, device)
-
-    def conv(*tensors):
-        return causal_conv1d_fn(
-            **dict(zip(problem.tensors, tensors, strict=True)), **problem.options
-        )
-
-    assert torch.autograd.gradcheck(conv, tuple(problem.tensors.values()), nondet_tol=0.0)
-
-
-def op_arguments(problem: Problem) -> list:
-    """What both ops take: up to initial_states."""
-    given = problem.tensors | problem.options
-    names = ("x", "weight", "bias", "seq_idx", "cu_seqlens", "initial_states")
-    return [given.get(name) for name in names]
+    gradcheck(causal_conv1d_fn, problem.tensors, **problem.options)
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan
-    arguments = op_arguments(problem)
-    torch.library.opcheck(ops.causal_conv1d_fwd, (*arguments, case.states, case.activation))
-    inputs = [None if tensor is None else tensor.detach() for tensor in arguments]
-    cotangents = problem.cotangents["out"], problem.cotangents.get("final_states")
-    torch.library.opcheck(ops.causal_conv1d_bwd, (*cotangents, *inputs, case.activation))
-    torch.library.opcheck(
-        ops.causal_conv1d_bwd_out,
-        (*cotangents, *inputs, case.activation),
-        {"dx": torch.empty_like(inputs[0])},
-    )
+    given = problem.tensors | problem.options
+    torch.library.opcheck(ops.causal_conv1d_fwd, in_order(ops.causal_conv1d_fwd, given))
+    given = detached(problem.tensors) | problem.options
+    given |= {f"d{name}": cotangent for name, cotangent in problem.cotangents.items()}
+    arguments = in_order(ops.causal_conv1d_bwd, given)
+    torch.library.opcheck(ops.causal_conv1d_bwd, arguments)
+    dx = {"dx": torch.empty_like(given["x"])}
+    torch.library.opcheck(ops.causal_conv1d_bwd_out, arguments, dx)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

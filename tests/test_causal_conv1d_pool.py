@@ -6,16 +6,8 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from cases import (
-    REAL,
-    assert_all_refused,
-    assert_no_derivative,
-    assert_refused,
-    compiled_with_graphs,
-    on_device,
-    ones,
-    ways_into,
-)
+from cases import assert_no_derivative, assert_refused, compiled_with_graphs
+from opchecks import in_order
 from problem import Error, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -23,8 +15,6 @@ F32, F64, BF16, HALF = torch.float32, torch.float64, torch.bfloat16, torch.float
 BOUNDS = (1, 4, 40, 40, 42, 70, 75, 98)
 INDICES = (3, -1, 0, 7, 5, 9, 2)  # of 9 slots; 7 is pad_slot_id
 LIVE = [i for i, slot in enumerate(INDICES) if slot not in (-1, 7, 9)]
-ORDER = ("x", "weight", "conv_states", "bias", "activation", "cu_seqlens", "cache_indices",
-         "has_initial_state", "pad_slot_id")  # fmt: skip
 
 
 def make(device, *, dim=20, width=4, dtype=F32, states=F32, layout="contiguous", index=torch.int32):
@@ -158,51 +148,10 @@ def test_empty(changes, device):
 OP = torch.ops.selective_scan.causal_conv1d_prefill
 
 
-def op_arguments(arguments):
-    return tuple(map(arguments.get, ORDER))
-
-
-WAYS = ways_into(OP, op_arguments, causal_conv1d_fn, causal_conv1d_ref)
-INT32 = torch.int32
-BAD = [
-    ("x", ones(2, 20, 100), "x must have batch of 1 where cu_seqlens is given, got (2, 20, 100)"),
-    ("weight", ones(20, 9), "weight must have width of 1 to 8, got (20, 9)"),
-    ("conv_states", ones(9, 20, 4),
-     "conv_states must be (slots, dim, width-1) = (*, 20, 3), got (9, 20, 4)"),
-    ("conv_states", ones(9, 20, 3, dtype=INT32), f"conv_states must have dtype {REAL}, got int32"),
-    ("conv_states", ones(20, 3).expand(9, 20, 3),
-     "conv_states must have no stride of 0, got strides (0, 3, 1)"),
-    ("bias", ones(21), "bias must be (dim,) = (20,), got (21,)"),
-    ("activation", "gelu", "activation must be None or one of silu, swish, got 'gelu'"),
-    ("cu_seqlens", ones(8), "cu_seqlens must have dtype int32 or int64, got float32"),
-    ("cache_indices", ones(6, dtype=INT32), "cache_indices must be (sequences,) = (7,), got (6,)"),
-    ("cache_indices", None,
-     "conv_states must be (sequences, dim, width-1) = (7, 20, 3), got (9, 20, 3)"),
-    ("has_initial_state", ones(7), "has_initial_state must have dtype bool, got float32"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_bad_calls_are_refused_in_the_same_words(way, device):
-    bad_calls = (
-        (make(device) | {name: on_device(value, device)}, message) for name, value, message in BAD
-    )
-    assert_all_refused(WAYS[way], bad_calls)
-
-
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
-def test_what_does_not_go_with_a_pool(function, device):
-    for name, value, wanted in (
-        ("seq_idx", torch.zeros(1, 100, dtype=torch.int32, device=device), "None where"),
-        ("initial_states", torch.zeros(7, 20, 3, device=device), "None where"),
-        ("return_final_states", True, "False where"),
-    ):
-        with pytest.raises(RuntimeError, match=f"{name} must be {wanted} conv_states is given"):
-            function(**make(device), **{name: value})
-    with pytest.raises(TypeError, match="cu_seqlens must be a Tensor, got NoneType"):
-        function(**(make(device) | {"cu_seqlens": None}))
-    with pytest.raises(RuntimeError, match="cache_indices must be None unless conv_states is"):
-        function(**(make(device) | {"conv_states": None}))
+def test_what_goes_with_a_pool_alone(function, device):
+    message = "cache_indices must be None unless conv_states is given"
+    assert_refused(function, make(device) | {"conv_states": None}, message)
 
 
 def test_indices_of_no_slot(device):
@@ -225,7 +174,7 @@ def test_indices_of_no_slot(device):
 
 
 def test_opcheck(device):
-    opcheck(OP.default, op_arguments(make(device, dtype=BF16)))
+    opcheck(OP.default, in_order(OP, make(device, dtype=BF16)))
 
 
 def test_compiles_once(device):

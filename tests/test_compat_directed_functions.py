@@ -1,7 +1,6 @@
 """mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and what they are made of."""
 
 import inspect
-from functools import partial
 
 import pytest
 import torch
@@ -183,33 +182,3 @@ def test_transforms_and_checkpoints(function, kind):
     (first,) = torch.autograd.grad(function(*arguments).square().sum(), xz, create_graph=True)
     with pytest.raises(RuntimeError, match="once differentiable"):
         first.sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"A_b": None}, TypeError, "A_b must be a Tensor, got NoneType"),
-        ({"xz": 1}, TypeError, "xz must be a Tensor, got int"),
-        ({"A_b": torch.rand(6, 4)}, RuntimeError, r"A_b must be \(dim, dstate\) = \(6, 3\)"),
-        (
-            {"A_b": torch.rand(6, 3).to(torch.complex64)},
-            RuntimeError,
-            "A_b must have dtype float32 or",
-        ),
-        ({"D": torch.rand(5)}, RuntimeError, r"D must be \(dim,\) = \(6,\), got \(5,\)"),
-        ({"x_proj_weight": torch.rand(7, 6)}, RuntimeError, "x_proj_weight must be"),
-        ({"delta_softplus": 1}, TypeError, "delta_softplus must be a bool"),
-    ],
-)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_wrong_calls(changes, error, message, device):
-    changes = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in changes.items()}
-    tensors = tensors_of(device=device) | changes
-    with pytest.raises(error, match=message):
-        bimamba_inner_fn(*arguments_of(bimamba_inner_fn, tensors, **changes))
-
-
-def test_second_poles_go_with_no_reverse():
-    call = partial(mamba_rows, *arguments_of(mamba_rows, tensors_of(), reverse=True))
-    with pytest.raises(RuntimeError, match="reverse must be False where A_b is given"):
-        call()

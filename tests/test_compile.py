@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from opchecks import opcheck_forward
+from opchecks import in_order, opcheck_forward
 from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
@@ -46,13 +46,12 @@ def ops():
 
 def arguments(case, device, requires_grad):
     """The forward op's arguments but save_states."""
-    inputs = inputs_on(case, device)
-    for tensor in inputs.values():
+    given = inputs_on(case, device)
+    for tensor in given.values():
         if tensor is not None:
             tensor.requires_grad_(requires_grad)
-    initial_state, input_delta = inputs.pop("initial_state"), inputs.pop("input_delta", None)
-    options = (case.delta_softplus, case.method, initial_state, case.reverse)
-    return (*inputs.values(), *options, options_on(case, device).get("cu_seqlens"), input_delta)
+    given |= options_on(case, device)
+    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def gradients(outputs, inputs):
@@ -187,13 +186,12 @@ def test_gradient_of_a_tensor_that_outlives_a_transform(device):
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-def test_double_backward_is_refused(device):
+def test_double_backward_of_the_op_is_refused(device):
     inputs = inputs_on(MINIMAL, device)
-    for scan in (selective_scan_fn, lambda **given: ops()[0](**given)[0]):
-        out = scan(**inputs)
-        (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
-        with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-            du.sum().backward()
+    out = ops()[0](**inputs)[0]
+    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
+        du.sum().backward()
 
 
 def test_gradients_of_inputs_that_need_none_are_none(device):
@@ -224,25 +222,6 @@ def test_what_is_saved_for_backward(device):
     beyond = [tensor for tensor in saved if tensor.data_ptr() not in owned]
     assert len(saved) == len(inputs) + 1
     assert sum(map(torch.numel, beyond)) <= case.batch * case.dim * case.dstate * case.seqlen / 32
-
-
-def test_transforms_of_torch_func(device):
-    """Gradients for each of several u, also mapped over; and no second derivative."""
-    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
-    us = torch.stack([inputs[0], 2 * inputs[0]])
-
-    def loss(u, A):
-        return selective_scan_fn(u, inputs[1], A, *inputs[3:]).square().sum()
-
-    gradient = torch.func.grad(loss, argnums=(0, 1))
-    mapped = torch.func.vmap(gradient, in_dims=(0, None))(us, inputs[2])
-    for i, u in enumerate(us):
-        leaves = [u.clone().requires_grad_(), inputs[2].clone().requires_grad_()]
-        expected = torch.autograd.grad(loss(*leaves), leaves)
-        torch.testing.assert_close(gradient(u, inputs[2]), expected)
-        torch.testing.assert_close(tuple(grad[i] for grad in mapped), expected)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-        torch.func.jacrev(torch.func.grad(loss))(us[0], inputs[2])
 
 
 @pytest.mark.parametrize("function", [selective_scan_fn, selective_scan_ref])

@@ -1,4 +1,4 @@
-"""Derivatives that the operators refuse, each with a sentence: second ones, and forward mode."""
+"""Forward mode, which the operators refuse with a sentence."""
 
 import pytest
 import torch
@@ -21,14 +21,6 @@ def operator(request, device):
         return function, reference, problem.inputs_on(problem.Case(seqlen=5), device), "u"
     cases, name = (diagonal, "b") if request.param == "diagonal_scan" else (unitary, "u")
     return function, reference, cases.make(cases.Case(), device), name
-
-
-def test_double_backward_refuses(operator):
-    function, _, inputs, name = operator
-    result = function(**inputs)
-    (gradient,) = torch.autograd.grad(result.square().sum(), inputs[name], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        gradient.sum().backward()
 
 
 def test_forward_mode_refuses(operator):

@@ -43,12 +43,8 @@ def test_runs_agree_bit_by_bit(case, device):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
-    results = []
-    for count in (1, 2, 3, 7, 16):
-        set_threads(count)
-        results.append(run(case, "cpu"))
-    assert_same_bits(*results)
+def test_any_number_of_threads_gives_the_same_bits(case, check_threads):
+    check_threads(lambda: run(case, "cpu"), (1, 2, 3, 7, 16))
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=str)

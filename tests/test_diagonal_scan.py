@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cases import Axes, assert_refused, assert_same_outcome, each_of, on_meta, ones
+from cases import Axes
+from opchecks import gradcheck
 from problem import (
+    Draws,
     assert_accurate,
     assert_same_bits,
     differentiate,
-    generator,
+    laid_out,
     lay_out,
     moved,
     plain_solutions,
@@ -43,26 +43,16 @@ class Case(Axes):
         return self.b.to_complex() if self.a.is_complex else self.b
 
 
-def random_tensor(random, shape, dtype) -> torch.Tensor:
-    wide = C128 if dtype.is_complex else F64
-    return torch.randn(shape, generator=random, dtype=wide).to(dtype)
-
-
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    random = generator(case)
+    draws = Draws(case)
     shape = case.shape if case.a_shape is None else case.a_shape
-    modulus = 0.9 * torch.rand(shape, generator=random, dtype=F64)  # memory of ten steps at most
-    a = random_tensor(random, shape, case.a.to_complex() if case.a.is_complex else F64)
+    modulus = draws.uniform(0, 0.9, *shape)  # memory of ten steps at most
+    a = draws.normal(*shape, dtype=case.a.to_complex() if case.a.is_complex else F64)
     a = (modulus * torch.sgn(a)).to(case.a)
-    tensors = {"a": a, "b": random_tensor(random, case.shape, case.b), "initial_state": None}
+    tensors = {"a": a, "b": draws.normal(*case.shape, dtype=case.b), "initial_state": None}
     if case.initial_state is not None:
-        tensors["initial_state"] = random_tensor(random, case.shape[:-1], case.initial_state)
-    for index, (name, tensor) in enumerate(tensors.items()):
-        if tensor is not None:
-            layout = case.layout if tensor.dim() > 1 else "contiguous"
-            tensor = lay_out(tensor.to(device), layout, index)
-            tensors[name] = tensor.detach().requires_grad_()
-    return tensors
+        tensors["initial_state"] = draws.normal(*case.shape[:-1], dtype=case.initial_state)
+    return laid_out(tensors, case.layout, device, vectors=False)
 
 
 def solve(scan, inputs, cotangent, **options):
@@ -97,7 +87,7 @@ def roundoff(dtype: torch.dtype) -> float:
 
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
-    cotangent = random_tensor(generator((case, "dh")), case.shape, case.result_dtype).to(device)
+    cotangent = Draws((case, "dh")).normal(*case.shape, dtype=case.result_dtype).to(device)
     if case.layout == "channel_last":  # as what is behind the scan gives it
         cotangent = lay_out(cotangent, case.layout)
     exact, cancellation = exact_results(case, inputs, cotangent)
@@ -224,26 +214,6 @@ def test_autocast_casts_nothing(device):
             torch.testing.assert_close(actual, expected)
 
 
-def test_transforms_of_torch_func(device):
-    """Gradients for each of several b, also mapped over; and no second derivative."""
-    inputs = make(Case(a=F64, b=F64, initial_state=None), device)
-    a, b = (inputs[name].detach() for name in "ab")
-    bs = torch.stack([b, 2 * b])
-
-    def loss(a, b):
-        return diagonal_scan_fn(a, b).square().sum()
-
-    gradient = torch.func.grad(loss, argnums=(0, 1))
-    mapped = torch.func.vmap(gradient, in_dims=(None, 0))(a, bs)
-    for i, one in enumerate(bs):
-        leaves = [a.clone().requires_grad_(), one.clone().requires_grad_()]
-        expected = torch.autograd.grad(loss(*leaves), leaves)
-        for actual in (gradient(a, one), tuple(grad[i] for grad in mapped)):
-            torch.testing.assert_close(actual, expected)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: the gradient is once diff"):
-        torch.func.jacrev(torch.func.grad(loss))(a, b)
-
-
 @pytest.mark.parametrize("seqlen", [65536, 2**20 + 3])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_long_rows_against_scipy(seqlen, dtype, device):
@@ -301,14 +271,10 @@ def test_same_bits_every_run(device):
     assert_same_bits(*(solve(diagonal_scan_fn, inputs, cotangent) for _ in range(2)))
 
 
-def test_same_bits_for_any_number_of_threads(set_threads):
+def test_same_bits_for_any_number_of_threads(check_threads):
     inputs = make(Case(shape=(3, 5000), a_shape=(1,)), "cpu")
     cotangent = torch.randn(3, 5000)
-    results = []
-    for count in (1, 2, 5):
-        set_threads(count)
-        results.append(solve(diagonal_scan_fn, inputs, cotangent))
-    assert_same_bits(*results)
+    check_threads(lambda: solve(diagonal_scan_fn, inputs, cotangent))
 
 
 GRADCHECK_CASES = [
@@ -322,12 +288,7 @@ GRADCHECK_CASES = [
 
 @pytest.mark.parametrize("case", GRADCHECK_CASES, ids=str)
 def test_gradcheck(case, device):
-    inputs = tuple(make(case, device).values())
-
-    def scan(a, b, initial_state):
-        return diagonal_scan_fn(a, b, initial_state=initial_state, reverse=case.reverse)
-
-    assert torch.autograd.gradcheck(scan, inputs, nondet_tol=0.0)
+    gradcheck(diagonal_scan_fn, make(case, device), reverse=case.reverse)
 
 
 @pytest.mark.parametrize(
@@ -365,133 +326,6 @@ def test_compile(dynamic, device):
         torch.testing.assert_close(
             torch.autograd.grad(actual, (a, b)), torch.autograd.grad(expected, (a, b))
         )
-
-
-# --- bad calls ------------------------------------------------------------------------------------
-
-
-ANY = "float32, float16, bfloat16, float64, complex64 or complex128"
-BAD_CALLS = [
-    ({"a": ones(2, 3, dtype=torch.int64)}, f"a must have dtype {ANY}, got int64"),
-    ({"b": ones(2, 3, dtype=torch.bool)}, f"b must have dtype {ANY}, got bool"),
-    (
-        {"a": ones(1, dtype=HALF), "b": ones(2, 3, dtype=C64)},
-        "a must have dtype float32, float64, complex64 or complex128 (complex b), got float16",
-    ),
-    (
-        {"a": ones(1, dtype=C64), "b": ones(2, 3, dtype=BF16)},
-        "b must have dtype float32, float64, complex64 or complex128 (complex a), got bfloat16",
-    ),
-    (
-        {"initial_state": ones(2, dtype=BF16)},
-        "initial_state must have dtype float32 or float64, got bfloat16",
-    ),
-    (
-        {"a": ones(1, dtype=C64), "initial_state": ones(2)},
-        "initial_state must have dtype complex64 or complex128, got float32",
-    ),
-    ({"b": ones()}, "b must be (..., seqlen), got ()"),
-    ({"a": ones(2, 4)}, "a must be broadcastable to b, (2, 3), got (2, 4)"),
-    ({"a": ones(1, 2, 3)}, "a must be broadcastable to b, (2, 3), got (1, 2, 3)"),
-    ({"a": ones(0, 3)}, "a must be broadcastable to b, (2, 3), got (0, 3)"),
-    ({"initial_state": ones(2, 3)}, "initial_state must be (...) = (2,), got (2, 3)"),
-    (
-        {"b": ones(4, 2, 3), "initial_state": ones(2)},
-        "initial_state must be (...) = (4, 2), got (2,)",
-    ),
-    (
-        {"a": ones(3), "b": ones(3), "cu_seqlens": ones(2, dtype=torch.int32)},
-        "b must be (1, ..., seqlen) where cu_seqlens is given, got (3,)",
-    ),
-    (
-        {"cu_seqlens": ones(2, dtype=torch.int32)},
-        "b must have batch of 1 where cu_seqlens is given, got (2, 3)",
-    ),
-    (
-        {"b": ones(1, 3), "a": ones(3), "cu_seqlens": ones(2)},
-        "cu_seqlens must have dtype int32 or int64, got float32",
-    ),
-    (
-        {
-            "b": ones(1, 4, 3),
-            "a": ones(3),
-            "initial_state": ones(1, 4),
-            "cu_seqlens": ones(3, dtype=torch.int64),
-        },
-        "initial_state must be (sequences, ...) = (2, 4), got (1, 4)",
-    ),
-    ({"a": ones(2, 3, device="meta")}, "a must be on the device of b, cpu, got meta"),
-    (
-        {"a": ones(2, 3).to_sparse()},
-        "a must be a dense (strided) tensor, got layout sparse_coo",
-    ),
-]
-
-
-GOOD = {"a": ones(2, 3), "b": ones(2, 3)}
-
-
-@each_of(BAD_CALLS)
-@pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
-def test_bad_call(scan, change, message):
-    assert_refused(scan, GOOD | change, message)
-
-
-@each_of(BAD_CALLS)
-def test_bad_call_under_compile(change, message):
-    op = torch.ops.selective_scan.diagonal_scan_fwd
-    assert_refused(op, on_meta(GOOD | change), message)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"a": [1.0]}, TypeError, "a must be a Tensor, got list"),
-        ({"b": None}, TypeError, "b must be a Tensor, got NoneType"),
-        ({"initial_state": 0}, TypeError, "initial_state must be a Tensor or None, got int"),
-        ({"reverse": 1}, TypeError, "reverse must be a bool, got int"),
-        ({"backend": None}, TypeError, "backend must be a str, got NoneType"),
-        (
-            {"backend": "tpu"},
-            ValueError,
-            "backend must be one of auto, cpu, cuda, reference, got 'tpu'",
-        ),
-        ({"backend": "cuda"}, ValueError, "backend 'cuda' needs tensors on cuda, got cpu"),
-    ],
-)
-def test_bad_argument(change, error, message):
-    assert_refused(diagonal_scan_fn, GOOD | change, message, error)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dh": ones(2, 4)}, "dh must have the shape of h, (2, 3), got (2, 4)"),
-        ({"dh": ones(2, 3, dtype=F64)}, "dh must have dtype float32, got float64"),
-        ({"h": ones(2, 4)}, "a must be broadcastable to h, (2, 4), got (2, 3)"),
-        ({"dh": ones(2, 3, device="meta")}, "dh must be on the device of h, cpu, got meta"),
-    ],
-)
-def test_bad_backward_call(change, message):
-    arguments = {name: ones(2, 3) for name in ("dh", "a", "h")} | change
-    with pytest.raises(RuntimeError) as caught:
-        torch.ops.selective_scan.diagonal_scan_bwd(
-            **arguments, initial_state=None, reverse=False, cu_seqlens=None, complex_b=False
-        )
-    assert message in str(caught.value)
-
-
-sizes = st.lists(st.integers(0, 3), max_size=3)
-
-
-@settings(deadline=None, max_examples=150)
-@given(a=sizes, b=sizes, initial=st.none() | sizes)
-def test_any_shapes(a, b, initial):
-    """A call either works as the reference does, or both refuse it with the same sentence."""
-    arguments = {"a": torch.rand(a), "b": torch.rand(b)}
-    if initial is not None:
-        arguments["initial_state"] = torch.rand(initial)
-    assert_same_outcome(diagonal_scan_fn, diagonal_scan_ref, arguments)
 
 
 # --- CUDA alone -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from problem import METHODS, Case, Tolerance, check, complaint, detached, generator, inputs_on, make
-from selective_scan import selective_scan_fn
+from selective_scan import selective_scan_fn, selective_scan_ref
 from test_edges import SMALL, scan
 
 CHANNEL_GRADIENTS = ("u", "delta", "A", "z", "D", "delta_bias", "initial_state")
@@ -347,3 +347,25 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
     # exp(x) is a sum, of which denormal terms are flushed.
     flushed = torch.finfo(torch.float32).smallest_normal / (delta * A).exp().abs()
     assert (error <= 2e-5 + 2 * flushed).all(), error
+
+
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize(
+    ("dim", "dstate", "seqlen", "pole"),
+    [
+        *((dim, 16, 2048, 6.0) for dim in (2, 300, 1100)),  # which a GPU's warps relay
+        *((12, dstate, 2049, 6.0) for dstate in (3, 16)),  # which it cuts into segments
+        (1, 3, 2048, 2.0),  # of which a CPU's vectors hold segments
+    ],
+)
+def test_the_states_of_an_unstable_system_stay_numbers(
+    dim, dstate, seqlen, pole, is_complex, device
+):
+    """A chunk or a segment may grow by a factor that overflows while the state before it is still
+    0."""
+    dtype = torch.complex64 if is_complex else torch.float32
+    u, delta = torch.zeros(1, dim, seqlen), torch.ones(1, dim, seqlen)
+    u[..., -2:] = 1
+    A, B = torch.full((dim, dstate), pole, dtype=dtype), torch.ones(1, dstate, seqlen, dtype=dtype)
+    inputs = [tensor.to(device) for tensor in (u, delta, A, B, B)]
+    torch.testing.assert_close(selective_scan_fn(*inputs), selective_scan_ref(*inputs))

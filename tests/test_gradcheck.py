@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from opchecks import gradcheck
 from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, inputs_on, make
 from selective_scan import selective_scan_fn
 
@@ -39,33 +40,13 @@ def cases():
 @pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
 def test_gradcheck(case, device):
     inputs = inputs_on(case, device)
-    names = [name for name, value in inputs.items() if value is not None]
-
-    def scan(*tensors):
-        return selective_scan_fn(
-            **dict(zip(names, tensors, strict=True)),
-            **make(case).options,
-            return_last_state=True,
-        )
-
-    # Strided leaves are perturbed in place, which needs memory of their own.
-    tensors = [inputs[name].detach() for name in names]
     if case.layout == "expanded":
-        tensors = [tensor.clone() for tensor in tensors]
-    assert torch.autograd.gradcheck(scan, [tensor.requires_grad_() for tensor in tensors])
-
-
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_double_backward_is_refused(is_complex, device):
-    case = SMALL.with_(complex=is_complex)
-    inputs = inputs_on(case, device)
-    out = selective_scan_fn(**inputs, **make(case).options)
-    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
-    with pytest.raises(RuntimeError) as error:
-        du.sum().backward()
-    assert str(error.value) == (
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )
+        # Strided leaves are perturbed in place, which needs memory of their own.
+        inputs = {
+            name: None if value is None else value.detach().clone().requires_grad_()
+            for name, value in inputs.items()
+        }
+    gradcheck(selective_scan_fn, inputs, **make(case).options, return_last_state=True)
 
 
 def test_the_reference_is_twice_differentiable():

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from opchecks import QUICK, THOROUGH, opcheck_forward
+from opchecks import QUICK, THOROUGH, gradcheck, opcheck_forward
 from problem import Error, generator
 from selective_scan import mamba_inner_fn
 from selective_scan._checks import HALF
@@ -271,15 +271,8 @@ TINY = EVERYTHING.with_(
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("complex", [False, True])
 def test_gradcheck(complex, bidirectional):
-    case = TINY.with_(complex=complex)
-    tensors = tensors_of(case)
-
-    def function(*values):
-        given = tensors | dict(zip(present, values, strict=True))
-        return mamba_inner_fn(**given, bidirectional=bidirectional)
-
-    present = [name for name, tensor in tensors.items() if tensor is not None]
-    assert torch.autograd.gradcheck(function, [tensors[name] for name in present])
+    tensors = tensors_of(TINY.with_(complex=complex))
+    gradcheck(mamba_inner_fn, tensors, bidirectional=bidirectional)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -341,14 +334,6 @@ def test_transforms(device):
         torch.func.jvp(loss, (xz,), (xz,))
 
 
-def test_a_second_derivative_is_refused(device):
-    tensors = tensors_of(BASE, device)
-    out = mamba_inner_fn(**tensors)
-    (gradient,) = torch.autograd.grad(out.sum(), tensors["xz"], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        gradient.sum().backward()
-
-
 def test_its_products_are_counted(device):
     case = BASE
     tensors = tensors_of(case, device)
@@ -369,3 +354,27 @@ def test_nothing_is_kept_without_gradients():
         out, *kept = torch.ops.selective_scan.mamba_inner_fwd(*arguments, False)
     assert out.shape == (2, 70, 5)
     assert all(tensor is None for tensor in kept)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_bad_call_after_a_good_one():
+    """What was checked is not checked again, but for what has changed."""
+    tensors = tensors_of(EVERYTHING)
+    for _ in range(2):
+        mamba_inner_fn(**tensors)
+        with pytest.raises(RuntimeError, match="out_proj_bias must be"):
+            mamba_inner_fn(**tensors | {"out_proj_bias": torch.zeros(1)})
+
+
+def test_the_backward_op_checks_what_it_is_given():
+    ops = torch.ops.selective_scan
+    arguments = op_arguments(BASE, requires_grad=False)
+    out, _, *kept = ops.mamba_inner_fwd(*arguments, True)
+    message = r"dout must be \(batch, seqlen, d_model\) = \(2, 70, 5\), got \(2, 70, 4\)"
+    with pytest.raises(RuntimeError, match=message):
+        ops.mamba_inner_bwd(torch.ones(2, 70, 4), *arguments[:-1], *kept, torch.float32)
+    kept[3] = kept[3][:, :-1]
+    with pytest.raises(RuntimeError, match=r"y must be \(batch, seqlen, dim\) = \(2, 70, 6\)"):
+        ops.mamba_inner_bwd(torch.ones_like(out), *arguments[:-1], *kept, torch.float32)

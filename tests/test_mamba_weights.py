@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from layers import by_definition
 from selective_scan import S6, MambaMixer
-from test_s6 import by_definition
 
 DIM, SEQLEN = 8, 21
 

@@ -1,21 +1,17 @@
 """Full state matrices, A (dim, dstate, dstate): kernels against the reference in fp64, against the
 matrix exponential, and against what a matrix is known to do."""
 
-import dataclasses
 import itertools
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import scipy.linalg
 import torch
 
-from cases import assert_refused, ones
-from opchecks import opcheck_forward
+from opchecks import gradcheck, in_order, opcheck_forward
 from problem import (
     Case,
     Error,
-    assert_same_bits,
     complaint,
     differentiate,
     generator,
@@ -358,14 +354,10 @@ def test_a_singular_step_stays_in_its_channel(is_complex, device):
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_the_same_bits(is_complex, set_threads, device):
+def test_the_same_bits(is_complex, check_threads, device):
     case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
     tensors = tensors_of(case)
-    set_threads(1)
-    first = run(case, tensors, device)
-    for threads in (1, 2, 3):
-        set_threads(threads)
-        assert_same_bits(first, run(case, tensors, device))
+    check_threads(lambda: run(case, tensors, device), (1, 1, 2, 3))
 
 
 def test_a_sequence_depends_on_no_other():
@@ -391,13 +383,12 @@ def test_a_sequence_depends_on_no_other():
 
 
 def op_arguments(case, requires_grad, device="cpu"):
+    """What both ops take."""
     values = {
         name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
         for name, value in tensors_of(case).items()
     }
-    initial_state, input_delta = values.pop("initial_state"), values.pop("input_delta", None)
-    options = (case.delta_softplus, "bilinear", initial_state, case.reverse, None, input_delta)
-    return (*values.values(), *options)
+    return in_order(torch.ops.selective_scan.matrix_scan_fwd, values | make(case).options)[:-1]
 
 
 @pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])
@@ -406,12 +397,7 @@ def test_gradcheck(is_complex, base, device):
     kinds = {"B": "packed", "C": "constant"} if is_complex else {}
     case = base.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
     tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-
-    def scan(*values):
-        given = dict(zip(tensors, values, strict=True))
-        return selective_scan_fn(**given, **make(case).options, return_last_state=True)
-
-    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+    gradcheck(selective_scan_fn, tensors, **make(case).options, return_last_state=True)
 
 
 OP_CASES = [
@@ -491,50 +477,6 @@ def test_empty_sequences(device):
 
 
 # --- bad calls ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Bad:
-    shape: tuple[int, ...]
-    message: str
-    method: str = "bilinear"
-    changes: dict = dataclasses.field(default_factory=dict)
-
-
-BAD_CALLS = [
-    Bad((4, 3, 2), "A must be (dim, dstate, dstate) = (4, *, *), got (4, 3, 2)"),
-    Bad((5, 3, 3), "A must be (dim, dstate, dstate) = (4, *, *), got (5, 3, 3)"),
-    Bad((4, 0, 0), "A must have dstate of at least 1, got (4, 0, 0)"),
-    Bad((4, 3, 3, 1), "A must be (dim, dstate) = (4, *), got (4, 3, 3, 1)"),
-    *(
-        Bad((4, 3, 3), f"A of shape (4, 3, 3) needs discretization_method bilinear, got '{m}'", m)
-        for m in ("zoh", "foh", "rk4")
-    ),
-    Bad((4, 5, 5), "B must be (dim, dstate) = (4, 5), got (4, 3)"),
-    Bad(
-        (4, 3, 3),
-        "initial_state must be (sequences, dim, dstate) = (2, 4, 3), got (2, 4, 3, 3)",
-        changes={"initial_state": ones(2, 4, 3, 3)},
-    ),
-    Bad(
-        (4, 3, 3),
-        "z must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
-        changes={"z": ones(2, 4, 5)},
-    ),
-    Bad(
-        (4, 3, 3),
-        "input_delta must be (batch, dim, seqlen) = (2, 4, 6), got (2, 4, 5)",
-        changes={"input_delta": ones(2, 4, 5)},
-    ),
-]
-
-
-@pytest.mark.parametrize("scan", [selective_scan_fn, selective_scan_ref])
-@pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.message)
-def test_bad_calls(bad, scan):
-    u, B = ones(2, 4, 6), ones(4, 3)
-    call = {"u": u, "delta": u, "A": ones(*bad.shape), "B": B, "C": B} | bad.changes
-    assert_refused(scan, call | {"discretization_method": bad.method}, bad.message)
 
 
 def test_the_op_takes_bilinear_alone():

@@ -61,11 +61,9 @@ def scanned(normal, seqlen=SEQLEN, groups=2, batch=BATCH):
     return [u, normal(batch, DIM, seqlen), A, B, C, normal(DIM), z, normal(DIM), state]
 
 
-# --- the scan -------------------------------------------------------------------------------------
+def scan_by(method):
+    """A function for `check` of what `scanned` draws."""
 
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods(method, normal, check):
     def function(backend, u, delta, A, B, C, D, z, bias, state):
         return selective_scan_fn(
             *(u, delta, A, B, C, D, z, bias, True, True),
@@ -74,7 +72,15 @@ def test_methods(method, normal, check):
             backend=backend,
         )
 
-    program = check(function, *scanned(normal))
+    return function
+
+
+# --- the scan -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method, normal, check):
+    program = check(scan_by(method), *scanned(normal))
     assert ("LinearAttention" in program.operators) == (program.opset == 27)
     assert ("Scan" in program.operators) == (program.opset == 18)
 
@@ -148,19 +154,11 @@ def test_complex_poles_are_pairs_of_states(method, normal, tmp_path):
 def test_a_length_of_its_own_goes_by_chunks(normal, check):
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
 
-    def function(backend, u, delta, A, B, C, D, z, bias, state):
-        return selective_scan_fn(
-            *(u, delta, A, B, C, D, z, bias, True, True),
-            discretization_method="bilinear",
-            initial_state=state,
-            backend=backend,
-        )
-
     steps, of_batch = {0: batch, 2: length}, {0: batch}
     projections = {0: batch, 3: length}
     dynamic = (steps, steps, {}, projections, projections, {}, steps, {}, of_batch)
     calls = [scanned(normal, seqlen, batch=n) for seqlen, n in ((1, 3), (256, 1), (600, 1))]
-    program = check(function, *scanned(normal), dynamic=dynamic, calls=calls)
+    program = check(scan_by("bilinear"), *scanned(normal), dynamic=dynamic, calls=calls)
     assert "Scan" in program.operators
 
 

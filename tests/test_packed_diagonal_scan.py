@@ -8,7 +8,8 @@ import torch
 from torch.func import vmap
 
 from cases import Axes
-from problem import Error, generator, lay_out
+from opchecks import gradcheck
+from problem import Draws, Error, laid_out
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, BF16, C64 = torch.float32, torch.float64, torch.bfloat16, torch.complex64
@@ -32,25 +33,19 @@ class Case(Axes):
 
 
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    random = generator(case)
+    draws = Draws(case)
     is_complex = case.a.is_complex or case.b.is_complex
     state = C64 if is_complex else F64 if F64 in (case.a, case.b) else F32
 
-    def normal(shape, dtype):
-        wide = torch.complex128 if dtype.is_complex else F64
-        return torch.randn(shape, generator=random, dtype=wide)
-
     shape = (*case.rows, case.seqlen)
-    a = normal(shape if case.a_shape is None else case.a_shape, case.a)
-    tensors = {"a": 0.9 * torch.sgn(a) * torch.rand(a.shape, generator=random), "b": None}
-    tensors["a"] = tensors["a"].to(case.a)
-    tensors["b"] = normal(shape, case.b).to(case.b)
+    a_shape = shape if case.a_shape is None else case.a_shape
+    a = torch.sgn(draws.normal(*a_shape, dtype=torch.promote_types(case.a, F64)))
+    a = (a * draws.uniform(0, 0.9, *a_shape)).to(case.a)
+    tensors = {"a": a, "b": draws.normal(*shape, dtype=case.b)}
     if case.initial_state:
-        tensors["initial_state"] = normal((len(case.bounds) - 1, *case.rows[1:]), state).to(state)
-    return {
-        name: lay_out(tensor.to(device), case.layout, index).detach().requires_grad_()
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
+        shape = (len(case.bounds) - 1, *case.rows[1:])
+        tensors["initial_state"] = draws.normal(*shape, dtype=state)
+    return laid_out(tensors, case.layout, device)
 
 
 def one_by_one(tensors: dict, case: Case) -> torch.Tensor:
@@ -172,12 +167,7 @@ SMALL = Case(rows=(1, 3), bounds=(0, 3, 3, 6), seqlen=7, a=F64, b=F64)
 def test_gradcheck(device):
     tensors = make(SMALL, device)
     tensors["initial_state"] = tensors["initial_state"].detach().double().requires_grad_()
-    cu_seqlens = torch.tensor(SMALL.bounds, device=device)
-
-    def scan(a, b, initial_state):
-        return diagonal_scan_fn(a, b, initial_state=initial_state, cu_seqlens=cu_seqlens)
-
-    assert torch.autograd.gradcheck(scan, tuple(tensors.values()))
+    gradcheck(diagonal_scan_fn, tensors, cu_seqlens=torch.tensor(SMALL.bounds, device=device))
 
 
 def test_opcheck(device):

@@ -97,39 +97,3 @@ def test_compile():
     tensors = make()[3:]
     compiled = torch.compile(rotate_states, fullgraph=True, backend="aot_eager", dynamic=True)
     torch.testing.assert_close(compiled(*tensors), rotate_states(*tensors))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "complaint"),
-    [
-        (
-            ((2, 5), (2, 5), (2, 5)),
-            "B must be (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), got (2, 5)",
-        ),
-        (((1, 3, 5),) * 3, "B must have an even dstate, got (1, 3, 5)"),
-        (
-            ((1, 2, 5), (1, 2, 4), (1, 1, 5)),
-            "C must be (batch, dstate, seqlen) = (1, 2, 5), got (1, 2, 4)",
-        ),
-        (
-            ((1, 3, 2, 5), (1, 3, 2, 5), (1, 1, 5)),
-            "angles must be (batch, groups, dstate/2, seqlen) = (1, 3, 1, 5), got (1, 1, 5)",
-        ),
-        (
-            ((1, 3, 2, 5), (1, 1, 2, 5), (1, 3, 1, 5)),
-            "C must be (batch, groups, dstate, seqlen) = (1, 3, 2, 5), got (1, 1, 2, 5)",
-        ),
-    ],
-)
-def test_refusals(sizes, complaint):
-    with pytest.raises(RuntimeError) as error:
-        rotate_states(*(torch.ones(shape) for shape in sizes))
-    assert str(error.value) == f"selective_scan: {complaint}"
-
-
-def test_types_are_refused():
-    B = torch.ones(1, 2, 5)
-    with pytest.raises(TypeError, match="angles must be a Tensor, got None"):
-        rotate_states(B, B, None)
-    with pytest.raises(RuntimeError, match="B must have dtype float32, float16, bfloat16 or"):
-        rotate_states(B.to(torch.complex64), B, B[:, :1])

@@ -1,5 +1,6 @@
 """The S6 module: what it computes, how it starts, how it trains, what it refuses."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from selective_scan import S6, selective_scan_ref
+from layers import by_definition
+from selective_scan import S6, MambaMixer
 from selective_scan._discretization import LAYER_METHODS, METHODS
 
 LAYER = (
@@ -22,35 +24,6 @@ LAYER = (
     "A_log",
     "D",
 )
-
-
-def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
-    """S6 written out from its parameters alone, with the reference scan."""
-    state = model.state_dict()
-    for i in range(len(model.layers)):
-        p = {name: state.get(f"layers.{i}.{name}") for name in (*LAYER, "in_proj.bias")}
-        layer = model.layers[i]
-        h = F.rms_norm(x, (x.shape[-1],), p["norm.weight"], 1e-5)
-        u, z = F.linear(h, p["in_proj.weight"], p["in_proj.bias"]).chunk(2, -1)
-        width = p["conv1d.weight"].shape[-1]
-        u = F.pad(u.transpose(1, 2), (width - 1, 0))
-        u = F.silu(F.conv1d(u, p["conv1d.weight"], p["conv1d.bias"], groups=u.shape[1]))
-        rank, dstate = p["dt_proj.weight"].shape[1], p["A_log"].shape[1]
-        dt, B, C = F.linear(u.transpose(1, 2), p["x_proj.weight"]).split([rank, dstate, dstate], -1)
-        delta = F.linear(dt, p["dt_proj.weight"]).transpose(1, 2)
-        scan_arguments = (u, delta, -p["A_log"].exp(), B.transpose(1, 2), C.transpose(1, 2))
-        options = {
-            "delta_bias": p["dt_proj.bias"],
-            "delta_softplus": layer.dt_soft_plus,
-            "discretization_method": layer.discretization_method,
-        }
-        y = selective_scan_ref(*scan_arguments, **options)
-        if layer.bidirectional:
-            y = y + selective_scan_ref(*scan_arguments, **options, reverse=True)
-        y = (y + p["D"][:, None] * u) * F.silu(z.transpose(1, 2))
-        out_bias = state.get(f"layers.{i}.out_proj.bias")
-        x = x + F.linear(y.transpose(1, 2), p["out_proj.weight"], out_bias)
-    return F.rms_norm(x, (x.shape[-1],), state["norm_f.weight"], 1e-5)
 
 
 def steps(model: S6) -> torch.Tensor:
@@ -285,76 +258,49 @@ def test_output_dtype_under_autocast(device):
 # --- what it refuses ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_model": 0}, "d_model must be an integer of at least 1, got 0"),
-        ({"d_model": 8.0}, "d_model must be an integer of at least 1, got 8.0"),
-        ({"d_model": True}, "d_model must be an integer of at least 1, got True"),
-        ({"d_state": 0}, "d_state must be an integer of at least 1, got 0"),
-        ({"d_state": None}, "d_state must be an integer of at least 1, got None"),
-        ({"d_conv": 0}, "d_conv must be an integer of at least 1, got 0"),
-        ({"expand": 0}, "expand must be a positive finite number, got 0"),
-        ({"expand": "2"}, "expand must be a positive finite number, got '2'"),
-        (
-            {"expand": 1.3},
-            "expand must be such that expand·d_model is a whole number (d_model=8), got 1.3",
-        ),
-        (
-            {"expand": 1e308},
-            "expand must be such that expand·d_model is a whole number (d_model=8), got 1e+308",
-        ),
-        ({"dt_rank": 0}, "dt_rank must be an integer of at least 1 or 'auto', got 0"),
-        ({"dt_rank": "full"}, "dt_rank must be an integer of at least 1 or 'auto', got 'full'"),
-        ({"dt_min": 0.0}, "dt_min must be a positive finite number, got 0.0"),
-        ({"dt_max": math.inf}, "dt_max must be a positive finite number, got inf"),
-        ({"dt_max": math.nan}, "dt_max must be a positive finite number, got nan"),
-        ({"dt_min": 0.2}, "dt_min must be at most dt_max = 0.1, got 0.2"),
-        ({"dt_init": "zero"}, "dt_init must be one of random, constant, got 'zero'"),
-        ({"dt_init": None}, "dt_init must be one of random, constant, got None"),
-        ({"dt_scale": -1}, "dt_scale must be a positive finite number, got -1"),
-        ({"dt_init_floor": 0}, "dt_init_floor must be a positive finite number, got 0"),
-        (
-            {"dt_proj_bias": False, "dt_min": 0.01},
-            "dt_min must be 0.001 where dt_proj_bias=False, since it has no effect then, got 0.01",
-        ),
-        (
-            {"dt_proj_bias": False, "dt_max": 0.2},
-            "dt_max must be 0.1 where dt_proj_bias=False, since it has no effect then, got 0.2",
-        ),
-        (
-            {"dt_proj_bias": False, "dt_init_floor": 0.01},
-            (
-                "dt_init_floor must be 0.0001 where dt_proj_bias=False, since it has no effect "
-                "then, got 0.01"
-            ),
-        ),
-        ({"dt_proj_bias": 1}, "dt_proj_bias must be a bool, got 1"),
-        ({"dt_soft_plus": 0}, "dt_soft_plus must be a bool, got 0"),
-        ({"conv_bias": None}, "conv_bias must be a bool, got None"),
-        ({"bias": "no"}, "bias must be a bool, got 'no'"),
-        ({"depth": 0}, "depth must be an integer of at least 1, got 0"),
-        ({"depth": -1}, "depth must be an integer of at least 1, got -1"),
-        ({"bidirectional": 1}, "bidirectional must be a bool, got 1"),
-        (
-            {"discretization_method": "euler"},
-            f"discretization_method must be one of {', '.join(LAYER_METHODS)}, got 'euler'",
-        ),
-        (
-            {"dtype": torch.int64},
-            "dtype must be float32, float16, bfloat16, float64 or None, got torch.int64",
-        ),
-        (
-            {"dtype": "float32"},
-            "dtype must be float32, float16, bfloat16, float64 or None, got 'float32'",
-        ),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
+WHOLE = "an integer of at least 1"
+POSITIVE = "a positive finite number"
+FLOATS = "float32, float16, bfloat16, float64 or None"
+# Options, what each must be, what it is instead, and what else is given.
+WRONG = [
+    ("d_model", WHOLE, (0, 8.0, True), {}),
+    ("d_state", WHOLE, (0, None), {}),
+    ("d_conv", WHOLE, (0,), {}),
+    ("depth", WHOLE, (0, -1), {}),
+    ("expand", POSITIVE, (0, "2"), {}),
+    ("expand", "such that expand·d_model is a whole number (d_model=8)", (1.3, 1e308), {}),
+    ("dt_rank", "an integer of at least 1 or 'auto'", (0, "full"), {}),
+    ("dt_min dt_init_floor", POSITIVE, (0.0, 0), {}),
+    ("dt_max", POSITIVE, (math.inf, math.nan), {}),
+    ("dt_scale", POSITIVE, (-1,), {}),
+    ("dt_min", "at most dt_max = 0.1", (0.2,), {}),
+    ("dt_init", "one of random, constant", ("zero", None), {}),
+    *(
+        (name, f"{default} where dt_proj_bias=False, since it has no effect then", (value,),
+         {"dt_proj_bias": False})
+        for name, default, value in (
+            ("dt_min", 0.001, 0.01), ("dt_max", 0.1, 0.2), ("dt_init_floor", 0.0001, 0.01)
+        )
+    ),
+    ("dt_proj_bias dt_soft_plus bidirectional rotary", "a bool", (0, 1), {}),
+    ("conv_bias bias", "a bool", (None, "no"), {}),
+    ("d_state", "even where rotary=True, since pairs of states rotate", (5,), {"rotary": True}),
+    ("discretization_method", f"one of {', '.join(LAYER_METHODS)}", ("euler", "trapeze"), {}),
+    ("dtype", FLOATS, (torch.int64, "float32"), {}),
+]  # fmt: skip
+REFUSED = [
+    ({name: value} | others, f"{name} must be {wanted}, got {value!r}")
+    for names, wanted, values, others in WRONG
+    for name, value in itertools.product(names.split(), values)
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda it: str(it)[:40])
 def test_constructor_refuses(options, message):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011, the whole message is compared
-        S6(**{"d_model": 8} | options)
-    assert str(caught.value) == f"selective_scan: {message}"
+    for kind in (S6,) if "depth" in options else (S6, MambaMixer):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011, the whole message is compared
+            kind(**{"d_model": 8} | options)
+        assert str(caught.value) == f"selective_scan: {message}"
 
 
 @pytest.mark.parametrize("shape", [(2, 9), (2, 9, 7), (1, 2, 9, 8), ()])

@@ -6,11 +6,11 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from layers import by_definition
 from selective_scan import S6, MambaMixer, MixerCache
-from selective_scan._discretization import DISCRETIZATIONS, LAYER_METHODS, METHODS
+from selective_scan._discretization import LAYER_METHODS
 
 BATCH, SEQLEN, DIM, DSTATE = 2, 29, 8, 6
 F64 = torch.float64
@@ -37,76 +37,6 @@ def model_of(device="cpu", dtype=F64, **options) -> S6:
 
 def sequence(device="cpu", dtype=F64, batch=BATCH, seqlen=SEQLEN) -> torch.Tensor:
     return torch.randn(batch, seqlen, DIM, dtype=dtype, device=device)
-
-
-def turned(rows: torch.Tensor) -> torch.Tensor:
-    """Pairs of channels as complex numbers."""
-    return torch.complex(rows[..., ::2], rows[..., 1::2])
-
-
-def recurrence(x, delta, A, B, C, mix, turns, method) -> torch.Tensor:
-    """y of (batch, seqlen, ...) tensors, by states that are turned at each step, and that take a
-    share of the input of the step before."""
-    batch, seqlen, dim = x.shape
-    if turns is not None:
-        B, C = turned(B), turned(C)
-    h = torch.zeros(batch, dim, B.shape[-1], dtype=B.dtype, device=B.device)
-    before, outs = torch.zeros_like(h), []
-    for t in range(seqlen):
-        step = delta[:, t, :, None]
-        now = B[:, t, None] * x[:, t, :, None]
-        if mix is None:
-            abar, bbar = DISCRETIZATIONS[method](step, step * A)
-            share = 0
-        else:
-            abar, bbar = (step * A).exp(), mix[:, t, :, None] * step
-            share = abar * (step - bbar)
-        if turns is not None:
-            turn = torch.exp(1j * turns[:, t, None])
-            abar, share = abar * turn, share * turn
-        h = abar * h + share * before + bbar * now
-        before = now
-        y = C[:, t, None].conj() * h
-        outs.append((y.real if turns is not None else y).sum(-1))
-    return torch.stack(outs, 1)
-
-
-def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
-    """The model written out from its parameters alone."""
-    for layer in model.layers:
-        p = dict(layer.named_parameters())
-        method, rotary = layer.discretization_method, layer.rotary
-        hidden = F.rms_norm(x, (DIM,), p["norm.weight"], 1e-5)
-        u, z = F.linear(hidden, p["in_proj.weight"]).chunk(2, -1)
-        width = p["conv1d.weight"].shape[-1]
-        u = F.pad(u.transpose(1, 2), (width - 1, 0))
-        u = F.conv1d(u, p["conv1d.weight"], p["conv1d.bias"], groups=u.shape[1])
-        u = F.silu(u).transpose(1, 2)
-        rank, pairs = layer.dt_rank, DSTATE // 2
-        dt, B, C, *others = F.linear(u, p["x_proj.weight"]).split(
-            [rank, DSTATE, DSTATE, *[rank] * (method == "trapezoid"), *[pairs] * rotary], -1
-        )
-        delta = F.softplus(F.linear(dt, p["dt_proj.weight"], p["dt_proj.bias"]))
-        mix = turns = None
-        if method == "trapezoid":
-            rows = F.linear(others.pop(0), p["mix_proj.weight"], p["mix_proj.bias"])
-            mix = 1 / (1 + torch.exp(-rows))
-        if rotary:
-            turns = torch.pi * torch.tanh(others.pop(0)) * delta.mean(-1, keepdim=True)
-        B = F.rms_norm(B, (DSTATE,), p["B_norm.weight"], 1e-5) + p["B_bias"]
-        C = F.rms_norm(C, (DSTATE,), p["C_norm.weight"], 1e-5) + p["C_bias"]
-        A = -p["A_log"].exp()
-        steps = (u, delta, B, C, mix, turns)
-        there = [u, delta, A, B, C, mix, turns]
-        y = recurrence(*there, method)
-        if layer.bidirectional:
-            u_, delta_, B_, C_, mix_, turns_ = (
-                None if tensor is None else tensor.flip(1) for tensor in steps
-            )
-            y = y + recurrence(u_, delta_, A, B_, C_, mix_, turns_, method).flip(1)
-        y = (y + p["D"] * u) * F.silu(z)
-        x = x + F.linear(y, p["out_proj.weight"])
-    return F.rms_norm(x, (DIM,), model.norm_f.weight, 1e-5)
 
 
 # --- what it computes -----------------------------------------------------------------------------
@@ -380,27 +310,6 @@ def test_parts_are_called(name):
 
 
 # --- what is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rotary": 1}, "rotary must be a bool, got 1"),
-        (
-            {"rotary": True, "d_state": 5},
-            "d_state must be even where rotary=True, since pairs of states rotate, got 5",
-        ),
-        (
-            {"discretization_method": "trapeze"},
-            f"discretization_method must be one of {', '.join(METHODS)}, trapezoid, got 'trapeze'",
-        ),
-    ],
-    ids=str,
-)
-def test_constructor_refuses(options, message):
-    for kind in (S6, MambaMixer):
-        with pytest.raises(ValueError, match=f"^selective_scan: {re.escape(message)}$"):
-            kind(DIM, **options)
 
 
 def test_it_is_no_mamba():

@@ -10,7 +10,7 @@ import torch
 
 from cases import Axes, assert_change_is_seen, assert_no_derivative
 from in_place import check_in_place
-from problem import METHODS, Error, generator, lay_out
+from problem import METHODS, Draws, Error, laid_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -60,16 +60,9 @@ class Case(Axes):
         return torch.finfo(F64 if {F64, C128} & {self.states, self.u, self.pole} else F32).eps
 
 
-def tensors_of(case: Case, draw: torch.Generator) -> dict[str, torch.Tensor | None]:
+def tensors_of(case: Case, draws: Draws) -> dict[str, torch.Tensor | None]:
     """What the scan is of. Poles are stable; without softplus steps are positive."""
-    is_complex = case.states.is_complex
-
-    def normal(*shape, dtype=F64):
-        wide = C128 if dtype.is_complex else F64
-        return torch.randn(shape, generator=draw, dtype=wide).to(dtype)
-
-    def uniform(low, high, *shape):
-        return low + (high - low) * torch.rand(shape, generator=draw, dtype=F64)
+    normal, uniform, is_complex = draws.normal, draws.uniform, case.states.is_complex
 
     def projected(dtype):
         return dtype if not is_complex else C128 if dtype == F64 else C64
@@ -104,22 +97,16 @@ def tensors_of(case: Case, draw: torch.Generator) -> dict[str, torch.Tensor | No
 
 def make(case: Case, device: str) -> dict:
     """The arguments by name."""
-    draw = generator(case.with_(layout="contiguous"))
-    tensors = tensors_of(case, draw)
+    draws = Draws(case.with_(layout="contiguous"))
+    tensors = tensors_of(case, draws)
     count, columns = case.sequences, case.columns
     index_dtype = torch.int64 if case.is_wide else torch.int32
     slots = count * (1 + columns) + 5 if case.has_indices else count
-    order = torch.randperm(slots, generator=draw).to(index_dtype)
-    wide_state = C128 if case.states.is_complex else F64
-    pool = torch.randn(slots, case.dim, case.dstate, generator=draw, dtype=wide_state)
-    arguments = {}
-    for index, (name, tensor) in enumerate({**tensors, "states": pool.to(case.states)}.items()):
-        layout = case.layout if tensor is not None and tensor.dim() > 1 else "contiguous"
-        if layout == "expanded" and name == "states":
-            layout = "contiguous"
-        arguments[name] = (
-            None if tensor is None else lay_out(tensor.to(device), layout, index).detach()
-        )
+    order = torch.randperm(slots, generator=draws.generator).to(index_dtype)
+    tensors["states"] = draws.normal(slots, case.dim, case.dstate, dtype=case.states)
+    arguments = laid_out(tensors, case.layout, device, vectors=False, requires_grad=False)
+    if case.layout == "expanded":
+        arguments["states"] = tensors["states"].to(device)
     arguments |= {
         "delta_softplus": case.delta_softplus,
         "discretization_method": case.method,
@@ -229,13 +216,13 @@ def test_any_chunking_gives_what_the_whole_gives(optional, method, is_complex, d
     count, total = len(lengths), sum(lengths)
     states = C64 if is_complex else F32
     case = Case(method=method, states=states, total=total, optional=optional)
-    draw = generator(case)
-    tensors = {n: t.to(device) for n, t in tensors_of(case, draw).items()}
+    draws = Draws(case)
+    tensors = {n: t.to(device) for n, t in tensors_of(case, draws).items()}
     begins = [0, *itertools.accumulate(lengths)]
     whole = [scan_of(tensors, slice(begins[i], begins[i + 1]), case) for i in range(count)]
     columns = max(lengths) // every
     targets = (count + torch.arange(count * columns)).view(count, columns)
-    choose = random.Random(int(torch.randint(2**31, (), generator=draw)))
+    choose = random.Random(int(torch.randint(2**31, (), generator=draws.generator)))
     for cuts in (1, 2, 5):
         pool = torch.full((count * (1 + columns), case.dim, case.dstate), 9.0, dtype=case.states)
         pool = pool.to(device)
@@ -394,11 +381,9 @@ def test_no_derivative(device):
     )
 
 
-def test_same_bits_for_any_number_of_threads(set_threads):
-    results = []
-    for count in (1, 2, 5):
-        set_threads(count)
+def test_same_bits_for_any_number_of_threads(check_threads):
+    def results():
         arguments = make(Case(dim=300, groups=1), "cpu")
-        results.append((selective_scan_prefill(**arguments), arguments["states"]))
-    for other in results[1:]:
-        assert all(map(torch.equal, results[0], other))
+        return {"out": selective_scan_prefill(**arguments), "states": arguments["states"]}
+
+    check_threads(results)

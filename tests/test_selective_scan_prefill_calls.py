@@ -5,107 +5,14 @@ import torch
 from torch.func import vmap
 from torch.library import opcheck
 
-from cases import (
-    REAL,
-    assert_all_refused,
-    assert_refused,
-    bad_calls_of,
-    compiled_with_graphs,
-    ones,
-    ways_into,
-)
+from cases import assert_refused, compiled_with_graphs
+from opchecks import in_order
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
 
-INT64 = torch.int64
-# In the order of the op.
-ORDER = (
-    *("u", "states", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
-    *("cu_seqlens", "cache_indices", "has_initial_state", "pad_slot_id", "checkpoint_every"),
-    *("first_position", "checkpoint_slots", "out", "discretization_method", "input_delta"),
-)
+OP = torch.ops.selective_scan.selective_scan_prefill
 
 # --- what is refused ------------------------------------------------------------------------------
-
-
-def op_arguments(arguments: dict) -> tuple:
-    defaults = {"pad_slot_id": -1, "checkpoint_every": 0}
-    return tuple((defaults | arguments).get(name) for name in ORDER)
-
-
-OP = torch.ops.selective_scan.selective_scan_prefill
-WAYS = ways_into(OP, op_arguments, selective_scan_prefill, selective_scan_prefill_ref)
-
-
-ALONE = {"has_indices": False, "every": 0}
-# Changes of the case, the name of what is wrong, what it is, and the sentence behind "must ".
-BAD = [
-    ({}, "u", ones(1, 12, 150), "be (dim, total), got (1, 12, 150)"),
-    ({}, "u", ones(12, 150, dtype=INT64), f"have dtype {REAL}, got int64"),
-    ({}, "states", ones(9, 12), "be (slots, dim, dstate) = (*, 12, *), got (9, 12)"),
-    ({}, "states", ones(9, 11, 5), "be (slots, dim, dstate) = (*, 12, *), got (9, 11, 5)"),
-    (ALONE, "states", ones(9, 12, 5), "be (sequences, dim, dstate) = (7, 12, *), got (9, 12, 5)"),
-    ({}, "states", ones(9, 12, 0), "have dstate of at least 1, got (9, 12, 0)"),
-    ({}, "states", ones(9, 12, 5, dtype=INT64), f"have dtype {REAL}, got int64"),
-    ({"states": C64}, "states", ones(9, 12, 5),
-     "have dtype complex64 or complex128 (complex A), got float32"),
-    ({}, "delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
-    ({}, "A", ones(12, 6), "be (dim, dstate) = (12, 5), got (12, 6)"),
-    ({}, "A", ones(12, 5, dtype=BF16),
-     "have dtype float32, float64, complex64 or complex128, got bfloat16"),
-    ({}, "B", ones(5), "be (dim, dstate) or (groups, dstate, total), got (5,)"),
-    ({}, "B", ones(5, 150), "be (dim, dstate) = (12, 5), got (5, 150)"),
-    ({}, "B", ones(2, 5, 149), "be (groups, dstate, total) = (*, 5, 150), got (2, 5, 149)"),
-    ({"states": C64}, "B", ones(2, 5, 150),
-     "be (groups, dstate, 2*total) = (*, 5, 300), got (2, 5, 150)"),
-    ({"states": C64}, "B", ones(12, 5),
-     "have dtype complex64 or complex128 (complex A, constant B and C), got float32"),
-    ({}, "B", ones(5, 5, 150), "have a number of groups that divides dim = 12, got 5"),
-    ({}, "C", ones(4, 5, 150), "have as many groups as B, 2, got 4"),
-    ({}, "D", ones(1), "be (dim,) = (12,), got (1,)"),
-    ({}, "z", ones(150, 12), "be (dim, total) = (12, 150), got (150, 12)"),
-    ({}, "input_delta", ones(12, 149), "be (dim, total) = (12, 150), got (12, 149)"),
-    ({}, "input_delta", ones(12, 150, dtype=INT64), f"have dtype {REAL}, got int64"),
-    ({}, "delta_bias", ones(12, dtype=C64), f"have dtype {REAL}, got complex64"),
-    ({}, "cu_seqlens", ones(8), "have dtype int32 or int64, got float32"),
-    ({}, "cu_seqlens", ones(2, 4, dtype=INT64), "be (sequences+1,), got (2, 4)"),
-    ({}, "cu_seqlens", ones(0, dtype=INT64), "have sequences+1 of at least 1, got (0,)"),
-    ({}, "cache_indices", ones(6, dtype=INT64), "be (sequences,) = (7,), got (6,)"),
-    ({}, "cache_indices", ones(7), "have dtype int32 or int64, got float32"),
-    ({}, "has_initial_state", ones(6, dtype=torch.bool), "be (sequences,) = (7,), got (6,)"),
-    ({}, "has_initial_state", ones(7, dtype=INT64), "have dtype bool, got int64"),
-    ({}, "checkpoint_every", -1, "be at least 0, got -1"),
-    ({}, "checkpoint_every", 0, "be at least 1 where checkpoint_slots is given, got 0"),
-    ({}, "first_position", ones(8, dtype=INT64), "be (sequences,) = (7,), got (8,)"),
-    ({}, "checkpoint_slots", None, "be a Tensor where checkpoint_every is above 0, got None"),
-    ({}, "checkpoint_slots", ones(7, dtype=INT64),
-     "be (sequences, checkpoints) = (7, *), got (7,)"),
-    ({}, "out", ones(12, 151), "be (dim, total) = (12, 150), got (12, 151)"),
-    ({}, "out", ones(12, 150, dtype=BF16), "have dtype float32, got bfloat16"),
-    ({}, "out", ones(150).expand(12, 150), "have no stride of 0, got strides (0, 1)"),
-    ({}, "states", ones(12, 5).expand(70, 12, 5), "have no stride of 0, got strides (0, 5, 1)"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_bad_calls_are_refused_in_the_same_words(way, device):
-    assert_all_refused(WAYS[way], bad_calls_of(make, Case, BAD, device))
-
-
-@pytest.mark.parametrize("function", [selective_scan_prefill, selective_scan_prefill_ref])
-def test_wrong_types(function, device):
-    arguments = make(Case(), device)
-    for name, value, wanted, got in (
-        ("states", None, "a Tensor", "NoneType"),
-        ("cu_seqlens", None, "a Tensor", "NoneType"),
-        ("has_initial_state", True, "a Tensor or None", "bool"),
-        ("delta_softplus", 1, "a bool", "int"),
-        ("pad_slot_id", True, "an int", "bool"),
-        ("checkpoint_every", 1.0, "an int", "float"),
-    ):
-        message = f"{name} must be {wanted}, got {got}"
-        assert_refused(function, arguments | {name: value}, message, TypeError)
-
 
 # Values that only the host can see, and what is said of them.
 BAD_VALUES = {
@@ -191,7 +98,7 @@ def test_opcheck(case, with_out, device):
     arguments = make(case, device)
     if with_out:
         arguments["out"] = torch.empty_like(arguments["u"])
-    opcheck(OP.default, op_arguments(arguments))
+    opcheck(OP.default, in_order(OP, arguments))
 
 
 def test_other_lengths_and_boundaries_do_not_compile_again(device):

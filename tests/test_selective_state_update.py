@@ -7,12 +7,8 @@ import torch
 
 from cases import Axes, assert_change_is_seen, assert_no_derivative
 from in_place import check_in_place
-from problem import METHODS, Error, generator, lay_out
-from selective_scan import (
-    selective_scan_fn,
-    selective_state_update,
-    selective_state_update_ref,
-)
+from problem import METHODS, Draws, Error, laid_out
+from selective_scan import selective_scan_fn, selective_state_update, selective_state_update_ref
 from selective_scan.selective_state_update import update_by_log
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -49,15 +45,8 @@ class Case(Axes):
 
 def make(case: Case, device: str) -> dict:
     """The arguments by name. Poles are stable; without softplus steps are positive."""
-    random = generator(case.with_(layout="contiguous"))
-    is_complex = case.state.is_complex
-
-    def normal(*shape, dtype=F64):
-        wide = C128 if dtype.is_complex else F64
-        return torch.randn(shape, generator=random, dtype=wide).to(dtype)
-
-    def uniform(low, high, *shape):
-        return low + (high - low) * torch.rand(shape, generator=random, dtype=F64)
+    draws = Draws(case.with_(layout="contiguous"))
+    normal, uniform, is_complex = draws.normal, draws.uniform, case.state.is_complex
 
     def projected(dtype):
         return dtype if not is_complex else C128 if dtype == F64 else C64
@@ -88,17 +77,12 @@ def make(case: Case, device: str) -> dict:
     }
     for name in {"D", "z", "dt_bias"} - set(case.optional):
         tensors[name] = None
-    arguments = {}
-    for index, (name, tensor) in enumerate(tensors.items()):
-        layout = case.layout if tensor is not None and tensor.dim() > 1 else "contiguous"
-        if layout == "expanded" and name == "state":
-            layout = "contiguous"
-        arguments[name] = (
-            None if tensor is None else lay_out(tensor.to(device), layout, index).detach()
-        )
+    arguments = laid_out(tensors, case.layout, device, vectors=False, requires_grad=False)
+    if case.layout == "expanded":
+        arguments["state"] = tensors["state"].to(device)
     arguments["dt_softplus"] = case.dt_softplus
     arguments["discretization_method"] = case.method
-    order = torch.randperm(slots, generator=random)
+    order = torch.randperm(slots, generator=draws.generator)
     if case.indices is not None or case.destinations:
         indices = order[: case.batch].to(case.indices or torch.int64)
         if case.batch > 1:
@@ -400,14 +384,12 @@ def test_rows_are_independent(device):
     assert out[5:].isfinite().all()
 
 
-def test_same_bits_for_any_number_of_threads(set_threads):
-    results = []
-    for count in (1, 2, 5):
-        set_threads(count)
+def test_same_bits_for_any_number_of_threads(check_threads):
+    def results():
         arguments = make(Case(batch=5, dim=700), "cpu")
-        results.append((selective_state_update(**arguments), arguments["state"]))
-    for other in results[1:]:
-        assert all(map(torch.equal, results[0], other))
+        return {"out": selective_state_update(**arguments), "state": arguments["state"]}
+
+    check_threads(results)
 
 
 @pytest.mark.parametrize(

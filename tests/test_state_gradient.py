@@ -72,13 +72,9 @@ def test_empty_sequences_and_batches(device):
         assert problem.is_zero(gradient)
 
 
-def test_same_bits_for_any_number_of_threads(set_threads):
+def test_same_bits_for_any_number_of_threads(check_threads):
     case = BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4)
-    results = []
-    for threads in (1, 2, 3):
-        set_threads(threads)
-        results.append(state_gradient(case, "cpu"))
-    assert all(torch.equal(result, results[0]) for result in results)
+    check_threads(lambda: {"dinitial_state": state_gradient(case, "cpu")}, (1, 2, 3))
 
 
 def test_opcheck(device):
@@ -87,17 +83,3 @@ def test_opcheck(device):
     arguments = problem.op_arguments(case, problem.inputs_on(case, device))[:12]
     op = torch.ops.selective_scan.selective_scan_state_gradient.default
     torch.library.opcheck(op, (*arguments, dout))
-
-
-@pytest.mark.parametrize("where", ["cpu", "meta"])
-def test_bad_gradients_are_refused(where):
-    arguments = problem.op_arguments(BASE, problem.inputs_on(BASE, "cpu"))[:12]
-    arguments = [t.to(where) if isinstance(t, torch.Tensor) else t for t in arguments]
-    op = torch.ops.selective_scan.selective_scan_state_gradient
-    u = arguments[0]
-    for dout, message in (
-        (u.double(), "dout must have dtype float32, got float64"),
-        (u[:, 1:], r"dout must be \(batch, dim, seqlen\) = \(2, 6, 70\), got \(2, 5, 70\)"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            op(*arguments, dout)

@@ -1,0 +1,78 @@
+"""Layers written out from their parameters alone, by a recurrence in plain PyTorch."""
+
+import torch
+import torch.nn.functional as F
+
+from selective_scan import S6
+from selective_scan._discretization import DISCRETIZATIONS
+
+
+def turned(rows: torch.Tensor) -> torch.Tensor:
+    """Pairs of channels as complex numbers."""
+    return torch.complex(rows[..., ::2], rows[..., 1::2])
+
+
+def recurrence(x, delta, A, B, C, mix, turns, method) -> torch.Tensor:
+    """y of (batch, seqlen, ...) tensors, by states that are turned at each step, and that take a
+    share of the input of the step before."""
+    batch, seqlen, dim = x.shape
+    if turns is not None:
+        B, C = turned(B), turned(C)
+    h = torch.zeros(batch, dim, B.shape[-1], dtype=B.dtype, device=B.device)
+    before, outs = torch.zeros_like(h), []
+    for t in range(seqlen):
+        step = delta[:, t, :, None]
+        now = B[:, t, None] * x[:, t, :, None]
+        if mix is None:
+            abar, bbar = DISCRETIZATIONS[method](step, step * A)
+            share = 0
+        else:
+            abar, bbar = (step * A).exp(), mix[:, t, :, None] * step
+            share = abar * (step - bbar)
+        if turns is not None:
+            turn = torch.exp(1j * turns[:, t, None])
+            abar, share = abar * turn, share * turn
+        h = abar * h + share * before + bbar * now
+        before = now
+        y = C[:, t, None].conj() * h
+        outs.append((y.real if turns is not None else y).sum(-1))
+    return torch.stack(outs, 1)
+
+
+def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
+    """What a stack of layers of any kind computes."""
+    for layer in model.layers:
+        p = dict(layer.named_parameters())
+        method, rotary, dstate = layer.discretization_method, layer.rotary, layer.d_state
+        hidden = F.rms_norm(x, (x.shape[-1],), p["norm.weight"], 1e-5)
+        u, z = F.linear(hidden, p["in_proj.weight"], p.get("in_proj.bias")).chunk(2, -1)
+        width = p["conv1d.weight"].shape[-1]
+        u = F.pad(u.transpose(1, 2), (width - 1, 0))
+        u = F.conv1d(u, p["conv1d.weight"], p.get("conv1d.bias"), groups=u.shape[1])
+        u = F.silu(u).transpose(1, 2)
+        rank, pairs = layer.dt_rank, dstate // 2
+        dt, B, C, *others = F.linear(u, p["x_proj.weight"]).split(
+            [rank, dstate, dstate, *[rank] * (method == "trapezoid"), *[pairs] * rotary], -1
+        )
+        delta = F.linear(dt, p["dt_proj.weight"], p.get("dt_proj.bias"))
+        delta = F.softplus(delta) if layer.dt_soft_plus else delta
+        mix = turns = None
+        if method == "trapezoid":
+            rows = F.linear(others.pop(0), p["mix_proj.weight"], p["mix_proj.bias"])
+            mix = 1 / (1 + torch.exp(-rows))
+        if rotary:
+            turns = torch.pi * torch.tanh(others.pop(0)) * delta.mean(-1, keepdim=True)
+        if rotary or method == "trapezoid":
+            B = F.rms_norm(B, (dstate,), p["B_norm.weight"], 1e-5) + p["B_bias"]
+            C = F.rms_norm(C, (dstate,), p["C_norm.weight"], 1e-5) + p["C_bias"]
+        A = -p["A_log"].exp()
+        y = recurrence(u, delta, A, B, C, mix, turns, method)
+        if layer.bidirectional:
+            u_, delta_, B_, C_, mix_, turns_ = (
+                None if tensor is None else tensor.flip(1)
+                for tensor in (u, delta, B, C, mix, turns)
+            )
+            y = y + recurrence(u_, delta_, A, B_, C_, mix_, turns_, method).flip(1)
+        y = (y + p["D"] * u) * F.silu(z)
+        x = x + F.linear(y, p["out_proj.weight"], p.get("out_proj.bias"))
+    return F.rms_norm(x, (x.shape[-1],), model.norm_f.weight, 1e-5)

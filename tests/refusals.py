@@ -1,0 +1,195 @@
+"""What operators refuse: how a table of bad calls is written, and held against every way in.
+
+The Python function on kernels and on the reference, the ops as anyone may call them through
+torch.ops, and the fake kernels of torch.compile all refuse the same calls with the same words.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cases import fake, ones
+from opchecks import in_order
+
+PYTHON = ("function", "reference", "reference itself")  # ways in that see more than tensors
+DENSE = "be a dense (strided) tensor"
+EXCLUSIVE = tuple(f"be {it} {when} " for it in ("None", "False") for when in ("where", "unless"))
+i32, i64 = partial(ones, dtype=torch.int32), partial(ones, dtype=torch.int64)
+f64, c64, bf16 = (
+    partial(ones, dtype=dtype) for dtype in (torch.float64, torch.complex64, torch.bfloat16)
+)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """An argument that makes a good call bad, what is said of it, and what else that call has."""
+
+    name: str
+    value: object
+    sentence: str
+    changes: dict
+
+    @property
+    def error(self) -> type[Exception]:
+        is_of_type = self.sentence.startswith(("be a ", "be an "))
+        if is_of_type and " where " not in self.sentence and self.sentence != DENSE:
+            return TypeError
+        return ValueError if self.name == "backend" else RuntimeError
+
+    @property
+    def is_python_alone(self) -> bool:
+        """Whether the ops cannot be given it, or refuse it in PyTorch's own words."""
+        is_sparse = isinstance(self.value, torch.Tensor) and self.value.layout != torch.strided
+        return is_sparse or self.error is not RuntimeError
+
+    @property
+    def message(self) -> str:
+        has_name = self.sentence.startswith((f"{self.name} ", f"{self.name}["))
+        return self.sentence if has_name else f"{self.name} must {self.sentence}"
+
+    def full_message(self, anchor: torch.Tensor) -> str:
+        """With what was given instead, where the sentence does not say it."""
+        value, text = self.value, f"selective_scan: {self.message}"
+        if ", got" in text or self.sentence.startswith(EXCLUSIVE):
+            return text
+        if self.error is TypeError:
+            return f"{text}, got {type(value).__name__}"
+        if not isinstance(value, torch.Tensor):
+            return text if value is None else f"{text}, got {value!r}"
+        if "dtype" in text:
+            return f"{text}, got {_short(value.dtype)}"
+        if self.sentence == DENSE:
+            return f"{text}, got layout {_short(value.layout)}"
+        if "stride" in text:
+            return f"{text}, got strides {value.stride()}"
+        if "on the device" in text:
+            return f"{text}, {anchor.device}, got {value.device}"
+        return f"{text}, got {tuple(value.shape)}"
+
+
+def _short(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def bad(names: str, sentence: str, *values: object, **changes: object) -> list[Bad]:
+    """Bad calls for each of the names and values. Behind the name, "must" and the sentence comes
+    what was given, unless the sentence says it."""
+    return [Bad(*it, sentence, changes) for it in itertools.product(names.split(), values)]
+
+
+def on_device(value: object, device: str) -> object:
+    """A tensor on a device, of the same strides also where these are 0; all else as it is."""
+    if isinstance(value, list):
+        return [on_device(it, device) for it in value]
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return value
+    if value.layout != torch.strided or 0 not in value.stride():
+        return value.to(device)
+    return value._base.to(device).expand_as(value)
+
+
+# --- ways in --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """A call that takes arguments by name; `names` are those that it takes, None if it takes all
+    that a table is about."""
+
+    call: Callable[[dict], object]
+    names: frozenset[str] | None = None
+
+    def __call__(self, arguments: dict) -> object:
+        return self.call(arguments)
+
+    @property
+    def faked(self) -> "Way":
+        def call_faked(arguments: dict) -> object:
+            with FakeTensorMode() as mode:
+                return self.call(fake(arguments, mode))
+
+        return Way(call_faked, self.names)
+
+
+def by_op(name: str) -> Way:
+    """What an op must be given and is not is None."""
+    op = getattr(torch.ops.selective_scan, name)
+    names = [it.name for it in op.default._schema.arguments]
+
+    def call(arguments: dict) -> object:
+        return op(**dict(zip(names, in_order(op, arguments), strict=True)))
+
+    return Way(call, frozenset(names))
+
+
+def ways_in(function, reference, *ops: str) -> dict[str, Way]:
+    """The calls of an operator by what is called. One that has no function is its ops; one that has
+    no reference has no backend either."""
+    ways = {name: by_op(name) for name in ops}
+    python = {}
+    if function is not None:
+        ways = {"function": Way(lambda arguments: function(**arguments))} | ways
+    if reference is not None:
+        python = {
+            "reference": Way(lambda it: function(**({"backend": "reference"} | it))),
+            "reference itself": Way(
+                lambda arguments: reference(**arguments),
+                frozenset(inspect.signature(reference).parameters),
+            ),
+        }
+    return ways | python | {f"fake {name}": way.faked for name, way in ways.items()}
+
+
+def outcome_of(call: Callable[[dict], object], arguments: dict) -> object:
+    """The exception's type and message, or "accepted"."""
+    try:
+        call(arguments)
+    except Exception as error:
+        return type(error), str(error)
+    return "accepted"
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """An operator's table: what is called, good calls by what is changed of the plainest, and what
+    makes them bad. Others must be on the anchor's device."""
+
+    ways: dict[str, Way]
+    good: Callable[..., dict]
+    anchor: str
+    table: Iterable[list[Bad]]
+
+    def call(self, device: str, **changes: object) -> dict:
+        return {name: on_device(it, device) for name, it in self.good(**changes).items()}
+
+    def rows(self, way: str) -> list[Bad]:
+        """The bad calls that can be made so."""
+        names, is_python = self.ways[way].names, way in PYTHON
+        return [
+            row
+            for row in itertools.chain(*self.table)
+            if (is_python or not row.is_python_alone) and (names is None or row.name in names)
+        ]
+
+    def check(self, way: str, device: str) -> None:
+        """Every row in one test: a table has hundreds of them, a call is quick."""
+        failures = []
+        for row in self.rows(way):
+            arguments = self.call(device, **row.changes)
+            anchor = arguments[self.anchor]
+            arguments[row.name] = on_device(row.value, device)
+            outcome = outcome_of(self.ways[way], arguments)
+            expected = (row.error, row.full_message(anchor))
+            if outcome != expected:
+                failures.append(f"{row}\n  expected {expected}\n  got {outcome}")
+        assert not failures, "\n".join(failures)
+
+
+def plain(**arguments: object) -> Callable[..., dict]:
+    """Good calls of these arguments, of which any may be changed."""
+    return lambda **changes: arguments | changes
