@@ -14,6 +14,7 @@ from ._operator import RETURN_LAST_STATE
 from ._packed import PackedSequences
 from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
 from ._table import (
+    BACKEND,
     CU_SEQLENS,
     PROJECTION_DTYPES,
     STATE_DTYPES,
@@ -58,6 +59,7 @@ _ARGUMENTS = Table(
 def _check(values: tuple, return_last_state: object, backend: str) -> Call:
     _ARGUMENTS.check_types(values)
     RETURN_LAST_STATE.check_type(return_last_state)
+    BACKEND.check_type(backend)
     check_backend(backend, values[0].device)
     return _ARGUMENTS.check_values(values)
 

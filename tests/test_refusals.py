@@ -278,7 +278,7 @@ TRAPEZOID = Refusals(
         bad("A", "be (dim, dstate) = (4, *)", ones(4, 3, 3)),
         bad("B", OF_STEPS, ones(2, 3, 7)),
         bad("u", "have batch of 1 where cu_seqlens is given", ones(2, 4, 6), cu_seqlens=i64(2)),
-        bad("backend", "be one of auto, cpu, cuda, reference", "tpu"),
+        BACKENDS,
     ],
 )
 
