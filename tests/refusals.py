@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cases import fake, ones
+from cases import COMPLEX, REAL, fake, ones
 from opchecks import in_order
+from problem import METHODS
 
 PYTHON = ("function", "reference", "reference itself")  # ways in that see more than tensors
 DENSE = "be a dense (strided) tensor"
@@ -193,3 +194,26 @@ class Refusals:
 def plain(**arguments: object) -> Callable[..., dict]:
     """Good calls of these arguments, of which any may be changed."""
     return lambda **changes: arguments | changes
+
+
+# --- what several tables say ---------------------------------------------------------------------
+
+POLES = "float32, float64, complex64 or complex128"
+ANY = f"{REAL.replace(' or', ',')}, {COMPLEX}"
+INDICES = "have dtype int32 or int64"
+NO_STRIDE = "have no stride of 0"
+METHOD = f"be one of {', '.join(METHODS)}"
+BACKENDS = [
+    *bad("backend", "be a str", 3, None),
+    *bad("backend", "be one of auto, cpu, cuda, reference", "tpu"),
+]
+
+
+def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return ones(*shape, dtype=dtype, device="meta")
+
+
+def numbers(*shape: int, but: tuple[torch.dtype, ...] = ()) -> list[torch.Tensor]:
+    """Of dtypes that no real argument takes."""
+    dtypes = (torch.int64, torch.bool, torch.complex64, torch.uint8)
+    return [ones(*shape, dtype=dtype) for dtype in dtypes if dtype not in but]

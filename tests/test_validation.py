@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cases import assert_same_outcome
 from problem import METHODS, TENSORS
 from refusals import outcome_of
+from refusals_of_scans import SCAN, UNITARY
 from selective_scan import (
     adaptive_unitary_scan_fn,
     adaptive_unitary_scan_ref,
@@ -25,7 +26,6 @@ from selective_scan import (
     diagonal_scan_ref,
     selective_scan_fn,
 )
-from test_refusals import SCAN, UNITARY
 
 call_auto, call_reference = SCAN.ways["function"], SCAN.ways["reference"]
 
