@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from graphs import capture
 from selective_scan import S6, distributed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
@@ -52,16 +53,8 @@ def make_scan(group, device: str, options: dict):
 def replay(group, make, device: str, options: dict) -> None:
     torch.manual_seed(0)
     step, inputs = make(group, device, options)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
     # NCCL's own thread may ask meanwhile for what was called before.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        captured = step()
+    graph, captured = capture(step, capture_error_mode="thread_local")
     for scale in (1.0, 0.5, -2.0):
         with torch.no_grad():
             for tensor in inputs:

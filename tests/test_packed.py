@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from cases import compiled_with_graphs
+from graphs import capture
 from opchecks import gradcheck
 from problem import (
     COMPLEX_KINDS,
@@ -429,14 +430,7 @@ def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
         out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
         return out, last, *torch.autograd.grad(out, list(inputs.values()), cotangent)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     for bounds in ((0, 30, 300, 301, 600), (0, 0, 599, 600, 600), (5, 6, 7, 8, 90)):
         options["cu_seqlens"].copy_(torch.tensor(bounds))
         graph.replay()

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_kernels import has_step
-from selective_scan import S6, MambaMixer, S6Cache
+from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
 from selective_scan.cache import MixerCache
 
@@ -498,3 +498,12 @@ def test_many_steps_do_not_drift():
 @pytest.mark.slow
 def test_a_hundred_thousand_steps_do_not_drift():
     check_drift(100_000, prompt=2000)
+
+
+@pytest.mark.parametrize(
+    ("d_inner", "dtype", "rows"),
+    [(128, F32, 16), (1536, F32, 8), (1536, BF16, 16), (3072, HALF, 8), (5120, BF16, 4)],
+)
+def test_rows_of_one_launch_have_so_many_bytes(d_inner, dtype, rows):
+    hidden = torch.empty(1, 1, d_inner // 2, dtype=dtype)
+    assert _plain_stack._most_rows(hidden, (24, d_inner // 2, d_inner, 16, 48, 0)) == rows

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from graphs import capture
 from problem import (
     Case,
     assert_same_bits,
@@ -57,14 +58,7 @@ def forward_and_backward_ops(case, inputs, cotangents):
 def test_graph_capture_and_replay_with_new_data(case, cuda_device):
     inputs = detached(inputs_on(case, cuda_device))
     cotangents = {name: value.cuda() for name, value in make(case).cotangents.items()}
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        forward_and_backward_ops(case, inputs, cotangents)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = forward_and_backward_ops(case, inputs, cotangents)
+    graph, captured = capture(lambda: forward_and_backward_ops(case, inputs, cotangents))
 
     for scale in (1.0, 0.5, -2.0):
         inputs["u"].mul_(scale)
@@ -88,15 +82,7 @@ def test_a_captured_training_step(cuda_device):
         out = selective_scan_fn(**inputs, **options)
         return torch.autograd.grad(out.square().sum(), leaves)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         inputs["u"].add_(0.25)
     graph.replay()

@@ -52,7 +52,7 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   const auto take = [&](int64_t count) { return static_cast<int>(bytes.take(count)); };
   SharedLayout& shared = plan.shared;
   shared.barriers = take(2 * kMostStages * sizeof(BarrierState));
-  shared.input_barriers = take(2 * kInputSlots * sizeof(BarrierState));
+  shared.input_barriers = take(2 * kInputBuffers * sizeof(BarrierState));
   shared.sums = take(2 * kProductWarps * kTileRows * reals);
   shared.squares = take(kComputeWarps * reals);
   shared.xz = take(2 * channels * reals);
@@ -63,7 +63,7 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   shared.scale = take(4 * reals);
   const int64_t inputs = kFirstTap + params.width + params.batch * (params.width - 1);
   plan.channel_inputs = static_cast<int>(inputs);
-  shared.inputs = take(kInputSlots * inputs * channels * static_cast<int64_t>(sizeof(float)));
+  shared.inputs = take(kInputBuffers * inputs * channels * static_cast<int64_t>(sizeof(float)));
   shared.dt_proj = take(channels * params.rank * size);
 
   plan.activation_pitch = static_cast<int>(std::max(dim, inner) + 16 / size);

@@ -2,8 +2,8 @@
 // D, the taps of the convolution and the steps that it keeps.
 //
 // One warp fetches them, a layer ahead of those that compute, converts them to float and puts them
-// into one of two slots in shared memory: [number][channel], numbers as ChannelInput tells. Threads
-// that compute would wait for each of them, since nothing else is left to do in between.
+// into one of two buffers in shared memory: [number][channel], numbers as ChannelInput tells.
+// Threads that compute would wait for each of them, since nothing else is left to do in between.
 #pragma once
 
 #include "../kit/barriers.cuh"
@@ -47,27 +47,29 @@ class ChannelInputs {
 
   /// One thread calls this, before the block's threads meet.
   __device__ __forceinline__ void initialize() const {
-    for (int slot = 0; slot < kInputSlots; ++slot) {
-      full(slot).initialize();
-      empty(slot).initialize(kComputeThreads);
+    for (int buffer = 0; buffer < kInputBuffers; ++buffer) {
+      full(buffer).initialize();
+      empty(buffer).initialize(kComputeThreads);
     }
     SharedBarrier::publish();
   }
 
   /// The inputs of a layer, by threads that compute. They are released in the layers' order.
   __device__ __forceinline__ const float* acquire(int layer) const {
-    full(layer % kInputSlots).wait(layer / kInputSlots % 2);
-    return slot(layer);
+    full(layer % kInputBuffers).wait(layer / kInputBuffers % 2);
+    return buffer(layer);
   }
-  __device__ __forceinline__ void release(int layer) const { empty(layer % kInputSlots).signal(); }
+  __device__ __forceinline__ void release(int layer) const {
+    empty(layer % kInputBuffers).signal();
+  }
 
   /// By all lanes of the warp that fetches.
   __device__ __forceinline__ void fetch(int layer) const {
     constexpr int kBatch = 4;  // loads on their way at a time
     const int lane = threadIdx.x % kWarpSize;
-    empty(layer % kInputSlots).wait(layer / kInputSlots % 2 ^ 1);
-    float* const target = slot(layer);
-    const int count = slot_size();
+    empty(layer % kInputBuffers).wait(layer / kInputBuffers % 2 ^ 1);
+    float* const target = buffer(layer);
+    const int count = buffer_size();
 #pragma unroll 1
     for (int first = lane; first < count; first += kBatch * kWarpSize) {
       RawElement raw[kBatch];
@@ -87,23 +89,23 @@ class ChannelInputs {
         if (at < count) target[at] = raw[i].value(dtypes[i]);
       }
     }
-    full(layer % kInputSlots).signal();
+    full(layer % kInputBuffers).signal();
   }
 
  private:
-  __device__ __forceinline__ int slot_size() const {
+  __device__ __forceinline__ int buffer_size() const {
     return args_.plan.channel_inputs * channels_.count;
   }
-  __device__ __forceinline__ float* slot(int layer) const {
+  __device__ __forceinline__ float* buffer(int layer) const {
     return reinterpret_cast<float*>(shared_memory() + args_.plan.shared.inputs) +
-           layer % kInputSlots * slot_size();
+           layer % kInputBuffers * buffer_size();
   }
-  __device__ __forceinline__ SharedBarrier full(int slot) const {
+  __device__ __forceinline__ SharedBarrier full(int buffer) const {
     return SharedBarrier(shared_address(shared_memory() + args_.plan.shared.input_barriers) +
-                         slot * static_cast<uint32_t>(sizeof(BarrierState)));
+                         buffer * static_cast<uint32_t>(sizeof(BarrierState)));
   }
-  __device__ __forceinline__ SharedBarrier empty(int slot) const {
-    return full(kInputSlots + slot);
+  __device__ __forceinline__ SharedBarrier empty(int buffer) const {
+    return full(kInputBuffers + buffer);
   }
 
   const StepArgs& args_;

@@ -38,7 +38,7 @@ constexpr int kColumnUnit = 16;
 /// every batch entry the steps that the convolution keeps.
 enum ChannelInput { kConvBias, kXBias, kZBias, kDtBias, kD, kFirstTap };
 /// They are there for so many layers at a time.
-constexpr int kInputSlots = 2;
+constexpr int kInputBuffers = 2;
 
 /// Consecutive rows, or channels.
 struct Share {
@@ -56,20 +56,20 @@ SELECTIVE_SCAN_HD Share channels_of(int64_t inner, int block, int blocks) {
 
 /// Byte offsets in shared memory. Arrays of values are [row of a matrix][row].
 struct SharedLayout {
-  int barriers;  // full and empty of every stage
-  int input_barriers;
-  int stages;       // of the ring
-  int activations;  // [row][column], what a product multiplies with
-  int sums;         // of warps, for two tiles
-  int squares;      // [warp][row], sums of them
-  int xz;           // x and z of own channels
-  int x;            // of own channels, behind the convolution
-  int y;            // of own channels
-  int projections;  // dt, B and C of all rows
-  int residual;     // of own channels of the stream
-  int scale;        // of every row, see Scale
-  int inputs;       // two slots of [number][channel], what own channels are given: see ChannelInput
-  int dt_proj;      // own rows of it
+  int barriers;        // full and empty of every stage
+  int input_barriers;  // full and empty of every buffer of inputs
+  int stages;          // of the ring
+  int activations;     // [row][column], what a product multiplies with
+  int sums;            // of warps, for two tiles
+  int squares;         // [warp][row], sums of them
+  int xz;              // x and z of own channels
+  int x;               // of own channels, behind the convolution
+  int y;               // of own channels
+  int projections;     // dt, B and C of all rows
+  int residual;        // of own channels of the stream
+  int scale;           // of every row, see Scale
+  int inputs;          // two of [number][channel], what own channels are given: see ChannelInput
+  int dt_proj;         // own rows of it
 };
 
 /// Offsets, in words of 8 bytes, of what blocks exchange: see words.cuh.
