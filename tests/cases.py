@@ -68,36 +68,6 @@ def fake(arguments: dict, mode: FakeTensorMode) -> dict:
     return tree_map_only(torch.Tensor, mode.from_tensor, arguments)
 
 
-def ways_into(op, op_arguments, function, reference) -> dict:
-    """The calls of an operator by what is called; each takes the function's arguments, of which
-    `op_arguments` makes the op's."""
-
-    def call_fake(arguments):
-        with FakeTensorMode() as mode:
-            return op(*op_arguments(fake(arguments, mode)))
-
-    return {
-        "function": lambda arguments: function(**arguments),
-        "reference": lambda arguments: reference(**arguments),
-        "op": lambda arguments: op(*op_arguments(arguments)),
-        "fake": call_fake,
-    }
-
-
-def assert_all_refused(call, bad_calls) -> None:
-    """Each of the pairs of arguments and a message is refused with it."""
-    failures = []
-    for arguments, message in bad_calls:
-        try:
-            call(arguments)
-            outcome = "accepted"
-        except RuntimeError as error:
-            outcome = str(error)
-        if outcome != f"selective_scan: {message}":
-            failures.append(f"expected {message}\n  got {outcome}")
-    assert not failures, "\n".join(failures)
-
-
 def compiled_with_graphs(function, dynamic=None):
     """The function as compiled, and the list of the graphs that this takes."""
     torch._dynamo.reset()

@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cases import (
     REAL,
-    assert_all_refused,
     assert_change_is_seen,
     assert_refused,
     compiled_with_graphs,
     ones,
-    ways_into,
 )
+from opchecks import in_order
+from refusals import Way, by_op, outcome_of
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
 from test_s6_step import BASE, copy_of, make, states_of
 
@@ -24,13 +24,30 @@ BF16, F64, C64, INT64 = torch.bfloat16, torch.float64, torch.complex64, torch.in
 OPTIONS = {"eps": 1e-5, "delta_softplus": True, "discretization_method": "zoh"}
 
 
-def op_arguments(arguments: dict) -> tuple:
-    given = {"workspace": None} | OPTIONS | arguments
-    more = ("norm_f", "head", "state_batch_indices", "workspace", *OPTIONS)
-    return (given["hidden"], *given["stack"], *(given[name] for name in more))
+def of_op(arguments: dict) -> dict:
+    """What the op is given, which takes the lists of the stack one by one."""
+    given = OPTIONS | arguments
+    return given | given.pop("stack")._asdict()
 
 
-WAYS = ways_into(torch.ops.selective_scan.s6_step, op_arguments, s6_step, s6_step_ref)
+CALL_OP = Way(lambda arguments: by_op("s6_step")(of_op(arguments)))
+WAYS = {
+    "function": Way(lambda arguments: s6_step(**arguments)),
+    "reference": Way(lambda arguments: s6_step_ref(**arguments)),
+    "op": CALL_OP,
+    "fake": CALL_OP.faked,
+}
+
+
+def assert_all_refused(way: str, bad_calls) -> None:
+    """Each of the pairs of arguments and a message is refused with it."""
+    failures = []
+    for arguments, message in bad_calls:
+        outcome = outcome_of(WAYS[way], arguments)
+        if outcome != (RuntimeError, f"selective_scan: {message}"):
+            failures.append(f"expected {message}\n  got {outcome}")
+    assert not failures, "\n".join(failures)
+
 
 POOL = {"slots": 4}
 HEAD = {"vocabulary": 6}
@@ -110,7 +127,7 @@ def test_bad_calls_are_refused_in_the_same_words(way, device):
         (changed(make(BASE.with_(**changes), device), place, value, device), f"{name} must {end}")
         for changes, place, value, name, end in BAD
     )
-    assert_all_refused(WAYS[way], bad_calls)
+    assert_all_refused(way, bad_calls)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -133,7 +150,7 @@ def test_bad_calls_are_refused_in_the_same_words(way, device):
 def test_bad_lists_are_refused_in_the_same_words(way, changes, lists, message):
     arguments = make(BASE.with_(**changes))
     arguments["stack"] = arguments["stack"]._replace(**lists)
-    assert_all_refused(WAYS[way], [(arguments, message)])
+    assert_all_refused(way, [(arguments, message)])
 
 
 @pytest.mark.parametrize("function", [s6_step, s6_step_ref])
@@ -159,7 +176,7 @@ def test_indices_of_no_slot_change_nothing():
     before = copy_of(arguments)
     for way in ("function", "reference", "op"):
         message = "state_batch_indices must be less than slots = 3, got 3"
-        assert_all_refused(WAYS[way], [(arguments, message)])
+        assert_all_refused(way, [(arguments, message)])
     for state, expected in zip(states_of(arguments), states_of(before), strict=True):
         assert torch.equal(state, expected)
 
@@ -209,8 +226,8 @@ def test_changes_are_seen_by_a_graph(name, device):
     ids=str,
 )
 def test_opcheck(case, device):
-    op = torch.ops.selective_scan.s6_step.default
-    torch.library.opcheck(op, op_arguments(make(case, device)))
+    op = torch.ops.selective_scan.s6_step
+    torch.library.opcheck(op, in_order(op, of_op(make(case, device))))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
