@@ -317,7 +317,7 @@ def work_text(plan: CudaPlan, methods: list[str]) -> str:
     files, minutes = len(cpu_sources()), CPU_MINUTES * len(methods) / len(known)
     if plan.toolkit is not None:
         all_kernels, kernels = (
-            sum(len(set(map(source.kernel, names))) for source in instantiations.SOURCES)
+            len({source.file(name) for source in instantiations.SOURCES for name in names})
             for names in (known, methods)
         )
         files += len(cuda_sources()) + kernels

@@ -31,6 +31,7 @@ struct Call {
   int64_t seqlen = 1;
   int64_t dstate = 1;
   int64_t groups = 1;
+  std::string method = "zoh";
   std::string dtype = "bfloat16";
   std::string projection_dtype;  // of B and C; empty: dtype
   bool is_complex = false;
@@ -56,6 +57,11 @@ struct Call {
     throw std::invalid_argument("no such dtype: " + name);
   }
   DType element() const { return dtype_of(dtype); }
+  Method method_value() const {
+    const auto found = std::find(std::begin(kMethodNames), std::end(kMethodNames), method);
+    if (found == std::end(kMethodNames)) throw std::invalid_argument("no such method: " + method);
+    return static_cast<Method>(found - std::begin(kMethodNames));
+  }
 };
 
 /// Addresses that nobody reads.
@@ -102,6 +108,7 @@ ScanParams make_inputs(const Call& call) {
   params.groups = call.groups;
   params.dstate = call.dstate;
   params.seqlen = call.seqlen;
+  params.method = call.method_value();
   params.is_complex = call.is_complex;
   params.is_double = dtype == DType::kFloat64;
   params.variable_B = call.B == "variable";
@@ -470,6 +477,7 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("seqlen", &Call::seqlen)
       .def_readwrite("dstate", &Call::dstate)
       .def_readwrite("groups", &Call::groups)
+      .def_readwrite("method", &Call::method)
       .def_readwrite("dtype", &Call::dtype)
       .def_readwrite("projection_dtype", &Call::projection_dtype)
       .def_readwrite("complex", &Call::is_complex)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 import core_build
+from problem import METHODS
 
 PLAN_SOURCES = sorted(
     path.relative_to(core_build.CSRC).as_posix()
@@ -20,6 +21,7 @@ class Call:
     seqlen: int
     dstate: int
     groups: int = 1
+    method: str = "zoh"
     dtype: str = "bfloat16"
     projection_dtype: str = ""  # of B and C; "": dtype
     complex: bool = False
@@ -93,6 +95,7 @@ def random_call(generator):
         seqlen=choose([1, 7, 64, 200, 784, 2048, 65536, 1 << 20, generator.randint(1, 5000)]),
         dstate=choose([1, 2, 4, 8, 16, 16, 16, 32, 64, generator.randint(1, 256)]),
         groups=groups,
+        method=choose(["zoh", "zoh", *METHODS]),
         dtype=choose(["float32", "bfloat16", "float16", "float64"]),
         projection_dtype=choose(["", "", "", "float16"]),
         complex=is_complex,

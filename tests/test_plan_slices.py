@@ -35,6 +35,14 @@ SLICES = [
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
     ),
+    # By another method, for which kernels hold fewer states.
+    (
+        Call(8, 1024, 512, 40, method="foh"),
+        ([16, 16, 8], STREAMED * 3, 3, 1),
+        ([16, 16, 8], STREAMED * 3, 4, 4),
+    ),
+    (Call(8, 1024, 512, 24, method="foh", **CONSTANT), None, None),
+    (Call(8, 1024, 512, 24, method="rk4", complex=True), None, None),
     # Too few elements, or what only the floor takes.
     (Call(1, 64, 64, 128), None, None),
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),

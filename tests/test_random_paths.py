@@ -10,7 +10,7 @@ import torch
 
 import test_capabilities as capabilities
 from plan_calls import random_call
-from problem import METHODS, Case, Error, generator, tolerance
+from problem import Case, Error, generator, tolerance
 
 COUNT = 60
 # Of u, and of all states that are gone through: a call is drawn again where it has more.
@@ -28,7 +28,7 @@ def case_of(call, choose) -> Case:
         bounds = tuple(sorted(choose(steps) for _ in range(min(9, call.seqlen))))
     return Case(
         *(call.batch, call.dim, call.seqlen, call.dstate, call.groups),
-        method=choose(METHODS),
+        method=call.method,
         complex=call.complex,
         dtype=getattr(torch, call.dtype),
         projection_dtype=projection or None,

@@ -44,14 +44,6 @@ constexpr MethodTable<Entry> make_method_table(const Make& make) {
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 
-/// This does the same for kernels that take a series' coefficients at run time.
-template <class Entry, class Make>
-constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
-  return make_method_table<Entry>([&]<Method kMethod>() -> Entry {
-    return make.template operator()<kernel_method(kMethod)>();
-  });
-}
-
 /// Whether a method is the first in the build of those that its kernels run.
 constexpr bool is_first_of_kernels(Method method) {
   for (int i = 0; i < static_cast<int>(method); ++i) {

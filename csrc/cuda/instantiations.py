@@ -17,6 +17,13 @@ CSRC = Path(__file__).resolve().parent.parent
 
 # Methods that may share kernels, as kernel_method() of csrc/core/discretization/method.h has them.
 SERIES = ("highorder", "poly", "rk4")
+# The method that alone has kernels of the shapes that are not the common one.
+COMMON = "kCommonMethod"
+
+
+def kernel_method(method: str) -> str:
+    """The name of the kernels that run a method."""
+    return "series" if method in SERIES else method
 
 
 @dataclass(frozen=True)
@@ -27,25 +34,16 @@ class Source:
     folder: str  # of the headers
     headers: tuple[str, ...]
     structs: tuple[str, ...]  # in which METHOD stands for the method
-    shared: bool = True  # by the methods of SERIES: where the launcher has a make_kernel_table()
-    methods: tuple[str, ...] = ()  # that it exists for; all, if none is named
-
-    def has(self, method: str) -> bool:
-        return not self.methods or method in self.methods
-
-    def kernel(self, method: str) -> str:
-        """The name of the kernels that run a method."""
-        return "series" if self.shared and method in SERIES else method
 
     def file(self, method: str) -> str:
         is_one = not any("METHOD" in struct for struct in self.structs)
-        return f"{self.name}.cu" if is_one else f"{self.name}_{self.kernel(method)}.cu"
+        return f"{self.name}.cu" if is_one else f"{self.name}_{kernel_method(method)}.cu"
 
     def text(self, method: str) -> str:
         lines = [f'#include "cuda/{self.folder}/{header}.cuh"' for header in self.headers]
         namespace = f"selective_scan::cuda::{self.folder}"
         lines += ["", f"namespace {namespace} {{", ""]
-        enumerator = f"Method::k{self.kernel(method).capitalize()}"
+        enumerator = f"Method::k{kernel_method(method).capitalize()}"
         lines += [f"template struct {it.replace('METHOD', enumerator)};" for it in self.structs]
         lines += ["", f"}}  // namespace {namespace}", ""]
         return "\n".join(lines)
@@ -53,15 +51,12 @@ class Source:
 
 # Type of the states.
 FLOOR = [
-    Source(
-        f"floor_{name}",
-        "floor",
-        ("backward", "forward"),
-        tuple(f"Scan<{kind}, METHOD>" for kind in kinds),
-    )
-    for name, kinds in [
-        ("real", ("float", "double")),
-        ("complex", ("Complex<float>", "Complex<double>")),
+    Source(f"floor_{name}", "floor", ("backward", "forward"), (f"Scan<{kind}>",))
+    for name, kind in [
+        ("float", "float"),
+        ("double", "double"),
+        ("complex_float", "Complex<float>"),
+        ("complex_double", "Complex<double>"),
     ]
 ]
 
@@ -72,7 +67,7 @@ DSTATE1 = [
         "dstate1",
         ("backward", "forward"),
         tuple(
-            f"Kernels<METHOD, {storage}>"
+            f"Kernels<{storage}>"
             for storage in (
                 *("Vectors<float, 4>", "Vectors<BFloat16, 8>", "Vectors<Half, 8>"),
                 *("Vectors<BFloat16, 4>", "Vectors<Half, 4>"),
@@ -90,14 +85,14 @@ RELAY = [
         "relay",
         ("backward", "forward"),
         (
-            *(f"RelayForward<4, 16, {storage}, METHOD>" for storage in RELAY_STORAGES),
-            *(f"RelayBackward<{storage}, METHOD>" for storage in RELAY_STORAGES),
+            *(f"RelayForward<4, 16, {storage}>" for storage in RELAY_STORAGES),
+            *(f"RelayBackward<{storage}>" for storage in RELAY_STORAGES),
         ),
     )
 ]
 
 # The elements' type, states of a channel, and whether rows come all at once, which those of four
-# bytes need not. For one method alone.
+# bytes need not.
 NARROW = [
     Source(
         "narrow",
@@ -111,12 +106,10 @@ NARROW = [
                 *(("BFloat16", "true"), ("Half", "true")),
             )
         ),
-        methods=("zoh",),
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense. For one
-# method alone.
+# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense.
 PROMPT = [
     Source(
         "prompt",
@@ -128,7 +121,6 @@ PROMPT = [
             for shape in ("1, 1", "2, 2")
             for along in ("kSteps", "kChannels")
         ),
-        methods=("zoh",),
     )
 ]
 
@@ -138,12 +130,12 @@ STREAMED_FORWARD = [
         f"streamed_forward_{name}",
         "streamed",
         ("forward", "summarize"),
-        tuple(f"StreamedForward<{shape}, METHOD>" for shape in shapes),
+        tuple(f"StreamedForward<{shape}, {method}>" for shape in shapes),
     )
-    for name, shapes in [
-        ("float_4x4", ("float, 4, 2",)),
-        ("float_wide", ("float, 8, 2", "float, 16, 2")),
-        ("complex_float_2x8", ("Complex<float>, 2, 3",)),
+    for name, method, shapes in [
+        ("float_4x4", "METHOD", ("float, 4, 2",)),
+        ("float_wide", COMMON, ("float, 8, 2", "float, 16, 2")),
+        ("complex_float_2x8", COMMON, ("Complex<float>, 2, 3",)),
     ]
 ]
 
@@ -160,21 +152,21 @@ STREAMED_BACKWARD = [
         ("backward",),
         (
             *(
-                f"StreamedSummary<{kind}, {bits}, {size}, {variable}, METHOD, LaneMap::{lane_map}>"
+                f"StreamedSummary<{kind}, {bits}, {size}, {variable}, {method}, "
+                f"LaneMap::{lane_map}>"
                 for size, lane_map in STREAMED_ACCESS
             ),
             *(
-                f"StreamedBackward<{kind}, {bits}, Elements::{of}, {variable}, METHOD, "
+                f"StreamedBackward<{kind}, {bits}, Elements::{of}, {variable}, {method}, "
                 f"LaneMap::{lane_map}>"
                 for of, lane_map in itertools.product(elements, STREAMED_MAPS)
             ),
         ),
-        shared=kind == "float",
     )
-    for name, kind, bits, variable, elements in [
-        ("float_4_variable", "float", 2, "true", ("kBFloat16", "kFloat16", "kFloat32")),
-        ("float_4_constant", "float", 2, "false", ("kTwoBytes", "kFloat32")),
-        ("complex_float_8_variable", "Complex<float>", 3, "true", ("kTwoBytes", "kFloat32")),
+    for name, kind, bits, variable, method, elements in [
+        ("float_4_variable", "float", 2, "true", "METHOD", ("kBFloat16", "kFloat16", "kFloat32")),
+        ("float_4_constant", "float", 2, "false", COMMON, ("kTwoBytes", "kFloat32")),
+        ("complex_float_8_variable", "Complex<float>", 3, "true", COMMON, ("kTwoBytes", "kFloat32")),
     ]
 ]
 
@@ -185,7 +177,7 @@ TEAM_BACKWARD = [
         "streamed",
         ("team_backward",),
         tuple(
-            f"TeamBackward<{warps}, {size}, METHOD, LaneMap::{lane_map}>"
+            f"TeamBackward<{warps}, {size}, {COMMON}, LaneMap::{lane_map}>"
             for warps in (2, 4)
             for size, lane_map in STREAMED_ACCESS
         ),
@@ -220,7 +212,6 @@ UPDATE = [
         "update",
         ("dense",),
         tuple(f"DenseUpdate<{types}>" for types in UPDATE_TYPES),
-        methods=("zoh",),
     ),
 ]
 
@@ -249,7 +240,6 @@ def write(folder: Path, methods: Iterable[str]) -> list[Path]:
         folder / source.file(method): source.text(method)
         for source in SOURCES
         for method in methods
-        if source.has(method)
     }
     folder.mkdir(parents=True, exist_ok=True)
     for path in set(folder.glob("*.cu")) - texts.keys():

@@ -106,8 +106,7 @@ struct ExactHold : StepForms<ExactHold> {
     return {hold.a, select(square < constant<T>(1), near, away)};
   }
 
-  /// The policy has exact_hold_constants(A) and exact_hold_step(Δ, constants), and may have
-  /// exact_hold_step(Δ, Δ·u, constants).
+  /// The policy has exact_hold_constants(A) and exact_hold_step(Δ, constants).
   template <class Math, class T>
   using Constants = decltype(Math::exact_hold_constants(T{}));
   template <class Math, class T>
@@ -117,12 +116,8 @@ struct ExactHold : StepForms<ExactHold> {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Step<T, T> step(real_t<T> delta, real_t<T> delta_u,
                                            const Constants<Math, T>& constants) {
-    if constexpr (requires { Math::exact_hold_step(delta, delta_u, constants); }) {
-      return Math::exact_hold_step(delta, delta_u, constants);
-    } else {
-      const auto value = Math::exact_hold_step(delta, constants);
-      return {value.abar, delta_u * value.phi1};
-    }
+    const auto value = Math::exact_hold_step(delta, constants);
+    return {value.abar, delta_u * value.phi1};
   }
 
   template <class Math, class T>

@@ -46,7 +46,7 @@ struct BackwardWindow {
   float start;  // state before the chunk
 };
 
-template <Method kMethod, class Storage>
+template <class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
   /// The next window is read while one is scanned, where registers suffice.
@@ -199,9 +199,9 @@ class BackwardTile {
     StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      value[i] = coefficients<kMethod>(delta[i], pole);
+      value[i] = coefficients<kCommonMethod>(delta[i], pole);
       map.offset =
-          value[i].abar * map.offset + held_input<kMethod>(delta[i], u[i], value[i]) * B[i];
+          value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
     float state = chunk > 0 ? raw.start : record.initial_state;
@@ -210,7 +210,7 @@ class BackwardTile {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       h[i] = value[i].abar * (i == 0 ? start : h[i - 1]) +
-             held_input<kMethod>(delta[i], u[i], value[i]) * B[i];
+             held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
     }
 
     Items dy = {};
@@ -240,8 +240,8 @@ class BackwardTile {
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
       const float dh = later + dy[i] * C[i];
-      const auto update = backpropagate_update<kMethod>(delta[i], u[i], pole, value[i], B[i],
-                                                        i == 0 ? start : h[i - 1], dh);
+      const auto update = backpropagate_update<kCommonMethod>(delta[i], u[i], pole, value[i], B[i],
+                                                              i == 0 ? start : h[i - 1], dh);
       later = update.carry;
       dA += update.dA;
       dB[i] += update.dB;
@@ -316,7 +316,7 @@ class BackwardTile {
   Projection<Storage> C_;
 };
 
-template <Method kMethod, class Storage>
+template <class Storage>
 __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
@@ -326,16 +326,15 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
   auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
   for (int64_t index = blockIdx.x; index < args.work_items; index += gridDim.x) {
     const ChannelTile tile(args.params, index, args.tiles, args.tile_channels());
-    BackwardTile<kMethod, Storage>(args, tile, shared[warp],
-                                   records + warp * args.slots * kWarpSize, sums)
+    BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots * kWarpSize, sums)
         .run();
   }
 }
 
-template <Method kMethod, class Storage>
-cudaError_t Kernels<kMethod, Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
-                                                cudaStream_t stream) {
-  return launch_kernel(backward_kernel<kMethod, Storage>, shape, stream, args);
+template <class Storage>
+cudaError_t Kernels<Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                       cudaStream_t stream) {
+  return launch_kernel(backward_kernel<Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

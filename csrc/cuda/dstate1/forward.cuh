@@ -26,7 +26,7 @@ struct ForwardChunk {
   uint32_t B, C;
 };
 
-template <Method kMethod, class Storage>
+template <class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
                                              ForwardShared& shared) {
   using Access = RowAccess<Storage>;
@@ -104,9 +104,9 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const auto value = coefficients<kMethod>(delta_items[i], pole);
+      const auto value = coefficients<kCommonMethod>(delta_items[i], pole);
       abar[i] = value.abar;
-      held[i] *= held_input<kMethod>(delta_items[i], u_items[i], value);
+      held[i] *= held_input<kCommonMethod>(delta_items[i], u_items[i], value);
       map.offset = abar[i] * map.offset + held[i];
       map.product *= abar[i];
     }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   }
 }
 
-template <Method kMethod, class Storage>
+template <class Storage>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   __shared__ __align__(16) ForwardShared shared[kForwardWarps];
@@ -148,14 +148,14 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
   for (int64_t index = int64_t{blockIdx.x} * kForwardWarps + warp; index < args.work_items;
        index += int64_t{gridDim.x} * kForwardWarps) {
     const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
-    forward_tile<kMethod, Storage>(args, tile, shared[warp]);
+    forward_tile<Storage>(args, tile, shared[warp]);
   }
 }
 
-template <Method kMethod, class Storage>
-cudaError_t Kernels<kMethod, Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
-                                               cudaStream_t stream) {
-  return launch_kernel(forward_kernel<kMethod, Storage>, shape, stream, args);
+template <class Storage>
+cudaError_t Kernels<Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                      cudaStream_t stream) {
+  return launch_kernel(forward_kernel<Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

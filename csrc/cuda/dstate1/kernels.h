@@ -53,7 +53,7 @@ struct BackwardArgs {
   SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
 };
 
-template <Method kMethod, class Storage>
+template <class Storage>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);

@@ -1,7 +1,6 @@
 // Launches of the dstate 1 kernels.
 #include <cstdlib>
 
-#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "plan.h"
@@ -26,28 +25,19 @@ struct Launches {
 };
 
 template <class Storage>
-const Launches& launches_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Launches>([&]<Method kMethod>() {
-    using Instance = Kernels<kMethod, Storage>;
-    return Launches{&Instance::forward, &Instance::backward};
-  });
-  return kTable[method];
-}
+constexpr Launches kLaunches = {&Kernels<Storage>::forward, &Kernels<Storage>::backward};
 
 /// The storages are those of instantiations.py.
 const Launches& launches_for(const ScanParams& params, int vector_steps) {
   const DType dtype = params.u.dtype;
   if (vector_steps == 0) {
-    return dtype == DType::kFloat32 ? launches_of<Scattered<4>>(params.method)
-                                    : launches_of<Scattered<2>>(params.method);
+    return dtype == DType::kFloat32 ? kLaunches<Scattered<4>> : kLaunches<Scattered<2>>;
   }
-  if (dtype == DType::kFloat32) return launches_of<Vectors<float, 4>>(params.method);
+  if (dtype == DType::kFloat32) return kLaunches<Vectors<float, 4>>;
   if (dtype == DType::kBFloat16) {
-    return vector_steps == 8 ? launches_of<Vectors<BFloat16, 8>>(params.method)
-                             : launches_of<Vectors<BFloat16, 4>>(params.method);
+    return vector_steps == 8 ? kLaunches<Vectors<BFloat16, 8>> : kLaunches<Vectors<BFloat16, 4>>;
   }
-  return vector_steps == 8 ? launches_of<Vectors<Half, 8>>(params.method)
-                           : launches_of<Vectors<Half, 4>>(params.method);
+  return vector_steps == 8 ? kLaunches<Vectors<Half, 8>> : kLaunches<Vectors<Half, 4>>;
 }
 
 /// What both passes are given.

@@ -52,11 +52,12 @@ __device__ __forceinline__ void add_over_channels(const Block<T>& block, Kept wh
 /// Takes a lane's state forward through a chunk, from `start` on, and its gradient back. A summary
 /// takes the gradient alone. Where the input has steps of its own, kDu gets what is the gradient of
 /// u by them, and theirs by u.
-template <Method kMethod, bool kHasInputDelta, class T, class R>
+template <Method kMethod, class T, class R>
 __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTile& chunk,
                                           int slice, T start, bool has_gate, R& ddelta_bias) {
   constexpr R kScale = kOutputScale<T>;
   const bool is_summary = block.launch.is_summary;
+  const bool has_input_delta = block.params.input_delta.present();
   const Pole<T> pole = block.pole(slice);
   const Projection<T> B = block.projection(kB, slice), C = block.projection(kC, slice);
   const R* const dy = block.own_row(kDy);
@@ -74,7 +75,7 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
       }
       if (has_gate) gather(block, kY, slice, t, y);
     };
-    sweep<kMethod, kHasInputDelta>(block, chunk, pole, B, start, visit);
+    sweep<kMethod>(block, chunk, pole, B, start, visit);
     __syncthreads();
     add_over_channels(block, kC, chunk, slice, plane,
                       [&](int at, T h) { return (kScale * block.rows(kDy)[at]) * conj(h); });
@@ -90,7 +91,7 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
       const T g = carry + (kScale * dy[t + j]) * conj(C[t + j]);
       const T before = t + j > 0 ? own[(t + j - 1) * blockDim.x] : start;
       UpdateGradient<T> update;
-      if constexpr (kHasInputDelta) {
+      if (has_input_delta) {
         const R gain = block.own_input_steps()[t + j] * u;
         const Hold<T> hold = hold_of<kMethod>(delta, pole);
         update = backpropagate_hold<kMethod>(delta, gain, pole, hold, B[t + j], before, g);
@@ -123,12 +124,13 @@ __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTi
   __syncthreads();
 }
 
-template <class T, Method kMethod, bool kHasInputDelta>
+template <class T>
 __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(float) ? 3 : 2)
     backward_kernel(const __grid_constant__ Args<BackwardParams> args) {
   using R = real_t<T>;
   const BackwardParams& params = args.params;
   const bool has_gate = params.z.present();
+  const bool has_input_delta = params.input_delta.present();
 
   const auto load = [&](const Block<T>& block, const ElementTile& chunk) {
     chunk.load(params.delta, block.rows(kDelta), [&](R delta, int64_t c, int at) {
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
       return delta;
     });
     chunk.load(params.u, block.rows(kU));
-    if constexpr (kHasInputDelta) chunk.load(params.input_delta, block.input_steps());
+    if (has_input_delta) chunk.load(params.input_delta, block.input_steps());
     chunk.load(params.dout, block.rows(kDy));
     if (!has_gate) return;
     __syncthreads();
@@ -152,10 +154,10 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
   const auto store = [&](const Block<T>& block, const ElementTile& chunk) {
     chunk.store(params.du, [&](int64_t c, int at) {
       R du = block.rows(kDu)[at];
-      if constexpr (kHasInputDelta) du *= block.input_steps()[at];
+      if (has_input_delta) du *= block.input_steps()[at];
       return du + block.of_channel(params.D, c) * block.rows(kDy)[at];
     });
-    if constexpr (kHasInputDelta) {
+    if (has_input_delta) {
       chunk.store(params.dinput_delta,
                   [&](int64_t, int at) { return block.rows(kDu)[at] * block.rows(kU)[at]; });
     }
@@ -191,7 +193,9 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
           } else if (!args.is_summary) {
             start = block.load_state(saved, steps.saved_before(chunk.first_step), slice);
           }
-          scan_back<kMethod, kHasInputDelta>(block, chunk, slice, start, has_gate, ddelta_bias);
+          visit_kernel_method(params.method, [&]<Method kMethod>() {
+            scan_back<kMethod>(block, chunk, slice, start, has_gate, ddelta_bias);
+          });
         }
         for (int t = block.lane; t < chunk.steps; t += block.lanes) {
           dD += block.own_row(kDy)[t] * block.own_row(kU)[t];
@@ -220,12 +224,10 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
   }
 }
 
-template <class T, Method kMethod>
-cudaError_t Scan<T, kMethod>::launch(const Args<BackwardParams>& args, const LaunchShape& shape,
-                                     cudaStream_t stream) {
-  return launch_kernel(args.params.input_delta.present() ? backward_kernel<T, kMethod, true>
-                                                         : backward_kernel<T, kMethod, false>,
-                       shape, stream, args);
+template <class T>
+cudaError_t Scan<T>::launch(const Args<BackwardParams>& args, const LaunchShape& shape,
+                            cudaStream_t stream) {
+  return launch_kernel(backward_kernel<T>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::floor

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "../../core/method_table.h"
 #include "../kit/geometry.cuh"
 #include "../kit/update_gradient.cuh"
 #include "../rows/elements.cuh"
@@ -186,17 +187,18 @@ struct Block {
 /// Takes a lane's state through the steps of a chunk, kBlockSteps at a time; visit(step, states
 /// behind the steps from there on, and their abar) sees each block. Behind the last step of a chunk
 /// delta, u, B and C are zero, by which a state stays as it is.
-template <Method kMethod, bool kHasInputDelta, class T, class Visit>
+template <Method kMethod, class T, class Visit>
 __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chunk,
                                    const Pole<T>& pole, const Projection<T>& B, T h,
                                    const Visit& visit) {
   const real_t<T>* const delta = block.own_row(kDelta);
   const real_t<T>* const u = block.own_row(kU);
+  const bool has_input_delta = block.params.input_delta.present();
   for (int t = 0; t < chunk.steps; t += kBlockSteps) {
     Pack<T, kBlockSteps> states, abar;
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      if constexpr (kHasInputDelta) {
+      if (has_input_delta) {
         const Hold<T> hold = hold_of<kMethod>(delta[t + j], pole);
         abar.v[j] = hold.a;
         states.v[j] = (block.own_input_steps()[t + j] * u[t + j]) * (hold.b * B[t + j]);

@@ -17,13 +17,14 @@
 
 namespace selective_scan::cuda::floor {
 
-template <class T, Method kMethod, bool kHasInputDelta>
+template <class T>
 __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(float) ? 3 : 2)
     forward_kernel(const __grid_constant__ Args<ForwardParams> args) {
   using R = real_t<T>;
   const ForwardParams& params = args.params;
   const bool has_output = params.wanted == ForwardWanted::kOutput && !args.is_summary;
   const bool has_gate = has_output && params.z.present();
+  const bool has_input_delta = params.input_delta.present();
   const auto gate = [](R z, int64_t, int) { return z * device_sigmoid(z); };
 
   for (int64_t index = blockIdx.x; index < args.geometry.work_items; index += gridDim.x) {
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
         chunk.load(params.delta, block.rows(kDelta),
                    [&](R delta, int64_t c, int) { return block.make_step(delta, c); });
         chunk.load(params.u, block.rows(kU));
-        if constexpr (kHasInputDelta) chunk.load(params.input_delta, block.input_steps());
+        if (has_input_delta) chunk.load(params.input_delta, block.input_steps());
         if (has_gate) chunk.load(params.z, block.rows(kGate), gate);
         for (int slice = 0; slice < block.slices; ++slice) {
           block.load_projection(params.B, kB, chunk, slice);
@@ -58,7 +59,9 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
             if (has_output) gather(block, kY, slice, t, y);
           };
           T& h = block.kept(kState, slice);
-          h = sweep<kMethod, kHasInputDelta>(block, chunk, block.pole(slice), B, h, visit);
+          visit_kernel_method(params.method, [&]<Method kMethod>() {
+            h = sweep<kMethod>(block, chunk, block.pole(slice), B, h, visit);
+          });
           block.kept(kFactor, slice) = factor;
           if (first + kChunk < steps.whole_end && !args.is_summary) {
             block.store_state(saved, steps.saved_before(first + kChunk), slice, h);
@@ -76,12 +79,10 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
   }
 }
 
-template <class T, Method kMethod>
-cudaError_t Scan<T, kMethod>::launch(const Args<ForwardParams>& args, const LaunchShape& shape,
-                                     cudaStream_t stream) {
-  return launch_kernel(args.params.input_delta.present() ? forward_kernel<T, kMethod, true>
-                                                         : forward_kernel<T, kMethod, false>,
-                       shape, stream, args);
+template <class T>
+cudaError_t Scan<T>::launch(const Args<ForwardParams>& args, const LaunchShape& shape,
+                            cudaStream_t stream) {
+  return launch_kernel(forward_kernel<T>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::floor

@@ -1,4 +1,4 @@
-// The kernels as the launcher sees them: one table entry per type of the states and method.
+// The kernels as the launcher sees them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,8 +23,8 @@ struct Args : Launch {
   Params params;
 };
 
-/// The launches of one instantiation.
-template <class T, Method kMethod>
+/// The launches for states of type T, by any method.
+template <class T>
 struct Scan {
   static cudaError_t launch(const Args<ForwardParams>& args, const LaunchShape& shape,
                             cudaStream_t stream);

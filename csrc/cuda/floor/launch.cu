@@ -1,7 +1,6 @@
 // Launches of the floor's kernels.
 #include <type_traits>
 
-#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "plan.h"
@@ -14,18 +13,14 @@ template <class T, class Params>
 cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExchange* exchange,
                     cudaStream_t stream) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
-  using Launcher = cudaError_t (*)(const Args<Params>&, const LaunchShape&, cudaStream_t);
-  static constexpr auto kLaunchers = make_kernel_table<Launcher>(
-      [&]<Method kMethod>() -> Launcher { return &Scan<T, kMethod>::launch; });
   Params& params = args.params;
-  const Launcher launch = kLaunchers[params.method];
   const SegmentStates& segments = args.workspace.segments;
-  if (segments.factors == nullptr) return launch(args, shape, stream);
+  if (segments.factors == nullptr) return Scan<T>::launch(args, shape, stream);
 
   const int dstate = static_cast<int>(params.dstate);
   const Geometry& geometry = args.geometry;
   args.is_summary = true;
-  cudaError_t error = launch(args, shape, stream);
+  cudaError_t error = Scan<T>::launch(args, shape, stream);
   if (error != cudaSuccess) return error;
   args.is_summary = false;
   const auto store = [&](const ArrayView& factor, const ArrayView& offset) {
@@ -35,7 +30,7 @@ cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExc
   const auto finish = [&](const ArrayView& entering) {
     error =
         Summaries<T>::combine(params, entering, geometry, dstate, kIsBackward, segments, stream);
-    return error == cudaSuccess ? launch(args, shape, stream) : error;
+    return error == cudaSuccess ? Scan<T>::launch(args, shape, stream) : error;
   };
   if (exchange != nullptr) {
     error = exchange_states<T>(*exchange, params, geometry.segments, dstate, segments, stream);

@@ -2,8 +2,16 @@
 #pragma once
 
 #include "../../core/config.h"
+#include "../../core/discretization/method.h"
 
 namespace selective_scan::cuda {
+
+/// The method of the published models, which alone has kernels for every kind of call. Calls by any
+/// other take the streamed path with up to 16 real states and variable B and C, or the floor.
+constexpr Method kCommonMethod = Method::kZoh;
+constexpr bool has_all_kernels(Method method) {
+  return method == kCommonMethod;
+}
 
 /// Largest dstate the kernels take, but for complex128 states where a block has less shared memory
 /// than on Hopper.

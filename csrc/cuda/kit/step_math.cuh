@@ -61,7 +61,6 @@ struct ScanMathFor : DeviceMath {
     float cosine;      // √2·cos(πr/2)
 
     static constexpr float kShift = 12582912.0f;  // 1.5·2^23
-    __device__ __forceinline__ bool is_none() const { return half_turns == kShift; }
     __device__ __forceinline__ float with_sign(float x) const {
       // A sum flips the highest bit as well, and is one instruction with the shift.
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
@@ -128,9 +127,6 @@ struct ScanMathFor : DeviceMath {
     if (fabsf(A) < kTinyPole) return kTinyPole;
     return A < -kHuge ? -kHuge : A > kHuge ? kHuge : A;
   }
-  static __device__ __forceinline__ Complex<float> invertible(Complex<float> A) {
-    return norm(A) < kTinyPole * kTinyPole ? Complex<float>{kTinyPole, 0.0f} : A;
-  }
 
   struct RealHold {
     float half_rate;
@@ -165,46 +161,6 @@ struct ScanMathFor : DeviceMath {
     const float y = delta * (2.0f * hold.half_rate);
     const float power = exp2_approx(y);
     return {power, growth_of(y, power), is_small_growth(y)};
-  }
-
-  struct ComplexHold {
-    ComplexRate rate;
-    Complex<float> inverse;  // 1/A
-  };
-  static __device__ __forceinline__ ComplexHold exact_hold_constants(Complex<float> A) {
-    A = invertible(A);
-    return {turn_rate(A), reciprocal(A)};
-  }
-  /// With m = exp(Re x) and the half angle's sine, the real part of expm1(x) is (m − 1) − m·sine²,
-  /// where nothing cancels in the left half-plane; after half turns m has a sign.
-  static __device__ __forceinline__ Growth<Complex<float>> growth_at(float delta,
-                                                                     const ComplexRate& rate) {
-    const HalfAngle turn = turn_at(delta, rate);
-    const float y = delta * rate.log2_modulus;
-    const float power = balanced_exp2(y);
-    const float modulus = turn.with_sign(power);
-    const float sine = modulus * turn.sine;
-    const float growth = turn.is_none() ? growth_of(y, power) : modulus - 1.0f;
-    const float im = sine * turn.cosine;
-    return {{fmaf(-sine, turn.sine, modulus), im},
-            {fmaf(-sine, turn.sine, growth), im},
-            turn.is_none() && is_small_growth(y)};
-  }
-  static __device__ __forceinline__ Growth<Complex<float>> growth(float delta,
-                                                                  const ComplexHold& hold) {
-    return growth_at(delta, hold.rate);
-  }
-  static __device__ __forceinline__ ExactHoldStep<Complex<float>> exact_hold_step(
-      float delta, const ComplexHold& hold) {
-    const auto growth = growth_at(delta, hold.rate);
-    return {growth.abar, growth.expm1 * (step_inverse(delta) * hold.inverse)};
-  }
-  /// The step is Δ·φ1(x) = expm1(x)/A.
-  static __device__ __forceinline__ Step<Complex<float>, Complex<float>> exact_hold_step(
-      float delta, float delta_u, const ComplexHold& hold) {
-    const auto growth = growth_at(delta, hold.rate);
-    const float u = delta_u * step_inverse(delta);
-    return {growth.abar, growth.expm1 * (u * hold.inverse)};
   }
 };
 

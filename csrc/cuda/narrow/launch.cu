@@ -1,5 +1,4 @@
 // Launches of the narrow kernels.
-#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "kernels.h"
 
@@ -11,16 +10,9 @@ struct Launches {
   cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-/// Ops refuse calls of a method that is left out of the build.
 template <class Element, int kStates, bool kDense>
-constexpr Launches kLaunches = [] {
-  Launches launches{};
-  if constexpr (is_built(kMethod)) {
-    using Instance = Kernels<Element, kStates, kDense>;
-    launches = {&Instance::forward, &Instance::backward};
-  }
-  return launches;
-}();
+constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
+                                &Kernels<Element, kStates, kDense>::backward};
 
 /// The instances are those of instantiations.py: elements of four bytes are always aligned.
 template <int kStates>

@@ -12,9 +12,6 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// There are kernels of this one method, by which published models of few states go.
-constexpr Method kMethod = Method::kZoh;
-
 template <class Scratch>
 struct Plan {
   int padded_states;  // of an instantiation

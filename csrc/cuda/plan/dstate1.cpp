@@ -12,6 +12,7 @@ namespace {
 Refusal refuse(const ScanParams& params) {
   if (params.dstate != 1) return {"dstate must be 1", params.dstate};
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (!has_all_kernels(params.method)) return kNotThisMethod;
   return {};
 }
 

@@ -16,7 +16,7 @@ constexpr int kMostResidentBlocks = 32;  // of a multiprocessor
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
-  if (params.method != kMethod) return {"the method must be zoh"};
+  if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
   if (params.dstate > kMostStates) return {"dstate must be at most 8", params.dstate};
   if (params.seqlen < 1 || params.seqlen > kMaxSteps) {

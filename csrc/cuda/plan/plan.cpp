@@ -112,13 +112,9 @@ bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
   return !has_enough_channels(params, figures) &&
          params.batch * params.dim * params.seqlen <= figures.padding_elements;
 }
-bool pays_padding(const ForwardParams& params, const Choice& figures) {
-  // By increments foh loses the digits of an abar that is small beside 1.
-  if (params.is_complex && params.dstate == 1) return params.method != Method::kFoh;
-  return params.dstate > 1 || leaves_others_idle(params, figures);
-}
-bool pays_padding(const BackwardParams& params, const Choice& figures) {
-  return params.dstate > 1 || params.is_complex || leaves_others_idle(params, figures);
+bool pays_padding(const ScanParams& params, const Choice& figures) {
+  const bool others_take_one = !params.is_complex && has_all_kernels(params.method);
+  return params.dstate > 1 || !others_take_one || leaves_others_idle(params, figures);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of

@@ -40,7 +40,7 @@ bool have_channel_vectors(const ForwardParams& params) {
 Refusal refuse(const ForwardParams& params) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
-  if (params.method != kMethod) return {"the method must be zoh"};
+  if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
   if (params.dstate > kPaddedStates) return {"dstate must be at most 16", params.dstate};
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 4;  // steps and bytes of a row

@@ -20,6 +20,9 @@ constexpr Refusal refusal_of_older(const Device& device) {
   return {"the GPU's compute capability must be 8.0 or later", device.major};
 }
 
+/// A path says this that has kernels of kCommonMethod alone.
+constexpr Refusal kNotThisMethod{"the method must be zoh"};
+
 /// A path says this that has no kernels for the gradient of the initial state alone.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
 

@@ -15,6 +15,7 @@ using OneState = Shape<1, kChunk>;  // 2 channels a block
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
   if (params.dstate <= kPaddedStates / 4 || params.dstate > kPaddedStates) {
     return {"dstate must be 5 to 16", params.dstate};

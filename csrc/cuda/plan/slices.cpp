@@ -44,11 +44,14 @@ bool lies_along_steps(const ArrayView& view) {
   return std::abs(view.step) <= std::abs(view.channel);
 }
 
-/// Whether the device has streamed kernels, and they both passes for this kind of B and C, and of
-/// input.
+/// Whether the device has streamed kernels, and they both passes for this kind of B and C, of
+/// input, and of method.
 bool has_streamed_kind(const ScanParams& params, const Device& device) {
+  const bool is_plain = params.variable_B && !params.is_complex;
+  const bool is_known = params.variable_B || !params.is_complex;
   return has_kernels(device, Path::kStreamed) && !params.input_delta.present() &&
-         params.variable_B == params.variable_C && (params.variable_B || !params.is_complex);
+         params.variable_B == params.variable_C &&
+         (has_all_kernels(params.method) ? is_known : is_plain);
 }
 
 /// The layout of u, if that can have vectors or the other one cannot.
@@ -176,9 +179,11 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
 std::optional<Arrangement> arrange_states(const ScanParams& params, const Device& device) {
   // Fewer elements are done before several launches have begun.
   constexpr int64_t kFewestElements = int64_t{1} << 16;
-  constexpr int64_t kRealStates = 64;   // that the streamed kernels hold
-  constexpr int64_t kOtherStates = 16;  // complex ones, or real ones of constant B and C
-  const int64_t most = params.is_complex || !params.variable_B ? kOtherStates : kRealStates;
+  // What the streamed kernels hold of real states by kCommonMethod with variable B and C, and of
+  // any others.
+  constexpr int64_t kMost = 64, kMostOfOthers = 16;
+  const bool holds_most = !params.is_complex && params.variable_B && has_all_kernels(params.method);
+  const int64_t most = holds_most ? kMost : kMostOfOthers;
   if (params.is_double || !has_streamed_kind(params, device) || params.dstate <= most ||
       num_elements(params) < kFewestElements) {
     return std::nullopt;

@@ -19,7 +19,7 @@ struct Variant {
   bool is_complex;
   bool variable;
   bool has_input_delta;
-  bool has_float16;  // a kernel of its own
+  bool is_common;  // it has kernels of all methods, for packed sequences and for float16
   int lane_bits;
   int team_warps;    // that share a channel
   int row_channels;  // whose rows a warp moves
@@ -42,7 +42,7 @@ constexpr Variant make_variant() {
           is_complex_v<T>,
           kVariable,
           kOwnInputSteps,
-          kHasFloat16Backward<T, kVariable>,
+          kIsCommonBackward<T, kVariable>,
           kLaneBits,
           1,
           Shape::kChannels,
@@ -195,7 +195,7 @@ bool sums_have_digits(const BackwardParams& params, const Variant& variant) {
   if (!variant.variable || element_size(dtype) > 2) return true;
   const auto suffice_for = [&](const ArrayView& gradient) {
     return !gradient.present() || gradient.dtype == DType::kBFloat16 ||
-           (gradient.dtype == DType::kFloat16 && dtype == DType::kFloat16 && variant.has_float16);
+           (gradient.dtype == DType::kFloat16 && dtype == DType::kFloat16 && variant.is_common);
   };
   return suffice_for(params.dB) && suffice_for(params.dC);
 }
@@ -208,18 +208,15 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
     return {"B and C must both be variable or both be constant"};
   }
   const bool takes_input_delta =
-      variant != nullptr && !params.packed.present() && params.method == kInputDeltaMethod;
+      variant != nullptr && !params.packed.present() && has_all_kernels(params.method);
   if (params.input_delta.present() && !takes_input_delta) return kNoInputDelta;
   if (variant == nullptr) {
     return {params.is_complex ? "with complex A, B and C must be variable and dstate at most 16"
                               : "dstate must be at most 64, or 16 where B and C are constant",
             params.dstate};
   }
-  const bool has_packed = !params.is_complex && variant->team_warps == 1 && variant->variable;
-  if (params.packed.present() && !has_packed) {
-    return {"of packed sequences A must be real, B and C variable and dstate at most 16",
-            params.dstate};
-  }
+  if (!variant->is_common && !has_all_kernels(params.method)) return no_other_methods(params);
+  if (params.packed.present() && !variant->is_common) return not_packed(params);
   if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};
   if (!params.dout.present()) return {"there must be a gradient of out"};
   const auto size = element_size(params.u.dtype);

@@ -25,10 +25,7 @@ struct Variant {
   int warp_channels;
   int padded_states;
   int warp_bytes;  // of shared memory
-  bool has_constant;
-  bool has_own_maps;
-  bool has_packed;
-  bool has_input_delta;
+  bool is_common;
   MethodTable<bool (*)(LaneMap, int64_t)> has_few_registers;
 };
 
@@ -42,10 +39,7 @@ constexpr Variant make_variant(int64_t least_states) {
           Shape::kChannels,
           Shape::kPadded,
           Shape::kWarpFloats * static_cast<int>(sizeof(float)),
-          kHasConstant<T, kStates>,
-          kHasOwnMaps<T, kStates>,
-          kHasPacked<T, kStates>,
-          kHasInputDelta<T, kStates, kInputDeltaMethod>,
+          kIsCommonShape<T, kStates>,
           make_method_table<bool (*)(LaneMap, int64_t)>(
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
 }
@@ -232,16 +226,16 @@ Refusal refuse(const ForwardParams& params, const Variant* variant) {
   if (params.variable_B != params.variable_C) {
     return {"B and C must both be variable or both be constant"};
   }
-  if (!params.variable_B && !variant->has_constant) {
+  const bool is_common = variant->is_common && params.variable_B;
+  if (!is_common && !has_all_kernels(params.method)) return no_other_methods(params);
+  if (!params.variable_B && !variant->is_common) {
     return {"where B and C are constant, A must be real and dstate at most 16", params.dstate};
   }
-  if (params.packed.present() && !(variant->has_packed && params.variable_B)) {
-    return {"of packed sequences A must be real, B and C variable and dstate at most 16",
-            params.dstate};
+  if (params.packed.present() && !is_common) return not_packed(params);
+  if (params.input_delta.present() &&
+      !(is_common && !params.packed.present() && has_all_kernels(params.method))) {
+    return kNoInputDelta;
   }
-  const bool takes_input_delta = variant->has_input_delta && params.variable_B &&
-                                 !params.packed.present() && params.method == kInputDeltaMethod;
-  if (params.input_delta.present() && !takes_input_delta) return kNoInputDelta;
   if (params.wanted == ForwardWanted::kMapAlone &&
       !(params.variable_B && params.seqlen % kChunk == 0)) {
     return {"where a map alone is wanted, B must be variable and seqlen a multiple of 32",
@@ -274,7 +268,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   if (!plan_rows(params, variant->warp_channels, rows_of(params), plan.map, plan.rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
   }
-  if (plan.map == LaneMap::kChannels && variant->has_own_maps) {
+  if (plan.map == LaneMap::kChannels && variant->is_common) {
     plan.map = choose_own_map(params, plan.rows);
   }
   if (is_alone(params)) {

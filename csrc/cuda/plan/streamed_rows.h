@@ -8,6 +8,14 @@
 
 namespace selective_scan::cuda::streamed {
 
+constexpr Refusal no_other_methods(const ScanParams& params) {
+  return {"by a method other than zoh A must be real, B and C variable and dstate at most 16",
+          params.dstate};
+}
+constexpr Refusal not_packed(const ScanParams& params) {
+  return {"of packed sequences A must be real, B and C variable and dstate at most 16",
+          params.dstate};
+}
 constexpr Refusal kNoInputDelta = {
     "where the input has steps of its own, the method must be zoh, A real, B and C variable, "
     "dstate at most 16 and sequences not packed"};

@@ -31,7 +31,7 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          is_aligned(view.channel);
 }
 
-/// What a decoder calls at every step: one step of kDenseStates real states by kDenseMethod in
+/// What a decoder calls at every step: one step of kDenseStates real states by kCommonMethod in
 /// fp32, inputs of one type and the states of that type or fp32; channels of one head and group
 /// that lie side by side and fill their blocks; states and A without gaps and aligned for vectors,
 /// A, D and dt_bias of that type or fp32; every optional input, softplus, no other destinations.
@@ -66,7 +66,7 @@ bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   };
   const UpdatePlan::Vectors& vectors = plan.vectors;
   return !params.is_complex && !params.is_double && params.steps == 1 && params.heads == 1 &&
-         params.groups == 1 && params.method == kDenseMethod && params.dstate == kDenseStates &&
+         params.groups == 1 && has_all_kernels(params.method) && params.dstate == kDenseStates &&
          !params.input_delta.present() && params.dim % block_channels == 0 && params.dt_softplus &&
          !params.destinations.present() && params.slots > 0 && params.slots < kLimit &&
          params.batch <= kMaxRows && vectors.state && vectors.A && vectors.B && vectors.C &&

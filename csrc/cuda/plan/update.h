@@ -29,9 +29,7 @@ struct UpdatePlan {
 };
 
 constexpr int kUpdateThreads = 128;
-// Of dense calls, as Mamba has them: the states of a channel, and the method.
-constexpr int kDenseStates = 16;
-constexpr Method kDenseMethod = Method::kZoh;
+constexpr int kDenseStates = 16;  // of a channel in dense calls, as Mamba has them
 
 UpdatePlan plan_update(const UpdateParams& params);
 

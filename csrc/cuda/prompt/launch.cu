@@ -1,5 +1,4 @@
 // Launches of the prompt kernels.
-#include "../../core/method_table.h"
 #include "kernels.h"
 #include "plan.h"
 
@@ -44,14 +43,10 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-/// Ops refuse calls of a method that is left out of the build.
 template <class Element, Along kAlong>
 Launch launch_along(const ForwardPlan& plan) {
-  if constexpr (is_built(kMethod)) {
-    return plan.lane_states == 1 ? &PromptForward<Element, 1, 1, kAlong>::launch
-                                 : &PromptForward<Element, 2, 2, kAlong>::launch;
-  }
-  return nullptr;
+  return plan.lane_states == 1 ? &PromptForward<Element, 1, 1, kAlong>::launch
+                               : &PromptForward<Element, 2, 2, kAlong>::launch;
 }
 
 template <class Element>

@@ -13,9 +13,6 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// There are kernels of this one method, by which published models read prompts.
-constexpr Method kMethod = Method::kZoh;
-
 struct ForwardPlan {
   Along along;
   int lane_states;    // of an instantiation: see Shape

@@ -18,7 +18,7 @@
 
 namespace selective_scan::cuda::relay {
 
-template <class Storage, Method kMethod>
+template <class Storage>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_backward_kernel(const __grid_constant__ RelayBackwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   using Projection = typename Storage::template Projection<S>;
   constexpr int kItems = S::kItems;
   using Values = Pack<float, kItems>;
-  constexpr bool kKeepBbar = Formula<kMethod>::kBbarDependsOnA;
   const BackwardParams& params = args.params;
   char* const shared = shared_memory();
   const Place<S> place(args.geometry);
@@ -160,10 +159,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         const auto B = load_pack<float, kBlockSteps>(B_row + t);
 #pragma unroll
         for (int j = 0; j < kBlockSteps; ++j) {
-          const auto value = coefficients<kMethod>(delta_steps.v[j], pole);
-          running = value.abar * running +
-                    held_input<kMethod, float>(delta_steps.v[j], u_steps.v[j], value) * B.v[j];
-          abar[t + j] = value.abar;
+          abar[t + j] = coefficients<kCommonMethod>(delta_steps.v[j], pole).abar;
+          running = abar[t + j] * running + delta_steps.v[j] * u_steps.v[j] * B.v[j];
           h[t + j] = running;
           total += delta_steps.v[j];
         }
@@ -171,7 +168,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
 
     float offset = 0;
-    float factor = 1;
 #pragma unroll
     for (int t = kChunk - kBlockSteps; t >= 0; t -= kBlockSteps) {
       const auto dy_steps = load_pack<float, kBlockSteps>(dy_row + t);
@@ -179,12 +175,9 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 #pragma unroll
       for (int j = kBlockSteps - 1; j >= 0; --j) {
         offset = (dy_steps.v[j] * C.v[j] + offset) * abar[t + j];
-        if constexpr (!Formula<kMethod>::kAbarIsExponential) factor *= abar[t + j];
       }
     }
-    if constexpr (Formula<kMethod>::kAbarIsExponential) {
-      factor = DeviceMath::exp_of(total * pole.exponent);
-    }
+    const float factor = DeviceMath::exp_of(total * pole.exponent);
 
     float carry = 0;
     if (chunk.first_step + kChunk >= params.seqlen) {
@@ -224,12 +217,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 #pragma unroll
       for (int j = kBlockSteps - 1; j >= 0; --j) {
         const int at = t + j;
-        Coefficients<float> value{abar[at], 0};
-        if constexpr (kKeepBbar) value.bbar = coefficients<kMethod>(delta_steps.v[j], pole).bbar;
+        const Coefficients<float> value{abar[at], delta_steps.v[j]};
         const float before = at > 0 ? h[at > 0 ? at - 1 : 0] : state;
         const auto update =
-            backpropagate_update<kMethod>(delta_steps.v[j], u_steps.v[j], pole, value, B.v[j],
-                                          before, carry + dy_steps.v[j] * C.v[j]);
+            backpropagate_update<kCommonMethod>(delta_steps.v[j], u_steps.v[j], pole, value, B.v[j],
+                                                before, carry + dy_steps.v[j] * C.v[j]);
         carry = update.carry;
         dA += update.dA;
         du_parts.v[j] = update.du;
@@ -306,10 +298,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   add_up(args.workspace.ddelta_bias, sums.ddelta_bias);
 }
 
-template <class Storage, Method kMethod>
-cudaError_t RelayBackward<Storage, kMethod>::launch(const RelayBackwardArgs& args,
-                                                    const LaunchShape& shape, cudaStream_t stream) {
-  return launch_kernel(relay_backward_kernel<Storage, kMethod>, shape, stream, args);
+template <class Storage>
+cudaError_t RelayBackward<Storage>::launch(const RelayBackwardArgs& args, const LaunchShape& shape,
+                                           cudaStream_t stream) {
+  return launch_kernel(relay_backward_kernel<Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

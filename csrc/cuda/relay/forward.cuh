@@ -17,13 +17,7 @@
 
 namespace selective_scan::cuda::relay {
 
-/// bbar·u from `input`, which is Δ·u where bbar does not depend on A.
-template <Method kMethod>
-__device__ __forceinline__ float held_value(float input, const Coefficients<float>& value) {
-  return Formula<kMethod>::kBbarDependsOnA ? input * value.bbar : input;
-}
-
-template <class S, Method kMethod>
+template <class S>
 struct FirstPass {
   float abar[S::kSteps][S::kStates];
   Pack<float, S::kStates> offset{};  // the state that leaves when zero enters
@@ -32,10 +26,7 @@ struct FirstPass {
   __device__ __forceinline__ FirstPass(const float* delta_row, const float* input_row,
                                        const TileReader<S>& projections,
                                        const Pole<float> (&poles)[S::kStates]) {
-    constexpr bool kExponential = Formula<kMethod>::kAbarIsExponential;
     float total = 0;
-#pragma unroll
-    for (int s = 0; s < S::kStates; ++s) factor.v[s] = 1;
 #pragma unroll
     for (int t = 0; t < S::kSteps; t += kBlockSteps) {
       const auto delta = load_pack<float, kBlockSteps>(delta_row + t);
@@ -47,18 +38,15 @@ struct FirstPass {
         total += delta.v[j];
 #pragma unroll
         for (int s = 0; s < S::kStates; ++s) {
-          const auto value = coefficients<kMethod>(delta.v[j], poles[s]);
-          abar[t + j][s] = value.abar;
-          offset.v[s] = value.abar * offset.v[s] + held_value<kMethod>(input.v[j], value) * B[j][s];
-          if constexpr (!kExponential) factor.v[s] *= value.abar;
+          const float a = coefficients<kCommonMethod>(delta.v[j], poles[s]).abar;
+          abar[t + j][s] = a;
+          offset.v[s] = a * offset.v[s] + input.v[j] * B[j][s];
         }
       }
     }
-    if constexpr (kExponential) {
 #pragma unroll
-      for (int s = 0; s < S::kStates; ++s) {
-        factor.v[s] = DeviceMath::exp_of(total * poles[s].exponent);
-      }
+    for (int s = 0; s < S::kStates; ++s) {
+      factor.v[s] = DeviceMath::exp_of(total * poles[s].exponent);
     }
   }
 };
@@ -104,7 +92,7 @@ class TileCopies {
   const char* source_;
 };
 
-template <int kStates, int kSteps, class Storage, Method kMethod>
+template <int kStates, int kSteps, class Storage>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
@@ -113,7 +101,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   using Items = typename Storage::template Items<S>;
   using Values = Pack<float, S::kItems>;
   using States = Pack<float, kStates>;
-  constexpr bool kKeepDelta = Formula<kMethod>::kBbarDependsOnA;
   const ForwardParams& params = args.params;
   char* const shared = shared_memory();
   const Place<S> place(args.geometry);
@@ -193,7 +180,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       for (int i = 0; i < S::kItems; ++i) {
         // A step that does not exist leaves the state as it is.
         if (place.item_step() + i >= chunk.steps) delta_values.v[i] = 0;
-        if constexpr (!kKeepDelta) u_values.v[i] *= delta_values.v[i];
+        u_values.v[i] *= delta_values.v[i];
       }
       const int at = place.item_channel() * S::kRow + place.item_step();
       store_pack(own + Layout::kDelta + at, delta_values);
@@ -210,7 +197,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
     __pipeline_commit();
 
-    FirstPass<S, kMethod> pass(delta_row, input_row, projections, poles);
+    FirstPass<S> pass(delta_row, input_row, projections, poles);
     States h{};  // that enters the chunk
     if (round == 0 && is_first) {
       if (place.exists() && params.initial_state.present()) {
@@ -237,8 +224,6 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
 #pragma unroll
     for (int t = 0; t < kSteps; t += kBlockSteps) {
       const auto input_steps = load_pack<float, kBlockSteps>(input_row + t);
-      Pack<float, kBlockSteps> delta_steps;
-      if constexpr (kKeepDelta) delta_steps = load_pack<float, kBlockSteps>(delta_row + t);
       float B_steps[kBlockSteps][kStates];
       float C_steps[kBlockSteps][kStates];
       projections.template load<false>(t, B_steps);
@@ -249,12 +234,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          Coefficients<float> value{pass.abar[t + j][s], 0};
-          if constexpr (kKeepDelta) {
-            value.bbar = coefficients<kMethod>(delta_steps.v[j], poles[s]).bbar;
-          }
-          h.v[s] =
-              value.abar * h.v[s] + held_value<kMethod>(input_steps.v[j], value) * B_steps[j][s];
+          h.v[s] = pass.abar[t + j][s] * h.v[s] + input_steps.v[j] * B_steps[j][s];
           sum += C_steps[j][s] * h.v[s];
         }
         y.v[j] = sum;
@@ -303,12 +283,11 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   }
 }
 
-template <int kStates, int kSteps, class Storage, Method kMethod>
-cudaError_t RelayForward<kStates, kSteps, Storage, kMethod>::launch(const RelayForwardArgs& args,
-                                                                    const LaunchShape& shape,
-                                                                    cudaStream_t stream) {
-  return launch_kernel(relay_forward_kernel<kStates, kSteps, Storage, kMethod>, shape, stream,
-                       args);
+template <int kStates, int kSteps, class Storage>
+cudaError_t RelayForward<kStates, kSteps, Storage>::launch(const RelayForwardArgs& args,
+                                                           const LaunchShape& shape,
+                                                           cudaStream_t stream) {
+  return launch_kernel(relay_forward_kernel<kStates, kSteps, Storage>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

@@ -32,14 +32,14 @@ struct RelayBackwardArgs {
 };
 
 /// kStates per lane and kSteps per chunk: see Shape.
-template <int kStates, int kSteps, class Storage, Method kMethod>
+template <int kStates, int kSteps, class Storage>
 struct RelayForward {
   static cudaError_t launch(const RelayForwardArgs& args, const LaunchShape& shape,
                             cudaStream_t stream);
 };
 
 /// One state per lane, chunks of kChunk steps.
-template <class Storage, Method kMethod>
+template <class Storage>
 struct RelayBackward {
   static cudaError_t launch(const RelayBackwardArgs& args, const LaunchShape& shape,
                             cudaStream_t stream);

@@ -1,5 +1,4 @@
 // Launches of the relay kernels.
-#include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "kernels.h"
@@ -17,9 +16,6 @@ cudaError_t visit_storage(int size, const Visit& visit) {
   return visit.template operator()<Scattered>();
 }
 
-template <class Args>
-using Launch = cudaError_t (*)(const Args&, const LaunchShape&, cudaStream_t);
-
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
@@ -31,9 +27,7 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memo
                               PackedBC(params, kPaddedStates).sequence_bytes(),
                               plan.shape.is_dependent};
   return visit_storage(plan.vector_size, [&]<class Storage>() {
-    static constexpr auto kTable = make_kernel_table<Launch<RelayForwardArgs>>(
-        [&]<Method kMethod>() { return &RelayForward<4, 16, Storage, kMethod>::launch; });
-    return kTable[params.method](args, plan.shape, stream);
+    return RelayForward<4, 16, Storage>::launch(args, plan.shape, stream);
   });
 }
 
@@ -41,9 +35,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
                 cudaStream_t stream) {
   const RelayBackwardArgs args{params, plan.geometry, backward_workspace(plan.scratch, memory)};
   const cudaError_t error = visit_storage(plan.vector_size, [&]<class Storage>() {
-    static constexpr auto kTable = make_kernel_table<Launch<RelayBackwardArgs>>(
-        [&]<Method kMethod>() { return &RelayBackward<Storage, kMethod>::launch; });
-    return kTable[params.method](args, plan.shape, stream);
+    return RelayBackward<Storage>::launch(args, plan.shape, stream);
   });
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.geometry.tiles, params.batch, kPaddedStates},

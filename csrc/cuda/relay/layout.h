@@ -63,7 +63,7 @@ struct ForwardLayout {
   static constexpr int kItemsSize = kWarpSize * S::kItems;  // one pack a lane
 
   static constexpr int kDelta = 0;
-  static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u, or u: see held_value()
+  static constexpr int kInput = kDelta + S::kChannels * S::kRow;  // Δ·u
   static constexpr int kTile = kInput + S::kChannels * S::kRow;   // B and C, of two chunks
   /// A lane's part of y, [channel][lane of the channel][step].
   static constexpr int kPlanes = kTile + 2 * S::kTile;

@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
+  if constexpr (kIsCommonBackward<T, kVariable> && kMap == LaneMap::kChannels) {
     if (args.params.packed.present()) {
       return launch_kernel(
           streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, true>, shape,
@@ -482,14 +482,14 @@ cudaError_t StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kElements, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  if constexpr (kHasPackedBackward<T, kVariable> && kMap == LaneMap::kChannels) {
+  if constexpr (kIsCommonBackward<T, kVariable> && kMap == LaneMap::kChannels) {
     if (args.params.packed.present()) {
       return launch_kernel(
           streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, true>, shape,
           stream, args);
     }
   }
-  if constexpr (kHasInputDeltaBackward<T, kVariable, kMethod>) {
+  if constexpr (kIsCommonBackward<T, kVariable> && has_all_kernels(kMethod)) {
     if (args.row(Row::kInputDelta).present()) {
       return launch_kernel(
           streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, false, true>,

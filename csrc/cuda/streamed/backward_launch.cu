@@ -3,7 +3,7 @@
 #include <array>
 #include <iterator>
 
-#include "../../core/method_table.h"
+#include "../kit/kernel_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "../plan/segments.h"
@@ -23,18 +23,12 @@ struct Kernels {
 using LaneMapTables = std::array<MethodTable<Kernels>, 2>;
 using KernelTables = std::array<LaneMapTables, 3>;
 
-/// The tables of what make.operator()<kElements, kMap, kMethod>() returns, for states of type T.
-template <class T, class Make>
+/// The tables of what make.operator()<kElements, kMap, kMethod>() returns.
+template <bool kHasMethods, class Make>
 constexpr KernelTables make_tables(const Make& make) {
   const auto table = [&]<Elements kElements, LaneMap kMap>() {
-    const auto kernels = [&]<Method kMethod>() {
-      return make.template operator()<kElements, kMap, kMethod>();
-    };
-    if constexpr (kSharesSeries<T>) {
-      return make_kernel_table<Kernels>(kernels);
-    } else {
-      return make_method_table<Kernels>(kernels);
-    }
+    return make_kernel_table<Kernels, kHasMethods>(
+        [&]<Method kMethod>() { return make.template operator()<kElements, kMap, kMethod>(); });
   };
   const auto tables = [&]<Elements kElements>() {
     return LaneMapTables{table.template operator()<kElements, LaneMap::kSteps>(),
@@ -53,10 +47,11 @@ Elements elements_of(DType dtype) {
 
 template <class T, int kLaneBits, bool kVariable>
 const KernelTables& tables() {
+  constexpr bool kIsCommon = kIsCommonBackward<T, kVariable>;
   static constexpr KernelTables kTables =
-      make_tables<T>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+      make_tables<kIsCommon>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
         constexpr int kSize = size_of(kElements);
-        constexpr bool kIsEither = kSize == 2 && !kHasFloat16Backward<T, kVariable>;
+        constexpr bool kIsEither = kSize == 2 && !kIsCommon;
         constexpr Elements kOwn = kIsEither ? Elements::kTwoBytes : kElements;
         return Kernels{&StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run,
                        &StreamedBackward<T, kLaneBits, kOwn, kVariable, kMethod, kMap>::run};
@@ -67,7 +62,7 @@ const KernelTables& tables() {
 template <int kWarps>
 const KernelTables& team_tables() {
   static constexpr KernelTables kTables =
-      make_tables<float>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
+      make_tables<false>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
         constexpr int kSize = size_of(kElements);
         return Kernels{&StreamedSummary<float, 2, kSize, true, kMethod, kMap>::run,
                        &TeamBackward<kWarps, kSize, kMethod, kMap>::run};

@@ -163,23 +163,11 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
   static constexpr int kSumBytes = 0;
 };
 
-/// Whether there are kernels for packed sequences.
+/// Whether kernels are those of most calls: of all methods, and for packed sequences and an input
+/// that has steps of its own. float16 has some of its own, too, where those of others serve either
+/// type of two bytes. All others are of kCommonMethod alone.
 template <class T, bool kVariable>
-constexpr bool kHasPackedBackward = !is_complex_v<T> && kVariable;
-
-/// Whether there are kernels for an input that has steps of its own.
-template <class T, bool kVariable, Method kMethod>
-constexpr bool kHasInputDeltaBackward =
-    !is_complex_v<T> && kVariable && kMethod == kInputDeltaMethod;
-
-/// Whether float16 has kernels of its own; elsewhere those for either type of two bytes serve it.
-template <class T, bool kVariable>
-constexpr bool kHasFloat16Backward = !is_complex_v<T> && kVariable;
-
-/// Whether highorder, poly and rk4 share kernels that take their coefficients at run time. With
-/// complex A that would cost too much.
-template <class T>
-constexpr bool kSharesSeries = !is_complex_v<T>;
+constexpr bool kIsCommonBackward = !is_complex_v<T> && kVariable;
 
 /// These guard the slots through which warps hand their sums to the one that adds them.
 struct alignas(16) SumBarriers {

@@ -426,6 +426,7 @@ template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const ForwardArgs& args,
                                                                     const LaunchShape& shape,
                                                                     cudaStream_t stream) {
+  constexpr bool kIsCommon = kIsCommonShape<T, kStates>;
   const auto launch_for = [&](auto size, auto map, auto variable) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(map)::value;
@@ -436,10 +437,10 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
           stream, args);
     };
     using enum ForwardKind;
-    if constexpr (kHasPacked<T, kStates> && kVariable && has_packed(kMap, kSize)) {
+    if constexpr (kIsCommon && kVariable && has_packed(kMap, kSize)) {
       if (args.params.packed.present()) return launch_kind.template operator()<kPacked>();
     }
-    if constexpr (kHasInputDelta<T, kStates, kMethod> && kVariable) {
+    if constexpr (kIsCommon && kVariable && has_all_kernels(kMethod)) {
       if (args.input_delta.present()) return launch_kind.template operator()<kInputDelta>();
     }
     if constexpr (has_few_registers<T, kStates, kMethod>(kMap, kSize)) {
@@ -451,7 +452,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };
     if (args.map == LaneMap::kSteps) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
-    } else if constexpr (!kHasOwnMaps<T, kStates>) {
+    } else if constexpr (!kIsCommon) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
     } else if (args.map == LaneMap::kStepPairs) {
       return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
@@ -464,7 +465,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
                ? launch_of_size(std::integral_constant<int, 4>{}, variable)
                : launch_of_size(std::integral_constant<int, 2>{}, variable);
   };
-  if constexpr (kHasConstant<T, kStates>) {
+  if constexpr (kIsCommon && has_all_kernels(kMethod)) {
     if (args.projections == nullptr) return launch_with(std::false_type{});
   }
   return launch_with(std::true_type{});

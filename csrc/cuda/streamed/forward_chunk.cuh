@@ -11,8 +11,8 @@ namespace selective_scan::cuda::streamed {
 /// single elements of 4 bytes, which gains nothing there.
 template <class T, int kStates, int kSize, LaneMap kMap>
 constexpr int kUnrolledBlocks =
-    kHasOwnMaps<T, kStates> && (kMap != LaneMap::kElements || kSize == 2) ? kBlocksPerChunk
-                                                                          : kBlocksPerChunk / 2;
+    kIsCommonShape<T, kStates> && (kMap != LaneMap::kElements || kSize == 2) ? kBlocksPerChunk
+                                                                             : kBlocksPerChunk / 2;
 
 /// B and C of one step, of a lane's states.
 template <class T, int kQuads, int kQuad>

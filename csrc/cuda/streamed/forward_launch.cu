@@ -1,5 +1,5 @@
 // Launches of the streamed forward kernels.
-#include "../../core/method_table.h"
+#include "../kit/kernel_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "forward_kernels.h"
@@ -15,10 +15,11 @@ struct Kernels {
 
 template <class T, int kStates, int kLaneBits>
 const Kernels& kernels_of(Method method) {
-  static constexpr auto kTable = make_kernel_table<Kernels>([&]<Method kMethod>() {
-    using Instance = StreamedForward<T, kStates, kLaneBits, kMethod>;
-    return Kernels{&Instance::launch, &Instance::summarize};
-  });
+  static constexpr auto kTable =
+      make_kernel_table<Kernels, kIsCommonShape<T, kStates>>([&]<Method kMethod>() {
+        using Instance = StreamedForward<T, kStates, kLaneBits, kMethod>;
+        return Kernels{&Instance::launch, &Instance::summarize};
+      });
   return kTable[method];
 }
 

@@ -38,34 +38,26 @@ struct WarpShape {
   static constexpr int kWarpFloats = 2 * kRows + kLanes * kPlane;
 };
 
-/// Whether kernels take LaneMap::kStepPairs and kElements, which are faster, instead of kChannels,
-/// which is one kernel instead of two.
+/// Whether a shape is that of up to 16 real states, which most calls have. It has kernels of all
+/// methods and for packed sequences, with variable B and C; by kCommonMethod also for constant
+/// ones, which lanes keep in registers, and for an input that has steps of its own. Instead of
+/// kChannels it takes LaneMap::kStepPairs and kElements: two kernels, which are faster than one.
+/// Any other shape has kernels of kCommonMethod alone.
 template <class T, int kStates>
-constexpr bool kHasOwnMaps = !is_complex_v<T> && kStates == 4;
+constexpr bool kIsCommonShape = !is_complex_v<T> && kStates == 4;
 
-/// Whether there are kernels for constant B and C, which lanes keep in registers. Variable ones
-/// come from packed_bc.cu.
-template <class T, int kStates>
-constexpr bool kHasConstant = kHasOwnMaps<T, kStates>;
-
-/// Whether there is a kernel for packed sequences, with variable B and C. Elements of 4 bytes go
-/// one by one however they lie, which is one kernel less.
-template <class T, int kStates>
-constexpr bool kHasPacked = kHasOwnMaps<T, kStates>;
+/// Whether packed sequences may lie in this way. Elements of 4 bytes go one by one however they
+/// lie, which is one kernel less.
 SELECTIVE_SCAN_HD constexpr bool has_packed(LaneMap map, int64_t size) {
   return map == LaneMap::kElements || (map == LaneMap::kStepPairs && size == 2);
 }
-
-/// Whether there are kernels for an input that has steps of its own, with variable B and C.
-template <class T, int kStates, Method kMethod>
-constexpr bool kHasInputDelta = kHasOwnMaps<T, kStates> && kMethod == kInputDeltaMethod;
 
 /// Whether there is a kernel with few registers too, of which more blocks run at a time. Elements
 /// of `size` bytes; those of 4 need too many registers on their way.
 template <class T, int kStates, Method kMethod>
 SELECTIVE_SCAN_HD constexpr bool has_few_registers(LaneMap map, int64_t size) {
   using F = Formula<kMethod>;
-  return kHasOwnMaps<T, kStates> && F::kAbarIsExponential && !F::kBbarDependsOnA && size == 2 &&
+  return kIsCommonShape<T, kStates> && F::kAbarIsExponential && !F::kBbarDependsOnA && size == 2 &&
          map == LaneMap::kSteps;
 }
 

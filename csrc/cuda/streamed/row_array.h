@@ -14,7 +14,6 @@
 
 #include <cstdint>
 
-#include "../../core/discretization/method.h"
 #include "../../core/dtype.h"
 
 namespace selective_scan::cuda::streamed {
@@ -32,10 +31,6 @@ constexpr SELECTIVE_SCAN_HD int size_of(Elements elements) {
 constexpr SELECTIVE_SCAN_HD bool needs_all_digits(Elements elements) {
   return elements == Elements::kFloat16 || elements == Elements::kFloat32;
 }
-
-/// Of this one method there are kernels for an input that has steps of its own, which the published
-/// recurrences need.
-constexpr Method kInputDeltaMethod = Method::kZoh;
 
 /// A (batch, channel, step) array with strides in bytes.
 struct RowArray {

@@ -332,6 +332,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   const int64_t segments = takes_all ? args.segments : args.segments - 1;
   const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,
                           Summary::bytes(tile_groups), false};
+  constexpr bool kIsCommon = kIsCommonShape<T, kStates>;
   const auto launch_for = [&](auto size, auto along_steps) {
     constexpr int kSize = decltype(size)::value;
     constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
@@ -340,10 +341,10 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
                            shape, stream, args, tiles, tile_groups);
     };
     using enum ForwardKind;
-    if constexpr (kHasPacked<T, kStates> && kMap == LaneMap::kChannels) {
+    if constexpr (kIsCommon && kMap == LaneMap::kChannels) {
       if (params.packed.present()) return launch_kind.template operator()<kPacked>();
     }
-    if constexpr (kHasInputDelta<T, kStates, kMethod>) {
+    if constexpr (kIsCommon && has_all_kernels(kMethod)) {
       if (args.input_delta.present()) return launch_kind.template operator()<kInputDelta>();
     }
     return launch_kind.template operator()<kPlain>();

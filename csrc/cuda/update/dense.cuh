@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   float y = 0;
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
-    const auto pole = make_pole<DeviceMath>(A.v[s], kDenseMethod);
-    const float h = after_step<kDenseMethod>(before[s], delta, x, pole, B[s]);
+    const auto pole = make_pole<DeviceMath>(A.v[s], kCommonMethod);
+    const float h = after_step<kCommonMethod>(before[s], delta, x, pole, B[s]);
     y += C[s] * h;
     states.v[s] = from_real<State>(h);
   }

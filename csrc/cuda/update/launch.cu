@@ -1,5 +1,5 @@
 // Launches of the state update.
-#include "../../core/method_table.h"
+#include "../../core/complex.h"
 #include "../launch.h"
 #include "kernels.h"
 
@@ -11,14 +11,9 @@ using update::DenseUpdate;
 using update::Update;
 using update::UpdateArgs;
 
-/// Ops refuse calls of a method that is left out of the build.
 template <class State, class Input>
 cudaError_t launch_dense(const UpdateArgs& args, cudaStream_t stream) {
-  if constexpr (is_built(kDenseMethod)) {
-    return DenseUpdate<State, Input>::launch(DenseArgs<Input>(args.params), args.plan.shape,
-                                             stream);
-  }
-  return cudaErrorNotSupported;
+  return DenseUpdate<State, Input>::launch(DenseArgs<Input>(args.params), args.plan.shape, stream);
 }
 
 /// See instantiations.py.

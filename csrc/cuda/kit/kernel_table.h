@@ -1,0 +1,22 @@
+// Tables of kernels by method.
+#pragma once
+
+#include "../../core/method_table.h"
+#include "config.h"
+
+namespace selective_scan::cuda {
+
+/// The entries that make.operator()<kMethod>() returns: of all methods, or of kCommonMethod alone,
+/// where plans refuse any other.
+template <class Entry, bool kHasMethods, class Make>
+constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
+  return make_method_table<Entry>([&]<Method kMethod>() -> Entry {
+    if constexpr (kHasMethods || has_all_kernels(kMethod)) {
+      return make.template operator()<kernel_method(kMethod)>();
+    } else {
+      return Entry{};
+    }
+  });
+}
+
+}  // namespace selective_scan::cuda
