@@ -152,9 +152,9 @@ STREAMED_BACKWARD = [
         ("backward",),
         (
             *(
-                f"StreamedSummary<{kind}, {bits}, {size}, {variable}, {method}, "
-                f"LaneMap::{lane_map}>"
+                f"StreamedSummary<{kind}, {bits}, {size}, {method}, LaneMap::{lane_map}>"
                 for size, lane_map in STREAMED_ACCESS
+                if variable == "true"
             ),
             *(
                 f"StreamedBackward<{kind}, {bits}, Elements::{of}, {variable}, {method}, "

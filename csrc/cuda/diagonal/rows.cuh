@@ -1,6 +1,6 @@
-// The diagonal scan of rows that are contiguous in time: several lanes for each chain.
+// The diagonal scan of rows that are contiguous in time: a warp for each chain.
 //
-// Lane l of a chain takes kItems consecutive steps of each tile of kRowLanes·kItems steps and
+// Lane l of a chain takes kItems consecutive steps of each tile of kWarpSize·kItems steps and
 // composes their affine maps h -> product·h + offset; a scan with shuffles then tells it the state
 // before its steps, and it walks them. kGroup tiles are loaded before the first is used. There is
 // no shared memory and no synchronisation beyond the warp.
@@ -31,27 +31,24 @@ struct RowShape<float, Stored<BFloat16, kReversed>> {
 constexpr int kMaxItems = 8;
 
 /// The composition of the maps of a chain's lanes up to each.
-template <int kRowLanes, class T>
+template <class T>
 __device__ AffineMap<T> scan_lanes(int lane, AffineMap<T> map) {
 #pragma unroll
-  for (int distance = 1; distance < kRowLanes; distance *= 2) {
-    const AffineMap<T> before{shuffle_up<kRowLanes>(map.product, distance),
-                              shuffle_up<kRowLanes>(map.offset, distance)};
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const AffineMap<T> before{shuffle_up(map.product, distance), shuffle_up(map.offset, distance)};
     if (lane >= distance) map = Compose()(before, map);
   }
   return map;
 }
 
-template <class Step, class Params, class Storage, int kRowLanes>
+template <class Step, class Params, class Storage>
 class RowChain : public Chain<Step, Params, Storage> {
   using Base = Chain<Step, Params, Storage>;
   using T = typename Step::Value;
   using Elements = Access<T, Storage>;
   static constexpr int kItems = RowShape<T, Storage>::kItems;
-  static constexpr int kGroup = !kIsKnown<Storage>                         ? 1
-                                : Step::kBackward || kRowLanes < kWarpSize ? 2
-                                                                           : 4;
-  static constexpr int kTile = kRowLanes * kItems;
+  static constexpr int kGroup = !kIsKnown<Storage> ? 1 : Step::kBackward ? 2 : 4;
+  static constexpr int kTile = kWarpSize * kItems;
   using Items = T[kItems];
 
  public:
@@ -71,9 +68,9 @@ class RowChain : public Chain<Step, Params, Storage> {
       load_group(first, a, x);
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
-        const AffineMap<T> map = scan_lanes<kRowLanes>(lane_, map_of(a[g], x[g]));
-        total = Compose()(total, AffineMap<T>{shuffle<kRowLanes>(map.product, kRowLanes - 1),
-                                              shuffle<kRowLanes>(map.offset, kRowLanes - 1)});
+        const AffineMap<T> map = scan_lanes(lane_, map_of(a[g], x[g]));
+        total = Compose()(total, AffineMap<T>{shuffle(map.product, kWarpSize - 1),
+                                              shuffle(map.offset, kWarpSize - 1)});
       }
     }
     return total;
@@ -88,10 +85,10 @@ class RowChain : public Chain<Step, Params, Storage> {
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
         const int64_t position = lane_position(first, g);
-        const T after = scan_lanes<kRowLanes>(lane_, map_of(a[g], x[g]))(state);
-        T own = shuffle_up<kRowLanes>(after, 1);
+        const T after = scan_lanes(lane_, map_of(a[g], x[g]))(state);
+        T own = shuffle_up(after, 1);
         if (lane_ == 0) own = state;
-        state = shuffle<kRowLanes>(after, kRowLanes - 1);
+        state = shuffle(after, kWarpSize - 1);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) x[g][i] = Step::advance(a[g][i], x[g][i], own);
         store(this->out_, position, x[g]);
@@ -111,8 +108,7 @@ class RowChain : public Chain<Step, Params, Storage> {
     }
     if constexpr (Step::kBackward) {
 #pragma unroll
-      for (int mask = kRowLanes / 2; mask > 0; mask /= 2)
-        da_sum += shuffle_xor<kRowLanes>(da_sum, mask);
+      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) da_sum += shuffle_xor(da_sum, mask);
       if (lane_ == 0) this->finish(state, da_sum);
     }
   }
@@ -141,7 +137,7 @@ class RowChain : public Chain<Step, Params, Storage> {
   }
 
   __device__ int64_t lane_position(int64_t first, int g) const {
-    return first + (static_cast<int64_t>(g) * kRowLanes + lane_) * kItems;
+    return first + (static_cast<int64_t>(g) * kWarpSize + lane_) * kItems;
   }
 
   /// Whether all steps of a lane's vector are inside the chain and may be read as one.

@@ -2,7 +2,7 @@
 // backward pass), so memory bounds it, and all that is done here keeps loads wide and in flight.
 //
 // A chain is a row, or one segment of time of a row where rows are few. Chains of rows that are
-// contiguous in time have several lanes each (rows.cuh), others a lane in each warp of a
+// contiguous in time have a warp each (rows.cuh), others a lane in each warp of a
 // block (columns.cuh).
 //
 // Segmented rows take three kernels: the map of every segment, the state with which every segment
@@ -24,9 +24,6 @@ namespace selective_scan::cuda::diagonal {
 
 constexpr int kRowThreads = 128;
 constexpr int kColumnThreads = kColumnWarps * kWarpSize;
-/// Lanes for each of many short rows.
-constexpr int kFewLanes = 8;
-constexpr int64_t kShortRow = 256;
 /// Segments are whole numbers of this many steps.
 constexpr int64_t kSegmentUnit = 1024;
 /// Rows are split until every multiprocessor has this many warps.
@@ -34,16 +31,15 @@ constexpr int64_t kWantedWarps = 16;
 
 /// Calls visit(chain, index among (row, segment), leader) for a thread that works on a chain; the
 /// leader writes what belongs to the chain as a whole.
-template <class Step, class Params, class Storage, int kRowLanes, class Visit>
+template <class Step, class Params, class Storage, class Visit>
 __device__ void with_row_chain(const Params& params, const Segmentation& split,
                                const Visit& visit) {
   const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
-  const int64_t index = thread / kRowLanes;
+  const int64_t index = thread / kWarpSize;
   if (index >= params.rows * split.segments) return;
   const int64_t row = quotient(index, split.segments);
-  const int lane = static_cast<int>(thread % kRowLanes);
-  visit(RowChain<Step, Params, Storage, kRowLanes>(params, split, row, index - row * split.segments,
-                                                   lane),
+  const int lane = static_cast<int>(thread % kWarpSize);
+  visit(RowChain<Step, Params, Storage>(params, split, row, index - row * split.segments, lane),
         index, lane == 0);
 }
 
@@ -61,44 +57,44 @@ __device__ void with_column_chain(const Params& params, const Segmentation& spli
         active && threadIdx.x < kWarpSize);
 }
 
-/// The kernels of one kind of chain: kRowLanes lanes for each row, or columns where it is 0.
-template <class Step, class Params, class Storage, int kRowLanes>
+/// The kernels of one kind of chain: rows or columns.
+template <class Step, class Params, class Storage, bool kIsColumns>
 struct Chains {
-  static constexpr int kThreads = kRowLanes > 0 ? kRowThreads : kColumnThreads;
+  static constexpr int kThreads = kIsColumns ? kColumnThreads : kRowThreads;
   /// On a multiprocessor. What bounds most calls is how many loads are in flight; where values take
   /// one register each, so many blocks hold theirs without spilling.
   static constexpr int kMinBlocks = sizeof(typename Step::Value) > 4 || !kIsKnown<Storage> ? 1
-                                    : kRowLanes > 0                                        ? 5
-                                                                                           : 3;
+                                    : kIsColumns                                           ? 3
+                                                                                           : 5;
 
   template <class Visit>
   static __device__ void visit(const Params& params, const Segmentation& split,
                                const Visit& visit) {
-    if constexpr (kRowLanes > 0) {
-      with_row_chain<Step, Params, Storage, kRowLanes>(params, split, visit);
-    } else {
+    if constexpr (kIsColumns) {
       with_column_chain<Step, Params, Storage>(params, split, visit);
+    } else {
+      with_row_chain<Step, Params, Storage>(params, split, visit);
     }
   }
 };
 
-template <class Step, class Params, class Storage, int kRowLanes>
-__global__ void __launch_bounds__(Chains<Step, Params, Storage, kRowLanes>::kThreads)
+template <class Step, class Params, class Storage, bool kIsColumns>
+__global__ void __launch_bounds__(Chains<Step, Params, Storage, kIsColumns>::kThreads)
     map_kernel(const __grid_constant__ Params params, Segmentation split,
                AffineMap<typename Step::Value>* maps) {
-  Chains<Step, Params, Storage, kRowLanes>::visit(params, split,
-                                                  [&](auto chain, int64_t index, bool is_leader) {
-                                                    const auto map = chain.map();
-                                                    if (is_leader) maps[index] = map;
-                                                  });
+  Chains<Step, Params, Storage, kIsColumns>::visit(params, split,
+                                                   [&](auto chain, int64_t index, bool is_leader) {
+                                                     const auto map = chain.map();
+                                                     if (is_leader) maps[index] = map;
+                                                   });
 }
 
-template <class Step, class Params, class Storage, int kRowLanes>
-__global__ void __launch_bounds__(Chains<Step, Params, Storage, kRowLanes>::kThreads,
-                                  Chains<Step, Params, Storage, kRowLanes>::kMinBlocks)
+template <class Step, class Params, class Storage, bool kIsColumns>
+__global__ void __launch_bounds__(Chains<Step, Params, Storage, kIsColumns>::kThreads,
+                                  Chains<Step, Params, Storage, kIsColumns>::kMinBlocks)
     scan_kernel(const __grid_constant__ Params params, Segmentation split,
                 const AffineMap<typename Step::Value>* maps) {
-  Chains<Step, Params, Storage, kRowLanes>::visit(
+  Chains<Step, Params, Storage, kIsColumns>::visit(
       params, split, [&](auto chain, int64_t index, bool) {
         chain.scan(maps == nullptr ? chain.start() : maps[index].offset);
       });
@@ -119,10 +115,10 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t segment = first + lane;
     const AffineMap<T> own =
         segment < split.segments ? row_maps[segment] : AffineMap<T>::identity();
-    const T after = scan_lanes<kWarpSize>(lane, own)(state);
-    const T before = shuffle_up<kWarpSize>(after, 1);
+    const T after = scan_lanes(lane, own)(state);
+    const T before = shuffle_up(after, 1);
     if (segment < split.segments) row_maps[segment].offset = lane == 0 ? state : before;
-    state = shuffle<kWarpSize>(after, kWarpSize - 1);
+    state = shuffle(after, kWarpSize - 1);
   }
 }
 
@@ -131,44 +127,33 @@ template <class T, class Params>
 struct ChainKernels {
   void (*map)(Params, Segmentation, AffineMap<T>*);
   void (*scan)(Params, Segmentation, const AffineMap<T>*);
-  int threads;    // of a block
-  int row_lanes;  // see Chains
+  int threads;  // of a block
 };
 
-template <class Step, class Params, class Storage, int kRowLanes>
+template <class Step, class Params, class Storage, bool kIsColumns>
 constexpr auto kChainKernels = [] {
   ChainKernels<typename Step::Value, Params> kernels{};
-  // Short rows have no segments.
-  static_assert(kShortRow < kSegmentUnit);
-  if constexpr (kRowLanes != kFewLanes) kernels.map = &map_kernel<Step, Params, Storage, kRowLanes>;
-  kernels.scan = &scan_kernel<Step, Params, Storage, kRowLanes>;
-  kernels.threads = Chains<Step, Params, Storage, kRowLanes>::kThreads;
-  kernels.row_lanes = kRowLanes;
+  kernels.map = &map_kernel<Step, Params, Storage, kIsColumns>;
+  kernels.scan = &scan_kernel<Step, Params, Storage, kIsColumns>;
+  kernels.threads = Chains<Step, Params, Storage, kIsColumns>::kThreads;
   return kernels;
 }();
 
-/// Rows of AnyStorage have a whole warp each, also where they are short.
 template <class Step, class Params, class Storage>
-const ChainKernels<typename Step::Value, Params>& kernels_for(const Params& params,
-                                                              const Segmentation& split) {
+const ChainKernels<typename Step::Value, Params>& kernels_for(const Segmentation& split) {
   if constexpr (!kIsReversed<Storage>) {
-    if (split.is_columns) return kChainKernels<Step, Params, Storage, 0>;
+    if (split.is_columns) return kChainKernels<Step, Params, Storage, true>;
   }
-  if constexpr (kIsKnown<Storage>) {
-    const bool are_short = params.seqlen <= kShortRow * std::max<int64_t>(params.packed.count, 1);
-    if (are_short) return kChainKernels<Step, Params, Storage, kFewLanes>;
-  }
-  return kChainKernels<Step, Params, Storage, kWarpSize>;
+  return kChainKernels<Step, Params, Storage, false>;
 }
 
 template <class Step, class Params>
 cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kernels,
                           const Params& params, const Segmentation& split, void* workspace,
                           cudaStream_t stream) {
-  const int64_t blocks =
-      kernels.row_lanes > 0
-          ? ceil_div(params.rows * split.segments * kernels.row_lanes, kernels.threads)
-          : ceil_div(params.rows, kWarpSize) * split.segments;
+  const int64_t blocks = split.is_columns
+                             ? ceil_div(params.rows, kWarpSize) * split.segments
+                             : ceil_div(params.rows * split.segments * kWarpSize, kernels.threads);
   const LaunchShape shape{blocks, kernels.threads};
   if (shape.blocks == 0) return cudaSuccess;  // there is no sequence
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
@@ -207,8 +192,8 @@ template <template <class> class Step, class Params>
 cudaError_t launch(const Params& params, const Segmentation& split, void* workspace,
                    cudaStream_t stream) {
   const auto with_storage = [&]<class T, class Storage>(T*, Storage*) {
-    return launch_chains<Step<T>>(kernels_for<Step<T>, Params, Storage>(params, split), params,
-                                  split, workspace, stream);
+    return launch_chains<Step<T>>(kernels_for<Step<T>, Params, Storage>(split), params, split,
+                                  workspace, stream);
   };
   const auto with = [&]<class T, class Element>(T* compute, Element*) {
     // Columns are walked by their strides in either direction.

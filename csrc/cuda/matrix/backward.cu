@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
     const R dout = row.load_steps(params.dout, first);
     const R gate = params.z.present() ? sigmoid<DeviceMath>(z) : R(1);
     const R dy = params.z.present() ? dout * (z * gate) : dout;
-    const auto delta_at = [&](int t) { return shuffle<kWarpSize>(delta, t); };
-    const auto scaled_dy_at = [&](int t) { return R(kOutputScale<T>) * shuffle<kWarpSize>(dy, t); };
+    const auto delta_at = [&](int t) { return shuffle(delta, t); };
+    const auto scaled_dy_at = [&](int t) { return R(kOutputScale<T>) * shuffle(dy, t); };
 
     // --- forward through the chunk
     Vector h{};
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
       if (warp == 0 && t > 0) {
         const int now = t - 1;
         const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
-        const Vector input = moved(Vector{}, shuffle<kWarpSize>(gain, now), B);
+        const Vector input = moved(Vector{}, shuffle(gain, now), B);
         h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
         row.store_values(states(t), h);
       } else if (warp == 1 && t < steps) {
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
         if (t >= steps) break;
         const Vector lambda = row.load_values(lambdas(t)), after = row.load_values(states(t + 1));
         const Vector both = moved(after, R(1), row.load_values(states(t)));
-        const R gain_now = shuffle<kWarpSize>(gain, t);
+        const R gain_now = shuffle(gain, t);
         const R through_gain = real_inner_product(lambda, B.v[s]);
         const R through_H = R(0.5) * real_inner_product(row.load_values(products(t)), both);
         const R y = params.z.present() ? real_product(C.v[s], after) : R(0);

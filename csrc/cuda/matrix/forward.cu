@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
   Vector h = row.load_state(params.initial_state);
   const auto advance = [&](int64_t t, int in_chunk) {
     const Vector B = row.load_values(row.at_position(shared.B, t, kRing));
-    const Vector input = moved(Vector{}, shuffle<kWarpSize>(u, in_chunk), B);
-    h = system.step(shuffle<kWarpSize>(delta, in_chunk), h, input, shared.factors_at(t)).after;
+    const Vector input = moved(Vector{}, shuffle(u, in_chunk), B);
+    h = system.step(shuffle(delta, in_chunk), h, input, shared.factors_at(t)).after;
     row.store_values(row.at_position(shared.states, t, 2), h);
     if (params.states && in_chunk == kChunk - 1 && t + 1 < params.seqlen) {
       row.store_values(row.saved(params, t / kChunk), h);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
       if (warp == 0) {
         advance(t, in_chunk);
       } else if (warp == 1) {
-        system.factor(R(0.5) * shuffle<kWarpSize>(delta, in_chunk), shared.factors_at(t));
+        system.factor(R(0.5) * shuffle(delta, in_chunk), shared.factors_at(t));
       } else if (params.wanted == ForwardWanted::kOutput) {
         output(t, in_chunk);
       }

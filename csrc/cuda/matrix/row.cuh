@@ -16,7 +16,7 @@ constexpr int kThreads = kWarps * kWarpSize;
 /// Returns the warp's index in the block. It comes from a lane, so that the compiler knows that
 /// lanes branch alike on it.
 __device__ inline int warp_index() {
-  return shuffle<kWarpSize>(static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  return shuffle(static_cast<int>(threadIdx.x) / kWarpSize, 0);
 }
 
 /// Steps whose B or C go into the basis together: an entry of Q that is read serves all of them.
@@ -235,7 +235,7 @@ struct Row {
     for_all<kOwn>(0, order, [&](int part, int lane, int k) {
       T values[kCount];
 #pragma unroll
-      for (int s = 0; s < kCount; ++s) values[s] = shuffle<kWarpSize>(x.v[s].v[part], lane);
+      for (int s = 0; s < kCount; ++s) values[s] = shuffle(x.v[s].v[part], lane);
       for_own<kOwn>(order, [&](int i, int n) {
         const T entry = form(matrix[k * order + n]);
 #pragma unroll

@@ -34,7 +34,7 @@ __device__ Complex<R> inverse_of(Complex<R> a) {
 template <class T>
 __device__ T sum_over_warp(T value) {
   for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-    value += shuffle_xor<kWarpSize>(value, mask);
+    value += shuffle_xor(value, mask);
   }
   return value;
 }
@@ -52,7 +52,7 @@ struct Entries {
   __device__ T at(int n) const {
     T value = v[0];
     if constexpr (kOwn == 2) value = n < kWarpSize ? v[0] : v[1];
-    return shuffle<kWarpSize>(value, n % kWarpSize);
+    return shuffle(value, n % kWarpSize);
   }
   __device__ void set(int n, T value) {
 #pragma unroll
@@ -162,7 +162,7 @@ class System {
     Vector above = row_of_system(s, 0);
     for_all<kOwn>(0, order_ - 1, [&](int part, int lane, int k) {
       const Vector below = row_of_system(s, k + 1);
-      const T first_above = shuffle<kWarpSize>(above.v[part], lane);
+      const T first_above = shuffle(above.v[part], lane);
       const T first_below = -(s * H_[(k + 1) * pitch_ + k]);
       const bool exchanged = size_of(first_below) > size_of(first_above);
       const T inverse = inverse_of(exchanged ? first_below : first_above);
@@ -224,7 +224,7 @@ class System {
   __device__ Vector product(const Vector& x) const {
     Vector result{};
     for_all<kOwn>(0, order_, [&](int part, int lane, int j) {
-      const T value = shuffle<kWarpSize>(x.v[part], lane);
+      const T value = shuffle(x.v[part], lane);
       for_own<kOwn>(order_, [&](int i, int n) {
         result.v[i] = multiply_add(H_[n * pitch_ + j], value, result.v[i]);
       });
@@ -235,7 +235,7 @@ class System {
   __device__ Vector adjoint_product(const Vector& x) const {
     Vector result{};
     for_all<kOwn>(0, order_, [&](int part, int lane, int row) {
-      const T value = shuffle<kWarpSize>(x.v[part], lane);
+      const T value = shuffle(x.v[part], lane);
       for_own<kOwn>(order_, [&](int i, int n) {
         result.v[i] = multiply_add(conj(H_[row * pitch_ + n]), value, result.v[i]);
       });
@@ -246,9 +246,9 @@ class System {
   /// x becomes (I − s·H)^-1·x.
   __device__ void solve(const Factors<T>& factors, Vector& x) const {
     Vector pivots;
-    T current = shuffle<kWarpSize>(x.v[0], 0);
+    T current = shuffle(x.v[0], 0);
     for_all<kOwn>(1, order_, [&](int part, int lane, int k) {
-      const T next = shuffle<kWarpSize>(x.v[part], lane);
+      const T next = shuffle(x.v[part], lane);
       const Elimination<T> elimination = factors.eliminations[k - 1];
       const T pivot = elimination.exchanged ? next : current;
       pivots.set(k - 1, pivot);
@@ -257,7 +257,7 @@ class System {
     pivots.set(order_ - 1, current);
     for_own<kOwn>(order_, [&](int i, int n) { x.v[i] = pivots.v[i] * factors.inverse[n]; });
     for_all_reversed<kOwn>(1, order_, [&](int part, int lane, int k) {
-      const T value = shuffle<kWarpSize>(x.v[part], lane);
+      const T value = shuffle(x.v[part], lane);
 #pragma unroll
       for (int i = 0; i <= part; ++i) {
         const int n = lane_index() + i * kWarpSize;
@@ -271,7 +271,7 @@ class System {
   /// x becomes (I − s·H)^-H·x.
   __device__ void solve_adjoint(const Factors<T>& factors, Vector& x) const {
     for_all<kOwn>(0, order_ - 1, [&](int part, int lane, int k) {
-      const T value = shuffle<kWarpSize>(x.v[part], lane);
+      const T value = shuffle(x.v[part], lane);
 #pragma unroll
       for (int i = part; i < kOwn; ++i) {
         const int n = own_or_none(i);
@@ -285,7 +285,7 @@ class System {
     T current = x.at(order_ - 1);
     for_all_reversed<kOwn>(0, order_ - 1, [&](int part, int lane, int k) {
       const Elimination<T> elimination = factors.eliminations[k];
-      const T own = shuffle<kWarpSize>(x.v[part], lane);
+      const T own = shuffle(x.v[part], lane);
       const T sum = multiply_add(conj(elimination.multiplier), current, own);
       result.set(k + 1, elimination.exchanged ? sum : current);
       current = elimination.exchanged ? current : sum;

@@ -126,20 +126,22 @@ bool pays_chunks(const ScanParams& params, const Choice& figures) {
 
 /// The streamed path is for all else that it can run. It does not cut time into segments where B
 /// and C are constant; the floor does, which is faster for few channels with long sequences.
-bool is_preferred(const ForwardParams& params, const Device& device,
-                  const streamed::ForwardPlan& plan) {
+bool is_streamed(const ScanParams& params, const Device& device, int warp_channels) {
   const Choice& figures = choice_of(device);
   return pays_padding(params, figures) && pays_chunks(params, figures) &&
          (params.variable_B || params.seqlen < figures.short_steps ||
-          streamed::warps_per_multiprocessor(params, plan.warp_channels, device) >=
+          streamed::warps_per_multiprocessor(params, warp_channels, device) >=
               figures.constant_warps);
+}
+bool is_preferred(const ForwardParams& params, const Device& device,
+                  const streamed::ForwardPlan& plan) {
+  return is_streamed(params, device, plan.warp_channels);
 }
 
 /// Blocks of few warps read B and C too often.
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const streamed::BackwardPlan& plan) {
-  const Choice& figures = choice_of(device);
-  return pays_padding(params, figures) && pays_chunks(params, figures) && plan.has_enough_warps;
+  return is_streamed(params, device, plan.geometry.warp_channels()) && plan.has_enough_warps;
 }
 
 // --- the choice ---

@@ -27,9 +27,9 @@ struct Variant {
   int (*summary_bytes)(const Geometry&);
 };
 
-template <class T, int kLaneBits, bool kVariable>
+template <class T, int kLaneBits>
 int summary_bytes(const Geometry& geometry) {
-  return BackwardLayout::make<SummaryShape<T, kLaneBits>>(geometry.warps(), kVariable,
+  return BackwardLayout::make<SummaryShape<T, kLaneBits>>(geometry.warps(), true,
                                                           geometry.state_warps)
       .bytes;
 }
@@ -49,7 +49,7 @@ constexpr Variant make_variant() {
           [](const Geometry& geometry) {
             return BackwardLayout::make<Shape>(geometry.warps(), kVariable).bytes;
           },
-          &summary_bytes<T, kLaneBits, kVariable>};
+          &summary_bytes<T, kLaneBits>};
 }
 
 /// Makes the variant of all that needs more than half of the warps.
@@ -68,7 +68,7 @@ constexpr Variant make_team_variant() {
           [](const Geometry& geometry) {
             return TeamLayout<Shape>::make(geometry.channel_warps).bytes;
           },
-          &summary_bytes<float, 2, true>};
+          &summary_bytes<float, 2>};
 }
 
 /// Few states cost as much as those that they are padded to, which still is less than in the
@@ -171,7 +171,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     geometry.set_tiles();
     geometry.work_items = params.batch * params.groups * geometry.tiles;
     // In segments or with split tiles, work of any size is spread evenly.
-    const bool cut = 2 * geometry.work_items <= device.multiprocessors &&
+    const bool cut = params.variable_B && 2 * geometry.work_items <= device.multiprocessors &&
                      params.seqlen >= 2 * figures_of(device).segments.steps;
     const bool splits = splits_tiles(params, geometry, device);
     const int64_t rounds = cut || splits ? geometry.work_items
@@ -184,7 +184,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
       best_load = load;
     }
   }
-  if (best.work_items > 0 && 2 * best.work_items <= device.multiprocessors) {
+  if (params.variable_B && best.work_items > 0 && 2 * best.work_items <= device.multiprocessors) {
     cut_into_segments(params, device, plan);
   }
 }
@@ -215,6 +215,7 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
                               : "dstate must be at most 64, or 16 where B and C are constant",
             params.dstate};
   }
+  if (params.wanted == BackwardWanted::kStateAlone && !params.variable_B) return kNotStateAlone;
   if (!variant->is_common && !has_all_kernels(params.method)) return no_other_methods(params);
   if (params.packed.present() && !variant->is_common) return not_packed(params);
   if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};

@@ -358,8 +358,7 @@ __device__ __forceinline__ int64_t first_end(const PackedChunks& chunks, int64_t
 /// The summary run of a sequence cut into segments: see SegmentStates. What comes behind the first
 /// packed sequence that ends in a segment does not show in front of it, so that is where it begins;
 /// nor does anything where that sequence begins with the segment.
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap,
-          bool kPacked>
+template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap, bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
@@ -387,13 +386,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
   if (work.item.segment == 0 && !args.summarizes_all) return;  // nothing comes before it
   const BackwardLayout layout =
-      BackwardLayout::make<Shape>(blockDim.x / kWarpSize, kVariable, work.slices);
+      BackwardLayout::make<Shape>(blockDim.x / kWarpSize, true, work.slices);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
-  auto ring = work.ring(args, layout, kVariable);
-  if constexpr (kVariable) {
-    if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
-    ring.start();
-  }
+  auto ring = work.ring(args, layout, true);
+  if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
+  ring.start();
   int steps = work.steps - (work.chunks - 1) * kChunk;
   const int64_t first_chunk = work.item.begin / kChunk;
   const auto last_chunk = [&] {
@@ -409,11 +406,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
       args, own, work.lane, work.channels, work.item.batch, work.first_channel, last_chunk, steps);
   rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
-  // Without a gradient of the last state the scan goes by what C is multiplied with.
-  auto C = ones<T, kStates>();
-  if (!kVariable && args.params.dlast_state.present()) {
-    C = work.load_parameters(args.params.C, args.params.dstate);
-  }
   States carry{};
   States factor;
 #pragma unroll
@@ -444,8 +436,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
       rows.fetch(steps_before);
       rows.fetch_late(steps_before);
     }
-    int slot = 0;
-    if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
+    const int slot = static_cast<int>(ring.acquire() - shared_memory());
     const int blocks = ceil_div(steps, kBlockSteps);
     LaneRows at{own + (work.channel_in_warp * kRowStride + (blocks - 1) * kBlockSteps) * 4,
                 slot + work.slice * Shape::kChunkBytes + work.part * 16 +
@@ -453,30 +444,29 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
                 0};
 #pragma unroll 2
     for (int block = blocks - 1; block >= 0; --block) {
-      summarize_block<Shape, kMethod, kVariable>(at, poles, C, carry, factor);
+      summarize_block<Shape, kMethod>(at, poles, carry, factor);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
     }
-    if constexpr (kVariable) ring.release();
+    ring.release();
     __syncwarp();
     steps = steps_before;
   }
   if (work.exists) store_summary(args, work, factor, carry);
 }
 
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
-cudaError_t StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run(
-    const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-  if constexpr (kIsCommonBackward<T, kVariable> && kMap == LaneMap::kChannels) {
+template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap>
+cudaError_t StreamedSummary<T, kLaneBits, kSize, kMethod, kMap>::run(const BackwardArgs& args,
+                                                                     const LaunchShape& shape,
+                                                                     cudaStream_t stream) {
+  if constexpr (kIsCommonBackward<T, true> && kMap == LaneMap::kChannels) {
     if (args.params.packed.present()) {
-      return launch_kernel(
-          streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, true>, shape,
-          stream, args);
+      return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kMethod, kMap, true>, shape,
+                           stream, args);
     }
   }
-  return launch_kernel(
-      streamed_summary_kernel<T, kLaneBits, kSize, kVariable, kMethod, kMap, false>, shape, stream,
-      args);
+  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kMethod, kMap, false>, shape,
+                       stream, args);
 }
 
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>

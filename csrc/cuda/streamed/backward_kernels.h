@@ -60,10 +60,9 @@ struct StreamedBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-/// Finds how each segment maps the gradient that enters it at its end. With variable
-/// B and C the states may be those of several warps (Geometry::state_warps). kSize: bytes of an
-/// element.
-template <class T, int kLaneBits, int kSize, bool kVariable, Method kMethod, LaneMap kMap>
+/// Finds how each segment maps the gradient that enters it at its end, with variable B and C. The
+/// states may be those of several warps (Geometry::state_warps). kSize: bytes of an element.
+template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap>
 struct StreamedSummary {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

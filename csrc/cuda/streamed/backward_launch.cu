@@ -53,8 +53,13 @@ const KernelTables& tables() {
         constexpr int kSize = size_of(kElements);
         constexpr bool kIsEither = kSize == 2 && !kIsCommon;
         constexpr Elements kOwn = kIsEither ? Elements::kTwoBytes : kElements;
-        return Kernels{&StreamedSummary<T, kLaneBits, kSize, kVariable, kMethod, kMap>::run,
-                       &StreamedBackward<T, kLaneBits, kOwn, kVariable, kMethod, kMap>::run};
+        Kernels kernels{};
+        // Time is not cut where B and C are constant.
+        if constexpr (kVariable) {
+          kernels.summarize = &StreamedSummary<T, kLaneBits, kSize, kMethod, kMap>::run;
+        }
+        kernels.run = &StreamedBackward<T, kLaneBits, kOwn, kVariable, kMethod, kMap>::run;
+        return kernels;
       });
   return kTables;
 }
@@ -64,7 +69,7 @@ const KernelTables& team_tables() {
   static constexpr KernelTables kTables =
       make_tables<false>([&]<Elements kElements, LaneMap kMap, Method kMethod>() {
         constexpr int kSize = size_of(kElements);
-        return Kernels{&StreamedSummary<float, 2, kSize, true, kMethod, kMap>::run,
+        return Kernels{&StreamedSummary<float, 2, kSize, kMethod, kMap>::run,
                        &TeamBackward<kWarps, kSize, kMethod, kMap>::run};
       });
   return kTables;

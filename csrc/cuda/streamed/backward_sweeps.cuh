@@ -300,19 +300,15 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
 }
 
 /// The gradient's way back through a block without anything else, for the summary of a segment.
-template <class Shape, Method kMethod, bool kVariable, int kSize, class T, int kStates>
+template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void summarize_block(const LaneRows& at,
                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
-                                                const Pack<T, kStates>& constant_C,
                                                 Pack<T, kStates>& carry, Pack<T, kStates>& factor) {
   const auto delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
   const auto dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
-    Pack<T, kStates> C = constant_C;
-    if constexpr (kVariable) {
-      C = shared_load<T, kStates>(at.projection + j * Shape::kRow + Shape::kHalfRow);
-    }
+    const auto C = shared_load<T, kStates>(at.projection + j * Shape::kRow + Shape::kHalfRow);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T a = conj(abar_of(Formula<kMethod>::template step<ScanMathFor<kSize>, T>(

@@ -234,7 +234,8 @@ __device__ void make_turns(const T (&theta)[kSteps<T>], T bias, int left,
 }
 
 /// Calls visit with lanes per channel, states per lane and whether b or c has steps as constants.
-template <class Visit>
+/// fp64, which checks gradients, has one team for any number of states.
+template <class T, class Visit>
 cudaError_t with_team(const UnitaryScanParams& params, const Visit& visit_team) {
   using std::integral_constant;
   const int64_t dstate = params.dstate;
@@ -242,8 +243,10 @@ cudaError_t with_team(const UnitaryScanParams& params, const Visit& visit_team) 
     return params.variable_b || params.variable_c ? visit_team(lanes, states, std::true_type())
                                                   : visit_team(lanes, states, std::false_type());
   };
-  if (dstate <= 16) return visit(integral_constant<int, 16>(), integral_constant<int, 1>());
-  if (dstate <= 64) return visit(integral_constant<int, 32>(), integral_constant<int, 2>());
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (dstate <= 16) return visit(integral_constant<int, 16>(), integral_constant<int, 1>());
+    if (dstate <= 64) return visit(integral_constant<int, 32>(), integral_constant<int, 2>());
+  }
   if (dstate <= kMaxUnitaryDstate) {
     return visit(integral_constant<int, 32>(), integral_constant<int, 8>());
   }

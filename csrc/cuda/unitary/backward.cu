@@ -6,7 +6,7 @@ namespace {
 
 template <class T>
 cudaError_t launch(const UnitaryBackwardParams& params, cudaStream_t stream) {
-  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
+  return unitary::with_team<T>(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
     const auto kernel = unitary::backward_kernel<T, lanes, states, variable>;
     constexpr int kBytes = sizeof(unitary::BackwardShared<T, lanes>);

@@ -5,7 +5,7 @@ namespace {
 
 template <class T>
 cudaError_t launch(const UnitaryForwardParams& params, cudaStream_t stream) {
-  return unitary::with_team(params, [&](auto lanes, auto states, auto variable) {
+  return unitary::with_team<T>(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
     unitary::forward_kernel<T, lanes, states, variable>
         <<<blocks, unitary::kThreads<T>, 0, stream>>>(params);
