@@ -18,7 +18,7 @@ from selective_scan import selective_scan_fn
 CHUNK = 32
 CASES = [
     Case(batch=2, dim=128, seqlen=1024, dstate=16, groups=1),
-    Case(batch=2, dim=128, seqlen=1024, dstate=16, groups=1, complex=True, method="foh"),
+    Case(batch=2, dim=128, seqlen=1024, dstate=16, groups=1, complex=True),
     Case(batch=1, dim=128, seqlen=1024, groups=1, dtype=torch.bfloat16, layout="channel_last"),
     Case(batch=1, dim=128, seqlen=1000, groups=1, B="constant", C="constant", reverse=True),
 ]

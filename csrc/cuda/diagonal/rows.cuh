@@ -108,7 +108,8 @@ class RowChain : public Chain<Step, Params, Storage> {
     }
     if constexpr (Step::kBackward) {
 #pragma unroll
-      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) da_sum += shuffle_xor(da_sum, mask);
+      for (int mask = kWarpSize / 2; mask > 0; mask /= 2)
+        da_sum += shuffle_xor<kWarpSize>(da_sum, mask);
       if (lane_ == 0) this->finish(state, da_sum);
     }
   }

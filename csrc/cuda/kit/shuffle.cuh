@@ -18,9 +18,12 @@ __device__ Complex<R> for_each_part(Complex<R> value, const F& f) {
   return {f(value.re), f(value.im)};
 }
 
-template <class T>
+/// Among kLanes lanes, an aligned power of two of a warp's: others may have left.
+template <int kLanes, class T>
 __device__ T shuffle_xor(T value, int lane_mask) {
-  return for_each_part(value, [&](auto x) { return __shfl_xor_sync(kFullMask, x, lane_mask); });
+  const unsigned lanes = kFullMask >> (kWarpSize - kLanes)
+                                          << threadIdx.x % kWarpSize / kLanes * kLanes;
+  return for_each_part(value, [&](auto x) { return __shfl_xor_sync(lanes, x, lane_mask, kLanes); });
 }
 
 /// Gives the value of the lane `distance` below; a lane that has none keeps its own.

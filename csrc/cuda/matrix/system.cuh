@@ -34,7 +34,7 @@ __device__ Complex<R> inverse_of(Complex<R> a) {
 template <class T>
 __device__ T sum_over_warp(T value) {
   for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-    value += shuffle_xor(value, mask);
+    value += shuffle_xor<kWarpSize>(value, mask);
   }
   return value;
 }

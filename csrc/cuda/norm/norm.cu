@@ -156,7 +156,7 @@ struct Team {
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
 #pragma unroll
-      for (R& value : values) value += shuffle_xor(value, distance);
+      for (R& value : values) value += shuffle_xor<kWarpSize>(value, distance);
     }
     if (warps == 1) return;
     // Who comes to the next but one has met all others since they read these.
