@@ -312,6 +312,7 @@ def refusal(path):
         ("streamed", {"dstate": 17, "method": "foh"}, "by a method other than zoh .* 16, got 17"),
         ("streamed", {"complex": True, "method": "bilinear"}, "by a method other than zoh A must"),
         ("streamed", {**CONSTANT, "method": "foh"}, "by a method other than zoh .* C variable"),
+        ("dstate1", {"dstate": 1, "C": "constant"}, "B and C must both be variable"),
         ("dstate1", {}, "dstate must be 1, got 16"),
         ("dstate1", {"dstate": 1, "mixed": True}, "must have one dtype and the same strides"),
         ("dstate1", {"dstate": 1, "complex": True}, "A must be real and arithmetic fp32"),

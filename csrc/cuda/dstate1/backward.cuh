@@ -50,12 +50,11 @@ template <class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
   /// The next window is read while one is scanned, where registers suffice.
-  static constexpr bool kFetchesAhead =
-      sizeof(typename Access::Raw) <= 16 && !kMayBeConstant<Storage>;
+  static constexpr bool kFetchesAhead = sizeof(typename Access::Raw) <= 16 && kHasVectors<Storage>;
 
  public:
   __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
-                          BackwardWarpShared& shared, LaneRecord* records, WarpSums* sums)
+                          BackwardWarpShared& shared, WindowRecord* records, WarpSums* sums)
       : args_(args),
         params_(args.params),
         tile_(tile),
@@ -70,12 +69,11 @@ class BackwardTile {
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
                lane_ / kChannelLanes),
-        B_(args.params.B, args.params.variable_B, tile, lane_),
-        C_(args.params.C, args.params.variable_C, tile, lane_) {}
+        B_(args.params.B, tile, lane_),
+        C_(args.params.C, tile, lane_) {}
 
   __device__ void run() {
     for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
-    const bool any_variable = params_.variable_B || params_.variable_C;
     const int left = tile_.channels - first_channel(0);
     const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
     const int chunks = ceil_div(seqlen_, kChunk);
@@ -101,12 +99,10 @@ class BackwardTile {
         }
         scan(slot, chunk, inputs, dB, dC);
       }
-      if (any_variable) {
-        sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
-        __syncthreads();
-        add_warps(buffer, first_step);
-        buffer ^= 1;
-      }
+      sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
+      __syncthreads();
+      add_warps(buffer, first_step);
+      buffer ^= 1;
     }
     for (int slot = 0; slot < args_.slots; ++slot) end(slot);
     __syncthreads();  // the block's next tile uses the same memory
@@ -121,7 +117,8 @@ class BackwardTile {
   }
   __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kChannelLanes; }
   __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
-  __device__ LaneRecord& record(int slot) const { return records_[slot * kWarpSize + lane_]; }
+  __device__ LaneSums& sums(int slot) const { return records_[slot].sums[lane_]; }
+  __device__ LaneChannel& channel(int slot) const { return records_[slot].channels[lane_]; }
 
   __device__ Window window(int slot, int chunk) const {
     return {tile_.channels - first_channel(slot), seqlen_ - chunk * kChunk, lane_};
@@ -133,21 +130,19 @@ class BackwardTile {
   }
 
   __device__ void begin(int slot) {
-    LaneRecord record{};
+    LaneSums sums{};
+    LaneChannel own{};
     if (exists(slot)) {
       const int64_t channel = tile_.first_channel + own_channel(slot);
       const auto load = [&](const ArrayView& view) {
         return load_component<float>(view, tile_.batch * view.batch + channel * view.channel);
       };
-      record.state_gradient = load(params_.dlast_state);
-      record.A = load(params_.A);
-      record.D = load(params_.D);
-      record.delta_bias = load(params_.delta_bias);
-      record.initial_state = load(params_.initial_state);
-      if (!params_.variable_B) record.B = load(params_.B);
-      if (!params_.variable_C) record.C = load(params_.C);
+      sums.state_gradient = load(params_.dlast_state);
+      own = {load(params_.A), load(params_.D), load(params_.delta_bias),
+             load(params_.initial_state)};
     }
-    this->record(slot) = record;
+    this->sums(slot) = sums;
+    this->channel(slot) = own;
   }
 
   __device__ BackwardWindow<Storage> fetch(int slot, int chunk) const {
@@ -171,8 +166,9 @@ class BackwardTile {
   __device__ void scan(int slot, int chunk, const BackwardWindow<Storage>& raw, Items& dB,
                        Items& dC) {
     const Window window = this->window(slot, chunk);
-    LaneRecord record = this->record(slot);
-    const auto pole = make_pole<DeviceMath>(record.A, params_.method);
+    LaneSums sums = this->sums(slot);
+    const LaneChannel own = this->channel(slot);
+    const auto pole = make_pole<DeviceMath>(own.A);
     const int64_t offset = this->offset(slot, chunk);
     const auto store = [&](const Sequence& sequence, const Items& items) {
       Access::store(args_.strides, tile_.origin(sequence) + offset, window, shared_.tile, items);
@@ -182,7 +178,7 @@ class BackwardTile {
     Access::convert(args_.strides, raw.u, window, shared_.tile, u);
     Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) delta[i] += record.delta_bias;
+    for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
     make_steps(delta, params_.delta_softplus, slope);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
@@ -193,8 +189,8 @@ class BackwardTile {
     }
 
     Items B, C;
-    B_.read(shared_.B, window, record.B, B);
-    C_.read(shared_.C, window, record.C, C);
+    read_shared(shared_.B + window.first_step(), B);
+    read_shared(shared_.C + window.first_step(), C);
     Coefficients<float> value[kItems];
     StepMap map = StepMap::identity();
 #pragma unroll
@@ -204,7 +200,7 @@ class BackwardTile {
           value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
-    float state = chunk > 0 ? raw.start : record.initial_state;
+    float state = chunk > 0 ? raw.start : own.initial_state;
     const float start = carry_through_lanes<false>(map, state);
     Items h;
 #pragma unroll
@@ -221,7 +217,7 @@ class BackwardTile {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const float s = device_sigmoid(z[i]);
-        const float y = C[i] * h[i] + record.D * u[i];
+        const float y = C[i] * h[i] + own.D * u[i];
         const float dout = dy[i];
         dy[i] = dout * (z[i] * s);
         z[i] = dout * y * silu_derivative(z[i], s);
@@ -235,8 +231,8 @@ class BackwardTile {
       back.offset = value[i].abar * (back.offset + dy[i] * C[i]);
       back.product *= value[i].abar;
     }
-    float later = carry_through_lanes<true>(back, record.state_gradient);
-    float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f, constant_dB = 0.0f, constant_dC = 0.0f;
+    float later = carry_through_lanes<true>(back, sums.state_gradient);
+    float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
       const float dh = later + dy[i] * C[i];
@@ -246,25 +242,17 @@ class BackwardTile {
       dA += update.dA;
       dB[i] += update.dB;
       dC[i] += dy[i] * h[i];
-      if constexpr (kMayBeConstant<Storage>) {
-        constant_dB += update.dB;
-        constant_dC += dy[i] * h[i];
-      }
       dD += dy[i] * u[i];
-      u[i] = update.du + record.D * dy[i];
+      u[i] = update.du + own.D * dy[i];
       delta[i] = update.ddelta * slope[i];
       ddelta_bias += delta[i];
     }
     store(args_.du, u);
     store(args_.ddelta, delta);
-    record.dA += dA;
-    record.dD += dD;
-    record.ddelta_bias += ddelta_bias;
-    if constexpr (kMayBeConstant<Storage>) {
-      record.dB += constant_dB;
-      record.dC += constant_dC;
-    }
-    this->record(slot) = record;
+    sums.dA += dA;
+    sums.dD += dD;
+    sums.ddelta_bias += ddelta_bias;
+    this->sums(slot) = sums;
   }
 
   /// Adds the sums of the block's warps, in their order.
@@ -280,7 +268,7 @@ class BackwardTile {
   }
 
   __device__ void end(int slot) {
-    const LaneRecord& record = this->record(slot);
+    const LaneSums& own = sums(slot);
     const int64_t channel = tile_.first_channel + own_channel(slot);
     const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](void* sums, float value) {
@@ -288,16 +276,14 @@ class BackwardTile {
       const float sum = sum_over_lanes(value);
       if (writes) static_cast<float*>(sums)[tile_.batch * params_.dim + channel] = sum;
     };
-    store_sum(args_.workspace.dA, record.dA);
-    store_sum(args_.workspace.dD, record.dD);
-    store_sum(args_.workspace.ddelta_bias, record.ddelta_bias);
-    store_sum(args_.workspace.dB, record.dB);
-    store_sum(args_.workspace.dC, record.dC);
+    store_sum(args_.workspace.dA, own.dA);
+    store_sum(args_.workspace.dD, own.dD);
+    store_sum(args_.workspace.ddelta_bias, own.ddelta_bias);
     if (writes && params_.dinitial_state.present()) {
       store_component(
           params_.dinitial_state,
           tile_.batch * params_.dinitial_state.batch + channel * params_.dinitial_state.channel,
-          record.state_gradient);
+          own.state_gradient);
     }
   }
 
@@ -305,7 +291,7 @@ class BackwardTile {
   const BackwardParams& params_;
   const ChannelTile& tile_;
   BackwardWarpShared& shared_;
-  LaneRecord* records_;
+  WindowRecord* records_;
   WarpSums* sums_;
   int lane_;
   int warp_;
@@ -321,13 +307,12 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / kWarpSize;
-  auto* records = reinterpret_cast<LaneRecord*>(memory);
-  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots * kWarpSize);
+  auto* records = reinterpret_cast<WindowRecord*>(memory);
+  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots);
   auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
   for (int64_t index = blockIdx.x; index < args.work_items; index += gridDim.x) {
     const ChannelTile tile(args.params, index, args.tiles, args.tile_channels());
-    BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots * kWarpSize, sums)
-        .run();
+    BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots, sums).run();
   }
 }
 

@@ -41,11 +41,9 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const auto load = [&](const ArrayView& view) {
     return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
   };
-  const auto pole = make_pole<DeviceMath>(load(params.A), params.method);
+  const auto pole = make_pole<DeviceMath>(load(params.A));
   const float D = load(params.D);
   const float delta_bias = load(params.delta_bias);
-  const float constant_B = params.variable_B ? 0.0f : load(params.B);
-  const float constant_C = params.variable_C ? 0.0f : load(params.C);
   float state = load(params.initial_state);
   float* saved = nullptr;
   if (params.states != nullptr) {
@@ -53,8 +51,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
             tile.batch * num_saved_states(seqlen) * params.dim + channel;
   }
 
-  const Projection<Storage> B(params.B, params.variable_B, tile, lane);
-  const Projection<Storage> C(params.C, params.variable_C, tile, lane);
+  const Projection<Storage> B(params.B, tile, lane);
+  const Projection<Storage> C(params.C, tile, lane);
   const SequenceStrides& strides = args.strides;
   const int64_t lane_offset =
       tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
@@ -100,7 +98,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
 
     Items abar, held;
-    B.read(shared.B, window, constant_B, held);
+    read_shared(shared.B + window.first_step(), held);
     StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -118,7 +116,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     if (!has_output) continue;
 
     Items C_items;
-    C.read(shared.C, window, constant_C, C_items);
+    read_shared(shared.C + window.first_step(), C_items);
     Items y;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {

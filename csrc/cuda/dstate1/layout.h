@@ -20,13 +20,19 @@ constexpr int kBackwardBlocks = 3;
 constexpr int kTileStride = kChunk + 4;
 constexpr int kTileSize = kWindowChannels * kTileStride;
 
-/// What a lane keeps of a window between chunks.
-struct LaneRecord {
+/// What a lane hands on from chunk to chunk of a window.
+struct alignas(16) LaneSums {
   float state_gradient;  // what leaves the chunk towards earlier steps
   float dA, dD, ddelta_bias;
-  float A, D, delta_bias;
-  float initial_state;
-  float B, C, dB, dC;  // of constant B and C
+};
+/// What a lane knows of its channel.
+struct alignas(16) LaneChannel {
+  float A, D, delta_bias, initial_state;
+};
+/// What a warp's lanes keep of a window: each is one access.
+struct WindowRecord {
+  LaneSums sums[kWarpSize];
+  LaneChannel channels[kWarpSize];
 };
 
 /// Sums of dB and dC over a warp's channels, (step, dB|dC).
@@ -40,7 +46,7 @@ struct BackwardWarpShared {
 
 constexpr int backward_shared_bytes(int warps, int slots) {
   return warps * static_cast<int>(sizeof(BackwardWarpShared) + 2 * sizeof(WarpSums) +
-                                  slots * kWarpSize * sizeof(LaneRecord));
+                                  slots * sizeof(WindowRecord));
 }
 
 }  // namespace selective_scan::cuda::dstate1

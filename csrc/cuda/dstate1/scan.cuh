@@ -79,7 +79,7 @@ struct ChannelTile {
 template <class Element>
 class KnownProjection {
  public:
-  __device__ KnownProjection(const ArrayView& view, bool, const ChannelTile& tile, int lane)
+  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int lane)
       : origin_(reinterpret_cast<const Element*>(tile.origin(view)) + lane * view.step),
         step_(static_cast<int>(view.step)) {}
 
@@ -101,53 +101,36 @@ class KnownProjection {
     }
   }
 
-  __device__ void read(const float* row, const Window& window, float, Items& items) const {
-    read_shared(row + window.first_step(), items);
-  }
-
  private:
   const Element* origin_;
   int step_;
 };
 
-/// Variable of any type; or constant, `constant` being the channel's value.
+/// B or C of any type.
 class AnyProjection {
  public:
-  __device__ AnyProjection(const ArrayView& view, bool is_variable, const ChannelTile& tile,
-                           int lane)
+  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int lane)
       : origin_(tile.origin(view) + lane * view.step * element_size(view.dtype)),
         dtype_(view.dtype),
-        is_variable_(is_variable),
         step_(static_cast<int>(view.step)) {}
 
   __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
-    if (!is_variable_ || first_step + lane >= seqlen) return 0;
+    if (first_step + lane >= seqlen) return 0;
     const int offset = first_step * step_;
     if (dtype_ == DType::kFloat32) return reinterpret_cast<const uint32_t*>(origin_)[offset];
     return reinterpret_cast<const uint16_t*>(origin_)[offset];
   }
 
   __device__ void put(uint32_t bits, int lane, float* row) const {
-    if (!is_variable_) return;
     const auto half = static_cast<uint16_t>(bits);
     row[lane] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits)
                 : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
                                              : to_real(Half{half});
   }
 
-  __device__ void read(const float* row, const Window& window, float constant, Items& items) const {
-    if (is_variable_) {
-      read_shared(row + window.first_step(), items);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) items[i] = constant;
-    }
-  }
-
  private:
   const char* origin_;
   DType dtype_;
-  bool is_variable_;
   int step_;
 };
 
@@ -162,8 +145,8 @@ struct ProjectionOf<Vectors<Element, kSteps>> {
 template <class Storage>
 using Projection = typename ProjectionOf<Storage>::Type;
 
-/// Whether B and C may be constant.
+/// Whether arrays with steps are vectors.
 template <class Storage>
-constexpr bool kMayBeConstant = std::is_same_v<Projection<Storage>, AnyProjection>;
+constexpr bool kHasVectors = !std::is_same_v<Projection<Storage>, AnyProjection>;
 
 }  // namespace selective_scan::cuda::dstate1

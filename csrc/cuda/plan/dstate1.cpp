@@ -13,6 +13,7 @@ Refusal refuse(const ScanParams& params) {
   if (params.dstate != 1) return {"dstate must be 1", params.dstate};
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
   if (!has_all_kernels(params.method)) return kNotThisMethod;
+  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
   return {};
 }
 
@@ -32,8 +33,7 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
     return fits_32_bits({{steps, view.step}, {tile_channels, view.channel}},
                         element_size(view.dtype));
   };
-  if (!fits(params.u) || (params.variable_B && !fits(params.B)) ||
-      (params.variable_C && !fits(params.C))) {
+  if (!fits(params.u) || !fits(params.B) || !fits(params.C)) {
     return {"a block's part of an array must lie within 2 GiB"};
   }
   return {};
@@ -43,10 +43,7 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
 /// only together with B and C of the same type.
 template <class Params>
 int find_vector_steps(const Params& params) {
-  if (!params.variable_B || !params.variable_C || params.B.dtype != params.u.dtype ||
-      params.C.dtype != params.u.dtype) {
-    return 0;
-  }
+  if (params.B.dtype != params.u.dtype || params.C.dtype != params.u.dtype) return 0;
   const auto have_vectors = [&](int steps) {
     return all_of(rows_of(params),
                   [&](const ArrayView& view) { return has_step_vectors(params, view, steps); });
@@ -85,9 +82,8 @@ Refusal make_plan(const BackwardParams& params, const Device&, BackwardPlan& pla
   plan.shape = {std::min(plan.work_items, kMaxBlocks), plan.warps * kWarpSize,
                 backward_shared_bytes(plan.warps, plan.slots)};
   BackwardScratch& scratch = plan.scratch;
-  scratch.dBC_partials =
-      scratch.take(params.variable_B || params.variable_C,
-                   plan.tiles * params.batch * params.groups * params.seqlen * 2, sizeof(float));
+  scratch.dBC_partials = scratch.take(
+      true, plan.tiles * params.batch * params.groups * params.seqlen * 2, sizeof(float));
   const int64_t rows = params.batch * params.dim;
   scratch.take_sums(params, rows, sizeof(float), rows, sizeof(float));
   return {};

@@ -113,7 +113,8 @@ bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
          params.batch * params.dim * params.seqlen <= figures.padding_elements;
 }
 bool pays_padding(const ScanParams& params, const Choice& figures) {
-  const bool others_take_one = !params.is_complex && has_all_kernels(params.method);
+  const bool others_take_one =
+      !params.is_complex && params.variable_B && has_all_kernels(params.method);
   return params.dstate > 1 || !others_take_one || leaves_others_idle(params, figures);
 }
 
