@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import programs
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 LONG = EXAMPLES / "train_long.py"
 
 
 def run(*arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return programs.run(script, *arguments)
 
 
 @pytest.fixture
@@ -179,18 +180,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_long_training_goes_on_after_it_was_killed(tmp_path):
-    def train(*python: str) -> subprocess.CompletedProcess:
-        options = ("--steps", "9", "--save-every", "2", "--checkpoint", str(tmp_path / "saved.pt"))
-        command = [sys.executable, *python, str(LONG), *SMALL, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240)
-
-    killed = train("-c", KILLED)
+    options = ("--steps", "9", "--save-every", "2", "--checkpoint", str(tmp_path / "saved.pt"))
+    (tmp_path / "killed.py").write_text(KILLED)
+    killed = run(str(LONG), *SMALL, *options, script=tmp_path / "killed.py")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = train()
+    resumed = run(*SMALL, *options, script=LONG)
     assert resumed.returncode == 0, resumed.stderr
     assert "going on behind step 4" in resumed.stdout
     (tmp_path / "saved.pt").unlink()
-    whole = train()
+    whole = run(*SMALL, *options, script=LONG)
     assert whole.returncode == 0, whole.stderr
     assert "going on" not in whole.stdout
     assert last_loss(resumed.stdout) == pytest.approx(last_loss(whole.stdout), rel=1e-4)
