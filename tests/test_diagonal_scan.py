@@ -9,6 +9,7 @@ import scipy.signal
 import torch
 
 from cases import Axes
+from graphs import capture
 from opchecks import gradcheck
 from oracle import Recurrence
 from problem import (
@@ -367,9 +368,7 @@ def test_side_stream_and_graph(cuda_device):
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(actual, expected)
 
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = diagonal_scan_fn(a, b)
+    graph, captured = capture(lambda: diagonal_scan_fn(a, b))
     b.mul_(2)
     graph.replay()
     assert torch.equal(captured, diagonal_scan_fn(a, b))

@@ -17,6 +17,13 @@ from selective_scan.cache import MixerCache
 
 BATCH, DIM = 3, 16
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+# Layers that are plain in other ways than by dtypes and sizes.
+PLAIN = (
+    {},
+    *({"discretization_method": method} for method in METHODS[1:]),
+    {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1, "depth": 1},
+    {"dt_soft_plus": False, "d_conv": 1, "dt_rank": 3},
+)
 BOUNDS = {F64: 1e-12, F32: 1e-5, BF16: 3e-2, HALF: 4e-3}
 
 
@@ -95,12 +102,9 @@ def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        *({"discretization_method": method} for method in METHODS[1:]),
+        *PLAIN,
         *({"dtype": dtype} for dtype in BOUNDS if dtype != F32),
         {"conv_bias": False, "bias": True, "expand": 1.5, "d_state": 64, "d_conv": 8},
-        {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1, "depth": 1},
-        {"dt_soft_plus": False, "d_conv": 1, "dt_rank": 3},
     ],
     ids=str,
 )
@@ -208,12 +212,9 @@ def test_a_cache_that_was_made_elsewhere(device):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        *({"discretization_method": method} for method in METHODS[1:]),
+        *PLAIN,
         *({"dtype": dtype} for dtype in (BF16, HALF)),
         {"conv_bias": False, "bias": True, "expand": 3, "d_state": 64, "d_conv": 8},
-        {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1, "depth": 1},
-        {"dt_soft_plus": False, "d_conv": 1, "dt_rank": 3},
     ],
     ids=str,
 )
