@@ -102,7 +102,7 @@ def test_text_is_learned_and_written(tmp_path):
 
 @pytest.mark.parametrize("opset", ["27", "18"])
 def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
-    small = ["--d-model", "16", "--layers", "2", "--vocabulary", "50", "--length", "7"]
+    small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", "7"]
     few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]
     result = run(*small, *few, script=EXAMPLES / "onnx_language_model.py")
     assert result.returncode == 0, result.stderr
@@ -118,18 +118,18 @@ def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
 @pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
 def test_parity_is_told_by_states_that_rotate(method, tmp_path):
     picture = tmp_path / "parity.png"
-    few = ["--bits", "24", "--steps", "500", "--test-size", "200", "--measure-every", "250"]
+    few = ["--bits", "16", "--steps", "250", "--test-size", "200", "--measure-every", "125"]
     result = run(*few, *method, "--output", str(picture), script=EXAMPLES / "parity.py")
     assert result.returncode == 0, result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     *_, title, real, rotating = result.stdout.splitlines()
-    assert title == "accuracy on the parity of 24 bits:"
+    assert title == "accuracy on the parity of 16 bits:"
     accuracies = [
         float(re.fullmatch(rf"  {name} +([\d.]+)%", line)[1])
         for name, line in (("real states", real), ("states that rotate", rotating))
     ]
     assert accuracies[0] < 75 < 95 < accuracies[1]
-    assert "500/500" in result.stderr  # the progress bar
+    assert "250/250" in result.stderr  # the progress bar
 
 
 def test_packing_of_text():
